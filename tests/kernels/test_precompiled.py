@@ -131,9 +131,9 @@ def _reason(found: Precompiled | NotUsable) -> str:
 def test_what_cannot_be_used_is_told_with_its_reason(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = _BY_NAME["x86-64-v3"]
     assert find(store, lowest) == Precompiled(level=lowest, folder=store / build() / "x86-64-v3")
-    assert "no level" in _reason(find(store, None))
-    assert "has none for x86-64-v4" in _reason(find(store, _BY_NAME["x86-64-v4"]))
-    assert "no folder" in _reason(find(store / "nowhere", lowest))
+    assert "no precompiled level" in _reason(find(store, None))
+    assert "has no kernels for x86-64-v4" in _reason(find(store, _BY_NAME["x86-64-v4"]))
+    assert "not a folder" in _reason(find(store / "nowhere", lowest))
     monkeypatch.setattr(precompiled, "version", lambda name: "0.0.1")
     assert "another numba" in _reason(find(store, lowest))
 

@@ -14,6 +14,7 @@ TOOL = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_words.py"
         ("the client is told why", ["told"]),
         ("Nobody asked of late.", ["Nobody", "of late"]),
         ("it can't be had, or is none", ["can't be had", "is none"]),
+        ("Return True if the selector is None.", []),
         ("The pass draws a token.", ["draws a token"]),
         ("`told` is the name of a field", []),
         ("see [the record](0001-told-anew.md)", []),

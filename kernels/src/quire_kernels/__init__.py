@@ -1,4 +1,4 @@
-"""quire."""
+"""Attention, linear and sampling kernels of quire for CPUs (numba) and GPUs (Triton)."""
 
 from quire_kernels.precompiled import taken
 

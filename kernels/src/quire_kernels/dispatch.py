@@ -1,8 +1,8 @@
-"""Which module runs an op: its ``cpu``, or its ``kernel`` in Triton.
+"""The selection of the module that runs an op: its ``cpu``, or its ``kernel`` in Triton.
 
-Triton runs on CUDA devices; with ``TRITON_INTERPRET=1`` in the environment it interprets, and then this process runs
-the kernels on CPU tensors too, so that everything above them can be tried without a GPU. Triton reads the variable as a
-kernel is defined, so a process is one or the other from its start.
+Triton runs on CUDA devices. With ``TRITON_INTERPRET=1`` in the environment it interprets, and this process then runs
+the kernels on CPU tensors too, so that all layers above can be tested without a GPU. Triton reads the variable when a
+kernel is defined, so the choice is fixed when the process starts.
 """
 
 import functools
@@ -21,7 +21,10 @@ def runs_triton(device_type: str) -> bool:
 
 @functools.cache
 def implementation(op: str, device_type: str) -> ModuleType:
-    """Raises UnsupportedDeviceError: no silent detour over another device, which would be slow for no stated reason."""
+    """Return the module that implements ``op`` on the device.
+
+    Raise UnsupportedDeviceError for other devices; a silent fallback would be slow without a visible reason.
+    """
     if device_type not in ("cpu", "cuda"):
         raise UnsupportedDeviceError(f"{op}: no path for {device_type} devices; run the model on cuda or cpu")
     return importlib.import_module(f"quire_kernels.{op}.{'kernel' if runs_triton(device_type) else 'cpu'}")

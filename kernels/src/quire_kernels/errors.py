@@ -1,18 +1,18 @@
-"""What the ops refuse.
+"""The errors that ops raise.
 
 KernelError
-├── ArgumentError           a shape, stride or dtype that the op cannot take (also a ValueError)
+├── ArgumentError           a shape, stride or dtype that the op does not accept (also a ValueError)
 └── UnsupportedDeviceError  no implementation for the device (also a NotImplementedError)
 """
 
 
 class KernelError(Exception):
-    """Any refusal by an op, before it has touched its outputs."""
+    """An error that an op raises before it writes any output."""
 
 
 class ArgumentError(KernelError, ValueError):
-    """An argument that the op cannot take; the message names the op, the argument, and what would be right."""
+    """An argument that the op does not accept; the message names the op, the argument, and what is accepted."""
 
 
 class UnsupportedDeviceError(KernelError, NotImplementedError):
-    """The op has no implementation for the device its arguments are on."""
+    """An op without an implementation for the device of its arguments."""

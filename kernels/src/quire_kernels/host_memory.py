@@ -1,10 +1,10 @@
-"""Host memory in large pages: for a cache's blocks, of the very size asked for, and for weights that are only read.
+"""Host memory in large pages, for the blocks of a cache and for weights that are only read.
 
-Blocks lie in pages that come as they are written, or in pinned ones.
+A cache's memory has exactly the requested size. Its pages are either allocated on the first write, or pinned.
 
-torch's own pinned memory is rounded up to a power of two, tensor by tensor, which may be twice what a swap space was
-given. So pages are mapped here, and then registered with CUDA: the GPU reads and writes them by itself, at the
-addresses that the process has them at.
+torch rounds its own pinned memory up to a power of two per tensor, which may be twice the size of a swap space.
+Therefore pages are mapped here and then registered with CUDA: the GPU reads and writes them directly, at their
+addresses in the process.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _STRETCH = 32 << 20
 
 
 class Cudart(Protocol):
-    """``torch.cuda.cudart()``, as far as it is used here."""
+    """The part of ``torch.cuda.cudart()`` that is used here."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any: ...
 
@@ -32,7 +32,7 @@ class Cudart(Protocol):
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """torch.zeros would write every page."""
+    """Return a tensor of zeros whose pages are allocated on the first write; torch.zeros would write every page."""
     size = prod(shape) * dtype.itemsize
     if not size or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype)
@@ -53,7 +53,10 @@ def in_large_pages(tensor: Tensor) -> Tensor:
 
 
 def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, cudart: Cudart | None = None) -> Tensor:
-    """Taken now, for as long as the tensor or a view of it lives. Raises RuntimeError where CUDA cannot pin so much."""
+    """Return a tensor of zeros in pinned memory, which lasts as long as the tensor or a view of it.
+
+    Raise RuntimeError if CUDA cannot pin the memory.
+    """
     size = prod(shape) * dtype.itemsize
     if not size or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
@@ -64,14 +67,14 @@ def pinned_zeros(shape: tuple[int, ...], dtype: torch.dtype, cudart: Cudart | No
 
 
 class _Pool:
-    """Pages that are given away piece by piece. Each stretch is unmapped with the last tensor in it."""
+    """A pool of large pages, from which tensors get their memory. Each stretch is unmapped with its last tensor."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._left = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """Return so many bytes, at the beginning of a cache line."""
+        """Return ``size`` bytes that start at a cache line."""
         if size >= _STRETCH:
             return _large_pages(size)[:size]
         filled = -(-size // _CACHE_LINE) * _CACHE_LINE
@@ -83,7 +86,7 @@ class _Pool:
 
 
 def _large_pages(size: int) -> Tensor:
-    """Return at least ``size`` bytes from the beginning of a large page on."""
+    """Return at least ``size`` bytes that start at a large page."""
     pages = torch.frombuffer(_Pages(size + _LARGE_PAGE), dtype=torch.uint8)
     return pages[-pages.data_ptr() % _LARGE_PAGE :]
 
@@ -92,14 +95,14 @@ _POOL = _Pool()
 
 
 class _Pages(mmap.mmap):
-    """Anonymous pages, which CUDA forgets before they are unmapped if it knows of them."""
+    """An anonymous memory mapping; if it is registered with CUDA, it is unregistered before it is unmapped."""
 
     _cudart: Cudart | None = None
     _address = 0
 
     def __new__(cls, size: int) -> "_Pages":
         pages = super().__new__(cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Blocks lie scattered, and with small pages each of them costs a walk through the page tables.
+        # Blocks are scattered, and with small pages each access would need a walk through the page tables.
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):
                 pages.madvise(mmap.MADV_HUGEPAGE)

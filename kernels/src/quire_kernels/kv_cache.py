@@ -1,6 +1,7 @@
-"""The paged KV cache of one layer: where its bytes lie is the attention implementation's choice, made here per device.
+"""The paged KV cache of one layer.
 
-A cache of float8 holds keys and values divided by a scale per head, and is for Triton alone.
+The attention implementation of the device determines the memory layout, which is decided here. A float8 cache stores
+keys and values divided by a scale per head, and is supported by Triton only.
 
 Legend: N blocks, S block size, HK KV heads, D head dim, DV = D rounded up to whole vectors. slot = block * S + offset.
 """
@@ -18,20 +19,20 @@ from quire_kernels.host_memory import lazy_zeros, pinned_zeros
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-"""Its largest number: what is beyond is stored as that."""
+"""The largest float8 number; larger values are stored as this one."""
 
 VECTOR = 16
-"""Elements that the CPU's attention takes at once: tokens of a key block, components of a value."""
+"""The number of elements in a vector of CPU attention: tokens of a key block, components of a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCache:
-    """Keys and values of one layer, by block.
+    """The keys and values of one layer, by block.
 
-    On a CPU a key block is held transposed, so that the scores of a block's tokens are one vector operation per
-    component of the query: keys [N, HK, D, S], values [N, HK, S, DV]. Where the CPU multiplies pairs of bfloat16, what
-    is multiplied together lies side by side: keys [N, HK, D / 2 rounded up, S, 2], values [N, HK, S / 2, DV, 2]. For
-    Triton both are [N, HK, S, D]: what one head reads of a block is one stretch of memory.
+    On a CPU a key block is transposed, so that the scores of a block's tokens are one vector operation per component of
+    the query: keys [N, HK, D, S], values [N, HK, S, DV]. If the CPU multiplies pairs of bfloat16, the elements of a
+    pair are adjacent: keys [N, HK, D / 2 rounded up, S, 2], values [N, HK, S / 2, DV, 2]. For Triton both are [N, HK,
+    S, D], so that one head's part of a block is contiguous.
     """
 
     keys: Tensor
@@ -42,23 +43,25 @@ class KVCache:
     head_dim: int
     keys_transposed: bool
     key_scale: Tensor | None
-    """[HK] float32, of a float8 cache, else None: stored = key / scale."""
+    """[HK] float32 for a float8 cache, else None: stored = key / scale."""
     value_scale: Tensor | None
     in_pairs: bool = False
 
     @property
     def value_dim(self) -> int:
-        """DV, or D for Triton."""
+        """Return DV, or D for Triton."""
         return self.values.shape[3]
 
 
 def allocate_kv_cache(
     *, num_blocks: int, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> KVCache:
-    """A cache of zeros. On a CPU the pages come from the kernel as they are first written, not now.
+    """Return a cache of zeros. On a CPU its pages are allocated on the first write.
 
     block_size  a multiple of 16
-    dtype       float32, bfloat16, float16, or, for Triton, float8_e4m3fn: its scales are 1 until they are set
+    dtype       float32, bfloat16, float16 or, for Triton, float8_e4m3fn with scales that are initially 1
+
+    Raise ArgumentError for another block size or dtype.
     """
     triton = runs_triton(device.type)
     if block_size < 1 or block_size % VECTOR:
@@ -97,16 +100,16 @@ def allocate_kv_cache(
 def _in_pairs(dtype: torch.dtype) -> bool:
     if dtype != torch.bfloat16:
         return False
-    # Here, because a machine with a GPU may have no numba.
+    # The import is local because a machine with a GPU may have no numba.
     from quire_kernels.cpu_runtime.features import multiplies_bfloat16
 
     return multiplies_bfloat16()
 
 
 def allocate_swap_space(cache: KVCache, num_blocks: int) -> KVCache:
-    """Host memory for ``num_blocks`` blocks held as ``cache`` holds its own; pinned where that is on a GPU.
+    """Return ``num_blocks`` blocks in host memory with the layout of ``cache``, pinned if the cache is on a GPU.
 
-    Pinned pages are taken now, for good: the GPU reaches them by itself.
+    Pinned pages are allocated at once, because the GPU accesses them directly.
     """
 
     def zeros(like: Tensor) -> Tensor:
@@ -117,7 +120,7 @@ def allocate_swap_space(cache: KVCache, num_blocks: int) -> KVCache:
 
 
 def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values of one sequence's first ``length`` tokens, in order: two new [HK, L, D]; float8 as float32.
+    """Return copies [HK, L, D] of the keys and values of a sequence's first ``length`` tokens; float8 as float32.
 
     blocks  [ceil(L / S)] integers: the sequence's block table
     """
@@ -135,18 +138,18 @@ def read_tokens(cache: KVCache, blocks: Tensor, length: int) -> tuple[Tensor, Te
 
 
 def _by_token(cache: KVCache, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """[.., S, D] and [.., S, DV] of such [.., block] as ``cache`` holds."""
+    """Return blocks [.., block] in the cache's layout as keys [.., S, D] and values [.., S, DV]."""
     if cache.in_pairs:  # [.., D / 2, S, 2], [.., S / 2, DV, 2]
         return keys.transpose(-3, -2).flatten(-2), values.transpose(-2, -1).flatten(-3, -2)
     return (keys.transpose(-2, -1) if cache.keys_transposed else keys), values
 
 
 def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-    """Plain torch write of [T, HK, D] keys and values to their slots; ``store_kv`` is the fast one."""
+    """Write keys and values [T, HK, D] to their slots with plain torch; ``store_kv`` is the fast implementation."""
     blocks, offsets = slots // cache.block_size, slots % cache.block_size  # [T], [T]
     keys, values = _stored(keys, cache.key_scale), _stored(values, cache.value_scale)
     if cache.in_pairs:
-        keys = torch.nn.functional.pad(keys, (0, cache.head_dim % 2))  # half a pair is no pair
+        keys = torch.nn.functional.pad(keys, (0, cache.head_dim % 2))  # An odd head dim leaves half a pair.
         components = torch.arange(keys.shape[2])
         tokens, heads = blocks[:, None, None], torch.arange(cache.kv_heads)[:, None]
         cache.keys[tokens, heads, components // 2, offsets[:, None, None], components % 2] = keys
@@ -159,8 +162,8 @@ def write_tokens(cache: KVCache, slots: Tensor, keys: Tensor, values: Tensor) ->
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
-    """[T, HK, D] as the cache holds it."""
+    """Return ``x`` [T, HK, D] in the cache's dtype and scale."""
     if scale is None:
         return x
-    # The conversion alone would make NaN of what is too large.
+    # The conversion alone would turn values beyond the range into NaN.
     return (x.float() / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8)

@@ -1,8 +1,9 @@
-"""Compiles the CPU kernels ahead of time, for other machines too: ``python -m quire_kernels.precompile --out DIR``.
+"""Ahead-of-time compilation of the CPU kernels, also for other machines.
 
-Run where an image is built, by the Python and at the place of the packages that it will have; a process that finds DIR
-in ``QUIRE_PRECOMPILED_KERNELS`` then compiles nothing (``quire_kernels.precompiled``). No kernel is run, so levels may
-be above the CPU that this runs on. Each level is compiled by a process of its own, as numba compiles for one CPU.
+Run ``python -m quire_kernels.precompile --out DIR`` during the build of an image, with the Python and the package path
+that the image will have. A process that finds DIR in ``QUIRE_PRECOMPILED_KERNELS`` then compiles nothing
+(``quire_kernels.precompiled``). No kernel is run, so levels above the CPU of this machine are possible. Each level is
+compiled by its own process, because numba compiles for one CPU.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile_level(level: CpuLevel, out: Path) -> bool:
-    """In a process of its own, into ``<out>/<build>/<level>``, which is there whole or not at all."""
+    """Compile a level in its own process into ``<out>/<build>/<level>``, which appears only when it is complete."""
     began = time.perf_counter()
     target = out / build() / level.name
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def _compile_level(level: CpuLevel, out: Path) -> bool:
         if child.returncode:
             print(f"{level.name}: its process ended with status {child.returncode}", file=sys.stderr)
             return False
-        (filled,) = Path(made).iterdir()  # of this CPU's fingerprint
+        (filled,) = Path(made).iterdir()  # The only folder is that of this CPU's fingerprint.
         shutil.rmtree(target, ignore_errors=True)
         filled.rename(target)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""``quire-operator``: read the command line, and run the operator until it is stopped."""
+"""The ``quire-operator`` command: read the command line and run the operator until it is stopped."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ def main() -> None:
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
         set_up_logging(settings.log_level)
-        logging.getLogger("kopf").setLevel(logging.WARNING)  # its own lines are about its internals
+        logging.getLogger("kopf").setLevel(logging.WARNING)  # kopf's own lines are about its internals
         logging.getLogger("httpx").setLevel(logging.WARNING)
         from quire_operator.app.run import run  # takes seconds to import, which --help and a wrong flag do not need
 

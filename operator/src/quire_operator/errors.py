@@ -1,7 +1,7 @@
-"""Errors in what a user wrote or asked for, with the message that is printed.
+"""User errors and their messages.
 
-    UserError                  printed as it is, without a traceback; exit code 2
-    ├── ClusterProblem         no connection to a cluster, or one that cannot be used
+    UserError                  printed without a traceback; exit code 2
+    ├── ClusterProblem         no usable connection to a cluster; exit code 1
     └── quire_cli.errors       the errors of the quire command
 
 Every other exception is a bug.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class UserError(Exception):
-    """The root: one line that says what was wrong and where, details below it, and what would be right."""
+    """The base of all user errors: a line that says what is wrong and where, details, and a hint how to fix it."""
 
     exit_code = 2
 
@@ -23,6 +23,6 @@ class UserError(Exception):
 
 
 class ClusterProblem(UserError):
-    """There is no way to a cluster, or the one there is can't be worked with."""
+    """No cluster is configured, or its configuration cannot be used."""
 
     exit_code = 1

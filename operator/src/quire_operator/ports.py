@@ -1,6 +1,6 @@
-"""What quire's decisions ask of the outside world: metrics, a clock, a cluster, somebody who carries a decision out.
+"""The interfaces through which decisions reach the outside world: metrics, clock, cluster, hub and Lease.
 
-Implemented in ``adapters``, built by ``__main__`` and ``cli``; the loops know only these Protocols.
+Classes in ``adapters`` implement them, ``__main__`` and ``cli`` build these, and the loops know only the Protocols.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -20,89 +20,89 @@ from quire_operator.domain.status.status import Event
 
 
 class Clock(Protocol):
-    """Unix seconds."""
+    """A clock that returns Unix seconds."""
 
     def now(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAddress:
-    """One live replica, as the cluster knows it."""
+    """The address and phase of one live replica."""
 
     name: str
-    """Unique among all replicas: the pod's name with its namespace, or the local process's name."""
+    """A name that is unique among all replicas: the pod's name with its namespace, or the local process's name."""
     phase: ReplicaPhase
     metrics_url: str | None
-    """Where it serves /metrics; None while it has no address."""
+    """The URL of /metrics; None while the replica has no address."""
     by_prometheus: bool = False
-    """Whether its metrics are to be had from Prometheus instead."""
+    """True if the metrics of this replica come from Prometheus."""
 
 
 class Metrics(Protocol):
-    """Reads what replicas say of themselves. The network never raises here: what could not be read is absent."""
+    """A source of metrics of replicas and gateways. It never raises for network errors: missing values are absent."""
 
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
-        """The newest sample of each replica by name, for all LLMDeployments in one call."""
+        """Return the newest sample of each replica by name, for all LLMDeployments in one call."""
         ...
 
     async def gateway_requests(self) -> GatewayRequests | None:
-        """What requests the gateways have; None when none of them answered, or none is known."""
+        """Return the requests that the gateways hold and run, or None if no gateway is known or none answered."""
         ...
 
 
 class ScalingNotDone(Exception):
-    """A decision could not be persisted or carried out now; the next tick tries again."""
+    """A decision could not be persisted or applied now; the next tick tries again."""
 
 
 class ScaleTarget(Protocol):
-    """Carries a decision out: in the cluster through status and reconcile, locally by moving processes.
+    """The target of scaling decisions: status and reconcile in a cluster, processes in local mode.
 
-    Both raise ``ScalingNotDone`` for what a later try may mend.
+    Both methods raise ``ScalingNotDone`` if a later attempt may succeed.
     """
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
-        """Keep the record so that it outlives this process. Called before ``scale``: nothing is acted on unseen."""
+        """Store the record so that it outlives this process. The autoscaler calls this before ``scale``."""
         ...
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
-        """Go to ``replicas``; where that is fewer, ``victims`` are the ones that lose least, first to go first."""
+        """Set the number of replicas. ``victims`` are the replicas to remove first, in this order."""
         ...
 
 
 class ClusterError(Exception):
-    """A request to the API server that did not succeed.
+    """A request to the API server failed.
 
     ClusterError
-    ├── Conflict        somebody was quicker: look again, at once
-    ├── Refused         the server will never take this object: what is wrong is the user's to mend
-    ├── QuotaExceeded   the namespace may not have more
-    ├── Forbidden       our own rights do not reach
-    │   └── PartlyForbidden    of a list over several namespaces
-    ├── NotFound        the object, its namespace or its kind is gone
-    ├── Throttled       the server asks us to wait
-    ├── Unavailable     the server failed, hung or could not be reached
-    └── NotLeading      this process may not write: its lease is not surely its own
+    ├── Conflict        another client changed the object: read it again, at once
+    ├── Refused         the server rejects this object: the user must fix it
+    ├── QuotaExceeded   the namespace's quota is exhausted
+    ├── Forbidden       the operator lacks a permission
+    │   └── PartlyForbidden    for some of several namespaces
+    ├── NotFound        the object, its namespace or its kind does not exist
+    ├── Throttled       the server requests a delay
+    ├── Unavailable     the server failed, did not answer or could not be reached
+    └── NotLeading      this process may not write: it is not certain that it holds the Lease
     """
 
 
 class Conflict(ClusterError):
-    """Somebody was quicker."""
+    """Another client changed or created the object in the meantime."""
 
 
 class Refused(ClusterError):
-    """The server will never take this object as it is."""
+    """The server rejects this object; only a changed object can succeed."""
 
 
 class QuotaExceeded(ClusterError):
-    """The namespace may not have more."""
+    """The quota of the namespace is exhausted."""
 
 
 class Forbidden(ClusterError):
-    """Our own rights do not reach."""
+    """The operator lacks a permission."""
 
 
 class PartlyForbidden(Forbidden):
-    """All was listed but what is in these ``namespaces``."""
+    """A list is complete except for the objects in ``namespaces``."""
 
     def __init__(self, message: str, *, namespaces: frozenset[str]) -> None:
         super().__init__(message)
@@ -110,11 +110,11 @@ class PartlyForbidden(Forbidden):
 
 
 class NotFound(ClusterError):
-    """The object, its namespace or its kind is gone."""
+    """The object, its namespace or its kind does not exist."""
 
 
 class Throttled(ClusterError):
-    """The server asks us to wait ``after_seconds``; None leaves it to us."""
+    """The server requests a delay of ``after_seconds``; None if it names no time."""
 
     def __init__(self, message: str, *, after_seconds: float | None) -> None:
         super().__init__(message)
@@ -122,21 +122,21 @@ class Throttled(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """The server failed, hung or could not be reached."""
+    """The server failed, did not answer in time or could not be reached."""
 
 
 class NotLeading(ClusterError):
-    """This process may not write."""
+    """The process may not write because it is not certain that it is the leader."""
 
 
 class Cluster(Protocol):
-    """The API server, as ``reconcile`` needs it. Every method raises ``ClusterError``, and waits no more than seconds.
+    """The API server. Every method raises ``ClusterError`` and waits for a few seconds at most.
 
-    Only the writes pass the write gate. Each returns the object as the server has it then.
+    Only writes pass the leader write fence. Each write returns the object as the server has stored it.
     """
 
     async def served_kinds(self) -> frozenset[str]:
-        """Which of the optional kinds the API server has."""
+        """Return the optional kinds that the API server serves."""
         ...
 
     async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
@@ -147,68 +147,68 @@ class Cluster(Protocol):
         ...
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
-        """The object of this name, whosever it is; None if there is none."""
+        """Return the object with this name and any owner, or None if it does not exist."""
         ...
 
     async def read_resource(self, key: Key) -> Resource | None:
-        """The LLMDeployment as it is now; None if there is none."""
+        """Return the current LLMDeployment, or None if it does not exist."""
         ...
 
     async def create(self, key: Key, manifest: Manifest) -> Child:
-        """Server-side apply that takes no field from anybody: ``Conflict`` if somebody has set one otherwise."""
+        """Apply the manifest without force. Raises ``Conflict`` if another client set one of its fields differently."""
         ...
 
     async def update(self, key: Key, manifest: Manifest) -> Child:
-        """Server-side apply that takes our fields back from whoever set them."""
+        """Apply the manifest with force, so that our fields get our values back."""
         ...
 
     async def remove_fields(self, key: Key, action: RemoveFields) -> Child:
-        """Take out what others added; ``Conflict`` if the object changed since it was looked at."""
+        """Remove fields that others added. Raises ``Conflict`` if the object has changed since it was observed."""
         ...
 
     async def delete(self, key: Key, ref: Ref, uid: str) -> None:
-        """Delete this very object; no error if it is gone."""
+        """Delete the object with this uid; it is no error if it no longer exists."""
         ...
 
     async def set_deletion_costs(self, key: Key, costs: Mapping[str, str | None]) -> None:
-        """By pod: the lowest goes first when the Deployment gets smaller; None takes the mark off."""
+        """Set the deletion cost of each pod; None removes it. A shrinking Deployment removes the lowest cost first."""
         ...
 
     async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
-        """The whole status; ``Conflict`` unless the resource is still the one that was looked at."""
+        """Write the whole status. Raises ``Conflict`` if the resource has changed since it was observed."""
         ...
 
     async def record_event(self, resource: Resource, event: Event) -> None:
-        """Post an Event about it."""
+        """Create an Event about the resource."""
         ...
 
     def list_resources(self) -> AsyncIterator[Resource]:
-        """All LLMDeployments that are ours to care for."""
+        """Yield all LLMDeployments in the watched namespaces."""
         ...
 
     def list_children(self, kind: str) -> AsyncIterator[tuple[Key, Child]]:
-        """All objects of one of our kinds that carry our label."""
+        """Yield all objects of one child kind that have our label."""
         ...
 
     def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
-        """All pods that carry our label."""
+        """Yield all pods that have our label."""
         ...
 
 
 class DryRun(Protocol):
-    """What the API server would say of a write, as ``admission`` asks it. Every method raises ``ClusterError``."""
+    """Writes that the API server checks but does not store, for ``admission``. Every method raises ``ClusterError``."""
 
     async def owner(self, key: Key, ref: Ref) -> str | None:
-        """The uid of the object's controller, empty if it has none; None if there is no such object."""
+        """Return the uid of the object's controller, "" if it has none, or None if the object does not exist."""
         ...
 
     async def apply(self, key: Key, manifest: Manifest) -> None:
-        """Server-side apply that stores nothing; ``Refused`` if it never could."""
+        """Apply without storing. Raises ``Refused`` if the server rejects the manifest."""
         ...
 
 
 class ModelUnknown(Exception):
-    """What a model is could not be found out. ``unreachable``: nor would it be of any other just now."""
+    """The facts about a model are unavailable. ``unreachable`` is True if no model can be read at the moment."""
 
     def __init__(self, message: str, *, unreachable: bool = False) -> None:
         super().__init__(message)
@@ -216,44 +216,44 @@ class ModelUnknown(Exception):
 
 
 class ModelReader(Protocol):
-    """What a hub tells of its models without their weights being loaded."""
+    """A reader of facts about models on a hub, without a download of their weights."""
 
     async def facts(self, source: HubSource) -> ModelFacts:
-        """Raises ``ModelUnknown``."""
+        """Return the model's config and parameter count. Raises ``ModelUnknown``."""
         ...
 
     async def commit(self, source: HubSource) -> str:
-        """Return the commit that the source means now. Raises ``ModelUnknown``."""
+        """Return the commit to which the source's revision resolves now. Raises ``ModelUnknown``."""
         ...
 
     async def aclose(self) -> None: ...
 
 
 class Nodes(Protocol):
-    """The machines that pods are put on."""
+    """The nodes of the cluster."""
 
     async def labels(self) -> Sequence[Mapping[str, str]]:
-        """Of each node that says how much memory its GPUs have. Raises ``ClusterError``."""
+        """Return the labels of each node that reports its GPU memory. Raises ``ClusterError``."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The record as it is in the cluster. ``version`` None: it is not there yet."""
+    """The Lease as it is in the cluster. ``version`` is None if it does not exist yet."""
 
     version: str | None
     holder: str = ""
-    """Empty when nobody holds it."""
+    """The identity of the leader; empty without a leader."""
     acquired: datetime | None = None
     renewed: datetime | None = None
     transitions: int = 0
 
 
 class Leases(Protocol):
-    """The one Lease of this operator."""
+    """The single Lease of this operator."""
 
     async def read(self) -> Lease: ...
 
     async def write(self, lease: Lease, *, duration_seconds: float) -> Lease:
-        """Create or replace; ``Conflict`` unless it still has this version."""
+        """Create or replace the Lease. Raises ``Conflict`` if its version has changed."""
         ...

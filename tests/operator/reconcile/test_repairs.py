@@ -113,4 +113,4 @@ async def test_a_child_that_is_deleted_again_and_again_is_made_ever_more_slowly(
         made += (await world.settle(passes=1)).count("create Service chat")
         world.clock.time += 1
     assert 3 <= made <= 7
-    assert "somebody deletes it" in world.message("Degraded")
+    assert "another client deletes it" in world.message("Degraded")

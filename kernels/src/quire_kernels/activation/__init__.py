@@ -10,21 +10,22 @@ from quire_kernels.dispatch import implementation
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """y = gate / (1 + exp(-gate)) * up: the activation of SwiGLU (Shazeer, arXiv 2002.05202).
+    """Compute y = gate / (1 + exp(-gate)) * up, the activation of SwiGLU (Shazeer, arXiv 2002.05202).
 
     gate_up  [T, 2 I]: I columns of gate, then I of up; rows at any stride
     returns  [T, I], new and contiguous, same dtype
 
-    Computed in float32. Raises ArgumentError on other shapes, strides or dtypes.
+    The computation is in float32. Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check("silu_and_mul", gate_up)
     return implementation("activation", gate_up.device.type).silu_and_mul(gate_up)
 
 
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
-    """y = gelu(gate) * up with gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) / 2: that of GeGLU.
+    """Compute y = gelu(gate) * up, the activation of GeGLU with the tanh approximation.
 
-    As ``silu_and_mul`` otherwise (Hendrycks and Gimpel, arXiv 1606.08415; Shazeer, arXiv 2002.05202).
+    gelu(x) = x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) / 2. Arguments, result and errors are those of
+    ``silu_and_mul`` (Hendrycks and Gimpel, arXiv 1606.08415; Shazeer, arXiv 2002.05202).
     """
     _check("gelu_tanh_and_mul", gate_up)
     return implementation("activation", gate_up.device.type).gelu_tanh_and_mul(gate_up)

@@ -1,4 +1,4 @@
-"""Gated activations on a CPU: a row per item."""
+"""Gated activations on a CPU. Each work item is one row."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Gated activations in Triton: a program per piece of a row.
+"""Gated activations in Triton. Each program computes a part of one row.
 
-silu(x) = x / (1 + exp(-x)) (Shazeer, arXiv 2002.05202). gelu with tanh is x (1 + tanh(u)) / 2, where
-u = sqrt(2 / pi) (x + 0.044715 x ** 3) (Hendrycks and Gimpel, arXiv 1606.08415); that is x / (1 + exp(-2 u)), so of the
-device exp alone is asked. All in float32.
+silu(x) = x / (1 + exp(-x)) (Shazeer, arXiv 2002.05202). gelu with tanh is x (1 + tanh(u)) / 2, where u = sqrt(2 / pi)
+(x + 0.044715 x ** 3) (Hendrycks and Gimpel, arXiv 1606.08415). This equals x / (1 + exp(-2 u)), so the device needs
+only exp. All computations are in float32.
 
 Legend: T rows, W intermediate size.
 """
@@ -36,7 +36,7 @@ def _gated_kernel(
     exponent = -gate
     if GELU:
         exponent *= 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)  # 2 sqrt(2 / pi)
-    # Beyond 88 the power is more than float32 holds, and the quotient nothing by then.
+    # Above 88, exp exceeds the range of float32, and the quotient is 0 there anyway.
     power = tl.exp(tl.minimum(exponent, 88.0))
     tl.store(out + row * W + column, (gate / (1.0 + power) * up).to(loaded.dtype), mask=inside)
 

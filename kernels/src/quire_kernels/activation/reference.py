@@ -1,4 +1,4 @@
-"""Gated activations in plain torch: what every implementation is compared with."""
+"""Gated activations in plain torch: the reference for every implementation."""
 
 from torch import Tensor
 from torch.nn import functional

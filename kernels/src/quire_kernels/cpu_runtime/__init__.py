@@ -1,8 +1,8 @@
-"""What the CPU implementations of the ops share: compiling with numba, and running on torch's own threads.
+"""The runtime of the CPU ops: compilation with numba, and execution on torch's own threads.
 
-A CPU op is a *worker*: a function over one ``int64`` argument block that takes items (rows, heads, pieces of a
-sequence) off a shared counter until none is left. ``Worker`` turns it into machine code once per storage type and keeps
-it on disk; ``launch`` runs it on the OpenMP threads that torch already has.
+A CPU op is a *worker*: a function with one ``int64`` argument block that repeatedly takes the next item (a row, a head,
+a part of a sequence) from a shared counter until all items are taken. ``Worker`` compiles it once per storage type and
+caches the machine code on disk. ``launch`` runs it on the OpenMP threads of torch.
 """
 
 from quire_kernels.cpu_runtime.workers import Worker, float_bits, launch

@@ -1,9 +1,9 @@
-"""The permission that Linux wants to be asked for before a process uses AMX, the tiles of Intel's CPUs.
+"""The permission that a Linux process needs before it uses AMX, the tiles of Intel's CPUs.
 
-A tile state of 8 KiB belongs to each thread, so Linux gives it only to processes that ask (``ARCH_REQ_XCOMP_PERM``).
-Without the permission the first instruction that touches a tile ends the process with SIGILL. The permission covers
-all threads of the process and all that begin later. A granted permission does not prove that the instructions work:
-on some virtual machines the CPU claims them and traps, which only a process that may die can find out.
+Each thread needs 8 KiB of tile state, so Linux grants AMX only to processes that request it (``ARCH_REQ_XCOMP_PERM``).
+Without the permission, the first instruction that touches a tile ends the process with SIGILL. The permission covers
+all present and future threads of the process. A granted permission does not prove that the instructions work: on some
+virtual machines the CPU reports AMX but traps. Only a disposable process can find that out.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ _TILE_DATA = 18
 
 @functools.cache
 def request_permission() -> bool:
-    """Ask Linux for the use of AMX tiles, once for the process, and return whether it is granted.
+    """Request the use of AMX tiles once per process, and return whether Linux grants it.
 
-    A process asks before it starts threads: Linux refuses where a thread has an alternate signal stack that is too
+    Call this before the process starts threads: Linux refuses if a thread has an alternate signal stack that is too
     small for the tiles.
     """
     if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
@@ -35,5 +35,5 @@ def request_permission() -> bool:
 
 
 def may_use_tiles() -> bool:
-    """Return whether kernels multiply by tiles in this process: they are compiled to, and Linux permits it."""
+    """Return whether kernels may use tiles in this process: the target has AMX, and Linux permits its use."""
     return multiplies_tiles() and request_permission()

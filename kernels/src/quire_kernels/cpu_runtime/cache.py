@@ -1,11 +1,13 @@
-"""Where compiled workers are kept between starts: in ``<fingerprint>/<storage>`` of ``NUMBA_CACHE_DIR`` or, where that
-is not set, of ``${XDG_CACHE_HOME:-~/.cache}/quire/numba``.
+"""The disk cache of compiled workers.
 
-numba would write beside the sources, which may be read-only, and it notices a change only in the file of the function
-itself, not in those it calls. The fingerprint is over all of this package's CPU sources, so a changed source is never
-met by old code; and over the CPU, as numba's index of a folder is written without a lock: of two processes that fill
-one folder at once, either may end up under the other's key. With a folder for each CPU and storage type both write
-the same.
+It is the folder ``<fingerprint>/<storage>`` of ``NUMBA_CACHE_DIR`` or, if that is not set, of
+``${XDG_CACHE_HOME:-~/.cache}/quire/numba``.
+
+By default numba writes next to the sources, which may be read-only, and notices a change only in the file of the
+function itself, not in the functions that it calls. The fingerprint therefore covers all CPU sources of this package,
+so that old code never runs for changed sources. It also covers the CPU, because numba writes the index of a folder
+without a lock: if two processes with different CPUs filled one folder, either result could end up under the other's
+key. With one folder per CPU and storage type, both processes write the same content.
 """
 
 import functools
@@ -24,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def use_cache_folder(storage: str) -> bool:
-    """Points numba at the cache folder, before each compilation; False, and said once, when none can be written."""
+    """Set numba's cache folder; call this before each compilation.
+
+    Return False, and log it once, if no folder is writable.
+    """
     folder = _folder()
     if folder is not None:
         numba.config.CACHE_DIR = str(folder / storage)
@@ -39,7 +44,7 @@ def _folder() -> Path | None:
         with tempfile.TemporaryFile(dir=folder):
             pass
         _bring_precompiled(folder)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
+    except (OSError, RuntimeError) as error:  # Path.expanduser raises RuntimeError for a user without a home folder.
         _log.warning("compiled kernels are not kept between starts: %s; set XDG_CACHE_HOME to a writable folder", error)
         return None
     return folder
@@ -64,6 +69,6 @@ def _bring_precompiled(folder: Path) -> None:
 
 
 def fingerprint() -> str:
-    """Of numba, the CPU that it compiles for and all sources that workers are compiled from."""
+    """Return a hash of numba's version, the target CPU and all sources from which workers are compiled."""
     cpu = cpu_target.target_context.codegen().magic_tuple()
     return hashlib.sha256(repr((numba.__version__, build(), cpu)).encode()).hexdigest()[:16]

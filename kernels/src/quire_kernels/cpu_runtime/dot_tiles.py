@@ -1,11 +1,11 @@
-"""The inner loop of products with packed weights, written as vector instructions: a tile of results in registers.
+"""The inner loop of products with packed weights, as vector instructions: one tile of results stays in registers.
 
 C[r, c] = sum over u of A[r, u] . W[u, c], for up to ``ROWS`` rows and a panel of 32 columns. A *unit* u is four bytes
-of weights along K: four int8 by uint8 activations, two bfloat16 by as many, or one float32. A panel holds its units one
-after the other, each of all 32 columns, so a weight is read once, in order, and used for all rows of the tile.
+of weights along K: four int8 (with uint8 activations), two bfloat16, or one float32. A panel stores its units in order,
+each with all 32 columns, so each weight is read once, sequentially, and used for all rows of the tile.
 
-Sums of bytes are whole numbers, and the others are taken in the order of K: a result does not depend on the tile it was
-computed in.
+Sums of bytes are integers, and the other sums follow the order of K. The result therefore does not depend on the tile
+that computes it.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from quire_kernels.cpu_runtime.features import byte_products, has_avx512
 
 PANEL = 32
-"""Columns that are packed together."""
+"""The number of columns that are packed together."""
 
 _LANES = 16
 _I16 = ir.IntType(16)
@@ -30,20 +30,23 @@ _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
 _CONTRACT = ("contract",)
 
 _Step = Callable[[Any, list[list[Any]], list[Any], Any, list[Any]], None]
-"""One unit: builder, cells of sums by row and vector, places of every third row's unit, the stride between rows in
-bytes, and the weights' vectors."""
+"""Code for one unit. The arguments are the builder, the cells of sums by row and vector, the addresses of the unit in
+every third row, the stride between rows in bytes, and the vectors of weights."""
 
 
 def _spelt_out(instruction: str, sums: Any) -> _Step:
-    """In assembly: left to itself LLVM loads the activations of many rows early, and then lacks registers for sums."""
-    # The parser is not among what numba sets up. Code that comes from the cache does without.
+    """Return the step as inline assembly.
+
+    LLVM's own schedule loads the activations of many rows early and then lacks registers for the sums.
+    """
+    # numba does not initialize the assembly parser. Code that is loaded from the cache does not need it.
     llvmlite.binding.initialize_native_asmparser()
 
     def step(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
         for first in range(0, len(cells), 3):
             group = [cell for row in cells[first : first + 3] for cell in row]
             spare, count, vectors = len(group), len(group), len(weights)
-            # Operands: the sums, a spare register, the sums again, the place, the stride, the weights.
+            # Operands: the sums, a spare register, the sums again, the address, the stride, the weights.
             place, step_ = f"${2 * count + 1}", f"${2 * count + 2}"
             addresses = (f"({place})", f"({place},{step_})", f"({place},{step_},2)")
             lines = []
@@ -70,7 +73,7 @@ def _row_of(builder: Any, places: list[Any], stride: Any, row: int) -> Any:
 
 
 def _composed(dot: Callable[[Any, Any, Any, Any], Any]) -> _Step:
-    """Of a function from builder, sums, a row's unit in every lane, and weights, to the new sums."""
+    """Return a step from a function (builder, sums, the row's unit in every lane, weights) -> new sums."""
 
     def step(builder: Any, cells: list[list[Any]], places: list[Any], stride: Any, weights: list[Any]) -> None:
         for row, sums in enumerate(cells):
@@ -94,7 +97,7 @@ def _dot_avx_vnni(builder: Any, total: Any, activations: Any, weights: Any) -> A
 
 
 def _dot_avx2(builder: Any, total: Any, activations: Any, weights: Any) -> Any:
-    """Even and odd bytes apart, as 16-bit numbers: the instruction for bytes themselves cuts off what is too large."""
+    """Multiply even and odd bytes separately as 16-bit numbers, because AVX2's instruction for bytes saturates."""
     shorts = ir.VectorType(_I16, _LANES)
     eight, low_byte = ir.Constant(shorts, [8] * _LANES), ir.Constant(shorts, [255] * _LANES)
 
@@ -144,14 +147,15 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(single, none, ir.Constant(_INTEGERS, [0] * _LANES))
 
 
-# Of AVX-512's 32 registers 24 hold sums; with 16 of half the length 4 rows of one vector take eight, and 2 of two.
+# Of AVX-512's 32 registers 24 hold sums. With 16 registers of half the length, 4 rows of one vector use eight, as do 2
+# rows of two vectors.
 ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
-"""Rows of a tile, at most."""
+"""The maximum number of rows in a tile."""
 _ALL_VECTORS = PANEL // _LANES
 
 
 def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
-    """Return the product of ``rows`` rows, of which ``vectors`` are computed side by side."""
+    """Return the intrinsic that multiplies ``rows`` rows, with ``vectors`` vectors of columns computed together."""
 
     @intrinsic
     def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
@@ -164,7 +168,7 @@ def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
             cells = [[cgutils.alloca_once(builder, sums) for _ in range(vectors)] for _ in range(rows)]
             for cell in (cell for row in cells for cell in row):
                 builder.store(ir.Constant(sums, None), cell)
-            # Rows between are reached by one and two strides, as an address can be written.
+            # The rows in between are one and two strides away, which fits into an addressing mode.
             thirds = [builder.gep(a_ptr, [builder.mul(a_step, number(row))]) for row in range(0, rows, 3)]
             stride = builder.mul(a_step, number(4))
             with cgutils.for_range(builder, count) as loop:
@@ -185,7 +189,7 @@ def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
 
 @intrinsic
 def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
-    """The pointer so many elements on."""
+    """Return the pointer advanced by a number of elements."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -194,9 +198,9 @@ def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
 
 
 def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twelve
-    """multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W, rows at most ``ROWS``.
+    """Return multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W with at most ``ROWS`` rows.
 
-    ``a`` and ``weights`` point to four bytes; ``a_stride`` counts those, ``depth`` units; ``c`` is [rows, 32].
+    ``a`` and ``weights`` point to units of four bytes; ``a_stride`` and ``depth`` count units; ``c`` is [rows, 32].
     """
     sizes = [min(rows, ROWS) for rows in range(1, 13)]
     tiles = [_tile(rows, step, sums, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
@@ -205,7 +209,7 @@ def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twel
 
     @njit
     def multiply(rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> None:  # noqa: C901
-        # Few rows read a panel once, in order: memory is what they wait for.
+        # Few rows read a panel once, in order, because memory bandwidth limits them.
         for column in range(0, PANEL, PANEL if rows <= wide_rows else _LANES):
             w, out = advance(weights, column), advance(c, column)
             if rows == 12:
@@ -249,7 +253,7 @@ def _byte_step() -> _Step:
 
 
 multiply_bytes = _by_rows(_byte_step(), _INTEGERS)
-"""Products of A's unsigned and W's signed bytes, into int32."""
+"""Products of A's unsigned bytes and W's signed bytes, accumulated in int32."""
 
 
 multiply_floats = _by_rows(_composed(_dot_floats), _FLOATS)
@@ -257,5 +261,5 @@ multiply_floats = _by_rows(_composed(_dot_floats), _FLOATS)
 
 
 def make_pair_product() -> Any:
-    """Products of bfloat16 into float32, where ``multiplies_bfloat16``."""
+    """Return the product of bfloat16 pairs, accumulated in float32; requires ``multiplies_bfloat16``."""
     return _by_rows(_spelt_out("vdpbf16ps", _FLOATS), _FLOATS)

@@ -1,7 +1,7 @@
-"""What the CPU that workers are compiled for can do.
+"""Features of the CPU for which workers are compiled.
 
-It is asked of numba, not of the machine: ``NUMBA_CPU_FEATURES`` has code compiled for another one, and numba keeps the
-machine code of each apart.
+The source is numba's target, not the machine: ``NUMBA_CPU_FEATURES`` may select another CPU, and numba caches the
+machine code of each CPU separately.
 """
 
 import functools
@@ -23,20 +23,20 @@ def has_avx512() -> bool:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether one instruction adds the products of two pairs of bfloat16 to a float32, in each of 16 lanes."""
+    """Return whether one instruction adds two products of bfloat16 pairs to a float32 in each of 16 lanes."""
     return "+avx512bf16" in _features() and has_avx512()
 
 
 def multiplies_tiles() -> bool:
     """Return whether the target has AMX: products of whole tiles of bfloat16 and of bytes.
 
-    The answer says what code is compiled. Whether a process may run that code, ``amx.may_use_tiles`` says.
+    This decides which code is compiled. ``amx.may_use_tiles`` decides whether the process may run it.
     """
     return _features() >= _TILES and multiplies_bfloat16() and byte_products() == "avx512-vnni"
 
 
 def byte_products() -> Literal["avx512-vnni", "avx-vnni", "avx2", "none"]:
-    """By which instructions four products of an unsigned and a signed byte are added to an int32, in each lane."""
+    """Return the instructions that add four products of an unsigned and a signed byte to an int32 in each lane."""
     if has_avx512() and "+avx512vnni" in _features():
         return "avx512-vnni"
     if "+avxvnni" in _features():

@@ -1,13 +1,13 @@
-"""The inner loops of CPU attention, written as vector instructions: scores of queries against transposed key blocks,
-and weighted sums of values, each a small matrix product with its results in registers.
+"""The inner loops of CPU attention, written as vector instructions.
 
-LLVM does not find the register blocking by itself from loops over arrays, so the vectors are spelt out; it still
-chooses the instructions (AVX-512, AVX2, NEON) for the machine.
+They compute scores of queries against transposed key blocks, and weighted sums of values. Each is a small matrix
+product whose results stay in registers. LLVM does not find this register blocking in loops over arrays, so the vectors
+are explicit; LLVM still selects the instructions (AVX-512, AVX2, NEON) for the machine.
 
-A *unit* is four bytes of a row of queries or weights: a float32, or where the CPU multiplies pairs of bfloat16 two of
-those, and the columns of the other matrix are then held in pairs as well. A *strip* is what a block holds of 16 tokens:
-scores take one vector a strip for each unit of the head, values one or more for each unit of tokens. Every sum is taken
-in the order of its units, one after the other, whatever rows and strips are computed beside it.
+A *unit* is four bytes of a row of queries or weights: one float32 or, if the CPU multiplies bfloat16 in pairs, two
+bfloat16. In the second case the other matrix stores its columns in pairs as well. A *strip* is a block's data for 16
+tokens: scores read one vector per strip for each unit of the head, and values one or more for each unit of tokens.
+Every sum follows the order of its units, independently of the rows and strips that are computed with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from numba.extending import intrinsic
 from quire_kernels.cpu_runtime.features import has_avx512, multiplies_bfloat16
 
 WIDTH = 16
-"""Lanes of a vector, tokens of a strip."""
+"""The number of lanes in a vector and of tokens in a strip."""
 
-# Results held in registers: 24 of AVX-512's 32 leave some for what they are made of; 4 x 16 are 8 of AVX2's 16.
+# Results in registers: 24 of AVX-512's 32, which leaves some for operands; 4 x 16 floats are 8 of AVX2's 16.
 _ROWS, _VECTORS = (range(6, 0, -1), (4, 2, 1)) if has_avx512() else (range(4, 0, -1), (1,))
 
 _F32 = ir.FloatType()
@@ -36,7 +36,7 @@ _CONTRACT = ("contract",)
 
 
 class _Elements:
-    """Units of one float32; what is stored is widened to that as it is loaded."""
+    """Units of one float32. Loads widen the stored element to float32."""
 
     pairs = False
     tokens = 1
@@ -63,7 +63,7 @@ class _Elements:
 
 
 class _Pairs:
-    """Units of two bfloat16, multiplied by two and added up in float32."""
+    """Units of two bfloat16, multiplied in pairs and accumulated in float32."""
 
     pairs = True
     tokens = 2
@@ -81,7 +81,7 @@ class _Pairs:
 
 
 def weighs_in_pairs(stored: Any) -> bool:
-    """Whether queries and weights of values stored so are given in pairs of bfloat16."""
+    """Return whether queries and weights are pairs of bfloat16 for values with this storage type."""
     return bool(stored == types.uint16) and multiplies_bfloat16()
 
 
@@ -91,7 +91,7 @@ def _units_of(stored: Any) -> Any:
 
 @intrinsic
 def is_in_pairs(typingctx: Any, block: Any) -> Any:
-    """``weighs_in_pairs`` of a worker's argument block, known when it is compiled."""
+    """Return ``weighs_in_pairs`` for a worker's argument block, as a constant at compile time."""
     answer = weighs_in_pairs(block.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -162,11 +162,11 @@ def multiply_values(
     sums: Any,
     sums_stride: Any,
 ) -> Any:
-    """sums[r, 16 v + c] += sum over t of weights[r, t] * value[t, 16 v + c].
+    """Compute sums[r, 16 v + c] += sum over t of weights[r, t] * value[t, 16 v + c].
 
     weights, sums  addresses of ``rows`` rows, strides in units of four bytes
-    strips         address of the addresses of each 16 of ``tokens``' first values; ``step`` bytes from unit to unit
-    vectors        of a value
+    strips         address of the addresses of the first value in each 16 tokens; ``step`` bytes from unit to unit
+    vectors        the number of vectors in a value
     """
     units = _units_of(block.dtype)
     vector_bytes = WIDTH * (4 if units.pairs else block.dtype.bitwidth // 8)
@@ -205,7 +205,7 @@ def multiply_values(
                 with cgutils.for_range(builder, left) as inner:
                     add(strip, inner.index, builder.add(done, inner.index))
                 if units.pairs:
-                    # The last pair's second token is not there: its weight is 0, but what lies there may be NaN.
+                    # The second token of the last pair does not exist: its weight is 0, but its memory may contain NaN.
                     with builder.if_then(builder.trunc(token_count, ir.IntType(1))):
                         add(strip, left, whole, ir.Constant(_INTEGERS, [0xFFFF] * WIDTH))
             for row, places in zip(cells, targets, strict=True):
@@ -223,7 +223,7 @@ def multiply_values(
 
 
 def _in_parts(builder: Any, total: Any, sizes: Sequence[int], body: Callable[[Any, int], None]) -> None:
-    """Covers 0 to ``total`` with calls for (first, size), the largest size as often as it goes."""
+    """Cover 0 to ``total`` with calls of ``body(first, size)``, using each size as often as possible."""
     first, left = _number(0), total
     for size in sizes:
         times = builder.udiv(left, _number(size))
@@ -265,7 +265,7 @@ def _strip(builder: Any, strips: Any, index: Any) -> Any:
 
 
 def _rows_from(builder: Any, address: Any, stride: Any, first: Any, rows: int) -> list[Any]:
-    """Where each row begins; ``stride`` in units."""
+    """Return the address of each row; ``stride`` is in units."""
     step = builder.mul(stride, _number(4))
     return [
         builder.inttoptr(builder.add(address, builder.mul(step, builder.add(first, _number(r)))), _BYTES)

@@ -1,8 +1,8 @@
-"""Scalar building blocks of the numba workers: storage types, bit casts, atomics, a vectorisable exponential.
+"""Scalar building blocks of the numba workers: storage types, bit casts, atomics, a vectorizable exponential.
 
-numba has no bfloat16, and float16 only in part. Storage is therefore reached through integer views of the same bits:
-``float32`` as itself, bfloat16 as ``uint16``, float16 as ``int16`` (the sign tells the two apart). Arithmetic is
-float32.
+numba has no bfloat16 and supports float16 only partially. Storage is therefore accessed through integer views of the
+same bits: ``float32`` as itself, bfloat16 as ``uint16``, float16 as ``int16`` (the sign distinguishes the two).
+Arithmetic is in float32.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-# Re-associating sums lets LLVM vectorise them. NaN and infinity keep their meaning: a masked score is -inf.
+# Re-association lets LLVM vectorize sums. NaN and infinity keep their meaning: a masked score is -inf.
 FAST: Any = {"reassoc", "contract", "nsz", "arcp"}
 
 _F32 = ir.FloatType()
@@ -24,7 +24,7 @@ _I64 = ir.IntType(64)
 
 @intrinsic
 def to_float32(typingctx: Any, stored: Any) -> Any:
-    """The value of one stored element, by the type of its storage."""
+    """Return the value of one stored element; its storage type selects the conversion."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         (bits,) = args
@@ -39,7 +39,7 @@ def to_float32(typingctx: Any, stored: Any) -> Any:
 
 @intrinsic
 def to_storage(typingctx: Any, value: Any, like: Any) -> Any:
-    """``value`` rounded to the storage type of ``like``: to nearest, ties to even; NaN stays NaN."""
+    """Return ``value`` rounded to the storage type of ``like``: to nearest, ties to even; NaN stays NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = args[0]
@@ -59,7 +59,7 @@ def to_storage(typingctx: Any, value: Any, like: Any) -> Any:
 
 @intrinsic
 def storage_pointer(typingctx: Any, block: Any, address: Any) -> Any:
-    """A pointer to storage; ``block``, the worker's argument, carries the storage type in its own."""
+    """Return ``address`` as a pointer to storage, typed by ``block``, the worker's argument."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[1], context.get_value_type(block))
@@ -89,7 +89,7 @@ int64_pointer = _pointer_maker(types.int64)
 
 @intrinsic
 def as_int64_pointer(typingctx: Any, block: Any) -> Any:
-    """The argument block itself: whatever type its pointer carries, it holds ``int64``."""
+    """Return the argument block as a pointer to its ``int64`` content, whatever type its pointer has."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.PointerType(_I64))
@@ -99,9 +99,10 @@ def as_int64_pointer(typingctx: Any, block: Any) -> Any:
 
 @intrinsic
 def fetch_add(typingctx: Any, pointer: Any, index: Any) -> Any:
-    """Adds one to ``pointer[index]``, as one step for all threads, and returns what it was.
+    """Add one to ``pointer[index]`` atomically and return the previous value.
 
-    Acquires and releases: who sees the last count also sees what the others wrote before they counted.
+    The operation has acquire-release order: a thread that sees the last count also sees all writes that other threads
+    made before they counted.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -113,7 +114,7 @@ def fetch_add(typingctx: Any, pointer: Any, index: Any) -> Any:
 
 @intrinsic
 def _counted(typingctx: Any, pointer: Any, index: Any) -> Any:
-    """``pointer[index]``; who sees a count also sees what the others wrote before they counted."""
+    """Return ``pointer[index]`` with acquire order, so that writes before the counted increments are visible."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load_atomic(builder.gep(args[0], [args[1]]), "acquire", 8)
@@ -123,8 +124,10 @@ def _counted(typingctx: Any, pointer: Any, index: Any) -> Any:
 
 @njit
 def await_count(pointer: Any, index: Any, count: Any) -> None:
-    """Until ``pointer[index]``, which others raise by ``fetch_add``, has come to ``count``: for waits of microseconds
-    on work that has been begun."""
+    """Wait until ``pointer[index]``, which other threads increment by ``fetch_add``, reaches ``count``.
+
+    The function spins, so it is only for waits of microseconds on work that has already started.
+    """
     while _counted(pointer, index) < count:
         pass
 
@@ -144,14 +147,14 @@ def _prefetch_line(typingctx: Any, address: Any) -> Any:
 
 @njit
 def prefetch(address: Any, size: Any) -> None:
-    """Asks for ``size`` bytes that will soon be read, without waiting for them."""
+    """Prefetch ``size`` bytes that will soon be read, without waiting for them."""
     for line in range(address, address + size, 64):
         _prefetch_line(line)
 
 
 @intrinsic
 def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
-    """C's memcpy between two addresses: a loop in Python compiles to a slower one for rows of kilobytes."""
+    """Copy bytes between two addresses with C's memcpy; a Python loop compiles to slower code for rows of kilobytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
@@ -165,7 +168,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
 
 @intrinsic
 def float_from_bits(typingctx: Any, bits: Any) -> Any:
-    """The float64 whose bits an ``int64`` of the argument block holds."""
+    """Return the float64 whose bits an ``int64`` of the argument block contains."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
@@ -191,8 +194,10 @@ def _float32_of_bits(typingctx: Any, bits: Any) -> Any:
 
 @njit(inline="always")
 def ordered_bits(value: Any) -> Any:
-    """An int32 for each float32, in the same order (-0 before 0, NaN at the ends): the largest of many is found by
-    vector operations, which of floats it is not."""
+    """Return an int32 for each float32, in the same order (-0 before 0, NaN at the ends).
+
+    Vector instructions find the maximum of many int32, but not of many floats.
+    """
     bits = np.int32(bits_of_float32(value))
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
@@ -204,7 +209,7 @@ def float_of_ordered_bits(ordered: Any) -> Any:
 
 @njit
 def largest_of(values: Any) -> Any:
-    """The largest of an array, as float32; -inf where it is empty."""
+    """Return the maximum of an array as float32; -inf for an empty array."""
     largest = ordered_bits(np.float32(-np.inf))
     for i in range(values.size):
         largest = max(largest, ordered_bits(to_float32(values[i])))
@@ -213,7 +218,7 @@ def largest_of(values: Any) -> Any:
 
 @intrinsic
 def nearest(typingctx: Any, value: Any) -> Any:
-    """The nearest whole number, as an instruction: a call would keep the loop around it from vectorising."""
+    """Return the nearest integer by one instruction; a call would prevent vectorization of the loop around it."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.call(builder.module.declare_intrinsic("llvm.rint", [_F32]), args)
@@ -223,14 +228,14 @@ def nearest(typingctx: Any, value: Any) -> Any:
 
 @njit(inline="always", fastmath={"contract"})
 def exp_float32(x: Any) -> Any:
-    """e ** x to 2 units in the last place, without a call, so that loops over it vectorise.
+    """Return e ** x to 2 units in the last place, without a call, so that loops over it vectorize.
 
-    x = n ln 2 + r with \\|r\\| <= ln 2 / 2; e ** r by its Taylor series to degree 7 (error below 6e-9).
-    Below -87.3 (where the result would be subnormal) it is 0; above 88 it is infinity.
+    x = n ln 2 + r with abs(r) <= ln 2 / 2; e ** r is its Taylor series to degree 7 (error below 6e-9). Below -87.3,
+    where the result would be subnormal, it is 0; above 88 it is infinity.
     """
     clamped = min(max(x, np.float32(-87.3)), np.float32(88.0))
     n = nearest(clamped * np.float32(1.4426950408889634))
-    # ln 2 in two parts, so that n * ln 2 is exact.
+    # ln 2 is split into two parts, so that n * ln 2 is exact.
     r = (clamped - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)
     series = np.float32(1.0 / 5040.0)
     series = series * r + np.float32(1.0 / 720.0)
@@ -247,7 +252,10 @@ def exp_float32(x: Any) -> Any:
 
 @njit(inline="always", fastmath={"contract"})
 def tanh_float32(x: Any) -> Any:
-    """tanh x to 4e-7 of itself, without a call: by its Taylor series to degree 9 about 0, else by e ** -2|x|."""
+    """Return tanh x with a relative error of 4e-7, without a call.
+
+    Near 0 it is the Taylor series to degree 9, elsewhere it is computed from e ** (-2 abs(x)).
+    """
     square = x * x
     series = np.float32(62.0 / 2835.0)
     series = series * square - np.float32(17.0 / 315.0)

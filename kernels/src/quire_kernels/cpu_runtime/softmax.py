@@ -1,8 +1,9 @@
-"""The softmax over one row of scores, written as vector instructions: its largest score, and the weights by which
-values are multiplied next, as the micro kernel wants them.
+"""The softmax over one row of scores, written as vector instructions.
 
-Lanes lie over tokens by their place in the row, whatever part of it is visible: a sum has the same bits with more
-hidden tokens before or behind.
+It finds the largest score and computes the weights in the format of the micro kernel.
+
+Each token's lane follows from its position in the row, whichever part of the row is visible. A sum therefore has the
+same bits with more hidden tokens before or after it.
 """
 
 import math
@@ -31,7 +32,7 @@ _UNSEEN = float("-inf")
 
 @intrinsic
 def largest_score(typingctx: Any, scores: Any, low: Any, high: Any) -> Any:
-    """The largest of scores[low:high], at an address; NaN is passed over."""
+    """Return the largest of scores[low:high], given their address; NaN is ignored."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, low, high = args
@@ -54,11 +55,10 @@ def largest_score(typingctx: Any, scores: Any, low: Any, high: Any) -> Any:
 def weigh_scores(
     typingctx: Any, block: Any, scores: Any, low: Any, high: Any, tokens: Any, scale: Any, largest: Any
 ) -> Any:
-    """Turn scores[low:high] into weights exp(scale * score - largest), the rest up to ``tokens`` into 0, in place, and
-    return their sum.
+    """Turn scores[low:high] into weights exp(scale * score - largest), in place, and return their sum.
 
-    Where values are multiplied in pairs, the weights are bfloat16 and fill the first half of the row; the sum is of
-    them as they were rounded.
+    The other weights up to ``tokens`` become 0. If values are multiplied in pairs, the weights are bfloat16 and fill
+    the first half of the row; the sum is over the rounded weights.
     """
     pairs = weighs_in_pairs(block.dtype)
 
@@ -71,7 +71,7 @@ def weigh_scores(
                 exponential.store(address, index, _floats(0.0))
 
         def body(index: Any, visible: Any | None) -> None:
-            """Writes no further than has been read, so a row may be weighed in place."""
+            """Compute the weights of one strip. Writes stay behind the reads, so the row can be processed in place."""
             weight = exponential.of(builder.load(_at(builder, address, index, _VECTOR), align=4))
             if visible is not None:
                 weight = builder.select(visible, weight, _floats(0.0))
@@ -88,7 +88,7 @@ def weigh_scores(
 
 
 class _FloatsOut:
-    """Weights as float32, to 2 units in the last place: e ** x as ``scalars.exp_float32`` has it, but a NaN stays."""
+    """Weights as float32, to 2 units in the last place: ``scalars.exp_float32``, except that NaN stays NaN."""
 
     def __init__(self, builder: Any, scale: Any, largest: Any) -> None:
         self._builder = builder
@@ -103,7 +103,7 @@ class _FloatsOut:
         is_zero = builder.fcmp_ordered("<", x, _floats(-87.3))
         clamped = builder.select(is_zero, _floats(-87.3), x)
         n = _nearest(builder, builder.fmul(clamped, _floats(1.4426950408889634)))
-        # ln 2 in two parts, so that n * ln 2 is exact.
+        # ln 2 is split into two parts, so that n * ln 2 is exact.
         r = _fused(builder, n, _floats(2.12194440e-4), _fused(builder, n, _floats(-0.693359375), clamped))
         series = _floats(1.0 / 5040.0)
         for term in (1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0):
@@ -123,8 +123,10 @@ class _FloatsOut:
 
 
 class _PairsOut:
-    """Weights as bfloat16, on CPUs with AVX-512: 2 ** (x log2 e), its fraction by the Taylor series to degree 5, which
-    is within 3e-6 of it where half a unit of bfloat16 is 2e-3."""
+    """Weights as bfloat16, for CPUs with AVX-512: 2 ** (x log2 e).
+
+    The fraction's power is its Taylor series to degree 5; its error is 3e-6, and half a unit of bfloat16 is 2e-3.
+    """
 
     def __init__(self, builder: Any, scale: Any, largest: Any) -> None:
         self._builder = builder
@@ -175,7 +177,7 @@ def _nearest(builder: Any, x: Any) -> Any:
 
 
 def _over_strips(builder: Any, low: Any, high: Any, body: Callable[[Any, Any | None], None]) -> None:
-    """Calls for (strip, which of its lanes are in low:high), the latter None where all are."""
+    """Call ``body(strip, visible lanes)`` for each strip of low:high; None means all lanes."""
     first, last = _strips(builder, low, high)
     whole_from = builder.udiv(builder.add(low, _number(WIDTH - 1)), _number(WIDTH))
     whole_to = builder.udiv(high, _number(WIDTH))
@@ -196,16 +198,16 @@ def _over_strips(builder: Any, low: Any, high: Any, body: Callable[[Any, Any | N
 
 
 def _visible(builder: Any, index: Any, low: Any, high: Any) -> Any:
-    """Which lanes of a strip are in low:high, as vector of bits."""
+    """Return the lanes of a strip that are in low:high, as a vector of bits."""
     begin = builder.mul(index, _number(WIDTH))
     lanes = ir.Constant(_INTEGERS, list(range(WIDTH)))
-    # Unsigned, one comparison stands for both.
+    # One unsigned comparison tests both bounds.
     from_low = builder.add(lanes, _splat(builder, builder.trunc(builder.sub(begin, low), _I32)))
     return builder.icmp_unsigned("<", from_low, _splat(builder, builder.trunc(builder.sub(high, low), _I32)))
 
 
 def _strips(builder: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """The first strip of low:high and the one behind its last."""
+    """Return the index of the first strip of low:high and of the strip after the last one."""
     last = builder.add(high, _number(WIDTH - 1))
     return builder.udiv(low, _number(WIDTH)), builder.udiv(last, _number(WIDTH))
 
@@ -215,7 +217,7 @@ def _larger(builder: Any, a: Any, b: Any) -> Any:
 
 
 def _reduced(builder: Any, vector: Any, combine: Callable[[Any, Any, Any], Any]) -> Any:
-    """One number of all lanes, combined in halves."""
+    """Return one number from all lanes, combined by halving."""
     width = vector.type.count
     while width > 1:
         width //= 2

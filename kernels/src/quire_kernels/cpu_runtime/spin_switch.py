@@ -1,9 +1,9 @@
-"""Makes the threads of torch's OpenMP runtime sleep at once when they wait, and spin for a moment again.
+"""A switch that makes the waiting threads of torch's OpenMP runtime sleep at once, or spin for a moment again.
 
-libgomp reads how long to spin when it is loaded (``GOMP_SPINCOUNT``), and offers no call to change that. But while it
-manages more threads than there are CPUs it lets none of them spin under a passive ``OMP_WAIT_POLICY``, as its manual
-says of ``GOMP_SPINCOUNT``. So a thread with a team of sleepers of its own is the switch: while it lives, nobody spins;
-as it ends, so does its team.
+libgomp reads how long to spin when it is loaded (``GOMP_SPINCOUNT``) and has no call to change that. But while it
+manages more threads than there are CPUs, no thread spins under a passive ``OMP_WAIT_POLICY``, as its manual documents
+for ``GOMP_SPINCOUNT``. The switch is therefore a thread with its own team of sleeping threads: while it lives, no
+thread spins; when it ends, its team ends too.
 """
 
 import ctypes
@@ -13,16 +13,19 @@ from typing import Any
 
 from quire_kernels.cpu_runtime.workers import parallel_region
 
-# libgomp ends the process where it cannot start a thread, and how many more may be started is not ours to know.
+# libgomp ends the process if it cannot start a thread, and the limit is not known here.
 _MOST_SLEEPERS = 16
 
 
 class SpinSwitch:
-    """Of this process. Threads go on spinning where it would take many sleepers: a few threads on a machine of many
-    CPUs, of which some are idle."""
+    """The spin switch of this process.
+
+    It does nothing if it would need many sleeping threads, i.e. with few threads on a machine of many CPUs. Some of
+    those CPUs are idle anyway.
+    """
 
     def __init__(self, threads: int) -> None:
-        """threads  that compute together, the calling one included"""
+        """Prepare the switch for ``threads`` threads that compute together, including the calling one."""
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._team = max(2, cpus - threads + 2)
         self._sleepers: _Sleepers | None = None
@@ -53,7 +56,7 @@ class _Sleepers:
         self._thread.join()
 
     def _hold(self) -> None:
-        # What the team does once does not matter: it must only have been one.
+        # It does not matter what the team runs, only that it exists.
         self._enter(ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p), None, self._team, 0)
         self._made.set()
         self._ended.wait()

@@ -1,4 +1,4 @@
-"""From a row of a tile's sums to the numbers that are stored: 32 columns at once, in vectors."""
+"""The conversion of a row of a tile's sums into stored results, 32 columns at once, in vector instructions."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _CONTRACT = ("contract",)
 def store_bytes_row(
     typingctx: Any, sums: Any, zero: Any, weight_sums: Any, scale: Any, weight_scales: Any, bias: Any, target: Any
 ) -> Any:
-    """target[c] = (sums[c] - zero * weight_sums[c]) * (scale * weight_scales[c]) + bias[c]."""
+    """Compute target[c] = (sums[c] - zero * weight_sums[c]) * (scale * weight_scales[c]) + bias[c]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums_ptr, zero, weight_sums_ptr, scale, scales_ptr, bias_ptr, out = args
@@ -40,7 +40,7 @@ def store_bytes_row(
 
 @intrinsic
 def store_row(typingctx: Any, sums: Any, bias: Any, target: Any) -> Any:
-    """target[c] = sums[c] + bias[c]."""
+    """Compute target[c] = sums[c] + bias[c]."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         sums_ptr, bias_ptr, out = args
@@ -64,7 +64,7 @@ def _splat(builder: Any, value: Any, kind: Any) -> Any:
 
 
 def _store(builder: Any, vector: Any, pointer: Any, first: int, stored: Any) -> None:
-    """Rounded to the storage type: to nearest, ties to even; NaN stays NaN."""
+    """Store ``vector`` rounded to the storage type: to nearest, ties to even; NaN stays NaN."""
     place = builder.gep(pointer, [ir.Constant(ir.IntType(64), first)])
     if stored == types.float32:
         rounded = vector

@@ -1,15 +1,15 @@
-"""Products of whole tiles by AMX, where ``features.multiplies_tiles``.
+"""Products of whole tiles by AMX; requires ``features.multiplies_tiles``.
 
-A tile is up to 16 rows of 64 bytes. One instruction adds the product of two tiles to a third: A holds up to 16 rows of
-16 units, B 16 units of 16 columns, C the sums. A *unit* is four bytes along K, as in ``dot_tiles``: two bfloat16 or
-four bytes. B's rows lie at any distance from one another, so a tile of B is read from a panel of packed weights, from a
-key block or from a value block where it lies.
+A tile has up to 16 rows of 64 bytes. One instruction adds the product of two tiles to a third: A has up to 16 rows of
+16 units, B 16 units of 16 columns, and C the sums. A *unit* is four bytes along K, as in ``dot_tiles``: two bfloat16 or
+four bytes. The stride between B's rows is arbitrary, so a tile of B is read in place from a panel of packed weights, a
+key block or a value block.
 
 Each thread has eight tiles. Products use 0 to 3 for sums, 4 and 5 for A, 6 and 7 for B: two by two, so that four loads
-feed four products. Nothing else may be computed by tiles between ``configure`` and ``release``, and every worker that
-configures releases before it returns: a thread must not keep tiles, which the system would save at each switch.
+feed four products. Only one computation may use tiles between ``configure`` and ``release``. Every worker that
+configures must release before it returns, because the system saves a thread's tiles at each context switch.
 
-A sum is taken tile by tile along K, so its bits follow from the number of units in a tile and not from the rows beside.
+A sum is accumulated tile by tile along K, so its bits depend on the number of units in a tile, not on the other rows.
 """
 
 from typing import Any, Literal
@@ -27,9 +27,9 @@ TILE_BYTES = 1024
 ROW_BYTES = 64
 
 Dot = Literal["tdpbf16ps", "tdpbusd"]
-"""Pairs of bfloat16 into float32, or unsigned by signed bytes into int32."""
+"""The instruction: ``tdpbf16ps`` adds pairs of bfloat16 to float32, ``tdpbusd`` unsigned by signed bytes to int32."""
 
-# How far ahead of its use a weight is asked for.
+# The distance between a prefetched weight and its use.
 _AHEAD_BYTES = 8192
 _LEAST_UNITS = 8
 
@@ -51,7 +51,7 @@ def _load_configuration(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def release(typingctx: Any) -> Any:
-    """Give the thread's tiles back."""
+    """Release the thread's tiles."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _call(builder, "tilerelease")
@@ -62,9 +62,9 @@ def release(typingctx: Any) -> Any:
 
 @njit
 def configure(memory: Any, rows: Any, units: Any) -> None:
-    """Give the thread tiles: sums and A of ``rows`` rows, A of ``units`` units, B of as many rows, 16 columns.
+    """Configure the thread's tiles: sums and A with ``rows`` rows, A with ``units`` units, B with as many rows.
 
-    memory  64 bytes, 0 at first; they say what the thread has, so that asking twice costs nothing
+    memory  64 bytes, initially 0; they record the thread's configuration, so that repeating it costs nothing
     """
     if memory[48] == rows and memory[55] == units:
         return
@@ -89,8 +89,10 @@ def copy_line(typingctx: Any, target: Any, source: Any) -> Any:
 
 
 def units_of_tile(units: int) -> int | None:
-    """Return the largest number of units a tile can have that ``units`` is a multiple of: tiles of one size cover all
-    of K, and nothing is filled up. None where that is so few that most of the hardware would be unused."""
+    """Return the largest tile size that divides ``units``, so that tiles of one size cover K without padding.
+
+    Return None if that size is so small that most of the hardware would be idle.
+    """
     largest = max(size for size in range(1, TILE_UNITS + 1) if units % size == 0)
     return largest if largest >= _LEAST_UNITS else None
 
@@ -98,17 +100,17 @@ def units_of_tile(units: int) -> int | None:
 def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, listed: bool = False) -> Any:
     """Return the intrinsic multiply(a, a_down, a_step, a_stride, b, b_first, b_across, ..., fresh).
 
-    It computes ``down`` by ``across`` tiles C[i, j] (+)= sum over ``steps`` of A[i] . B[j], all operands addresses,
-    strides and steps in bytes:
+    It computes ``down`` by ``across`` tiles C[i, j] (+)= sum over ``steps`` of A[i] . B[j]. All operands are addresses;
+    strides and steps are in bytes:
 
     a, a_down, a_step, a_stride      A's first tile; to the tile below, to the next along K, from row to row
     b, b_first                       B, and from there to its first tile
-    b_across, b_step, b_stride       to the tile beside, to the next along K, from unit to unit
-    c, c_down, c_across, c_stride    the sums: the tile below, the tile beside, from row to row
-    fresh                            whether sums begin at 0 rather than at what ``c`` holds
+    b_across, b_step, b_stride       to the tile on the right, to the next along K, from unit to unit
+    c, c_down, c_across, c_stride    the sums: to the tile below, to the tile on the right, from row to row
+    fresh                            whether sums start at 0 instead of the content of ``c``
 
-    With ``asks_ahead`` memory is asked for B's rows some tiles before they are loaded. With ``listed`` B's tiles along
-    K lie apart: ``b`` is the address of a list of what ``b`` else is, and ``b_step`` bytes lead from one to the next.
+    With ``asks_ahead``, B's rows are prefetched some tiles before they are loaded. With ``listed``, B's tiles along K
+    are not at a constant distance: ``b`` is the address of a list of addresses, ``b_step`` bytes apart.
     """
     cells = [(i, j, across * i + j) for i in range(down) for j in range(across)]
 
@@ -173,7 +175,7 @@ def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, 
 
 @intrinsic
 def multiply_registers(typingctx: Any, steps: Any) -> Any:
-    """Multiply tiles of bfloat16 without loads, four products a step: the peak that others are compared with."""
+    """Multiply tiles of bfloat16 without loads, four products per step: the peak rate for comparisons."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for tile in range(8):
@@ -196,9 +198,9 @@ def _ask_ahead(builder: Any, address: Any, size: Any) -> None:
 
 
 def _call(builder: Any, name: str, *operands: Any) -> None:
-    """Call LLVM's intrinsic of an instruction; a number names a tile.
+    """Call LLVM's intrinsic for an instruction; an int operand is the number of a tile.
 
-    For a target without tiles nothing is emitted: there the call stands in a branch that is never taken.
+    Emit nothing for a target without tiles, where the call is in a branch that never runs.
     """
     if not multiplies_tiles():
         return

@@ -1,10 +1,10 @@
-"""Compiles workers and runs them on the threads torch computes with.
+"""The compilation of workers, and their execution on the threads with which torch computes.
 
-Why not numba's ``parallel=True``: its thread pools (workqueue, or a second OpenMP runtime) stand beside torch's, and a
-region costs up to 80 microseconds to enter. Here the body is compiled alone, and ``GOMP_parallel``, from the OpenMP
-runtime that torch has loaded, runs it: one pool, about 10 microseconds. Work is taken off a shared counter, so a thread
-that another process keeps from its core does not hold back the items of the others. Where no such runtime is loaded
-(torch on macOS) a worker runs on the calling thread.
+numba's ``parallel=True`` is not used: its thread pools (workqueue, or a second OpenMP runtime) would exist in addition
+to torch's, and entering a region costs up to 80 microseconds. Here the body is compiled alone, and ``GOMP_parallel`` of
+the OpenMP runtime that torch has loaded runs it: one pool, about 10 microseconds. Threads take work from a shared
+counter, so a thread that another process displaces from its core does not delay the other items. If no such runtime is
+loaded (torch on macOS), a worker runs on the calling thread.
 """
 
 import ctypes
@@ -32,10 +32,11 @@ _STORAGE = {
 
 
 class Worker:
-    """One worker function, compiled when first needed for a storage type.
+    """A worker function, compiled when it is first needed for a storage type.
 
-    The function takes one argument: a pointer whose type tells the storage, to a block of int64:
-    [0] the counter of items taken, [1] how many there are, [2] a fault to report (0: none), [3] and on the arguments.
+    The function has one argument, a pointer to a block of int64; the pointer's type gives the storage type. The block
+    contains [0] the counter of taken items, [1] the number of items, [2] an error code (0: no error), [3:] the
+    arguments.
     """
 
     def __init__(self, function: Callable[[Any], None]) -> None:
@@ -49,7 +50,7 @@ class Worker:
         return compiled.address
 
     def _compile(self, dtype: torch.dtype) -> Any:
-        """Loads what was compiled before, if anything was."""
+        """Return the worker compiled for ``dtype``, from the disk cache if possible."""
         began = time.perf_counter()
         storage = str(dtype).removeprefix("torch.")
         signature = types.void(types.CPointer(_STORAGE[dtype]))
@@ -62,11 +63,11 @@ class Worker:
 
 
 def launch(worker: Worker, dtype: torch.dtype, items: int, arguments: tuple[int, ...], *, parallel: bool) -> int:
-    """Runs ``worker`` until all ``items`` are done; on one thread unless ``parallel``, which pays for larger work.
+    """Run ``worker`` until all ``items`` are done, and return its error code (0: no error).
 
-    Returns the fault that the worker reported: 0 is none.
+    It runs on one thread unless ``parallel``, which pays off for larger work.
     """
-    block = array("q", (0, items, 0, *arguments))  # a third of the time of a ctypes array
+    block = array("q", (0, items, 0, *arguments))  # An array takes a third of the time of a ctypes array.
     place, _ = block.buffer_info()
     address = worker.address(dtype)
     threads = min(torch.get_num_threads(), items) if parallel else 1
@@ -79,7 +80,7 @@ def launch(worker: Worker, dtype: torch.dtype, items: int, arguments: tuple[int,
 
 
 def float_bits(value: float) -> int:
-    """A float as an int64 of the argument block."""
+    """Return the bits of a float as an int64 for the argument block."""
     bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
     return bits
 
@@ -89,7 +90,10 @@ _SIGNATURE = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 
 @functools.cache
 def parallel_region() -> Any | None:
-    """``void GOMP_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags)`` of torch's OpenMP."""
+    """Return GOMP_parallel of torch's OpenMP runtime, or None if no such runtime is loaded.
+
+    Its signature is ``void GOMP_parallel(void (*fn)(void *), void *data, unsigned threads, unsigned flags)``.
+    """
     try:
         enter = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):

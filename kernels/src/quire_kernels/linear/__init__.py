@@ -1,9 +1,9 @@
-"""A linear layer whose every row is a function of that row alone: the same bits whatever else is in the batch.
+"""A linear layer in which each row's result depends on that row alone: its bits are the same in every batch.
 
-Ordinary matrix multiplication chooses its tiles, and with them the order in which products are added, by the number of
-rows; so a request's logits depend on its neighbours. Here order and instructions follow from the weight's shape alone
-(He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025). It costs speed, and is for
-``--deterministic``.
+Ordinary matrix multiplication selects its tiles, and with them the order of additions, by the number of rows, so a
+request's logits depend on the rest of the batch. Here order and instructions depend only on the weight's shape (He and
+Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025). This is slower, and is used in deterministic
+mode (``--deterministic``).
 
 Legend: T rows, K inputs, N outputs.
 """
@@ -15,15 +15,15 @@ from quire_kernels.dispatch import implementation
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x W^T + bias, added up in float32 and rounded once.
+    """Compute y = x W^T + bias, accumulated in float32 and rounded once.
 
     x        [T, K], rows at any stride
     weight   [N, K], contiguous, dtype of x
     bias     [N] or None, contiguous, dtype of x
     returns  [T, N], new and contiguous, dtype of x
 
-    Row t of the result has the same bits in every batch that row t of x is in, at whatever place, on one device and
-    with one number of threads. Raises ArgumentError on other shapes, strides, dtypes or devices.
+    Row t of the result has the same bits in every batch that contains row t of x, at any position, on one device and
+    with one number of threads. Raise ArgumentError on other shapes, strides, dtypes or devices.
     """
     check_storage("linear", "x", x)
     if x.dim() != 2:

@@ -1,8 +1,8 @@
-"""linear on a CPU: torch's own, over batches that are always of one size.
+"""linear on a CPU: torch's own product on batches of one fixed size.
 
-torch's libraries choose a kernel by the shape of the product and the alignment of its operands. Both are held fixed:
-the rows go in chunks of 16, the last filled up with zeros, each beginning where a cache line does. Within a chunk a row
-has the same bits at every place; the tests hold the libraries to that.
+torch's libraries select a kernel by the shape of the product and the alignment of its operands. Both are fixed here:
+the rows are processed in chunks of 16, the last one padded with zeros, each aligned to a cache line. Within a chunk a
+row has the same bits at every position; the tests check that the libraries guarantee it.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 CHUNK = 16
-"""Rows of a product. Fewer would read the weights more often, more would be wasted on small batches."""
+"""Rows per product. Fewer would read the weights more often, more would be wasted on small batches."""
 
 _CACHE_LINE = 64
 
@@ -30,5 +30,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _well_placed(x: Tensor) -> bool:
-    """Every chunk of ``x`` is dense and begins where a cache line does."""
+    """Return whether every chunk of ``x`` is dense and aligned to a cache line."""
     return x.is_contiguous() and x.data_ptr() % _CACHE_LINE == 0 and CHUNK * x.stride(0) * x.itemsize % _CACHE_LINE == 0

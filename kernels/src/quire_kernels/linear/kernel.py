@@ -1,11 +1,11 @@
-"""linear in Triton: tiles of one size, and K cut into splits, by the weight's shape alone.
+"""linear in Triton: tiles of one size, and K divided into splits, both determined by the weight's shape alone.
 
-y = x W^T + bias. A product of one tile and one split is added up by the tensor cores, from zero and in rising order of
-k; the splits' sums are then added in float32, in rising order too. With many rows a program takes the splits of its
-tile in turn. With few there are fewer tiles than the device has multiprocessors, and a program takes one split: the
-sums go through memory to a second kernel, which adds them in the same order. Both ways give the same bits, so which is
-taken may follow the number of rows, as the instructions and the order of additions do not (He and Thinking Machines
-Lab, "Defeating Nondeterminism in LLM Inference", 2025).
+y = x W^T + bias. The tensor cores accumulate the product of one tile and one split, from zero and in ascending order of
+k; the splits' sums are then added in float32, also in ascending order. With many rows, a program processes the splits
+of its tile one after another. With few rows, there are fewer tiles than the device has multiprocessors, and a program
+processes one split: the sums go through memory to a second kernel, which adds them in the same order. Both variants
+give the same bits, so the choice may depend on the number of rows, while the instructions and the order of additions do
+not (He and Thinking Machines Lab, "Defeating Nondeterminism in LLM Inference", 2025).
 
 Legend: T rows, K inputs, N outputs, C splits of K.
 """
@@ -24,16 +24,16 @@ from quire_kernels.triton_runtime.target import Target
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
 _PROGRAMS = 256
-"""As many as two on each multiprocessor of a Hopper: a single tile of rows is cut into splits up to these."""
+"""The number of programs for which a single tile of rows is divided into splits: two per multiprocessor of a Hopper."""
 _SHORTEST_SPLIT = 256
 _TILES_PER_GROUP = tl.constexpr(8)
-"""Tiles of rows that neighbouring programs share the weights of."""
+"""The number of row tiles whose neighbouring programs share the weights."""
 
 
 @triton.jit
 def _multiply_add(left, right, product):
     if _INTERPRETED:
-        # The interpreter's own product of matrices, NumPy's, rounds a row by where it stands.
+        # The interpreter's own product, NumPy's, rounds a row depending on its position.
         wide = left.to(tl.float32)[:, :, None] * right.to(tl.float32)[None, :, :]
         return product + tl.sum(wide, axis=1)
     return tl.dot(left, right, product, input_precision="ieee")
@@ -64,7 +64,8 @@ def _multiply_kernel(
     group_tiles = tl.minimum(m_tiles - first_tile, _TILES_PER_GROUP)
     row = (first_tile + within % group_tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     column = (within // group_tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    # Beyond the last row and column these are read again: cheaper than a mask, and nothing of it is stored.
+    # Indices beyond the last row and column read the last one again: cheaper than a mask, and the results are not
+    # stored.
     x_rows = x + tl.minimum(row, rows - 1)[:, None] * x_stride
     weight_rows = weight + tl.minimum(column, outputs - 1)[None, :] * inputs
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -113,7 +114,7 @@ def _add_up_kernel(
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Few rows take float32 [C, T, N] of memory beside the result."""
+    """Compute the product; with few rows this needs float32 [C, T, N] of additional memory."""
     require_device("linear", x.device)
     (rows, inputs), outputs = x.shape, weight.shape[0]
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
@@ -125,7 +126,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     tiles = triton.cdiv(rows, config.blocks["BLOCK_M"]) * triton.cdiv(outputs, config.blocks["BLOCK_N"])
     apart = splits > 1 and 2 * tiles <= device_properties(x.device).multiprocessors
     sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device) if apart else out
-    given_bias = x if bias is None else bias  # what is not read still needs a pointer
+    given_bias = x if bias is None else bias  # An argument that is not read still needs a pointer.
     _multiply_kernel[(tiles, splits if apart else 1)](
         x,
         weight,
@@ -151,7 +152,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def cut(inputs: int, outputs: int, config: LaunchConfig) -> tuple[int, int]:
-    """Into how many splits K is cut, and the inputs of each but the last: by the weight's shape, never by the rows."""
+    """Return the number of splits of K, and the inputs of each split except the last.
+
+    Both depend on the weight's shape, never on the rows.
+    """
     n_tiles = triton.cdiv(outputs, config.blocks["BLOCK_N"])
     wanted = max(min(_PROGRAMS // n_tiles, inputs // _SHORTEST_SPLIT), 1)
     block = config.blocks["BLOCK_K"]

@@ -1,4 +1,4 @@
-"""linear in plain torch: what every implementation is compared with."""
+"""linear in plain torch: the reference for every implementation."""
 
 from torch import Tensor
 

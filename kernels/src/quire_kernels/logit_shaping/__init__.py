@@ -1,4 +1,4 @@
-"""What requests do to their own logits before the draw, and the counts of drawn tokens that this needs.
+"""Changes of the logits that requests specify, and the counts of sampled tokens that these need.
 
 Legend: N rows of state, C places in the pool, R rows of logits, S of them to shape, V vocabulary.
 """
@@ -12,23 +12,26 @@ from quire_kernels.checks import check_dense, check_device, check_storage, refus
 from quire_kernels.dispatch import implementation
 
 NUM_BOUNDS = 7
-"""Of a row: where allowed, words, stops, biases and counted begin, where counted ends, and the room after it."""
+"""The bounds of a row: the starts of allowed, words, stops, biases and counted, the end of counted, and the end of the
+room after it."""
 
 TAIL = 64
-"""How many of the tokens drawn last are known: a forbidden word has at most one more."""
+"""The number of last sampled tokens that are kept: a forbidden word has at most one token more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitEdits:
-    """What each row asks for, kept from step to step. A row's edits lie side by side in a pool, in this order:
+    """The logit changes of each row, kept from step to step.
 
-    allowed  ids in rising order, each once: where there are any, no other is drawn
-    words    forbidden sequences: the number of their tokens, then these; the last is not drawn after the others
-    stops    ids that are not drawn before ``min_tokens`` others
-    biases   ids, and in ``values`` what is added to their logits
-    counted  ids that occurred, and in ``values`` how often they were drawn; grows as tokens are drawn
+    A row's edits are adjacent in a pool, in this order:
 
-    Every id is below V. Where the room for ``counted`` is empty, nothing is counted for the row.
+    allowed  ids in ascending order, each once: if there are any, no other id is sampled
+    words    forbidden sequences: the number of tokens, then the tokens; the last one is not sampled after the others
+    stops    ids that are not sampled before ``min_tokens`` other tokens
+    biases   ids, and in ``values`` the numbers added to their logits
+    counted  ids that occurred, and in ``values`` how often they were sampled; grows with each sampled token
+
+    Every id is below V. If the room for ``counted`` is empty, nothing is counted for the row.
     """
 
     ids: Tensor  # [C] int32
@@ -37,21 +40,21 @@ class LogitEdits:
     penalties: Tensor  # [N, 3] float32: repetition, frequency, presence; 1, 0 and 0 change nothing
     min_tokens: Tensor  # [N] int64
     num_drawn: Tensor  # [N] int64
-    tails: Tensor  # [N, TAIL] int32: the n-th token drawn at n % TAIL, n from 0
+    tails: Tensor  # [N, TAIL] int32: the n-th sampled token at n % TAIL, n from 0
 
 
 def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits) -> None:
-    """Changes lines of ``logits`` in place, each as its row asks: what is forbidden becomes minus infinity.
+    """Change rows of ``logits`` in place according to their edits; forbidden tokens get minus infinity.
 
-    In this order: allowed ids, forbidden words, least length, biases, penalties. A token that occurred has its logit
-    divided by ``repetition`` where that is positive, multiplied where it is not (Keskar et al., CTRL, 2019); then
-    ``frequency`` is subtracted for each time it was drawn, and ``presence`` if it was.
+    The order is: allowed ids, forbidden words, minimum length, biases, penalties. The logit of a token that occurred is
+    divided by ``repetition`` if it is positive, and multiplied otherwise (Keskar et al., CTRL, 2019). Then
+    ``frequency`` is subtracted for each time it was sampled, and ``presence`` once if it was sampled.
 
     logits  [R, V] float32, rows at any stride
-    lines   [S] int64, which rows of logits, each at most once
-    rows    [S] int64, whose edits
+    lines   [S] int64, the rows of logits, each at most once
+    rows    [S] int64, the rows of edits
 
-    Raises ArgumentError on other shapes, strides or dtypes. What the pool holds is not checked.
+    Raise ArgumentError on other shapes, strides or dtypes. The content of the pool is not checked.
     """
     check_storage("shape_logits", "logits", logits)
     if logits.dim() != 2 or logits.dtype != torch.float32:
@@ -64,10 +67,10 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
 
 
 def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> None:
-    """Notes, in place, that each of ``token_ids`` [S] int64 was drawn for its row [S] int64, each row at most once.
+    """Count in place that each of ``token_ids`` [S] int64 was sampled for its row [S] int64, each row at most once.
 
-    Raises ArgumentError on other shapes or dtypes, and on a CPU where a row has no room for another id: on a GPU that
-    is the caller's to know.
+    Raise ArgumentError on other shapes or dtypes and, on a CPU, if a row has no room for another id. On a GPU the
+    caller must ensure the room.
     """
     check_dense("count_tokens", "rows", rows, torch.int64, (token_ids.shape[0],))
     check_dense("count_tokens", "token_ids", token_ids, torch.int64, (rows.shape[0],))

@@ -1,4 +1,4 @@
-"""Shaping of logits on a CPU: a row per item, over the ids a row names rather than over the vocabulary."""
+"""Logit shaping on a CPU. Each work item is one row, and visits the ids that the row names, not the vocabulary."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _FORBIDDEN = np.float32(-np.inf)
 
 @njit
 def _keep_only(logits: Any, ids: Any, begin: Any, end: Any) -> None:
-    """Forbids what lies between the ids, which rise."""
+    """Forbid all tokens between the ids, which are in ascending order."""
     place = 0
     for k in range(begin, end):
         logits[place : ids[k]] = _FORBIDDEN
@@ -116,7 +116,10 @@ def _count_worker(block: Any) -> None:
 
 @njit
 def _find(ids: Any, begin: Any, end: Any, token: Any) -> Any:
-    """The place of a token, or ``end``. Parts are searched whole: unlike stopping early, that is a vector operation."""
+    """Return the position of a token, or ``end``.
+
+    Each part is searched whole, because that is a vector operation and an early exit is not.
+    """
     part = begin
     while part < end:
         stop = min(end, part + 256)

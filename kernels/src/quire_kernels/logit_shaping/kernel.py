@@ -1,8 +1,8 @@
-"""Shaping of logits in Triton, over the ids a row names rather than over the vocabulary.
+"""Logit shaping in Triton, which visits the ids that a row names, not the vocabulary.
 
-A program per row takes the steps that follow one another, as they may change the same logit; only what a row's list of
-allowed ids forbids is the length of the vocabulary, and is written before that by a launch of many programs. Nothing
-is added by atomics: no two programs touch the same row.
+One program per row performs the steps in order, because several may change the same logit. Only the tokens that a row's
+list of allowed ids forbids cover the vocabulary; a launch of many programs writes them before. No two programs change
+the same logit, so nothing needs atomics.
 
 Legend: S rows to shape, V vocabulary.
 """
@@ -22,7 +22,7 @@ _BOUNDS: tl.constexpr = tl.constexpr(NUM_BOUNDS)
 _TAIL: tl.constexpr = tl.constexpr(TAIL)
 _FORBIDDEN: tl.constexpr = tl.constexpr(float("-inf"))
 _SHARE = 8192
-"""Logits that one program goes through for what is allowed."""
+"""The number of logits that one program checks against the allowed ids."""
 assert TAIL & (TAIL - 1) == 0, "the tail is a ring indexed by masking"
 
 
@@ -40,7 +40,7 @@ def _allow_kernel(
     SHARE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Forbids what is not among a row's allowed ids, where it has any: each token is looked up in the rising list.
+    """Forbid all tokens outside a row's allowed ids, if it has any, by searching each token in the sorted list.
 
     Grid: S, shares of the vocabulary.
     """
@@ -87,9 +87,9 @@ def _shape_kernel(
     vocabulary,
     TILE: tl.constexpr,
 ):
-    """Forbidden words, least length, biases, penalties (Keskar et al., CTRL, 2019), in this order. Grid: S.
+    """Apply forbidden words, minimum length, biases, penalties (Keskar et al., CTRL, 2019), in this order. Grid: S.
 
-    Threads of a program write the same logits in different steps, so they wait for one another in between.
+    Threads of a program write the same logits in different steps, so there is a barrier between the steps.
     """
     item = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + item)
@@ -154,14 +154,14 @@ def _shape_kernel(
 
 @kernel(varying=["num_rows"])
 def _count_kernel(token_ids, rows, ids, values, bounds, num_drawn, tails, num_rows, TILE: tl.constexpr):
-    """One more of its token for each row: found in the row's list of counted ids, or appended to it. Grid: S."""
+    """Count one more of its token for each row: increment the id in the row's list, or append it. Grid: S."""
     item = tl.program_id(0).to(tl.int64)
     row, token = tl.load(rows + item), tl.load(token_ids + item).to(tl.int32)
     tl.device_assert((row >= 0) & (row < num_rows), "count_tokens: rows leave the edits")
     own = bounds + row * _BOUNDS
     begin, end, room = tl.load(own + 4), tl.load(own + 5), tl.load(own + 6)
     drawn = tl.load(num_drawn + row)
-    # One thread moves the end and the number on: not before all have read them, or warps would loop differently.
+    # One thread updates the end and the number, after all have read them; otherwise warps would loop differently.
     tl.debug_barrier()
     if room > begin:
         lanes = tl.arange(0, TILE)
@@ -221,8 +221,10 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
 
 
 def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> bool:
-    """True without looking, which the host would have to wait for: whoever keeps the pool knows each row's room. A row
-    without room counts nothing; the debug build stops there."""
+    """Return True without a check, because the host would have to wait for it.
+
+    The owner of the pool knows each row's room. A row without room counts nothing; the debug build stops there.
+    """
     require_device("count_tokens", token_ids.device)
     if rows.shape[0]:
         _count_kernel[(rows.shape[0],)](

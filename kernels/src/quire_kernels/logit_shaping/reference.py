@@ -1,4 +1,4 @@
-"""Shaping of logits in plain torch: what every implementation is compared with."""
+"""Logit shaping in plain torch: the reference for every implementation."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
 
 
 def shaped(logits: Tensor, row: int, edits: LogitEdits) -> Tensor:
-    """One row [V] as its edits make it."""
+    """Return one row [V] after its edits."""
     logits = logits.clone()
     allowed, words, stops, biases, counted, end, _ = edits.bounds[row].tolist()
     ids, values = edits.ids.long(), edits.values
@@ -37,7 +37,7 @@ def shaped(logits: Tensor, row: int, edits: LogitEdits) -> Tensor:
 
 
 def last_drawn(row: int, edits: LogitEdits) -> list[int]:
-    """The tokens drawn for a row, as far back as they are known."""
+    """Return the tokens sampled for a row, up to the last ``TAIL``."""
     count = int(edits.num_drawn[row])
     return [int(edits.tails[row, n % TAIL]) for n in range(max(0, count - TAIL), count)]
 

@@ -1,6 +1,6 @@
-"""Log-probabilities of given tokens, and of the likeliest beside them.
+"""Log-probabilities of given tokens and of the most probable tokens.
 
-Legend: R rows of logits, K of them to report, V vocabulary, M likeliest.
+Legend: R rows of logits, K of them to report, V vocabulary, M most probable tokens.
 """
 
 from dataclasses import dataclass
@@ -17,20 +17,21 @@ class Logprobs:
     """Natural logarithms of softmax(logits)."""
 
     of_token: Tensor  # [K] float32
-    rank: Tensor  # [K] int64: 1 and how many tokens are likelier
-    token_ids: Tensor  # [K, M] int64: the likeliest in falling order, of equals the first
+    rank: Tensor  # [K] int64: 1 + the number of more probable tokens
+    token_ids: Tensor  # [K, M] int64: the most probable, descending; the lower id first among equals
     logprobs: Tensor  # [K, M] float32
 
 
 def token_logprobs(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int) -> Logprobs:
-    """
+    """Return the logprob and rank of each given token, and the ``most`` most probable tokens of its row.
+
     logits     [R, V], rows at any stride
-    lines      [K] int64, which rows of logits
-    token_ids  [K] int64, a token for each
+    lines      [K] int64, the rows of logits
+    token_ids  [K] int64, one token per line
     most       M, 0 to V
 
-    Computed in float32, sums in float64; nothing the size of the vocabulary is allocated. Raises ArgumentError on other
-    shapes, strides or dtypes.
+    The computation is in float32, sums are in float64; no memory of the size of the vocabulary is allocated. Raise
+    ArgumentError on other shapes, strides or dtypes.
     """
     check_storage("token_logprobs", "logits", logits)
     if logits.dim() != 2:

@@ -1,4 +1,7 @@
-"""Log-probabilities on a CPU: a row per item; three passes over it, and a fourth that skips what is not likely."""
+"""Log-probabilities on a CPU. Each work item is one row.
+
+A row needs three passes, and a fourth one that skips parts without probable tokens.
+"""
 
 from typing import Any
 
@@ -44,7 +47,7 @@ def _count_above(logits: Any, value: Any) -> Any:
 
 @njit
 def _take_likeliest(logits: Any, ids: Any, values: Any) -> None:
-    """Fills ``ids`` and ``values`` by insertion; a part that holds nothing above the last kept is passed over."""
+    """Fill ``ids`` and ``values`` by insertion; skip a part without a logit above the smallest that is kept."""
     most = ids.size
     values[:] = np.float32(-np.inf)
     kept = 0
@@ -78,7 +81,7 @@ def _logprobs_worker(block: Any) -> None:
         largest = largest_of(logits)
         log_of_sum = _log_of_sum(logits, largest)
         value = to_float32(logits[token_ids[item]])
-        # In float64: in float32 the sum of a large logit and a small logarithm would be rounded to the former.
+        # In float32, the sum of a large logit and a small logarithm would be rounded to the former.
         log_of_sum += np.float64(largest)
         of_token[item] = np.float32(np.float64(value) - log_of_sum)
         rank[item] = _count_above(logits, value) + 1

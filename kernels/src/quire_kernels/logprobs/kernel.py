@@ -1,10 +1,10 @@
-"""Log-probabilities in Triton: the sampler's survey of each row in parts, then a program per row that reports; no sort.
+"""Log-probabilities in Triton, without a sort: the sampler's survey of each row in parts, then one program per row.
 
-The likeliest are picked in the order of tokens from the row's candidates (see ``sampling.device_kernels``), and put in
-order by counting, for each, how many stand before it. The count compares every two of them: fit for the 20 that people
-ask for, and still a second or so for a whole vocabulary.
+The most probable tokens are selected in token order from the row's candidates (see ``sampling.device_kernels``), and
+then ordered by counting, for each, how many precede it. The count compares every pair: this suits the usual 20 tokens,
+and takes about a second for a whole vocabulary.
 
-Legend: K rows, V vocabulary, M likeliest.
+Legend: K rows, V vocabulary, M most probable tokens.
 """
 
 import torch
@@ -23,7 +23,7 @@ from quire_kernels.triton_runtime.target import Target
 
 _KEY_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001)
 _MOST_ROWS = 1024
-"""Reported by one launch: a long prompt has many rows, and each takes 64 KiB for its candidates."""
+"""Rows per launch: a long prompt has many rows, and each needs 64 KiB for its candidates."""
 _ORDER_TILE: tl.constexpr = tl.constexpr(32)
 
 
@@ -31,16 +31,16 @@ _ORDER_TILE: tl.constexpr = tl.constexpr(32)
 def _pick_likeliest(
     source, size, source_tokens, largest, most, picked, picked_tokens, HAS_TOKENS: tl.constexpr, TILE: tl.constexpr
 ):
-    """Writes the ``most`` likeliest of ``source``, of equals the first, in the order in which they stand there."""
+    """Write the ``most`` most probable tokens of ``source`` in token order; the lower id wins among equals."""
     lanes = tl.arange(0, TILE)
     no_height = float("-inf")
     lowest = boundary(source, size, largest, 1.0, no_height, LOWEST_KEY, 0.0, most, True, False, TILE)
-    # Tokens that cannot be drawn, and what is no number, come last, all equal.
+    # Forbidden tokens and NaN come last, and are all equal.
     lowest = tl.maximum(lowest, _KEY_OF_MINUS_INFINITY)
     above = tl.zeros((TILE,), tl.int32)
     for start in range(0, size, TILE):
         above += (key_of(load_logits(source, start + lanes, size)) > lowest).to(tl.int32)
-    room = most - tl.sum(above, axis=0)  # for those that stand at the boundary
+    room = most - tl.sum(above, axis=0)  # The room for logits that equal the boundary.
     written = room * 0
     for start in range(0, size, TILE):
         places = start + lanes
@@ -83,7 +83,10 @@ def _report_kernel(
     MOST_CANDIDATES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """of_token = logit - largest - log sum exp(logit - largest), and the same of the ``most`` likeliest. Grid: K."""
+    """Compute of_token = logit - largest - log sum exp(logit - largest), and the same for the ``most`` probable.
+
+    Grid: K.
+    """
     item = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(lines + item) * row_stride
     token = tl.load(token_ids + item)
@@ -94,9 +97,9 @@ def _report_kernel(
     units = tl.sum(tl.load(part_units + places, mask=is_part, other=0), axis=0)
     log_of_sum = tl.log(units.to(tl.float32) * 2.0**-44)
     value = load_logits(row, token, vocabulary)
-    # Not largest + log_of_sum first: that would be rounded to the former.
+    # The sum of largest and log_of_sum would be rounded to the former.
     tl.store(of_token + item, (value - largest) - log_of_sum)
-    # Little is done with each logit here, so more of them are asked for at a time.
+    # The work per logit is small here, so each load covers more logits.
     wide = tl.arange(0, 4 * TILE)
     likelier = tl.zeros((4 * TILE,), tl.int32)
     for start in range(0, vocabulary, 4 * TILE):

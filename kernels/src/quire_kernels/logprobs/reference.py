@@ -1,4 +1,4 @@
-"""Log-probabilities in plain torch: what every implementation is compared with."""
+"""Log-probabilities in plain torch: the reference for every implementation."""
 
 from torch import Tensor
 

@@ -1,9 +1,9 @@
-"""Mixtures of experts: which experts a token goes to, and the weighted sum of what they make of it.
+"""Mixtures of experts: the routing of tokens to experts, and the weighted sum of the experts' outputs.
 
-``apply_experts`` takes experts that are callables, as a CPU's packed weights are; ``fused_experts`` takes their weights
-stacked, and on a GPU never waits to learn which expert got how many tokens.
+``apply_experts`` calls experts, for example with packed weights on a CPU. ``fused_experts`` uses stacked weights; on a
+GPU it never waits for the number of tokens per expert.
 
-Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,23 +16,24 @@ from quire_kernels.checks import check_dense, check_device, check_storage, refus
 from quire_kernels.dispatch import implementation
 
 Expert = Callable[[Tensor], Tensor]
-"""[N, H] to [N, H], rows independent of one another."""
+"""A function from [N, H] to [N, H] whose rows are independent of one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """The experts of each token, and what each counts."""
+    """The experts of each token and their weights."""
 
     experts: Tensor  # [T, K] int64, the most probable first
     weights: Tensor  # [T, K] float32
 
 
 def route_tokens(logits: Tensor, per_token: int, *, normalise: bool) -> Routes:
-    """The ``per_token`` largest of softmax(logits), in float32; ``normalise`` makes those sum to 1 for each token.
+    """Return the ``per_token`` largest of softmax(logits), in float32.
 
-    logits  [T, E], rows at any stride
+    logits     [T, E], rows at any stride
+    normalise  whether each token's weights are scaled to a sum of 1
 
-    Raises ArgumentError on another shape, dtype or number.
+    Raise ArgumentError on another shape, dtype or number.
     """
     check_storage("route_tokens", "logits", logits)
     if logits.dim() != 2:
@@ -43,33 +44,32 @@ def route_tokens(logits: Tensor, per_token: int, *, normalise: bool) -> Routes:
 
 
 def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
-    """y[t] = sum over k of weights[t, k] * experts[experts[t, k]](x[t]), summed in float32 in the order of k.
+    """Compute y[t] = sum over k of weights[t, k] * experts[experts[t, k]](x[t]), in float32 in the order of k.
 
-    Each expert is called once, with the rows of all its tokens; one without tokens is not called.
+    Each expert that has tokens is called once, with the rows of all its tokens.
 
     x        [T, H], contiguous
     returns  [T, H], new and contiguous, same dtype
 
-    Raises ArgumentError on other shapes, strides or dtypes, or an expert that there is not; UnsupportedDeviceError on
-    a GPU.
+    Raise ArgumentError on other shapes, strides or dtypes, or for an unknown expert; UnsupportedDeviceError on a GPU.
     """
     _check_tokens("apply_experts", x, routes)
     return implementation("moe", x.device.type).apply_experts(x, routes, experts)
 
 
 def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, gelu: bool) -> Tensor:
-    """y[t] = sum over k of weights[t, k] * down[e] (activation(gate[e] x[t]) * (up[e] x[t])), e being experts[t, k].
+    """Compute y[t] = sum over k of weights[t, k] * down[e] (activation(gate[e] x[t]) * (up[e] x[t])).
 
-    The activation is silu, or gelu by tanh; products and the sum are in float32, the latter in the order of k, and what
-    an expert makes is rounded to the dtype of ``x`` between them.
+    e is experts[t, k]. The activation is silu, or gelu with tanh. Products and the sum are in float32, the sum in the
+    order of k. The intermediate results of an expert are rounded to the dtype of ``x``.
 
     x        [T, H], contiguous
-    gate_up  [E, 2 I, H], contiguous: of each expert I rows of gate, then I of up
+    gate_up  [E, 2 I, H], contiguous: for each expert I rows of gate, then I of up
     down     [E, H, I], contiguous
     returns  [T, H], new and contiguous, same dtype
 
-    A token's result does not depend on the others. Raises ArgumentError on other shapes, strides or dtypes, and on a
-    CPU for an expert that there is not.
+    A token's result does not depend on the other tokens. Raise ArgumentError on other shapes, strides or dtypes and, on
+    a CPU, for an unknown expert.
     """
     _check_tokens("fused_experts", x, routes)
     check_device("fused_experts", x, gate_up=gate_up, down=down)

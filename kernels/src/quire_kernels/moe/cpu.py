@@ -1,7 +1,7 @@
-"""Mixtures of experts on a CPU: tokens sorted by expert, one call per expert that has any, one pass to sum up.
+"""Mixtures of experts on a CPU: tokens sorted by expert, one call per expert that has tokens, one pass for the sum.
 
-The sum goes token by token over the rows that experts gave back, not expert by expert over the tokens: nothing is
-added to memory twice, and a token's sum does not depend on who else is in the batch.
+The sum visits the experts' output rows token by token, not the tokens expert by expert. Each result is therefore
+written to memory once, and a token's sum does not depend on the rest of the batch.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from quire_kernels.moe import Expert, Routes
 
 # Below this many elements, waking a second thread costs more than it saves.
 _PARALLEL_ELEMENTS = 1 << 16
-# Summed at a time: enough for long vector loops, few enough to stay in the nearest cache.
+# Columns per pass of the sum: enough for long vector loops, few enough for the nearest cache.
 _COLUMNS = 512
 
 
@@ -63,7 +63,7 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
             parts.append(made)
             begin += count
     places = torch.empty_like(order)
-    places[order] = torch.arange(order.shape[0])  # where the row of each token and choice lies
+    places[order] = torch.arange(order.shape[0])  # The position of the row of each token and choice.
     return _sum_up(parts[0] if len(parts) == 1 else torch.cat(parts), places, routes.weights, tokens)
 
 
@@ -105,7 +105,7 @@ _SUM = Worker(_sum_worker)
 
 
 def _sum_up(rows: Tensor, places: Tensor, weights: Tensor, tokens: int) -> Tensor:
-    """Row t of the result is the sum over k of weights[t, k] * rows[places[t, k]]."""
+    """Return rows t = sum over k of weights[t, k] * rows[places[t, k]]."""
     rows = rows.contiguous()
     width = rows.shape[1]
     out = torch.empty((tokens, width), dtype=rows.dtype)

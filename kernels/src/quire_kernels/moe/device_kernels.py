@@ -1,13 +1,14 @@
 """The kernels of a mixture of experts: routing, tokens sorted by expert, grouped products, the weighted sum.
 
-A token and one of its experts are an assignment, number t K + k. Assignments are sorted by expert, each expert's in
-their own order, and cut into blocks of at most BLOCK_M rows of one expert: a program of the grouped products has one
-block, and how many there are it reads on the device. Grids are bounded by T K and E alone, so a launch fits any routes.
+An assignment is a token with one of its experts; its number is t K + k. Assignments are sorted by expert, in ascending
+order within an expert, and divided into blocks of at most BLOCK_M rows of one expert. A program of the grouped products
+computes one block and reads the number of blocks on the device. Grids are bounded by T K and E alone, so one launch
+fits any routes.
 
-A row's product adds up over its depth in steps of BLOCK_K whatever else is in its block, so a token's result does not
-depend on the batch as long as the block sizes are the same: they come from tables, by dtype.
+A row's product is accumulated over its depth in steps of BLOCK_K, independently of its block. A token's result
+therefore does not depend on the batch as long as the block sizes are the same: they come from tables, by dtype.
 
-Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts per token.
 """
 
 import triton
@@ -28,13 +29,13 @@ def route_kernel(
     PADDED_E: tl.constexpr,
     PADDED_K: tl.constexpr,
 ):
-    """The K largest of softmax(logits) in falling order, of equals the first. Grid: T."""
+    """Select the K largest of softmax(logits) in descending order; the first wins among equals. Grid: T."""
     token = tl.program_id(0).to(tl.int64)
     lanes, slots = tl.arange(0, PADDED_E), tl.arange(0, PADDED_K)
     values = tl.load(logits + token * row_stride + lanes, mask=lanes < E, other=float("-inf")).to(tl.float32)
     powers = tl.exp(values - tl.max(values, axis=0))
     probabilities = powers / tl.sum(powers, axis=0)
-    # Numbers only, so that even a row of NaN names experts that there are.
+    # NaN is replaced, so that even a row of NaN yields valid experts.
     left = tl.where(lanes < E, tl.where(probabilities == probabilities, probabilities, 0.0), -1.0)
     chosen = tl.zeros((PADDED_K,), tl.int64)
     shares = tl.zeros((PADDED_K,), tl.float32)
@@ -58,7 +59,7 @@ def count_kernel(
     E: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """How many assignments each expert has. Grid: E."""
+    """Count the assignments of each expert. Grid: E."""
     expert = tl.program_id(0)
     lanes = tl.arange(0, TILE)
     count = tl.zeros((TILE,), tl.int32)
@@ -75,7 +76,7 @@ def sort_kernel(
     experts,  # [T K] int64
     counts,  # [E] int32
     order,  # [T K] int32: the assignments by expert
-    blocks,  # [most blocks, 3] int32: expert, and where in the order its rows begin and end
+    blocks,  # [most blocks, 3] int32: expert, first and last + 1 position of its rows in the order
     num_blocks,  # [1] int32
     assignments,
     E: tl.constexpr,
@@ -83,7 +84,7 @@ def sort_kernel(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Puts each expert's assignments side by side, in their own order, and cuts them into blocks. Grid: E."""
+    """Write each expert's assignments next to each other, in ascending order, and divide them into blocks. Grid: E."""
     expert = tl.program_id(0)
     others = tl.arange(0, PADDED_E)
     count = tl.load(counts + others, mask=others < E, other=0)
@@ -127,10 +128,11 @@ def grouped_product_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out[a] = activation(gate[e] x[a // K]) * (up[e] x[a // K]) when GATED, else down[e] x[a], e being a's expert.
+    """Compute the product of each block of assignments a with the weights of their expert e.
 
-    Sums in float32; float32 operands are multiplied as such, not as tf32. Grid: columns by BLOCK_N, most blocks: a
-    block's programs run beside one another and share its rows, blocks of one expert follow and share its weights.
+    GATED: out[a] = activation(gate[e] x[a // K]) * (up[e] x[a // K]), else out[a] = down[e] x[a]. Sums are in float32;
+    float32 operands are not converted to tf32. Grid: columns by BLOCK_N, most blocks. The programs of a block are
+    adjacent and share its rows; the blocks of one expert follow each other and share its weights.
     """
     block = tl.program_id(1)
     if block >= tl.load(num_blocks):
@@ -163,7 +165,7 @@ def grouped_product_kernel(
         exponent = -total
         if GELU:
             exponent *= 1.5957691216057308 * (1.0 + 0.044715 * total * total)  # 2 sqrt(2 / pi)
-        # Beyond 88 the power is more than float32 holds, and the quotient nothing by then.
+        # Above 88, exp exceeds the range of float32, and the quotient is 0 there anyway.
         total = total / (1.0 + tl.exp(tl.minimum(exponent, 88.0))) * total_up
     target = out + assigned[:, None] * WIDTH + column[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=inside[:, None] & within[None, :])
@@ -178,7 +180,10 @@ def sum_kernel(
     K: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """out[t] = sum over k of weights[t, k] made[t K + k], in float32 in the order of k. Grid: T, columns by TILE."""
+    """Compute out[t] = sum over k of weights[t, k] made[t K + k], in float32 in the order of k.
+
+    Grid: T, columns by TILE.
+    """
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = column < H

@@ -1,10 +1,10 @@
-"""Mixtures of experts in Triton: routing in one launch; experts in five, without asking the device how tokens fell.
+"""Mixtures of experts in Triton: one launch for routing, five for the experts, without a wait for the device.
 
-The workspace of ``fused_experts`` is what the experts make before it is summed: T K rows of I and T K rows of H in the
-dtype of the activations, and a few integers for each assignment. It comes from torch's allocator, which also serves
-captures of CUDA graphs.
+The workspace of ``fused_experts`` holds the experts' results before their sum: T K rows of I and T K rows of H in the
+dtype of the activations, and a few integers for each assignment. It comes from torch's allocator, which also works
+during the capture of CUDA graphs.
 
-Legend: T tokens, H hidden size, I intermediate size, E experts, K experts a token goes to.
+Legend: T tokens, H hidden size, I intermediate size, E experts, K experts per token.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
     made = torch.empty((tokens * per_token, inner), dtype=x.dtype, device=x.device)
     product = torch.empty((tokens * per_token, hidden), dtype=x.dtype, device=x.device)
     for config, source, weights, result in ((gated, x, gate_up, made), (single, made, down, product)):
-        # Both are cut alike unless a table says otherwise.
+        # Both products use the same blocks unless a table says otherwise.
         if config is gated or config.blocks["BLOCK_M"] != gated.blocks["BLOCK_M"]:
             order, blocks, num_blocks = _sort(routes, num_experts, config.blocks["BLOCK_M"], target)
         width = result.shape[1]
@@ -94,7 +94,7 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
 
 
 def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
-    """The order of assignments, their blocks and how many these are, for blocks of at most ``rows``."""
+    """Return the order of assignments, their blocks of at most ``rows`` rows, and the number of blocks."""
     assignments, device = routes.experts.numel(), routes.experts.device
     counts = torch.empty(num_experts, dtype=torch.int32, device=device)
     order = torch.empty(assignments, dtype=torch.int32, device=device)
@@ -118,7 +118,7 @@ def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[
 
 
 def most_blocks(assignments: int, num_experts: int, rows: int) -> int:
-    """However the assignments fall: each expert that has any leaves at most one block unfilled."""
+    """Return the maximum number of blocks for any routes: each expert leaves at most one block unfilled."""
     return min(assignments, assignments // rows + num_experts)
 
 
@@ -133,7 +133,7 @@ def _route_constants(experts: int, per_token: int, normalise: bool) -> dict[str,
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    """Qwen3-30B-A3B's sizes, and those of Mixtral 8x7B for the products."""
+    """Return the kernels with the sizes of Qwen3-30B-A3B, and the products also with those of Mixtral 8x7B."""
 
     def case(
         name: str, function: object, signature: dict[str, str], constants: dict[str, object], config: LaunchConfig

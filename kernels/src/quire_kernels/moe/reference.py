@@ -1,4 +1,4 @@
-"""Mixtures of experts in plain torch, a token at a time: what every implementation is compared with."""
+"""Mixtures of experts in plain torch, one token at a time: the reference for every implementation."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
-"""Linear layers on a CPU over weights packed once for the instructions that multiply them: int8, bfloat16 or float32.
+"""Linear layers on a CPU with weights packed once for the instructions that multiply them: int8, bfloat16 or float32.
 
-int8 is W8A8: each output's weights share a scale, and each row of activations gets its own scale and zero point as it
-comes (Dettmers et al., "LLM.int8()", 2022, without its outliers; Yao et al., "ZeroQuant", 2022). Products are added up
-as whole numbers. The others are added up in float32 in the order of K. Either way a row's result has the same bits in
-every batch, at every place in it, and on any number of threads.
+int8 is W8A8: the weights of an output share a scale, and each row of activations gets its own scale and zero point at
+run time (Dettmers et al., "LLM.int8()", 2022, without its outliers; Yao et al., "ZeroQuant", 2022). Its products are
+accumulated as integers, the others in float32 in the order of K. In both cases a row's result has the same bits in
+every batch, at every position in it, and on any number of threads.
 
 Legend: T rows, K inputs, N outputs, P panels of 32 outputs, U units of K.
 """
@@ -21,15 +21,15 @@ from quire_kernels.errors import UnsupportedDeviceError
 from quire_kernels.host_memory import in_large_pages
 
 PANEL = 32
-"""Outputs whose weights are packed together."""
+"""The number of outputs whose weights are packed together."""
 INT8_UNIT = 4
 PAIR_UNIT = 2
-"""Inputs that one instruction takes of each row: four bytes."""
+"""The number of inputs that one instruction reads from each row: four bytes."""
 
 MAX_INT8_INPUTS = 65_536
-"""Sums of so many products of 255 by 127 fit into an int32."""
+"""The number of products of 255 by 127 whose sum fits into an int32."""
 
-# Quantised together: a whole matrix in float32 would be several times what is kept of it.
+# Rows quantized together: a whole matrix in float32 would need several times the memory of the result.
 _ROWS_AT_ONCE = 1024
 
 
@@ -39,7 +39,7 @@ class Int8Weights:
     outputs: int
     panels: Tensor  # [P, U, 32, 4] int8
     scales: Tensor  # [P * 32] float32
-    sums: Tensor  # [P * 32] int32: of an output's weights as they are held
+    sums: Tensor  # [P * 32] int32: the sum of an output's quantized weights
     bias: Tensor  # [P * 32] float32
 
 
@@ -60,9 +60,9 @@ class FloatWeights:
 
 
 def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Weights:
-    """``weight`` [N, K] rounded to 255 levels of each output's own scale, and packed.
+    """Return ``weight`` [N, K] rounded to 255 levels with a scale per output, and packed.
 
-    Raises ArgumentError on other shapes or dtypes, or more inputs than ``MAX_INT8_INPUTS``.
+    Raise ArgumentError on other shapes or dtypes, or for more inputs than ``MAX_INT8_INPUTS``.
     """
     _check_weight("pack_int8", weight, bias)
     outputs, inputs = weight.shape
@@ -83,7 +83,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None = None) -> Int8Weights:
 
 
 def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, K] as int8 from -127 to 127, and the float32 scales [N] that make it about ``weight`` again."""
+    """Return ``weight`` [N, K] as int8 from -127 to 127, and the float32 scales [N] that restore it approximately."""
     levels = torch.zeros(weight.shape, dtype=torch.int8)
     scales = torch.ones(len(weight))
     if not weight.shape[1]:
@@ -100,7 +100,7 @@ def quantise_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights:
-    """``weight`` [N, K], bfloat16, packed. Raises ArgumentError on another shape or dtype, or an odd K."""
+    """Return ``weight`` [N, K], bfloat16, packed. Raise ArgumentError on another shape or dtype, or an odd K."""
     _check_weight("pack_bfloat16", weight, bias)
     outputs, inputs = weight.shape
     if weight.dtype != torch.bfloat16 or inputs % PAIR_UNIT:
@@ -111,7 +111,7 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights
 
 
 def pack_float(weight: Tensor, bias: Tensor | None = None) -> FloatWeights:
-    """Pack ``weight`` [N, K], float32. Raises ArgumentError on another shape or dtype."""
+    """Return ``weight`` [N, K], float32, packed. Raise ArgumentError on another shape or dtype."""
     _check_weight("pack_float", weight, bias)
     outputs, inputs = weight.shape
     if weight.dtype != torch.float32:
@@ -122,12 +122,12 @@ def pack_float(weight: Tensor, bias: Tensor | None = None) -> FloatWeights:
 
 
 def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
-    """y = x W^T + bias, of x quantised row by row to 256 levels.
+    """Compute y = x W^T + bias, with each row of x quantized to 256 levels.
 
     x        [T, K], float32, bfloat16 or float16, rows at any stride
     returns  [T, N], new and contiguous, dtype of x
 
-    A row with NaN or infinity gives NaN. Raises ArgumentError on other shapes, strides or dtypes.
+    A row with NaN or infinity gives NaN. Raise ArgumentError on other shapes, strides or dtypes.
     """
     check_storage("int8_linear", "x", x)
     _check_rows("int8_linear", x, weights.inputs)
@@ -135,12 +135,12 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
 
 
 def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
-    """y = x W^T + bias, added up in float32 and rounded once; see ``supports_bfloat16``.
+    """Compute y = x W^T + bias, accumulated in float32 and rounded once; see ``supports_bfloat16``.
 
     x        [T, K] bfloat16, rows at any even stride
     returns  [T, N], new and contiguous, bfloat16
 
-    Numbers below the smallest normal float32 count as 0. Raises ArgumentError on other shapes, strides or dtypes.
+    Numbers below the smallest normal float32 count as 0. Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check_rows("bfloat16_linear", x, weights.inputs)
     if x.dtype != torch.bfloat16 or x.stride(0) % PAIR_UNIT:
@@ -149,12 +149,12 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
 
 
 def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
-    """Return y = x W^T + bias, added up in float32.
+    """Compute y = x W^T + bias, accumulated in float32.
 
     x        [T, K] float32, rows at any stride
     returns  [T, N], new and contiguous, float32
 
-    Raises ArgumentError on other shapes, strides or dtypes.
+    Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check_rows("float_linear", x, weights.inputs)
     if x.dtype != torch.float32:
@@ -163,13 +163,13 @@ def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
 
 
 def supports_bfloat16() -> bool:
-    """Whether this CPU multiplies pairs of bfloat16 in the way that ``bfloat16_linear`` is written for."""
+    """Return whether this CPU has the bfloat16 instructions that ``bfloat16_linear`` requires."""
     supported: bool = _implementation("cpu").supports_bfloat16()
     return supported
 
 
 def multiplies_bytes() -> bool:
-    """Whether this CPU has instructions for products of bytes; without them ``int8_linear`` saves memory, not time."""
+    """Return whether this CPU multiplies bytes by instructions; otherwise ``int8_linear`` saves memory, but no time."""
     multiplied: bool = _implementation("cpu").multiplies_bytes()
     return multiplied
 
@@ -199,7 +199,7 @@ def _filled(count: int, unit: int) -> int:
 
 
 def _filled_outputs(weight: Tensor) -> Tensor:
-    """Return ``weight`` with outputs of zeros up to a whole number of panels."""
+    """Return ``weight`` padded with outputs of zeros to a whole number of panels."""
     outputs, inputs = weight.shape
     if not outputs % PANEL:
         return weight

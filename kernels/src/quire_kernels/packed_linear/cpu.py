@@ -1,10 +1,10 @@
-"""Packed linear layers on a CPU: tiles of rows go over panels of weights.
+"""Packed linear layers on a CPU: tiles of rows are multiplied by panels of weights.
 
-Both ways to multiply read the same panels: vectors of AVX2 or AVX-512 (``cpu_vectors``), and AMX's tiles
-(``cpu_tiles``). A layer goes one way for every number of rows, since tiles add in another order.
+Two implementations read the same panels: vectors of AVX2 or AVX-512 (``cpu_vectors``), and AMX's tiles (``cpu_tiles``).
+A layer uses the same one for every number of rows, because tiles add in another order.
 
-An item of work is a few panels, of which all rows, or a chunk of many, take their share: every weight comes from memory
-once, in the order in which it lies there.
+A work item is a few panels with all rows, or with one chunk of many rows: every weight is read from memory once, in
+storage order.
 """
 
 import functools
@@ -23,23 +23,23 @@ from quire_kernels.packed_linear import INT8_UNIT, BFloat16Weights, FloatWeights
 from quire_kernels.packed_linear.cpu_tiles import TILES
 from quire_kernels.packed_linear.cpu_vectors import INT8, VECTORS
 
-# Below this many products waking a second thread costs more than it saves; to read a weight costs as much as eight.
+# Below this many products, waking a second thread costs more than it saves. Reading a weight costs as much as eight.
 _PARALLEL_PRODUCTS = 1 << 20
 _READ_PRODUCTS = 8
-# Rows that an item goes over: many uses of a panel that was read, and still enough items for all threads.
+# Rows per item: many uses of a panel that was read, and still enough items for all threads.
 _CHUNK_ROWS = 96
 _ITEMS_PER_THREAD = 8
-_MOST_PANELS = 8  # of an item of many rows: they stay in the nearer caches
+_MOST_PANELS = 8  # Panels per item of many rows; they stay in the nearer caches.
 
-# By tiles an item goes over more rows: each use of what was read of a panel takes less time. The part of a panel that
-# is used at once is to stay in a nearest cache of 48 KiB beside what passes through it.
+# With tiles, an item has more rows, because each use of a panel takes less time. The part of a panel that is in use
+# must fit into a nearest cache of 48 KiB together with the data that passes through it.
 _TILE_CHUNK_ROWS = 256
 _TILE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """How a product is cut into items."""
+    """The division of a product into items."""
 
     items: int
     chunks: int
@@ -48,7 +48,7 @@ class _Cut:
     parallel: bool
 
 
-@functools.lru_cache(maxsize=4096)  # a model has few layers of different sizes, and steps have few numbers of rows
+@functools.lru_cache(maxsize=4096)  # A model has few layer sizes, and steps have few different numbers of rows.
 def _cut(rows: int, inputs: int, outputs: int, threads: int, *, chunk_rows: int = _CHUNK_ROWS) -> _Cut:
     chunks = -(-rows // chunk_rows)
     panels = -(-outputs // PANEL)
@@ -79,7 +79,7 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
     if (units := _units_of_tile(weights.panels)) is not None:
         return _by_tiles(x, weights, units, out)
     filled = weights.panels.shape[1] * INT8_UNIT
-    levels = torch.empty(rows * (filled + 8), dtype=torch.uint8)  # and a scale and a zero point of each row
+    levels = torch.empty(rows * (filled + 8), dtype=torch.uint8)  # plus scale and zero point per row
     threads = torch.get_num_threads()
     cut = _cut(rows, filled, outputs, threads)
     rows_each = -(-rows // (2 * threads))
@@ -111,7 +111,7 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
 
 def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
     if not multiplies_bfloat16():
-        raise UnsupportedDeviceError("bfloat16_linear: this CPU lacks AVX512-BF16; ask supports_bfloat16 first")
+        raise UnsupportedDeviceError("bfloat16_linear: this CPU lacks AVX512-BF16; check supports_bfloat16 first")
     rows, outputs = x.shape[0], weights.outputs
     out = x.new_empty(rows, outputs)
     if not out.numel():
@@ -149,7 +149,7 @@ def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor)
 
 
 def _units_of_tile(panels: Tensor) -> int | None:
-    """Return of how many units of K a layer's tiles are, or None where vectors multiply instead."""
+    """Return the number of units of K in a layer's tiles, or None if vectors multiply instead."""
     return units_of_tile(panels.shape[1]) if may_use_tiles() else None
 
 
@@ -158,10 +158,10 @@ def _by_tiles(x: Tensor, weights: Int8Weights | BFloat16Weights, units: int, out
     rows, threads = x.shape[0], torch.get_num_threads()
     steps = weights.panels.shape[1] // units
     row_tiles = -(-rows // TILE_ROWS)
-    # Rows in tiles, and for int8 a scale and a zero point of each.
+    # The buffer holds the rows in tiles and, for int8, a scale and a zero point per row.
     laid = torch.empty(row_tiles * steps * TILE_BYTES + rows * 8, dtype=torch.uint8)
     cut = _cut(rows, weights.inputs, weights.outputs, threads, chunk_rows=_TILE_CHUNK_ROWS)
-    # One pass over a panel needs no part of it twice.
+    # A single pass over a panel needs no division into parts.
     parts = -(-steps // _TILE_STEPS) if row_tiles > 2 else 1
     rows_each = -(-rows // (2 * threads))
     laying = -(-rows // rows_each)

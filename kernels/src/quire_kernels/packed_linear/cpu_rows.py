@@ -1,4 +1,4 @@
-"""What the workers of vectors and those of tiles share: a row of activations quantised, and a row of results stored."""
+"""Code shared by the vector workers and the tile workers: quantization of activations and storage of results."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from quire_kernels.cpu_runtime.scalars import (
 from quire_kernels.cpu_runtime.tile_results import store_bytes_row, store_row
 
 QUANTISED = 3
-"""The place in an int8 worker's argument block that counts items of quantised rows."""
+"""The place in an int8 worker's argument block that counts items of quantized rows."""
 PANEL_UNIT_BYTES = PANEL * 4
 
 
@@ -37,7 +37,7 @@ def quantise(
     zeros: Any,
     row: Any,
 ) -> None:
-    """Quantise a row to levels q from 0 to 255, so that x is about scale * (q - zero).
+    """Quantize a row to levels q from 0 to 255, so that x is approximately scale * (q - zero).
 
     The levels are written in ``parts`` stretches of ``width``, each ``step`` bytes after the one before.
     """
@@ -58,7 +58,7 @@ def quantise(
             levels[i] = np.uint8(min(np.int32(nearest(to_float32(given[i]) * inverse)) + zero, np.int32(255)))
         for i in range(there, width):
             levels[i] = np.uint8(0)
-    # NaN or infinity among the activations makes the scale one of them, and with it the row's results.
+    # NaN or infinity among the activations makes the scale, and with it the row's results, NaN or infinity.
     scales[row] = (high - low) / np.float32(255.0)
     zeros[row] = zero
 
@@ -75,7 +75,7 @@ def store_bytes(
     last: Any,
     target: Any,
 ) -> None:
-    """Store a row's ``columns`` of a panel, of whole sums. The last panel may have fewer than 32.
+    """Store a row's ``columns`` of a panel from integer sums. The last panel may have fewer than 32.
 
     vectors  the sums of each output's weights, their scales and the bias
     """
@@ -90,7 +90,7 @@ def store_bytes(
 
 @njit
 def store_sums(block: Any, sums: Any, bias: Any, column: Any, columns: Any, last: Any, target: Any) -> None:
-    """Store a row's ``columns`` of a panel, of float32 sums."""
+    """Store a row's ``columns`` of a panel from float32 sums."""
     if columns == PANEL:
         store_row(float32_pointer(sums), advance(bias, column), storage_pointer(block, target))
     else:

@@ -1,4 +1,4 @@
-"""Packed linear layers by AMX's tiles, in bfloat16 and int8."""
+"""Packed linear layers with AMX's tiles, in bfloat16 and int8."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from quire_kernels.cpu_runtime.tiles import (
 from quire_kernels.packed_linear import INT8_UNIT
 from quire_kernels.packed_linear.cpu_rows import PANEL_UNIT_BYTES, QUANTISED, quantise, store_bytes, store_sums
 
-# The first tiles of rows to meet a part of a panel ask memory for the next.
+# The first row tiles that use a part of a panel prefetch the next part.
 _PAIRS_1 = tile_product("tdpbf16ps", down=1, across=2, asks_ahead=True)
 _PAIRS_2 = tile_product("tdpbf16ps", down=2, across=2)
 _PAIRS_2_FIRST = tile_product("tdpbf16ps", down=2, across=2, asks_ahead=True)
@@ -54,7 +54,7 @@ def _multiply_tiles(
 
 @njit
 def _copy_in_tiles(source: Any, target: Any, units: Any, steps: Any) -> None:
-    """Copy a row of activations so that each ``units`` of it lie in a tile of their own."""
+    """Copy a row of activations into tiles of ``units`` units each."""
     for step in range(steps):
         part, place = source + step * units * 4, target + step * TILE_BYTES
         if units == TILE_UNITS:
@@ -78,7 +78,7 @@ def _lay_row(
     zeros: Any,
     row: Any,
 ) -> None:
-    """Lay a row of activations so that each ``units`` of it are a row of a tile; for int8 as levels."""
+    """Write a row of activations into tiles of ``units`` units each; for int8, quantize it first."""
     if is_bytes:
         quantise(block, source, inputs, target, units * INT8_UNIT, TILE_BYTES, steps, scales, zeros, row)
     else:
@@ -89,10 +89,10 @@ def _lay_row(
 def _store_tiles(
     block: Any, is_bytes: Any, place: tuple[Any, ...], zeros: Any, scales: Any, vectors: tuple[Any, Any, Any], last: Any
 ) -> None:
-    """Store rows of one or two tiles.
+    """Store the rows of one or two tiles.
 
-    place  address of the sums, first row, row behind the last, outputs, first column, columns, address of the result,
-           bytes of a number
+    place  address of the sums, first row, last row + 1, outputs, first column, columns, address of the result, bytes
+           per number
     """
     sums, top, bottom, outputs, column, columns, out, size = place
     for row in range(top, bottom):
@@ -104,10 +104,10 @@ def _store_tiles(
 
 
 def _tile_worker(block: Any) -> None:
-    """Lay the rows in tiles first, which for int8 quantises them, then multiply.
+    """Write the rows into tiles first, which for int8 quantizes them, then multiply.
 
-    A part of a panel that fits in the nearest cache goes over all tiles of rows of an item before the next part comes.
-    Where a panel has several parts, their sums are kept between them.
+    A part of a panel that fits into the nearest cache is used for all row tiles of an item before the next part is
+    loaded. If a panel has several parts, the sums are kept between them.
     """
     counter = as_int64_pointer(block)
     a = carray(counter, 25)

@@ -1,7 +1,7 @@
-"""Packed linear layers by vectors of AVX2 or AVX-512.
+"""Packed linear layers with vectors of AVX2 or AVX-512.
 
-For int8 the first items quantise the rows, and the others wait until all of those are done, which is sooner than a
-second launch would be.
+For int8 the first items quantize the rows, and the others wait until all of them are done. This takes less time than a
+second launch.
 """
 
 from typing import Any
@@ -60,8 +60,7 @@ def _int8_worker(block: Any) -> None:
                     store_bytes(block, found, zeros[row], scales[row], vectors, column, columns, last, target)
 
 
-# Not in a closure, whose compiled functions numba takes for others in each process, and would never find on disk.
-# Where there are no pairs, nothing asks for them.
+# This is not a closure, because numba never finds a compiled closure in its disk cache. Without pairs it is not used.
 _multiply_pairs: Any = make_pair_product() if multiplies_bfloat16() else multiply_floats
 
 
@@ -75,7 +74,7 @@ def _multiply_rows(block: Any, rows: Any, a: Any, stride: Any, weights: Any, uni
 
 
 def _vector_worker(block: Any) -> None:
-    """Multiply rows as they are, whose sums are float32."""
+    """Multiply rows without quantization; the sums are float32."""
     counter = as_int64_pointer(block)
     a = carray(counter, 15)
     items, rows, units, outputs = a[1], a[3], a[4], a[5]

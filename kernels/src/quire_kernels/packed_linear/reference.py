@@ -1,4 +1,4 @@
-"""packed_linear in plain torch: what every implementation is compared with."""
+"""packed_linear in plain torch: the reference for every implementation."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from quire_kernels.packed_linear import quantise_weight
 
 
 def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Of a weight that is not quantised yet."""
+    """Compute the product with a weight [N, K] that is not quantized yet."""
     quantised, scales = quantise_weight(weight)
     levels, zeros, row_scales = quantise_rows(x)
     whole = (levels.double() - zeros[:, None].double()) @ quantised.double().t()  # [T, N]
@@ -16,7 +16,7 @@ def int8_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Levels q from 0 to 255 [T, K], zero points z [T] and scales s [T], so that x is about s (q - z)."""
+    """Return levels q from 0 to 255 [T, K], zero points z [T] and scales s [T]: x is about s (q - z)."""
     low, high = x.float().amin(dim=1).clamp(max=0.0), x.float().amax(dim=1).clamp(min=0.0)
     inverse = torch.where(high > low, 255.0 / (high - low), torch.zeros_like(high))
     zeros = torch.round(-low * inverse)
@@ -30,6 +30,6 @@ def bfloat16_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 def float_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute in float64 with the weights as they are held."""
+    """Compute the product in float64 with the unpacked weights."""
     wide = x.double() @ weight.double().t()  # [T, N]
     return (wide if bias is None else wide + bias.double()).to(x.dtype)

@@ -1,8 +1,8 @@
-"""Causal attention of a mixed batch over a paged KV cache: decode, chunks of prompts, drafts to verify, in one call.
+"""Causal attention of a mixed batch over a paged KV cache: decode, prompt chunks, and draft verification in one call.
 
-Every sequence brings its last ``query_len`` tokens as queries; keys and values of all its ``context_len`` tokens, those
-queries included, are in the cache already. What depends only on the batch is worked out once per step by
-``plan_attention`` and used by every layer.
+Every sequence has its last ``query_len`` tokens as queries. The keys and values of all its ``context_len`` tokens,
+including those queries, are already in the cache. ``plan_attention`` computes once per step what depends only on the
+batch; every layer uses the plan.
 
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
 """
@@ -21,7 +21,7 @@ from quire_kernels.paged_attention.plan import Workspace, unsupported_shape
 
 
 class AttentionPlan(Protocol):
-    """What ``paged_attention`` needs to know of a batch; made by ``plan_attention``, in the form its device wants."""
+    """The facts about a batch that ``paged_attention`` needs, prepared for one device by ``plan_attention``."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -37,17 +37,17 @@ def plan_attention(
     workspace: Workspace | None = None,
     deterministic: bool = False,
 ) -> AttentionPlan:
-    """Plans one step's attention.
+    """Return the plan of one step's attention.
 
     block_tables  [B, M] int32, contiguous: block i of a sequence holds its tokens i * S and on
-    query_lens    [B] tokens that each sequence brings now, at least 1; their queries lie one after another
-    context_lens  [B] tokens of each sequence, those included
-    window        tokens a query may look back on, itself included; None is all
-    workspace     for Triton: memory that steps share; without one the plan brings its own
+    query_lens    [B] tokens of each sequence in this step, at least 1; their queries are in this order
+    context_lens  [B] tokens of each sequence, including those
+    window        tokens that a query sees, including itself; None means all
+    workspace     for Triton: memory that steps share; None gives the plan its own
     deterministic a token's result does not depend on how its sequence is cut into steps either, bit for bit; needs a
                   workspace of fixed splits on Triton
 
-    Raises ArgumentError for lengths that do not fit together or into the block tables.
+    Raise ArgumentError for lengths that are inconsistent or exceed the block tables.
     """
     op = "plan_attention"
     if block_tables.dtype != torch.int32 or block_tables.dim() != 2 or not block_tables.is_contiguous():
@@ -77,7 +77,7 @@ def plan_attention(
 def unsupported(
     *, device_type: str, head_dim: int, group: int, block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> str | None:
-    """Why ``paged_attention`` could not serve such layers on such a device, if it could not.
+    """Return why ``paged_attention`` does not support such layers on such a device, or None.
 
     group  query heads per KV head
     """
@@ -102,18 +102,18 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale * q k^T) v over each query's visible tokens, query head h reading KV head h // (HQ / HK).
+    """Compute softmax(scale * q k^T) v over each query's visible tokens; query head h uses KV head h // (HQ / HK).
 
     q            [T, HQ, D]; a token's heads are dense, tokens at any stride
     cache        the layer's cache, of the same dtype or, for Triton, of float8, holding the T tokens already
     scale        above 0
-    soft_cap     bounds the scores, s to soft_cap tanh(s / soft_cap), before they are weighed; above 0
+    soft_cap     bounds the scores before the softmax: s becomes soft_cap tanh(s / soft_cap); above 0
     sinks        [HQ] a score of each head that no token has, weighed with the others (arXiv 2309.17453, as a parameter)
     alibi_slopes [HQ] float32: slope * (token's position - query's) is added to a score (arXiv 2108.12409)
     out          [T, HQ, D] contiguous, to be written; a new one unless given
     returns      out, dtype of q; 0 for rows of padding
 
-    Accumulated in float32. A row's result does not depend on the rest of the batch. Raises ArgumentError on other
+    Sums are in float32. A row's result does not depend on the rest of the batch. Raise ArgumentError on other
     shapes, strides, dtypes, or a block table that leaves the cache.
     """
     op = "paged_attention"

@@ -1,10 +1,11 @@
-"""paged_attention on a CPU: blocks are read where they lie, for prompts as for decoding.
+"""paged_attention on a CPU: blocks are read in place, for prompts as for decoding.
 
-``cpu_plan`` cuts a batch into items, each of a tile of queries and some pieces of their context; here each item is a
-KV head's as well, and its query rows (tokens x group) share each block that is read. Who finishes the last item of a
-tile merges them. ``cpu_tiles`` has the products by AMX's tiles, ``cpu_softmax`` what lies between two products.
+``cpu_plan`` divides a batch into items: a tile of queries and some pieces of their context. Here each item is also for
+one KV head, and its query rows (tokens x group) share each block that is read. The thread that finishes the last item
+of a tile merges the items' results. ``cpu_tiles`` has the products with AMX's tiles, ``cpu_softmax`` the steps between
+two products.
 
-Against gathering a sequence and calling torch's scaled_dot_product_attention this is 1.3 to 2.8 times faster in prompts
+This is 1.3 to 2.8 times faster than gathering a sequence and calling torch's scaled_dot_product_attention, for prompts
 as well (ADR 0006).
 """
 
@@ -47,7 +48,7 @@ __all__ = ["paged_attention", "plan_attention"]
 
 # Below this many multiplications, waking a second thread costs more than it saves.
 _PARALLEL_PRODUCTS = 1 << 18
-# Strips of keys that are asked for ahead, and values with them.
+# The number of strips of keys, and of their values, that are prefetched.
 _STRIPS_AHEAD = 4
 _DECODE_ROWS = 32
 
@@ -69,10 +70,10 @@ def paged_attention(
     heads, dim = q.shape[1:]
     rows = plan.max_tile_tokens * heads // cache.kv_heads
     value_dim = cache.value_dim
-    # A partial result: for each row the largest score, the sum of weights, and the weighted values.
+    # A partial result has, for each row, the largest score, the sum of weights, and the weighted values.
     partials = torch.empty(plan.num_partials * cache.kv_heads * rows * (value_dim + 2))
     finished = np.zeros(plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0, dtype=np.int64)
-    # By tiles, two tokens of values lie in a unit; a tile does not reach from one block into the next.
+    # With tiles, a unit has two tokens of values, and a tile does not extend from one block into the next.
     key_units = units_of_tile(-(-dim // 2)) if cache.in_pairs and may_use_tiles() else None
     value_units = TILE_UNITS if cache.block_size % (2 * TILE_UNITS) == 0 else WIDTH // 2
     arguments = (
@@ -114,9 +115,9 @@ def paged_attention(
 
 @njit
 def _load_queries(block: Any, source: Any, row_bytes: Any, head_bytes: Any, group: Any, dim: Any, queries: Any) -> None:
-    """A KV head's queries, as the products want them: row r is query token r / group, head r % group."""
+    """Load a KV head's queries in the format of the products: row r is query token r / group, head r % group."""
     if is_in_pairs(block):
-        queries[:, -1] = np.float32(0.0)  # half of it may be all that is left of a head
+        queries[:, -1] = np.float32(0.0)  # An odd head dim leaves the last unit half empty.
     for r in range(queries.shape[0]):
         place = source + (r // group) * row_bytes + (r % group) * head_bytes
         if is_in_pairs(block):
@@ -129,7 +130,7 @@ def _load_queries(block: Any, source: Any, row_bytes: Any, head_bytes: Any, grou
 
 @njit(fastmath=False)
 def _score_tokens(block: Any, queries: Any, strips: Any, first: Any, last: Any, step: Any, scores: Any) -> None:
-    """Compute the scores of the tokens of some strips. Without fast arithmetic: every sum keeps its order."""
+    """Compute the scores of the tokens of some strips. Without fast math, so that every sum keeps its order."""
     rows, units = queries.shape
     multiply_keys(
         block,
@@ -156,7 +157,9 @@ def _find_strips(
     strides: tuple[Any, Any, Any, Any],
     strips: tuple[Any, Any],
 ) -> Any:
-    """Writes where the keys and values of each 16 tokens from ``begin`` lie; False if a block is none of the cache.
+    """Write the addresses of the keys and values of each 16 tokens from ``begin``.
+
+    Return False if a block id is not valid for the cache.
 
     strides  bytes from block to block and from token to token, of keys and of values
     """
@@ -173,7 +176,7 @@ def _find_strips(
 
 @njit
 def _prefetch_strips(strips: Any, first: Any, last: Any, size: Any, step: Any) -> None:
-    """``size`` bytes of each, of which there are 64 at a time ``step`` apart."""
+    """Prefetch ``size`` bytes of each strip, in lines of 64 bytes that are ``step`` apart."""
     for strip in range(first, last):
         for place in range(strips[strip], strips[strip] + size, step):
             prefetch(place, 1)
@@ -208,18 +211,18 @@ def _score_piece(
     scores: Any,
     configuration: Any,
 ) -> None:
-    """Compute the scores of a piece's tokens, and ask for the keys and values that are read next.
+    """Compute the scores of a piece's tokens, and prefetch the keys and values that are read next.
 
-    queries, scores  ``rows`` rows, and by tiles those that fill the last tile
-    strips           where keys and values of each 16 tokens lie; ``strip_bytes`` of each
-    tile_units       units of a tile; 0 where vectors multiply
+    queries, scores  ``rows`` rows and, with tiles, those that fill the last tile
+    strips           addresses of the keys and values of each 16 tokens; ``strip_bytes`` of each
+    tile_units       units of a tile; 0 if vectors multiply
     """
     keys, values = strips
     if is_in_pairs(block) and tile_units > 0:
         configure(configuration, min(rows, TILE_ROWS), tile_units)
     for first in range(0, keys.size, _STRIPS_AHEAD):
         last = min(first + _STRIPS_AHEAD, keys.size)
-        if rows <= _DECODE_ROWS:  # keys of a prompt's tile were read by the tile before
+        if rows <= _DECODE_ROWS:  # the tile before has read the keys of a prompt's tile
             ahead = min(last + _STRIPS_AHEAD, keys.size)
             _prefetch_strips(keys, last, ahead, strip_bytes[0], max(step, 64))
             _prefetch_strips(values, first, last, strip_bytes[1], 64)
@@ -242,7 +245,7 @@ def _add_piece(
     last: Any,
     configuration: Any,
 ) -> None:
-    """Add the weighted values of a piece's tokens to ``rows`` rows; by tiles also to those that fill the last tile."""
+    """Add the weighted values of a piece's tokens to ``rows`` rows and, with tiles, to the last tile's padding."""
     if is_in_pairs(block) and by_tiles:
         configure(configuration, min(rows, TILE_ROWS), last.shape[0])
         add_values_in_tiles(weights, tokens, strips, step, last.shape[0], attended, last)
@@ -258,17 +261,17 @@ def _attend_worker(block: Any) -> None:
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
     heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
     piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
-    soft_cap = np.float32(float_from_bits(a[27]))  # 0 is none
+    soft_cap = np.float32(float_from_bits(a[27]))  # 0 disables it
     bends = soft_cap > np.float32(0.0) or a[29] != 0
     group = heads // kv_heads
     head_bytes = dim * size
-    # The products take so many components or tokens at once.
+    # The products process this many components or tokens at once.
     unit = 2 if is_in_pairs(block) else 1
     units = (dim + unit - 1) // unit
     key_step = block_size * unit * size
-    # Of one KV head in one block.
+    # The bytes of one KV head in one block.
     key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
-    # AMX's tiles: of how many units, if any, and whole tiles of rows.
+    # AMX's tiles: the units per tile (0 if not used), and the rows rounded up to whole tiles.
     key_units, value_units = a[30], a[31]
     by_tiles = is_in_pairs(block) and key_units > 0
     tiled = TILE_ROWS if by_tiles else 1
@@ -279,7 +282,7 @@ def _attend_worker(block: Any) -> None:
     all_scores = np.empty((held_rows, piece_tokens), dtype=np.float32)
     all_attended = np.empty((held_rows, value_dim), dtype=np.float32)
     largest, totals = np.empty(max_rows, dtype=np.float32), np.empty(max_rows, dtype=np.float32)
-    # Where the keys and the values of each 16 tokens of a piece lie.
+    # The addresses of the keys and the values of each 16 tokens of a piece.
     key_strips, value_strips = np.empty(piece_tokens // WIDTH, np.int64), np.empty(piece_tokens // WIDTH, np.int64)
     while True:
         taken = fetch_add(counter, 0)
@@ -291,7 +294,7 @@ def _attend_worker(block: Any) -> None:
         rows, first_position = query_len * group, context_len - query_len
         in_tiles = (rows + tiled - 1) // tiled * tiled
         held_queries, held_scores = all_queries[:in_tiles], all_scores[:in_tiles]
-        # Blocks before the window of the first query are free, and may be anybody's by now.
+        # Blocks before the window of the first query are free, and may belong to other sequences.
         first_block = max(0, (first_position + 1 - window) // block_size)
         table = carray(int32_pointer(block_tables + tiles[0, tile] * table_width * 4), table_width)
         queries, scores, attended = all_queries[:rows], all_scores[:rows], all_attended[:rows]

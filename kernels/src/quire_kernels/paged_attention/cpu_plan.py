@@ -1,9 +1,9 @@
-"""How paged_attention on a CPU cuts a batch into work.
+"""The division of a batch into work items for paged_attention on a CPU.
 
-Queries are cut into *tiles* of up to 16 tokens of one sequence, the context into *pieces* of 256 tokens. A tile of a
-prompt goes over its pieces in one item; a sequence with few queries, as in decoding, makes each piece an item, so that
+Queries are divided into *tiles* of up to 16 tokens of one sequence, the context into *pieces* of 256 tokens. A tile of
+a prompt visits its pieces in one item. In a sequence with few queries, as in decoding, each piece is an item, so that
 one long sequence still occupies all threads. Tiles and pieces do not depend on the batch or on the number of threads,
-so neither does a result.
+and neither does a result.
 
 Legend: B sequences, M blocks of the longest.
 """
@@ -21,7 +21,7 @@ _NO_WINDOW = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuPlan:
-    """See ``_plan_tiles`` for the columns."""
+    """A plan for attention on a CPU; see ``_plan_tiles`` for the columns."""
 
     num_tokens: int
     block_tables: Tensor  # [B, M]
@@ -47,7 +47,7 @@ def plan_attention(
     reach = _NO_WINDOW if window is None else window
     tiles = _plan_tiles(query, context, piece_tokens, reach)
     pieces = tiles[5]
-    # Pieces that were attended apart add up to other bits than those that one item went over.
+    # Partial results of several items add up to other bits than one item that visits all pieces.
     is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS) & (not deterministic)
     tiles[6] = np.where(is_split, pieces, 1)
     counts = tiles[6]
@@ -68,8 +68,11 @@ def plan_attention(
 
 
 def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach: int) -> np.ndarray:
-    """[7, tiles]: row of the block tables, first query, queries, context up to and with the last query, first piece
-    seen, pieces seen, and (left empty) items."""
+    """Return [7, tiles], one column per tile.
+
+    The rows are: row of the block tables, first query, queries, context up to and including the last query, first
+    visible piece, visible pieces, and items (filled in by the caller).
+    """
     counts = -(-query // _TILE_TOKENS)
     owner = np.repeat(np.arange(len(query)), counts)
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * _TILE_TOKENS

@@ -1,5 +1,6 @@
-"""The rows of attention between its two products: scores bent and weighed, partial results kept and merged, and what
-comes out stored.
+"""The steps of attention between its two products, and after them.
+
+They adjust the scores, turn them into weights, keep and merge partial results, and store the outputs.
 """
 
 from typing import Any
@@ -27,8 +28,10 @@ def _cap_scores(scores: Any, soft_cap: Any) -> None:
 
 @njit(fastmath=FAST)
 def adjust_scores(scores: Any, scale: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
-    """Scale a row's visible scores and bend them by a soft cap and slopes, 0 if none. ``distance`` is that from the
-    query to the first of their tokens, 0 or below."""
+    """Scale a row's visible scores and apply a soft cap and ALiBi slopes, each 0 if absent.
+
+    distance  from the query to the first of their tokens; 0 or negative
+    """
     for i in range(scores.size):
         scores[i] *= scale
     if soft_cap > np.float32(0.0):
@@ -41,7 +44,7 @@ def adjust_scores(scores: Any, scale: Any, soft_cap: Any, slopes: Any, head: Any
 
 @njit(fastmath=FAST)
 def add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any) -> None:
-    """One more score for each row, which has no value."""
+    """Add one more score without a value to each row."""
     sinks = carray(float32_pointer(place), group)
     for r in range(attended.shape[0]):
         sink = sinks[r % group]
@@ -56,10 +59,10 @@ def add_sinks(place: Any, group: Any, largest: Any, totals: Any, attended: Any) 
 def weigh_row(
     block: Any, scores: Any, low: Any, high: Any, tokens: Any, scale: Any, largest: Any, total: Any, attended: Any
 ) -> tuple[Any, Any]:
-    """Turn one row's scores[low:high] into weights exp(scale * score - largest), the rest of its ``tokens`` into 0.
+    """Turn one row's scores[low:high] into weights exp(scale * score - largest), and its other ``tokens`` into 0.
 
-    ``largest``, ``total`` and ``attended`` are what earlier pieces came to, and are rescaled to the new largest score
-    (online softmax, arXiv 1805.02867). Returns the new largest score and sum of weights.
+    ``largest``, ``total`` and ``attended`` are the results of earlier pieces and are rescaled to the new largest score
+    (online softmax, arXiv 1805.02867). Return the new largest score and sum of weights.
     """
     found = largest_score(scores.ctypes.data, low, high) * scale
     grown = found if found > largest else largest
@@ -95,7 +98,7 @@ def keep_partial(place: Any, largest: Any, totals: Any, attended: Any) -> None:
 
 @njit(fastmath=FAST)
 def merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any, totals: Any, attended: Any) -> None:
-    """Joins the partial results of a tile's rows, each piece's laid ``piece_floats`` after the one before."""
+    """Merge the partial results of a tile's rows; the results of each piece are ``piece_floats`` apart."""
     rows, dim = attended.shape
     for r in range(rows):
         partials = carray(float32_pointer(place + r * (dim + 2) * 4), (count - 1) * piece_floats + dim + 2)
@@ -106,7 +109,7 @@ def merge_partials(place: Any, count: Any, piece_floats: Any, all_largest: Any, 
         attended[r] = np.float32(0.0)
         for piece in range(count):
             base = piece * piece_floats
-            if partials[base + 1] != np.float32(0.0):  # NaN as well
+            if partials[base + 1] != np.float32(0.0):  # The comparison is also true for NaN.
                 share = exp_float32(partials[base] - largest)
                 total += share * partials[base + 1]
                 for i in range(dim):

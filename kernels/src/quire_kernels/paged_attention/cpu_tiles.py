@@ -1,4 +1,4 @@
-"""The two products of attention by AMX's tiles: scores of queries by keys, and weighted sums of values."""
+"""The two products of attention with AMX's tiles: scores of queries by keys, and weighted sums of values."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ _VALUES_2_2 = tile_product("tdpbf16ps", down=2, across=2, listed=True)
 
 @njit
 def score_in_tiles(queries: Any, strips: Any, first: Any, last: Any, step: Any, units: Any, scores: Any) -> None:
-    """Compute the scores of the tokens of some strips by tiles of ``units``, for whole tiles of rows."""
+    """Compute the scores of the tokens of some strips with tiles of ``units`` units, for whole tiles of rows."""
     rows, all_units = queries.shape
     q_stride, s_stride, line = all_units * 4, scores.shape[1] * 4, WIDTH * 4
     q_down, s_down, q_step, k_step = TILE_ROWS * q_stride, TILE_ROWS * s_stride, units * 4, units * step
@@ -50,11 +50,11 @@ def score_in_tiles(queries: Any, strips: Any, first: Any, last: Any, step: Any, 
 def add_values_in_tiles(
     weights: Any, tokens: Any, strips: Any, step: Any, units: Any, attended: Any, last: Any
 ) -> None:
-    """Add the weighted values by tiles of ``units``, for whole tiles of rows.
+    """Add the weighted values with tiles of ``units`` units, for whole tiles of rows.
 
-    What lies behind the last token may be NaN. The last tile is therefore copied to ``last``, with 0 there.
+    Memory after the last token may contain NaN. The last tile is therefore copied to ``last`` and filled with 0.
     """
-    each = 2 * units * 4 // (WIDTH * 4)  # strips of a tile
+    each = 2 * units * 4 // (WIDTH * 4)  # The number of strips in a tile.
     whole = tokens // (2 * units)
     steps = whole
     if whole * 2 * units < tokens:

@@ -1,12 +1,12 @@
-"""What the Triton kernels of ``paged_attention`` are made of: finding work, reading the cache, online softmax.
+"""Device functions of the Triton kernels of ``paged_attention``: finding work, reading the cache, online softmax.
 
-Scores are kept in units of log2, so that a weight is one exp2. Every sum whose rounding could depend on how a compiler
-contracts it is an explicit fma: a result must have the same bits whichever kernel it came through.
+Scores are in units of log2, so that a weight is one exp2. Every sum whose rounding could depend on a compiler's
+contraction is an explicit fma: a result must have the same bits in every kernel.
 
-``tl.cdiv`` and ``tl.zeros`` are written out: a call of a function costs the interpreter milliseconds.
+``tl.cdiv`` and ``tl.zeros`` are written out, because a function call costs the interpreter milliseconds.
 
 Legend: HK KV heads, D head dim, S block size. A *tile* is TILE tokens of the context, a *split* a range of tiles that
-one program goes over, a row one query token and one of the query heads that share a KV head.
+one program processes, a row one query token and one of the query heads that share a KV head.
 """
 
 import triton
@@ -17,7 +17,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def first_seen(position, window):
-    """The first token that a query at ``position`` sees."""
+    """Return the first token that a query at ``position`` sees."""
     if window is None:
         return position * 0
     else:
@@ -26,10 +26,10 @@ def first_seen(position, window):
 
 @triton.jit
 def split_context(query_len, context_len, splitting, TILE: tl.constexpr, FIXED: tl.constexpr):
-    """How the context of a sequence is split: where the first split begins, tokens of a split, number of splits.
+    """Return the start of a sequence's first split, the tokens per split, and the number of splits.
 
-    FIXED splits lie at multiples of ``split_tokens``, whatever the sequence. Others are equal in size, at least
-    ``split_tokens`` long, and ``max_splits`` at most.
+    FIXED splits start at multiples of ``split_tokens`` in every sequence. Other splits are equal in size, at least
+    ``split_tokens`` long, and at most ``max_splits``.
     """
     window, max_splits, split_tokens = splitting
     first = first_seen(context_len - query_len, window)
@@ -56,10 +56,10 @@ def find_item(
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """The sequence of a work item, the item's place among those of the sequence, and the number of items in all.
+    """Return the sequence of a work item, the item's position within the sequence, and the total number of items.
 
-    A sequence of up to ``short`` queries has an item per query tile and split, another one per query tile. Found by
-    running sums over the lengths, which only the device knows.
+    A sequence of up to ``short`` queries has an item per query tile and split, another one per query tile. The item is
+    found by running sums over the lengths, which only the device knows.
     """
     query_starts, context_lens, num_sequences = lengths
     sequence = tl.full((), 0, tl.int32)
@@ -100,7 +100,7 @@ def load_rows(
     BLOCK_M: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """A query tile [BLOCK_M, BLOCK_D], with each row's token in the sequence, query head, and whether it is one."""
+    """Return a query tile [BLOCK_M, BLOCK_D], and each row's token, its query head, and whether the row is valid."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     rows = tl.arange(0, BLOCK_M)
     tokens = tile * BLOCK_Q + rows // GROUP
@@ -110,15 +110,15 @@ def load_rows(
     places = (first_query + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     queries = tl.load(q + places[:, None] + dims[None, :], mask=mask, other=0.0)
-    # The interpreter multiplies bfloat16 as if its bits were integers.
+    # The interpreter multiplies the bits of bfloat16 as if they were integers.
     return queries.to(tl.float32) if INTERPRETED else queries, tokens, heads, is_row
 
 
 @triton.jit
 def score_units(scale, soft_cap, key_scale, kv_head):
-    """What q k^T is multiplied by to be a score in units of log2, and the soft cap in these units.
+    """Return the factor that turns q k^T into scores in units of log2, and the soft cap in these units.
 
-    With a soft cap the product is made the argument of the tanh instead.
+    With a soft cap, the factor produces the argument of the tanh instead.
     """
     if key_scale is not None:
         scale *= tl.load(key_scale + kv_head)
@@ -130,13 +130,13 @@ def score_units(scale, soft_cap, key_scale, kv_head):
 
 @triton.jit
 def cap_scores(scores, cap):
-    """cap tanh(scores), by way of 1 - 2 / (e^2x + 1), whose ends are right where e^2x overflows."""
+    """Return cap tanh(scores) as 1 - 2 / (e^2x + 1), which has the right limits if e^2x overflows."""
     return cap - 2.0 * cap / (tl.exp2(scores * (2.0 * LOG2_E)) + 1.0)
 
 
 @triton.jit
 def load_slopes(alibi_slopes, heads, is_row):
-    """[BLOCK_M] each row's, in units of log2."""
+    """Return each row's slope [BLOCK_M] in units of log2."""
     if alibi_slopes is None:
         return tl.full(heads.shape, 0.0, tl.float32)
     else:
@@ -157,12 +157,12 @@ def load_tile(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys, transposed, and values of a tile of tokens from ``start``: [BLOCK_D, TILE] and [TILE, BLOCK_D]."""
+    """Return keys, transposed, and values of a tile of tokens from ``start``: [BLOCK_D, TILE] and [TILE, BLOCK_D]."""
     keys, values, table, num_blocks = cache
     BLOCK_STRIDE: tl.constexpr = KV_HEADS * BLOCK_SIZE * HEAD_DIM
     tokens = start + columns
     if BLOCK_SIZE % TILE == 0:
-        # The tile lies within one block, and some token of it is read.
+        # The tile lies within one block, and at least one of its tokens is read.
         block = tl.load(table + start // BLOCK_SIZE)
         is_valid = (block >= 0) & (block < num_blocks)
         places = block.to(tl.int64) * BLOCK_STRIDE + (start % BLOCK_SIZE + columns) * HEAD_DIM
@@ -179,7 +179,7 @@ def load_tile(
     key_places = keys + places[None, :] + dims[:, None]
     value_places = values + places[:, None] + dims[None, :]
     if MASKED:
-        # What lies beyond is not the sequence's, and may be NaN: 0 times that is NaN.
+        # Data beyond the sequence may be NaN, and 0 times NaN is NaN.
         k = tl.load(key_places, mask=inside[None, :] & is_dim[:, None], other=0.0)
         v = tl.load(value_places, mask=inside[:, None] & is_dim[None, :], other=0.0)
     elif HEAD_DIM == BLOCK_D:
@@ -206,21 +206,21 @@ def attend(
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Goes over tiles of context and adds them to the online softmax of a query tile (arXiv 1805.02867).
+    """Add tiles of context to the online softmax of a query tile (arXiv 1805.02867).
 
     rows     [BLOCK_M, BLOCK_D] the queries
-    softmax  largest score so far and sum of weights exp2(score - largest), [BLOCK_M] each, and the values so weighted,
-             [BLOCK_M, BLOCK_D]; returned as they are afterwards
-    span     first token of the first tile, and the token before which the last one begins
-    rule     tokens low .. high - 1 may be read, MASKED, for tiles then reach beyond them or hide some from some rows;
+    softmax  largest score so far and sum of weights exp2(score - largest), [BLOCK_M] each, and the weighted values,
+             [BLOCK_M, BLOCK_D]; the updated values are returned
+    span     first token of the first tile, and the token before which the last tile starts
+    rule     tokens low .. high - 1 are valid; MASKED if tiles reach beyond them or are partly hidden from some rows;
              [BLOCK_M] position of each row's token in the sequence; window
-    scoring  unit and cap of ``score_units``, soft cap, slopes of the rows and of all heads; None where there are none
-    cache    keys, values, from the KV head on; the sequence's row of the block tables; blocks of the cache
+    scoring  unit and cap of ``score_units``, soft cap, slopes of the rows and of all heads; None if absent
+    cache    keys and values from the KV head on; the sequence's row of the block tables; blocks of the cache
     """
     largest, total, attended = softmax
     low, high, positions, window = rule
     unit, cap, soft_cap, slopes, alibi_slopes = scoring
-    # Scores that meet neither cap nor slope stay in units of q k^T, and are scaled as they are weighed.
+    # Scores without cap and slope stay in units of q k^T, and are scaled when they become weights.
     IS_RAW: tl.constexpr = soft_cap is None and alibi_slopes is None
     columns = tl.arange(0, TILE)
     for start in tl.range(span[0], span[1], TILE):
@@ -245,7 +245,7 @@ def attend(
             scores = tl.where(seen, scores, float("-inf"))
         highest = tl.max(scores, 1) * unit if IS_RAW else tl.max(scores, 1)
         grown = tl.maximum(largest, highest)
-        # A row that has seen nothing yet has -inf, and -inf - -inf is NaN.
+        # A row that has seen no token has -inf, and -inf - -inf is NaN.
         shift = tl.where(grown == float("-inf"), 0.0, grown) if MASKED else grown
         lowered = tl.fma(scores, unit, -shift[:, None]) if IS_RAW else scores - shift[:, None]
         weights = tl.exp2(lowered)
@@ -258,16 +258,16 @@ def attend(
 
 @triton.jit
 def fresh_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The softmax over nothing."""
+    """Return the softmax state over no tokens."""
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     return largest, tl.full((BLOCK_M,), 0.0, tl.float32), tl.full((BLOCK_M, BLOCK_D), 0.0, tl.float32)
 
 
 @triton.jit
 def join(largest, total, other_largest, other_total):
-    """The softmax of two splits as one: largest score, sum of weights, and what to multiply the two results by.
+    """Return the softmax of two splits as one: largest score, sum of weights, and the factors of the two results.
 
-    The results are to be joined by fma(other, added, result * kept).
+    The results are combined by fma(other, added, result * kept).
     """
     grown = tl.maximum(largest, other_largest)
     shift = tl.where(grown == float("-inf"), 0.0, grown)
@@ -278,9 +278,9 @@ def join(largest, total, other_largest, other_total):
 
 @triton.jit
 def normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head):
-    """What a row's weighted values are multiplied by in the end; 0 where it has seen nothing.
+    """Return the final factor of a row's weighted values; 0 if the row has seen no token.
 
-    A sink is one more score, which has no value.
+    A sink is one more score without a value.
     """
     factor = tl.where(total > 0.0, 1.0, 0.0)
     if sinks is not None:
@@ -294,7 +294,7 @@ def normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head):
 
 @triton.jit
 def clear_padding(out, first, num_rows, program, num_programs, ROW: tl.constexpr):
-    """Zeros for the rows of padding: what reads them must not meet a NaN."""
+    """Write zeros to the padding rows, because their readers must not find NaN."""
     for row in tl.range(first + program, num_rows, num_programs):
         for start in tl.static_range(0, ROW, 1024):
             place = start + tl.arange(0, 1024)

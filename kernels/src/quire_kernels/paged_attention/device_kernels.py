@@ -1,9 +1,9 @@
 """The three Triton kernels of ``paged_attention``.
 
-``_attend_kernel`` takes sequences of many queries: a program is a query tile and a KV head. ``_split_kernel`` takes
-sequences of few queries, as in decoding: their contexts are split, so that few sequences occupy the whole device, and
-what its programs find for a token is put together by ``_join_kernel``. Which of the two takes a sequence is decided by
-the number of its own queries. In a batch of both kinds either kernel passes over the other's.
+``_attend_kernel`` processes sequences of many queries: a program is a query tile and a KV head. ``_split_kernel``
+processes sequences of few queries, as in decoding: their contexts are split, so that few sequences occupy the whole
+device, and ``_join_kernel`` merges the partial results of a token. A sequence's own number of queries decides which of
+the two processes it. In a mixed batch each kernel skips the other's sequences.
 
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence, P partial
 results.
@@ -27,8 +27,8 @@ from quire_kernels.paged_attention.device_functions import (
 )
 from quire_kernels.triton_runtime.debug import CHECKED
 
-# Numbers that change from step to step: a program made for those that are divisible by 16, or are 1, would have to be
-# compiled in the middle of serving.
+# These numbers change from step to step. If Triton specialized on 1 or multiples of 16, it would compile during
+# serving.
 _VARYING = [
     "num_sequences",
     "num_rows",
@@ -72,10 +72,11 @@ def _attend_kernel(
     TILE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """out = softmax(scale q k^T) v, for sequences of more than SHORT queries (FlashAttention-2, arXiv 2307.08691).
+    """Compute out = softmax(scale q k^T) v for sequences of more than SHORT queries.
 
-    The grid has HK times at least as many programs as there are query tiles; the last tiles, which see most, are first.
-    Tiles of context that no row sees are not read, and only those at the edges of what is seen are masked.
+    The algorithm is FlashAttention-2 (arXiv 2307.08691). The grid has HK times at least as many programs as there are
+    query tiles; the last tiles, which see most tokens, come first. Tiles of context that no row sees are not read, and
+    only those at the edges of the visible range are masked.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(0)
@@ -110,7 +111,8 @@ def _attend_kernel(
     first_position = before + tile * BLOCK_Q
     high = before + tl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len)
     low = first_seen(first_position, window)
-    # Every row sees whole: the tiles from the one after what the last row sees first, to the first row's own token.
+    # Every row sees all of the tiles from the one after the last row's first visible token to the first row's own
+    # token.
     begin = low // TILE * TILE
     seen_to = tl.maximum((first_position + 1) // TILE * TILE, begin)
     seen_from = tl.minimum((first_seen(high - 1, window) + TILE - 1) // TILE * TILE, seen_to)
@@ -170,14 +172,15 @@ def _split_kernel(
     FIXED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """The same for sequences of up to SHORT queries, a split of the context at a time (Flash-Decoding).
+    """Compute out as ``_attend_kernel`` does, for sequences of up to SHORT queries, one split of the context per item.
 
-    A sequence that is one split gets its result here, another's splits leave partial results: [B, splits, queries] of
-    them, ``max_splits`` and ``max_queries`` wide. The programs, as many as the device holds, share out the items.
+    This is Flash-Decoding. A sequence with one split gets its result here; the splits of another sequence write partial
+    results: [B, splits, queries], ``max_splits`` and ``max_queries`` wide. The number of programs is what the device
+    can hold, and they share the items.
 
-    With FIXED splits it takes every sequence: a tile of a long one goes over all its splits and joins them as
-    ``_join_kernel`` does, so that a token's result does not depend on how many queries came along with it. There a
-    sequence of more than ``max_queries`` is a long one: partial results of fewer may be all that there is room for.
+    With FIXED splits this kernel processes every sequence: a tile of a long one visits all its splits and merges them
+    as ``_join_kernel`` does, so that a token's result does not depend on the number of queries in the step. In this
+    mode a sequence of more than ``max_queries`` is long, because there may be room for fewer partial results only.
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -269,7 +272,7 @@ def _join_kernel(
     AHEAD: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """The result of each token and head whose context was split, from its partial ones, in order."""
+    """Merge the partial results of each token and head whose context was split, in order."""
     sequence = tl.program_id(0) // max_queries
     token = tl.program_id(0) % max_queries
     head = tl.program_id(1)
@@ -289,7 +292,7 @@ def _join_kernel(
     total = tl.full((), 0.0, tl.float32)
     attended = tl.full((BLOCK_D,), 0.0, tl.float32)
     for start in tl.range(0, splits, AHEAD, num_stages=1):
-        # Unrolled: the loads do not wait for one another.
+        # The loop is unrolled, so that the loads do not wait for one another.
         for offset in tl.static_range(AHEAD):
             split = start + offset
             there = split < splits

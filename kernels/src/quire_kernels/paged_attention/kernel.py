@@ -1,8 +1,8 @@
 """Launches of the Triton kernels of ``paged_attention``.
 
-A batch may be of decoding sequences, chunks of prompts and drafts to verify at once. Sequences of few queries and those
-of many are two launches, each a tile shape of its own, over one plan; one that the plan says would find nothing is left
-out. A third joins what the splits of the first left. Nothing here reads the device or waits for it.
+A batch may contain decoding sequences, chunks of prompts and drafts to verify. Sequences of few queries and those of
+many are two launches over one plan, each with its own tile shape; a launch without work is skipped. A third launch
+merges the partial results of the first. Nothing here reads the device or waits for it.
 
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
 """
@@ -34,10 +34,10 @@ from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
 from quire_kernels.triton_runtime.target import Target
 
-# A split is not shorter, lest its program spend its time on starting.
+# The minimum length of a split; a program for a shorter one would mostly be starting.
 _MIN_SPLIT = 256
 _MAX_MIN_SPLIT = 2048
-# Where batches are large enough, a context of so many tokens makes four items for every program.
+# If batches are large enough, a context of this many tokens gives four items to every program.
 _USUAL_CONTEXT = 4096
 
 
@@ -55,7 +55,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
-    """How the launches over a plan split contexts; see ``split_context``."""
+    """The division of contexts into splits for the launches over a plan; see ``split_context``."""
 
     max_splits: int
     split_tokens: int
@@ -158,27 +158,27 @@ def paged_attention(
 
 
 def config_key(head_dim: int, cache_bytes: int) -> str:
-    """What the best tiles depend on: the padded head dim, and the bytes of an element of the cache."""
+    """Return the key of the best tiles: the padded head dim, and the bytes of an element of the cache."""
     return f"head_dim={_padded(head_dim)} bytes={cache_bytes}"
 
 
 def short_rows(max_queries: int, group: int, head_dim: int, query_bytes: int) -> int:
-    """Rows of a query tile of the split kernel: whole tokens, as few as a matrix instruction takes.
+    """Return the rows of a query tile of the split kernel: whole tokens, at least those of a matrix instruction.
 
-    query_bytes  of an element of the queries
+    query_bytes  bytes of an element of the queries
     """
     wanted = triton.next_power_of_2(max_queries * group)
-    # More rows of wide heads do not fit into registers, nor beside the cache's tiles into 99 KiB of shared memory.
+    # More rows of wide heads do not fit into registers, nor with the cache's tiles into 99 KiB of shared memory.
     most = 64 if _padded(head_dim) * query_bytes**2 <= 512 else 32
     return max(16, min(most, wanted), triton.next_power_of_2(group))
 
 
 def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> Splitting:
-    """From the shape of the batch alone; lengths decide on the device."""
+    """Return the division into splits for the shape of the batch; the device applies it to the lengths."""
     sequences, width = plan.block_tables.shape
     max_context = width * cache.block_size
     max_queries = min(plan.max_query_len, plan.max_short_len)
-    # Splits of one query of each sequence.
+    # The number of splits if each sequence has one query.
     room = plan.workspace.buffer.numel() // workspace_floats(sequences, heads, cache.head_dim)
     if (fixed := plan.workspace.split_tokens) is not None:
         needed = -(-max_context // fixed)
@@ -189,7 +189,7 @@ def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> S
                 f"has a workspace for {room} splits of {sequences} sequences; contexts of up to {max_context} tokens "
                 f"in splits of {fixed} need {needed}",
             )
-        # Of more queries than there is room for a program goes over all splits of a sequence, with the same result.
+        # With more queries than there is room for, a program visits all splits of a sequence, with the same result.
         return Splitting(
             max_splits=needed,
             split_tokens=fixed,
@@ -202,7 +202,7 @@ def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> S
 
 
 def _most_tiles(plan: DevicePlan, tokens: int, short: int) -> int:
-    """No batch of this shape has more query tiles of so many tokens, of sequences of more than ``short`` queries."""
+    """Return an upper bound of the query tiles of ``tokens`` tokens for sequences of more than ``short`` queries."""
     return plan.num_tokens // tokens + min(len(plan.context_lens), plan.num_tokens // (short + 1))
 
 
@@ -233,12 +233,12 @@ def _options(config: LaunchConfig, **constants: Any) -> dict[str, Any]:
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    """The kernels over shapes that are served, each of their options somewhere: dtype, head dim, block size."""
+    """Return the kernels with the shapes that are served; each option (dtype, head dim, block size) occurs."""
     plain = _Layer(name="bf16 d128 g4", head_dim=128, group=4)
     wide = _Layer(name="bf16 d256 g2 soft cap", head_dim=256, group=2, soft_cap=True)
     layers = [
         plain,
-        # A vector of block ids a tile, and one id.
+        # A tile with a vector of block ids, and one with a single id.
         _Layer(
             name="bf16 d128 g4 window sinks block 64", head_dim=128, group=4, block_size=64, window=True, sinks=True
         ),

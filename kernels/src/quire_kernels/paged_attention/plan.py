@@ -1,6 +1,6 @@
-"""What the Triton kernels of ``paged_attention`` read of a batch, and the memory they leave partial results in.
+"""The facts about a batch that the Triton kernels of ``paged_attention`` read, and the memory for partial results.
 
-Everything that changes from step to step lies in device tensors, so that a captured CUDA graph sees it; host numbers
+All values that change from step to step are in device tensors, so that a captured CUDA graph sees them; host numbers
 only bound the launches. A plan serves all layers of a step that have its window. Its workspace serves every layer and
 step of a stream, one after another.
 
@@ -16,28 +16,28 @@ from torch import Tensor
 from quire_kernels.checks import check_dense, refuse
 
 MAX_SHORT_QUERIES = 16
-"""Sequences of up to so many queries have their context split; of them, not of the batch, it depends who does."""
+"""The maximum number of queries of a sequence whose context is split. It depends on the sequence, not on the batch."""
 
 MAX_SEGMENTS = 32
-"""Splits of one sequence's context at most, where their size is not fixed."""
+"""The maximum number of splits of one sequence's context, unless their size is fixed."""
 
 _LARGEST_HEAD_DIM = 256
 _LARGEST_GROUP = 128
-# With 16 rows a split, its partial results are 3 % of what it reads when it has this many tokens.
+# With 16 rows, the partial results of a split of this many tokens are 3 % of the data that it reads.
 _MIN_FIXED_SPLIT = 512
 _FIXED_SEGMENTS = 16
-# Of a plan that is given no workspace: enough for 32 sequences of 32 heads of 128 in 16 splits.
+# The workspace of a plan that gets none: enough for 32 sequences of 32 heads of 128 in 16 splits.
 _OWN_WORKSPACE_FLOATS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Partial results of sequences with few queries, whose context several programs share out among them."""
+    """Memory for the partial results of sequences with few queries, whose context several programs share."""
 
     buffer: Tensor  # float32, flat: layers may differ in heads and head dim
     split_tokens: int | None
-    """Tokens of a split. Fixed, a token's result depends neither on the size of the batch nor on how its sequence was
-    cut into steps; ``None`` lets small batches have smaller splits."""
+    """The tokens per split. If this is fixed, a token's result depends neither on the size of the batch nor on how its
+    sequence was divided into steps; ``None`` gives small batches smaller splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +45,18 @@ class DevicePlan:
     """An ``AttentionPlan`` on a device."""
 
     block_tables: Tensor  # [B, M] int32
-    query_starts: Tensor  # [B + 1] int32: sequence b's queries are query_starts[b] .. query_starts[b + 1] - 1
+    query_starts: Tensor  # [B + 1] int32: the queries of sequence b are query_starts[b] .. query_starts[b + 1] - 1
     context_lens: Tensor  # [B] int32, 0 for a padded row, which has no queries
     num_tokens: int  # rows of q, padding included
     max_query_len: int  # bounds the launches
     window: int | None
     workspace: Workspace
-    min_query_len: int = 1  # of sequences that are not padding: a launch that would find nothing is left out
-    max_short_len: int = MAX_SHORT_QUERIES  # the longest of up to MAX_SHORT_QUERIES; fewer, and the tiles are smaller
+    min_query_len: int = 1  # without padding; a launch without work is skipped
+    max_short_len: int = MAX_SHORT_QUERIES  # longest up to MAX_SHORT_QUERIES; shorter: smaller tiles
 
 
 def unsupported_shape(head_dim: int, group: int) -> str | None:
-    """Why the kernels have no tiles for such heads, if they have none. group: query heads for each KV head."""
+    """Return why the kernels have no tiles for such heads, or None. group: query heads per KV head."""
     if not 1 <= head_dim <= _LARGEST_HEAD_DIM:
         return f"head dim {head_dim}: up to {_LARGEST_HEAD_DIM} is needed"
     if not 1 <= group <= _LARGEST_GROUP:
@@ -65,30 +65,33 @@ def unsupported_shape(head_dim: int, group: int) -> str | None:
 
 
 def fixed_split_tokens(max_context: int) -> int:
-    """Tokens of a split for results that do not depend on the batch: ``max_context`` tokens make 16 splits at most."""
+    """Return the tokens per split for results that do not depend on the batch: at most 16 splits of ``max_context``."""
     share = -(-max_context // _FIXED_SEGMENTS)
     return -(-share // _MIN_FIXED_SPLIT) * _MIN_FIXED_SPLIT
 
 
 def workspace_segments(max_decode_tokens: int, *, max_context: int, split_tokens: int | None = None) -> int:
-    """Splits per query token to have room for.
+    """Return the number of splits per query token for which the workspace has room.
 
-    max_decode_tokens  query tokens of the largest batch of decoding sequences, drafts to verify included
+    max_decode_tokens  query tokens of the largest batch of decoding sequences, including drafts to verify
     max_context        tokens of the longest sequence
     """
     if split_tokens is not None:
         return -(-max_context // split_tokens)
-    # Large batches fill the device by their number: there splits only keep long sequences from finishing last.
+    # Large batches fill the device by their size. There, splits only keep long sequences from finishing last.
     return min(MAX_SEGMENTS, max(8, 2048 // max_decode_tokens))
 
 
 def workspace_bytes(*, max_decode_tokens: int, heads: int, head_dim: int, segments: int) -> int:
-    """Size of the workspace that ``allocate_workspace`` makes."""
+    """Return the size in bytes of the workspace that ``allocate_workspace`` creates."""
     return 4 * workspace_floats(max_decode_tokens * segments, heads, head_dim)
 
 
 def workspace_floats(partials: int, heads: int, head_dim: int) -> int:
-    """A partial result of a query token has for each head the weighted values, the largest score, the weights' sum."""
+    """Return the number of floats in ``partials`` partial results.
+
+    Each has the weighted values, the largest score and the sum of weights of each head.
+    """
     return partials * heads * (head_dim + 2)
 
 
@@ -101,7 +104,7 @@ def allocate_workspace(
     device: torch.device,
     split_tokens: int | None = None,
 ) -> Workspace:
-    """One for all layers and steps. ``heads`` and ``head_dim`` are those of the widest layer.
+    """Return a workspace for all layers and steps. ``heads`` and ``head_dim`` are those of the widest layer.
 
     split_tokens  fixes the size of splits (``fixed_split_tokens``); needs segments for the longest context
     """
@@ -123,7 +126,7 @@ def plan_host_lengths(
     workspace: Workspace | None,
     deterministic: bool,
 ) -> DevicePlan:
-    """The plan of one eager step, from checked lengths: int64 [B] each, none of them 0."""
+    """Return the plan of one eager step, from checked lengths: int64 [B] each, all positive."""
     if deterministic and (workspace is None or workspace.split_tokens is None):
         refuse("plan_attention", "workspace", "fixes no split_tokens, without which nothing is deterministic")
     starts = np.zeros(len(query) + 1, dtype=np.int32)
@@ -146,7 +149,7 @@ def plan_host_lengths(
 
 
 def longest_short(query_lens: np.ndarray) -> int:
-    """``DevicePlan.max_short_len`` of a batch."""
+    """Return ``DevicePlan.max_short_len`` of a batch."""
     return int(query_lens[query_lens <= MAX_SHORT_QUERIES].max(initial=1))
 
 
@@ -160,12 +163,12 @@ def plan_over_buffers(
     window: int | None,
     workspace: Workspace,
 ) -> DevicePlan:
-    """A plan over tensors that the caller rewrites between steps, as a captured graph replays it.
+    """Return a plan over tensors that the caller rewrites between steps, as for the replay of a captured graph.
 
-    Until the next launch they must hold what ``DevicePlan`` says of them: a padded row has context 0 and no queries.
-    Rows of q from query_starts[B] on are padding, and their results 0.
+    Until the next launch they must be as ``DevicePlan`` describes: a padded row has context 0 and no queries. Rows of q
+    from query_starts[B] on are padding, and their results are 0.
 
-    max_query_len  no sequence brings more queries, in any replay
+    max_query_len  the maximum number of queries of a sequence in any replay
     """
     op = "plan_over_buffers"
     sequences = len(context_lens)

@@ -1,4 +1,4 @@
-"""paged_attention in plain torch, a sequence at a time: what every implementation is compared with."""
+"""paged_attention in plain torch, one sequence at a time: the reference for every implementation."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def paged_attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """A float8 cache is read times its scales."""
+    """Compute attention like the op; values of a float8 cache are multiplied by its scales."""
     outputs = []
     group = q.shape[1] // cache.kv_heads
     starts = q.split(list(query_lens))  # B x [Q, HQ, D]
@@ -37,7 +37,7 @@ def paged_attention(
         hidden = ~visible(len(queries), context_len, window).to(q.device)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
-            # One more score, which no value belongs to.
+            # One more score without a value.
             column = sinks.float()[:, None, None].expand(-1, len(queries), 1)
             scores = torch.cat((scores, column), dim=-1)  # [HQ, Q, L + 1]
         weights = scores.softmax(dim=-1)[..., :context_len]
@@ -46,12 +46,12 @@ def paged_attention(
 
 
 def _distance(query_len: int, context_len: int) -> Tensor:
-    """[Q, L]: a token's position less that of a query (the last Q of L tokens)."""
+    """Return [Q, L]: a token's position minus that of a query (the last Q of L tokens)."""
     return torch.arange(context_len) - torch.arange(context_len - query_len, context_len).unsqueeze(1)
 
 
 def visible(query_len: int, context_len: int, window: int | None) -> Tensor:
-    """[Q, L] bool: whether a query (the last Q of L tokens) sees a token."""
+    """Return [Q, L] bool: whether a query (the last Q of L tokens) sees a token."""
     position = torch.arange(context_len - query_len, context_len).unsqueeze(1)  # [Q, 1]
     token = torch.arange(context_len).unsqueeze(0)  # [1, L]
     seen = token <= position

@@ -1,13 +1,13 @@
-"""CPU kernels compiled ahead of time, as ``quire_kernels.precompile`` leaves them and images bring them along.
+"""The use of CPU kernels that ``quire_kernels.precompile`` compiled ahead of time, usually for an image.
 
-``QUIRE_PRECOMPILED_KERNELS`` names the folder, which may be read-only: ``<build>/<level>/<storage>/...``, below which
-lies what numba writes. ``<build>`` is of all that machine code depends on beside the CPU, so that a changed source or
-another numba never meets old code. Where there are kernels of this CPU's level, numba is told to compile for that level
-instead of this very CPU, as the package is imported: numba asks once, when it is imported itself. So this imports
-neither numba nor torch. Without the variable nothing happens.
+``QUIRE_PRECOMPILED_KERNELS`` names the folder, which may be read-only: ``<build>/<level>/<storage>/...``, with the
+files that numba writes. ``<build>`` is a hash of everything that determines the machine code except the CPU, so that
+old code never runs for changed sources or another numba. If there are kernels for this CPU's level, numba must compile
+for that level instead of this exact CPU. numba reads its configuration once, when it is imported, so this module runs
+before and imports neither numba nor torch. Without the variable nothing happens.
 
-``QUIRE_KERNELS_LEVEL`` limits this process to a level by name, whether or not there are compiled kernels of it: the
-engine sets it where the CPU claims instructions that do not work, or that nobody wants.
+``QUIRE_KERNELS_LEVEL`` limits this process to the named level, whether or not it has precompiled kernels. The engine
+sets it if the CPU reports instructions that do not work or are not wanted.
 """
 
 import functools
@@ -40,7 +40,7 @@ class NotUsable:
 
 @functools.cache
 def taken() -> Precompiled | NotUsable | None:
-    """What this process uses, decided once; None where nothing is offered."""
+    """Return the kernels that this process uses, decided once; None if the environment names no folder."""
     limit = named_level(os.environ)
     if limit is not None and "numba" not in sys.modules:
         limit_numba(limit, os.environ)
@@ -48,12 +48,15 @@ def taken() -> Precompiled | NotUsable | None:
     if not chosen:
         return None
     if "numba" in sys.modules:
-        return NotUsable(reason="numba was imported before quire_kernels, for this very CPU")
+        return NotUsable(reason="numba was imported before quire_kernels and targets this exact CPU")
     return take(Path(chosen), limit or highest_level(cpu_flags()), os.environ)
 
 
 def named_level(environment: Mapping[str, str]) -> CpuLevel | None:
-    """Return the level that ``QUIRE_KERNELS_LEVEL`` names; None where it is not set. Raises ValueError."""
+    """Return the level that ``QUIRE_KERNELS_LEVEL`` names, or None if it is not set.
+
+    Raise ValueError if it is unknown.
+    """
     name = environment.get(LEVEL_VARIABLE)
     if not name:
         return None
@@ -64,7 +67,7 @@ def named_level(environment: Mapping[str, str]) -> CpuLevel | None:
 
 
 def limit_numba(level: CpuLevel, environment: MutableMapping[str, str]) -> None:
-    """Have numba compile for the level, or for the CPU that the environment names without what the level lacks."""
+    """Make numba compile for the level, or for the environment's CPU without the features beyond the level."""
     name, features = environment.get(_CPU), environment.get(_FEATURES)
     if not name and not features:
         environment.update({_CPU: level.cpu, _FEATURES: level.feature_string})
@@ -75,7 +78,7 @@ def limit_numba(level: CpuLevel, environment: MutableMapping[str, str]) -> None:
 
 
 def take(store: Path, level: CpuLevel | None, environment: MutableMapping[str, str]) -> Precompiled | NotUsable:
-    """Finds the level's kernels and tells numba of the level; another CPU chosen in the environment counts more."""
+    """Find the level's kernels and set numba's target to the level, unless the environment selects another CPU."""
     found = find(store, level)
     if isinstance(found, NotUsable):
         return found
@@ -88,21 +91,24 @@ def take(store: Path, level: CpuLevel | None, environment: MutableMapping[str, s
 
 def find(store: Path, level: CpuLevel | None) -> Precompiled | NotUsable:
     if level is None:
-        return NotUsable(reason="this CPU is of no level that they are compiled for ahead of time")
+        return NotUsable(reason="no precompiled level matches this CPU")
     if not store.is_dir():
-        return NotUsable(reason=f"{VARIABLE} names {store}, which is no folder")
+        return NotUsable(reason=f"{VARIABLE} names {store}, which is not a folder")
     if not (store / build()).is_dir():
         return NotUsable(
-            reason=f"those in {store} are of other sources, another place of them, another Python or another numba"
+            reason=f"the kernels in {store} are for other sources, another path, another Python or another numba"
         )
     folder = store / build() / level.name
     if not folder.is_dir():
-        return NotUsable(reason=f"{store} has none for {level.name}")
+        return NotUsable(reason=f"{store} has no kernels for {level.name}")
     return Precompiled(level=level, folder=folder)
 
 
 def build() -> str:
-    """Of Python, numba and all sources that workers are compiled from, and where those lie: numba goes by that too."""
+    """Return a hash of Python, numba, all sources from which workers are compiled, and their path.
+
+    numba's own cache depends on the path too.
+    """
     told = (sys.implementation.cache_tag, _version("numba"), _version("llvmlite"), str(_PACKAGE))
     digest = hashlib.sha256(repr(told).encode())
     sources = [*_PACKAGE.glob("*/cpu.py"), *_PACKAGE.glob("cpu_runtime/*.py"), _PACKAGE / "packed_linear/__init__.py"]
@@ -119,9 +125,9 @@ def _version(distribution: str) -> str | None:
 
 
 def link_all(source: Path, target: Path) -> None:
-    """Makes each file below ``source`` one below ``target``, but for those that are there. Raises OSError.
+    """Link each file below ``source`` to the same place below ``target``, unless it exists there. Raise OSError.
 
-    Links are enough: numba replaces files as wholes. Others may be doing the same.
+    Links are sufficient, because numba replaces whole files. Other processes may do the same at the same time.
     """
     for file in source.rglob("*.nb[ic]"):
         link = target / file.relative_to(source)
@@ -130,4 +136,4 @@ def link_all(source: Path, target: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         made = link.with_name(f"{link.name}.{os.getpid()}.link")
         made.symlink_to(file)
-        os.replace(made, link)  # also of a link to an image that is gone
+        os.replace(made, link)  # The replaced file may be a link into an image that no longer exists.

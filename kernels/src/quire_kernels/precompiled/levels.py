@@ -1,9 +1,9 @@
-"""Levels of x86-64 CPUs that kernels are compiled for ahead of time: one for each way a kernel can take.
+"""Levels of x86-64 CPUs for which kernels are compiled ahead of time: one for each variant of the kernels.
 
-``cpu_runtime.features`` asks for AVX-512, for products of bytes, of bfloat16 and of whole tiles; every answer that
-those four give together on a CPU with AVX2 is a level here, so that code of a level never takes a slower way than code
-for the very CPU would. What a CPU has beside is forbidden: then one cache of machine code serves every CPU of a level.
-Pure, but for ``cpu_flags``.
+``cpu_runtime.features`` tests for AVX-512 and for products of bytes, of bfloat16 and of whole tiles. Every combination
+of these four on a CPU with AVX2 is a level here, so that code for a level always uses the same variant as code for the
+exact CPU. All other features of the CPU are disabled, so that one cache of machine code serves every CPU of a level.
+All functions except ``cpu_flags`` are pure.
 """
 
 from collections.abc import Set
@@ -15,21 +15,22 @@ from pathlib import Path
 class CpuLevel:
     name: str
     cpu: str
-    """LLVM's name of a real CPU, whose tuning code gets: by LLVM's own ``x86-64-v4`` sampling was 1.4 times slower."""
+    """LLVM's name of a real CPU whose tuning the code gets: with LLVM's own ``x86-64-v4`` sampling was 1.4 times
+    slower."""
     features: frozenset[str]
-    """LLVM's names of all that code may use."""
+    """LLVM's names of all features that the code may use."""
     storage: tuple[str, ...]
-    """torch's names of the types in which models run there unless somebody asks for another."""
+    """torch's names of the types in which models run at this level by default."""
 
     @property
     def feature_string(self) -> str:
-        """As LLVM takes it: what code may use, and nothing else that a CPU of that name has."""
+        """Return the features in LLVM's format: those that the code may use; all other known features are disabled."""
         forbidden = sorted(KNOWN - self.features)
         return ",".join((*(f"+{name}" for name in sorted(self.features)), *(f"-{name}" for name in forbidden)))
 
     @property
     def flags(self) -> frozenset[str]:
-        """Linux's names of the features."""
+        """Return Linux's names of the features."""
         return frozenset(_FLAGS.get(feature, feature) for feature in self.features)
 
 
@@ -49,7 +50,7 @@ _FLAGS = {
     "sse4.1": "sse4_1",
     "sse4.2": "sse4_2",
 }
-"""Where the kernel's names differ from LLVM's."""
+"""The features whose names differ between Linux and LLVM."""
 
 # fmt: off
 _V3 = frozenset({
@@ -73,7 +74,7 @@ KNOWN = _BF16 | {"avxvnni"} | {
     "sse4a", "tbm", "tsxldtrk", "uintr", "usermsr", "vaes", "vpclmulqdq", "waitpkg", "wbnoinvd", "widekl",
     "xop", "xsavec", "xsaveopt", "xsaves", "zu",
 }
-"""All features that LLVM 22 looks for in a CPU."""
+"""All CPU features that LLVM 22 knows."""
 # fmt: on
 
 
@@ -89,16 +90,16 @@ LEVELS = (
     _level("x86-64-v3-vnni", "alderlake", _V3 | {"avxvnni"}, "float32"),
     _level("x86-64-v3", "haswell", _V3, "float32"),
 )
-"""The highest first."""
+"""All levels, the highest first."""
 
 
 def highest_level(flags: Set[str]) -> CpuLevel | None:
-    """Of a CPU with these flags, by Linux's names."""
+    """Return the highest level of a CPU with these flags (Linux's names), or None."""
     return next((level for level in LEVELS if flags >= level.flags), None)
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Of the first CPU; none where the system does not list them."""
+    """Return the flags of the first CPU; an empty set if the system does not list them."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

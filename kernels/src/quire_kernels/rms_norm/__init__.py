@@ -1,4 +1,4 @@
-"""Root-mean-square norm, with or without adding to the residual stream first.
+"""Root-mean-square norm, optionally after an addition to the residual stream.
 
 Legend: T rows, H hidden size.
 """
@@ -10,14 +10,14 @@ from quire_kernels.dispatch import implementation
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """y = x / sqrt(mean(x ** 2) + eps) * weight, row by row (Zhang and Sennrich, 2019).
+    """Compute y = x / sqrt(mean(x ** 2) + eps) * weight, row by row (Zhang and Sennrich, 2019).
 
     x        [T, H], rows at any stride
     weight   [H], contiguous, dtype of x
-    residual [T, H]; when given, it becomes x + residual *in place*, and that sum is what is normalised
+    residual [T, H]; if given, it becomes x + residual *in place*, and that sum is normalized
     returns  [T, H], new and contiguous, dtype of x
 
-    Computed in float32. Raises ArgumentError on other shapes, strides, dtypes or devices.
+    The computation is in float32. Raise ArgumentError on other shapes, strides, dtypes or devices.
     """
     check_storage("rms_norm", "x", x)
     if x.dim() != 2:

@@ -1,4 +1,4 @@
-"""rms_norm on a CPU: one pass to add and square, one to scale, a row per item."""
+"""rms_norm on a CPU: one pass to add and square, one to scale. Each work item is one row."""
 
 from typing import Any
 

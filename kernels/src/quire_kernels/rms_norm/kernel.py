@@ -1,9 +1,9 @@
-"""rms_norm in Triton: a program reads its rows once, and holds them until they are scaled.
+"""rms_norm in Triton: a program reads its rows once and keeps them in registers until they are scaled.
 
 y = x / sqrt(mean(x ** 2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), in float32; the sum with the residual
-is rounded to its dtype first, as it is what later layers will read.
+is rounded to its dtype first, because later layers read it.
 
-How a row is added up follows from the hidden size alone: it does not depend on the rows beside it.
+The order of additions in a row depends only on the hidden size, not on the other rows.
 
 Legend: T rows, H hidden size.
 """
@@ -21,7 +21,7 @@ from quire_kernels.triton_runtime.device import require_device, target_of
 from quire_kernels.triton_runtime.target import Target
 
 WIDEST = 1 << 15
-"""The hidden size that a program can hold in its registers."""
+"""The maximum hidden size that fits into a program's registers."""
 
 
 @kernel(varying=["rows"])
@@ -71,7 +71,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 
 def _launch(width: int, target: Target) -> dict[str, int]:
-    # Short rows, those of heads, share a program: alone, they would leave it waiting for memory most of the time.
+    # Short rows, those of heads, share a program: with one row, it would mostly wait for memory.
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, **config_for("rms_norm.norm", target, f"block={block}").options}
 

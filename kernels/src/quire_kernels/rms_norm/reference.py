@@ -1,4 +1,4 @@
-"""rms_norm in plain torch: what every implementation is compared with."""
+"""rms_norm in plain torch: the reference for every implementation."""
 
 import torch
 from torch import Tensor

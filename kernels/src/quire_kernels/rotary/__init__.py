@@ -11,16 +11,16 @@ from quire_kernels.dispatch import implementation
 
 
 def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
-    """Rotates the first R components of every head by its token's position (RoFormer, arXiv 2104.09864).
+    """Rotate the first R components of every head in place by its token's position (RoFormer, arXiv 2104.09864).
 
-    Component i is paired with i + R/2, as in the Llama checkpoints of Hugging Face:
-    (x[i], x[i + R/2]) becomes (x[i] cos - x[i + R/2] sin, x[i + R/2] cos + x[i] sin).
+    Component i is paired with i + R/2, as in the Llama checkpoints of Hugging Face: (x[i], x[i + R/2]) becomes (x[i]
+    cos - x[i + R/2] sin, x[i + R/2] cos + x[i] sin).
 
     x          [T, H, D], changed in place; a token's heads are dense, tokens at any stride
     cos_sin    [P, R] float32: R/2 cosines, then R/2 sines, of each position
     positions  [T] int64, each below P
 
-    Raises ArgumentError on other shapes, strides, dtypes, devices, or a position outside the table (on a GPU: in the
+    Raise ArgumentError on other shapes, strides, dtypes, devices, or a position outside the table (on a GPU: in the
     debug build, ``triton_runtime.debug``).
     """
     check_heads("rotary", "x", x)
@@ -30,9 +30,9 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
 
 
 def rotary_table(inverse_frequencies: Tensor, positions: int, attention_factor: float = 1.0) -> Tensor:
-    """The [P, R] table of cosines and sines for ``rotary``, from R/2 inverse frequencies.
+    """Return the [P, R] table of cosines and sines for ``rotary``, from R/2 inverse frequencies.
 
-    Angles are taken in float64: float32 positions times float32 frequencies lose digits in long contexts.
+    Angles are computed in float64: float32 positions times float32 frequencies lose digits in long contexts.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), inverse_frequencies.double())  # [P, R/2]
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor).float()

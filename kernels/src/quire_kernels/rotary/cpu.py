@@ -1,4 +1,4 @@
-"""rotary on a CPU: a token per item."""
+"""rotary on a CPU. Each work item is one token."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ _PARALLEL_ELEMENTS = 1 << 16
 
 @njit(fastmath=FAST)
 def rotate_head(head: Any, cos_sin: Any, half: Any) -> None:
-    """One head vector, in place; ``cos_sin`` is the table's row for its position."""
+    """Rotate one head vector in place; ``cos_sin`` is the table's row for its position."""
     for i in range(half):
         first, second = to_float32(head[i]), to_float32(head[half + i])
         cos, sin = cos_sin[i], cos_sin[half + i]

@@ -1,4 +1,4 @@
-"""rotary in Triton: a program per token and group of heads.
+"""rotary in Triton: one program per token and group of heads.
 
 (x[i], x[i + R/2]) becomes (x[i] cos - x[i + R/2] sin, x[i + R/2] cos + x[i] sin), in float32 (RoFormer, arXiv
 2104.09864).
@@ -19,7 +19,7 @@ from quire_kernels.triton_runtime.target import Target
 
 @triton.jit
 def load_angles(cos_sin, position, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
-    """Cosines and sines of a position, [1, HALF_BLOCK] each; ones and zeros beyond, which turn nothing."""
+    """Return the cosines and sines of a position, [1, HALF_BLOCK] each; its padding (ones and zeros) has no effect."""
     component = tl.arange(0, HALF_BLOCK)[None, :]
     row = cos_sin + position * (2 * HALF)
     cos = tl.load(row + component, mask=component < HALF, other=1.0)

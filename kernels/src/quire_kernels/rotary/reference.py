@@ -1,4 +1,4 @@
-"""rotary in plain torch: what every implementation is compared with."""
+"""rotary in plain torch: the reference for every implementation."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Drawing next tokens from logits.
+"""Sampling of next tokens from logits.
 
 Legend: B rows, V vocabulary.
 """
@@ -11,10 +11,12 @@ from quire_kernels.dispatch import implementation
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """The likeliest token of each row, the first of equals.
+    """Return the most probable token of each row; the first wins among equals.
 
     logits   [B, V], rows at any stride
     returns  [B] int64
+
+    Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check_logits("greedy", logits)
     return implementation("sampling", logits.device.type).greedy(logits)
@@ -31,25 +33,25 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Draws a token per row: the inverse of the cumulative distribution at Philox(seed, position).
+    """Sample a token per row: the inverse of the cumulative distribution at Philox(seed, position).
 
-    The distribution is softmax(logits / temperature), of which are kept, in this order: tokens at least ``min_p`` times
-    as likely as the likeliest; the ``top_k`` likeliest; the fewest likeliest of these that hold ``top_p`` of the rest;
-    the fewest whose information -log p is nearest to the entropy of what is left that hold ``typical_p`` of it (Meister
-    et al., Locally typical sampling, TACL 2023). Tokens that stand where the last one kept stands are kept too, so what
-    is drawn does not depend on the order of equals.
+    The distribution is softmax(logits / temperature) over the tokens that are kept. In this order are kept: tokens at
+    least ``min_p`` times as probable as the most probable one; the ``top_k`` most probable; of these, the fewest most
+    probable that hold ``top_p`` of the rest; and the fewest tokens that hold ``typical_p`` of the remainder and whose
+    information -log p is nearest to its entropy (Meister et al., Locally typical sampling, TACL 2023). Tokens that
+    equal the last kept one are kept too, so the result does not depend on the order of equals.
 
     logits       [B, V] float32, rows at any stride
-    temperature  [B] float32; 0 takes the likeliest token
+    temperature  [B] float32; 0 selects the most probable token
     top_k        [B] int64, 1 to V (V keeps all); top_p, min_p, typical_p [B] float32: 1, 0 and 1 keep all
-    seeds        [B] int64, used as 64 bits without sign; positions [B] int64, of the drawn tokens in their sequences
+    seeds        [B] int64, used as unsigned 64 bits; positions [B] int64, of the sampled tokens in their sequences
     returns      [B] int64
 
-    A row's token depends on its own arguments only. The same seed draws the same token on every device, but where
-    rounding decides: a CPU adds float64 in the order of tokens, a GPU whole numbers of 2^-44 in any order, and their
-    exp differ in the last bits; so two devices part where the draw falls within some 1e-6 of a token's edge.
+    A row's token depends on its own arguments only. The same seed gives the same token on every device unless rounding
+    decides: a CPU adds float64 in the order of tokens, a GPU adds integers of 2^-44 in any order, and their exp differ
+    in the last bits. Two devices therefore differ if the random number falls within about 1e-6 of a token's boundary.
 
-    Raises ArgumentError on other shapes, strides or dtypes.
+    Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check_logits("sample", logits)
     if logits.dtype != torch.float32:

@@ -1,7 +1,8 @@
-"""Sampling on a CPU: a row per item, no sort.
+"""Sampling on a CPU, without a sort. Each work item is one row.
 
-The last token kept by top-k or top-p is found by radix selection on the bits of the weights (non-negative floats order
-as their bits do): a histogram over the upper bits, then over the next bits of the one bin that holds the boundary.
+The last token that top-k or top-p keeps is found by radix selection on the bits of the weights, because non-negative
+floats have the same order as their bits: a histogram over the upper bits, then over the next bits of the one bin that
+contains the boundary.
 """
 
 from typing import Any
@@ -35,7 +36,7 @@ _LARGEST_FLOAT32 = np.finfo(np.float32).max
 
 @njit
 def _uniform(seed: Any, position: Any) -> Any:
-    """See ``reference.uniform``."""
+    """Return a number in [0, 1) for a seed and a position; see ``reference.uniform``."""
     mask, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
     c0, c1, c2, c3 = np.uint64(position) & mask, np.uint64(position) >> shift, np.uint64(0), np.uint64(0)
     k0, k1 = np.uint64(seed) & mask, np.uint64(seed) >> shift
@@ -48,8 +49,11 @@ def _uniform(seed: Any, position: Any) -> Any:
 
 @njit
 def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, totals: Any) -> Any:
-    """The smallest of values[:count] that is kept when the largest are kept until they reach ``target``: their sum when
-    ``by_mass``, their number otherwise. ``scratch`` may be ``values`` itself, which is then overwritten."""
+    """Return the smallest kept value of values[:count] if the largest are kept until they reach ``target``.
+
+    ``target`` is their sum if ``by_mass``, else their number. ``scratch`` may be ``values`` itself, which is then
+    overwritten.
+    """
     reached = 0.0
     prefix = np.uint32(0)
     for level in range(3):
@@ -79,13 +83,16 @@ def _boundary(values: Any, count: Any, target: Any, by_mass: Any, scratch: Any, 
 
 @njit
 def _inverse(temperature: Any) -> Any:
-    """Kept finite, lest the largest logit's distance of 0 from itself become NaN where the temperature is subnormal."""
+    """Return 1 / temperature, but finite.
+
+    With a subnormal temperature, the largest logit's distance of 0 would become NaN.
+    """
     return min(np.float32(1.0) / temperature, _LARGEST_FLOAT32)
 
 
 @njit(fastmath=FAST)
 def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
-    """weights[i] = exp((logits[i] - largest) / temperature); their sum."""
+    """Compute weights[i] = exp((logits[i] - largest) / temperature), and return their sum."""
     largest = largest_of(logits)
     inverse = _inverse(temperature)
     total = 0.0
@@ -97,7 +104,7 @@ def _weigh(logits: Any, temperature: Any, weights: Any) -> Any:
 
 @njit
 def _threshold(weights: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, kept: Any, totals: Any) -> Any:
-    """The smallest weight that may be drawn. The largest weight is 1."""
+    """Return the smallest weight that may be sampled. The largest weight is 1."""
     floor = np.float32(min_p)
     vocabulary = weights.size
     if top_k < vocabulary:
@@ -118,10 +125,13 @@ def _threshold(weights: Any, total: Any, top_k: Any, top_p: Any, min_p: Any, kep
 
 @njit(fastmath=FAST)
 def _mean_information(logits: Any, weights: Any, floor: Any, largest: Any, inverse: Any) -> Any:
-    """The mean of (logit - largest) / temperature over what may be drawn, by weight: entropy less a constant."""
+    """Return the mean of (logit - largest) / temperature over the tokens that may be sampled, and their mass.
+
+    The mean is weighted; it is the entropy less a constant.
+    """
     total, mass = 0.0, 0.0
     for i in range(weights.size):
-        # Weights that are 0 stand for logits of minus infinity as well, which would make this NaN.
+        # A weight of 0 may belong to a logit of minus infinity, which would make the product NaN.
         weight = np.float64(weights[i]) if weights[i] >= floor and weights[i] > np.float32(0.0) else 0.0
         height = (logits[i] - largest) * inverse if weight > 0.0 else np.float32(0.0)
         total += weight * np.float64(height)
@@ -133,16 +143,16 @@ def _mean_information(logits: Any, weights: Any, floor: Any, largest: Any, inver
 def _keep_typical(
     logits: Any, temperature: Any, typical_p: Any, floor: Any, weights: Any, distances: Any, totals: Any
 ) -> None:
-    """Sets weights to 0 but of those at or above ``floor`` whose information is nearest to the mean of theirs.
+    """Set all weights to 0 except those at or above ``floor`` whose information is nearest to their mean.
 
-    How far is near is found as ``_boundary`` finds its smallest: by radix selection, here from small distances up.
+    The maximum distance is found like the smallest value in ``_boundary``: by radix selection, from small distances up.
     """
     largest = largest_of(logits)
     inverse = _inverse(temperature)
     mean, mass = _mean_information(logits, weights, floor, largest, inverse)
     for i in range(weights.size):
         kept = weights[i] >= floor and weights[i] > np.float32(0.0)
-        # Weights above 0 stand for heights above -88: an exact 128th of a distance has no bits beyond those compared.
+        # Weights above 0 belong to heights above -88: an exact 128th of a distance has no bits beyond those compared.
         distance = abs((logits[i] - largest) * inverse - np.float32(mean)) * np.float32(1.0 / 128.0)
         distances[i] = distance if kept else np.float32(np.inf)
     target = np.float64(typical_p) * mass
@@ -172,7 +182,10 @@ def _keep_typical(
 
 @njit
 def _invert(weights: Any, floor: Any, uniform: Any, sums: Any) -> Any:
-    """The first token at which the cumulative weight of those at or above ``floor`` exceeds ``uniform`` of it all."""
+    """Return the first token at which the cumulative weight exceeds ``uniform`` of the total.
+
+    Only weights at or above ``floor`` count.
+    """
     vocabulary = weights.size
     total = 0.0
     for part in range(sums.size):
@@ -231,7 +244,10 @@ def _sample_worker(block: Any) -> None:
 
 @njit
 def _first_largest(values: Any) -> Any:
-    """A part at a time by its largest, which is a vector operation; only the best part is looked through for it."""
+    """Return the index of the first maximum.
+
+    The maximum of each part is a vector operation; only the best part is searched.
+    """
     best, largest = 0, largest_of(values[:_PART])
     for begin in range(_PART, values.size, _PART):
         value = largest_of(values[begin : begin + _PART])

@@ -1,9 +1,9 @@
-"""A survey of rows of logits: the first two of the launches that sample or report probabilities.
+"""A survey of rows of logits: the first two launches of the ops that sample or report probabilities.
 
-A row is split into parts, a program each, so that one row of a large vocabulary is read by many multiprocessors. The
-first launch finds each part's largest logit, the second weighs the part against the row's largest: the sum of its
-weights, and how many and how much stands above a few heights. Of these the third launch, a program per row, makes
-its list of candidates. However many parts there are, what is found is the same bits (see ``device_functions``).
+A row is split into parts with a program each, so that many multiprocessors read one row of a large vocabulary. The
+first launch finds each part's largest logit. The second computes the part's weights relative to the row's largest:
+their sum, and the number and mass of tokens above a few heights. From these, the third launch, one program per row,
+makes a list of candidates. The results have the same bits for every number of parts (see ``device_functions``).
 
 Legend: B rows, V vocabulary, P parts (a power of two), N pivots.
 """
@@ -23,11 +23,11 @@ from quire_kernels.triton_runtime.device import device_properties, require_devic
 from quire_kernels.triton_runtime.target import Target
 
 MOST_PARTS = 64
-"""A power of two. How many parts there are is no constant of a kernel, or a growing batch would meet compilations."""
+"""A power of two. The number of parts is not a constexpr, because a growing batch would then trigger compilations."""
 _SHORTEST_PART = 2048
-"""A program that reads less costs more to start than it reads."""
+"""The minimum length of a part; a program that reads less costs more to start than it reads."""
 MOST_CANDIDATES = 8192
-"""Places in a row's list: what a program finds again in its own cache."""
+"""Places in a row's list: small enough to stay in a program's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,22 +37,22 @@ class Survey:
     parts: int
     part_length: int
     largest: Tensor  # [B, P] float32
-    tokens: Tensor  # [B, P] int64: where it stands first
+    tokens: Tensor  # [B, P] int64: the first token with the largest logit
     units: Tensor  # [B, P] int64
-    counts: Tensor  # [B, P, N] int32: how many stand at or above each pivot
-    masses: Tensor  # [B, P, N] float32: their weight, roughly
+    counts: Tensor  # [B, P, N] int32: the number of tokens at or above each pivot
+    masses: Tensor  # [B, P, N] float32: their approximate weight
     list_logits: Tensor  # [B, MOST_CANDIDATES] float32
     list_tokens: Tensor  # [B, MOST_CANDIDATES] int32
 
 
 def number_of_parts(rows: int, vocabulary: int, multiprocessors: int) -> int:
-    """A power of two: enough programs for two on each multiprocessor, none of them with next to nothing to read."""
+    """Return a power of two: two programs per multiprocessor if no part becomes too short."""
     wanted = min(-(-2 * multiprocessors // max(rows, 1)), vocabulary // _SHORTEST_PART, MOST_PARTS)
     return 1 << max(wanted, 1).bit_length() - 1
 
 
 def length_of_part(vocabulary: int, parts: int) -> int:
-    """A multiple of 16, so that every part begins where a vector of logits does."""
+    """Return a multiple of 16, so that every part starts at a vector of logits."""
     return -(-vocabulary // (16 * parts)) * 16
 
 
@@ -70,7 +70,7 @@ def _largest_kernel(
     HAS_LINES: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """largest[b, p], tokens[b, p] = max and first argmax of part p of row b. Grid: B, P."""
+    """Compute largest[b, p], tokens[b, p] = max and first argmax of part p of row b. Grid: B, P."""
     item, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = item
     if HAS_LINES:
@@ -111,7 +111,7 @@ def _weigh_kernel(
     HAS_TEMPERATURE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """units[b, p] = sum over part p of row b of exp((logit - largest of the row) / temperature). Grid: B, P."""
+    """Compute units[b, p] = sum over part p of row b of exp((logit - largest of the row) / temperature). Grid: B, P."""
     item, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     inverse = 1.0
     if HAS_TEMPERATURE:
@@ -160,8 +160,10 @@ def list_candidates(
     list_tokens,
     TILE: tl.constexpr,
 ) -> None:
-    """Writes what stands at or above pivot ``chosen`` to the row's list, in the order of tokens; the caller knows that
-    there is room, and waits for the program's other threads before it reads."""
+    """Write the tokens at or above pivot ``chosen`` to the row's list, in token order.
+
+    The caller ensures that there is room, and synchronizes the program's threads before it reads the list.
+    """
     lanes = tl.arange(0, TILE)
     pivot = pivot_at(chosen)
     size = chosen * 0
@@ -181,9 +183,9 @@ def list_candidates(
 def survey(
     op: str, logits: Tensor, rows: int, *, lines: Tensor | None = None, temperature: Tensor | None = None
 ) -> Survey:
-    """The first two launches, over ``rows`` rows of logits [R, V]: ``lines`` [B] names them, else they are the first.
+    """Run the first two launches over ``rows`` rows of logits [R, V]: the rows ``lines`` [B], or the first ones.
 
-    temperature  [B] float32; 0 is not weighed. None is 1
+    temperature  [B] float32; rows with 0 get no weights. None means 1
     """
     vocabulary, device = logits.shape[1], logits.device
     require_device(op, device)
@@ -223,7 +225,7 @@ def survey(
 
 
 def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor | None) -> None:
-    """Fills ``largest`` and ``tokens`` [B, P]."""
+    """Write the largest logit and its first token of each part to ``largest`` and ``tokens`` [B, P]."""
     rows, parts = largest.shape
     config = config_for("sampling.largest", target_of(logits.device))
     _largest_kernel[(rows, parts)](
@@ -242,7 +244,7 @@ def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor 
 
 
 def survey_cases(target: Target) -> list[AotCase]:
-    """Both launches, of logits as ``sample`` and ``greedy`` have them and as ``token_logprobs`` has them."""
+    """Return both launches, with the logits of ``sample`` and ``greedy``, and with those of ``token_logprobs``."""
     rows = {"row_stride": "i64:16", "vocabulary": "i32:16", "part_length": "i32:16"}
     cases = []
     for dtype, lines in (("fp32", False), ("bf16", False), ("bf16", True)):
@@ -267,7 +269,7 @@ def survey_cases(target: Target) -> list[AotCase]:
                 decode_path=True,
             )
         )
-        # Greedy steps are not weighed.
+        # Greedy steps need no weights.
         if lines or dtype == "fp32":
             heat = {} if lines else {"temperature": "*fp32:16"}
             outputs = {"largest": "*fp32:16", "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}

@@ -1,11 +1,11 @@
-"""Sampling in Triton: a survey of each row by many programs, then a program per row that bounds and draws; no sort.
+"""Sampling in Triton, without a sort: a survey of each row by many programs, then one program per row that samples.
 
-The last launch looks for the boundaries of min_p, top_k, top_p and typical_p among the row's candidates: the survey
-knows a height that is surely below the first boundary, and what stands above it seldom is more than some hundred
-tokens. Where it is more than a list holds (flat distributions with a high top_p), it looks at the whole row instead.
+The last launch searches the boundaries of min_p, top_k, top_p and typical_p among the row's candidates: the survey
+provides a height that is certainly below the first boundary, and rarely more than some hundred tokens are above it. If
+there are more than a list can hold (flat distributions with a high top_p), it searches the whole row instead.
 
-Bytes: two readings of the logits from memory and one from the cache. A row that keeps all its tokens is read twice
-and a part of it once more.
+Memory traffic: two reads of the logits from memory and one from the cache. A row that keeps all its tokens is read
+twice, and a part of it once more.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ from quire_kernels.triton_runtime.target import Target
 
 @kernel(varying=["parts"])
 def _first_kernel(largest, tokens, drawn, parts, MOST_PARTS: tl.constexpr) -> None:
-    """drawn[b] = tokens[b, argmax of largest[b]], the first of equals. Grid: B."""
+    """Compute drawn[b] = tokens[b, argmax of largest[b]]; the first wins among equals. Grid: B."""
     item = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, MOST_PARTS)
     tops = tl.load(largest + item * parts + part, mask=part < parts, other=float("-inf"))
@@ -88,13 +88,14 @@ def _draw_kernel(
     TELLS_KEPT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """drawn[b] = the first token at which the sum of kept weights exceeds Philox(seed, position) of all of it.
+    """Compute drawn[b] = the first token at which the sum of kept weights exceeds Philox(seed, position) of the total.
 
-    Weights are exp((logit - largest) / temperature) in whole units of 2^-44 (``device_functions``). Kept, in order, are
+    Weights are exp((logit - largest) / temperature) in whole units of 2^-44 (``device_functions``). Kept are, in order:
     weights of at least min_p; the top_k largest; the largest that sum to top_p of these; the nearest to the entropy
     that sum to typical_p of these; each with its equals. Philox: Salmon et al., SC 2011. Grid: B.
 
-    ``TELLS_KEPT`` writes what is kept: (largest, inverse, lowest height, mean), (lowest key, farthest) and the sum.
+    ``TELLS_KEPT`` also writes what is kept: (largest, inverse, lowest height, mean), (lowest key, farthest) and the
+    sum.
     """
     item = tl.program_id(0).to(tl.int64)
     row = logits + item * row_stride
@@ -106,7 +107,7 @@ def _draw_kernel(
     firsts = tl.load(part_tokens + item * parts + places, mask=is_part, other=1 << 62)
     first = tl.min(tl.where(tops == largest, firsts, 1 << 62), axis=0)
     tl.store(drawn + item, first)
-    # A row of minus infinities has nothing to draw from either.
+    # In a row of minus infinities, no token can be sampled by weight.
     if (heat == 0.0) | (largest == float("-inf")):
         return
 
@@ -120,14 +121,14 @@ def _draw_kernel(
     cuts_height = lowest_height > float("-inf")
     cuts_mass = top_p < 1.0
 
-    # The candidates: all that stands at or above the highest pivot that is surely not above the first boundary.
+    # The candidates are all tokens at or above the highest pivot that is certainly not above the first boundary.
     each = (item * parts + places[:, None]) * NUM_PIVOTS + tl.arange(0, NUM_PIVOTS)[None, :]
     count = tl.sum(tl.load(counts + each, mask=is_part[:, None], other=0), axis=0)
     mass = tl.sum(tl.load(masses + each, mask=is_part[:, None], other=0.0), axis=0)
     units = tl.load(part_units + item * parts + places, mask=is_part, other=0)
     total = tl.sum(units, axis=0)
     pivots = pivot_at(tl.arange(0, NUM_PIVOTS))
-    # Their own sums are off by less than 1e-4. Under top_k or min_p, what top_p is a share of is not known yet.
+    # The survey's sums are off by less than 1e-4. With top_k or min_p, the total that top_p refers to is not yet known.
     enough_mass = (top_p + 1e-4) * (total.to(tl.float32) * 2.0**-44)
     enough_mass = tl.where(cuts_count | cuts_height, float("inf"), enough_mass)
     surely = (count >= top_k) | (pivots <= lowest_height) | (mass >= enough_mass)
@@ -172,7 +173,7 @@ def _draw_kernel(
     start = tl.full((), 0, tl.int32)
     passed = tl.full((), 0, tl.int64)
     if (cuts_count | cuts_height | cuts_mass | (typical_p < 1.0)) == 0:
-        # Everything is kept: the survey's sums say in which part the draw lies.
+        # All tokens are kept: the survey's sums give the part that contains the sampled token.
         sums = tl.cumsum(units, axis=0)
         part = tl.sum((sums <= goal).to(tl.int32), axis=0)
         passed = tl.sum(tl.where(places < part, units, 0), axis=0)
@@ -205,8 +206,10 @@ def _draw_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What ``sample`` may draw of each row, for kernels that go on from there. Where temperature is 0, and where no
-    token may be drawn, the total is 0 and the rest undefined."""
+    """The set of tokens from which ``sample`` selects in each row, for kernels that continue from it.
+
+    If the temperature is 0 or no token may be sampled, the total is 0 and the rest is undefined.
+    """
 
     floats: Tensor  # [B, 4] float32: largest logit, inverse of temperature, lowest height, mean height
     keys: Tensor  # [B, 2] int32: lowest key of a logit, lowest key of a distance
@@ -256,7 +259,7 @@ def sample_and_tell(
     seeds: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Kept]:
-    """``sample``, and what it drew from; at least one row."""
+    """Return the result of ``sample`` and the kept set; requires at least one row."""
     rows, device = logits.shape[0], logits.device
     drawn = torch.empty(rows, dtype=torch.int64, device=device)
     kept = Kept(
@@ -315,7 +318,7 @@ def _draw(
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    """A vocabulary that is a multiple of 16, as most are."""
+    """Return the cases for a vocabulary that is a multiple of 16, as most are."""
     cases = survey_cases(target)
     first = config_for("sampling.first", target)
     cases.append(
@@ -358,7 +361,7 @@ def aot_cases(target: Target) -> list[AotCase]:
                 },
                 num_warps=draw.num_warps,
                 num_stages=draw.num_stages,
-                # Only drafts of a second model need telling.
+                # Only drafts of a second model need the kept set.
                 decode_path=not tells,
             )
         )

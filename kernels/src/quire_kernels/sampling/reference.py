@@ -1,4 +1,4 @@
-"""Sampling in plain torch and Python integers: what every implementation is compared with."""
+"""Sampling in plain torch and Python integers: the reference for every implementation."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ _MASK = 0xFFFFFFFF
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Ten rounds of Philox 4x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011)."""
+    """Return ten rounds of Philox 4x32 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, SC 2011)."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -18,9 +18,9 @@ def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tupl
 
 
 def uniform(seed: int, position: int, number: int = 0) -> float:
-    """A number in [0, 1) of a seed at a position: 53 bits of Philox with key ``seed`` and counter ``position``.
+    """Return a number in [0, 1): 53 bits of Philox with key ``seed`` and counter ``position``.
 
-    number  0 is the one that draws a token, 1 the one that judges a drafted token
+    number  0 for the sampling of a token, 1 for the verification of a drafted token
     """
     words = philox4x32((position & _MASK, position >> 32 & _MASK, 0, 0), (seed & _MASK, seed >> 32 & _MASK))
     first, second = words[2 * number : 2 * number + 2]
@@ -34,7 +34,7 @@ def greedy(logits: Tensor) -> Tensor:
 def keep_mask(
     logits: Tensor, *, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
 ) -> Tensor:
-    """[V] bool: the tokens of one row [V] that may be drawn."""
+    """Return [V] bool: the tokens of one row [V] that may be sampled."""
     weights = (logits.double() / temperature).softmax(dim=-1)
     keep = weights >= min_p * weights.max()
     keep &= weights >= weights.topk(top_k).values[-1]
@@ -48,7 +48,7 @@ def keep_mask(
 
 
 def _typical_mask(weights: Tensor, typical_p: float) -> Tensor:
-    """Of weights [V], 0 where a token may not be drawn anyway."""
+    """Return the tokens that typical_p keeps of weights [V], which are 0 for excluded tokens."""
     likely = weights > 0
     shares = weights[likely] / weights.sum()
     information = -shares.log()

@@ -1,5 +1,6 @@
-"""Rotary embedding of queries and keys, after a norm of each head where the model has one, and the write of keys and
-values into the paged cache: in one launch.
+"""The write of keys and values into the paged cache, fused with the rotary embedding of queries and keys.
+
+One launch also applies a norm to each head before the rotation, if the model has one.
 
 Legend: T tokens, HQ/HK query/KV heads, D head dim, P positions in the table, R rotated components.
 """
@@ -16,11 +17,11 @@ from quire_kernels.rotary import check_heads, check_tables
 
 
 class HeadNorm(Protocol):
-    """Root-mean-square norm of each head by itself, as ``rms_norm`` has it (Qwen3, Gemma 3)."""
+    """The weights of a root-mean-square norm per head, computed like ``rms_norm`` (Qwen3, Gemma 3)."""
 
     @property
     def weight(self) -> Tensor:
-        """[D], contiguous, dtype of the heads."""
+        """The weight [D], contiguous, dtype of the heads."""
         ...
 
     @property
@@ -38,14 +39,14 @@ def store_kv(
     q_norm: HeadNorm | None = None,
     k_norm: HeadNorm | None = None,
 ) -> None:
-    """Norms and rotates ``q`` in place (as ``rotary`` does), and writes ``k``, likewise, and ``v`` to their slots.
+    """Normalize and rotate ``q`` in place, and write ``k``, processed likewise, and ``v`` to their slots.
 
     q          [T, HQ, D], changed in place; k, v [T, HK, D] (``k`` may be changed as well)
     cos_sin    [P, R] float32, positions [T] int64: as for ``rotary``
-    slots      [T] int64: block * block size + offset, each in another slot
+    slots      [T] int64: block * block size + offset, all different
     cache      the layer's cache, of the same dtype or of float8
 
-    Raises ArgumentError on other shapes, strides, dtypes, devices, or a position or slot out of range (on a GPU: in the
+    Raise ArgumentError on other shapes, strides, dtypes, devices, or a position or slot out of range (on a GPU: in the
     debug build, ``triton_runtime.debug``).
     """
     tokens, _, dim = _check_projections(q, k, v)

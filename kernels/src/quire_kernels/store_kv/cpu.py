@@ -1,7 +1,8 @@
-"""store_kv on a CPU: a few tokens per item.
+"""store_kv on a CPU. Each work item is a few tokens.
 
-A decoding sequence's block was last touched a whole step ago, and one token's key goes to as many lines of it as the
-head has components, or half. So the lines of an item's next token are asked for while one token is rotated.
+A decoding sequence's block was last used a whole step ago, and one token's key is spread over as many of its cache
+lines as the head has components, or half. The lines of an item's next token are therefore prefetched while a token is
+rotated.
 """
 
 from typing import Any
@@ -32,14 +33,14 @@ from quire_kernels.store_kv import HeadNorm
 
 # Below this many elements, waking a second thread costs more than it saves.
 _PARALLEL_ELEMENTS = 1 << 13
-# Of an item, unless threads would go without one.
+# Tokens per item, unless threads would be idle.
 _TOKENS_PER_ITEM = 8
 _POSITION_FAULT, _SLOT_FAULT = 1, 2
 
 
 @njit(fastmath=FAST)
 def _normalise_head(head: Any, weight: Any, dim: Any, eps: Any) -> None:
-    """One head vector, in place."""
+    """Normalize one head vector in place."""
     total = np.float32(0.0)
     for i in range(dim):
         value = to_float32(head[i])
@@ -51,7 +52,7 @@ def _normalise_head(head: Any, weight: Any, dim: Any, eps: Any) -> None:
 
 @njit
 def _write_pairs(block: Any, key: Any, place: Any, block_size: Any, offset: Any) -> None:
-    """A token's column of a key block [D / 2, S, 2]."""
+    """Write a token's column of a key block [D / 2, S, 2]."""
     dim = key.size
     key_block = carray(storage_pointer(block, place), (dim + dim % 2) * block_size)
     for i in range(dim // 2):
@@ -66,7 +67,7 @@ def _write_pairs(block: Any, key: Any, place: Any, block_size: Any, offset: Any)
 
 @njit
 def _write_half_pairs(block: Any, value: Any, place: Any, value_dim: Any, offset: Any) -> None:
-    """A token's row of a value block [S / 2, DV, 2]; the other half of its pairs may be another thread's."""
+    """Write a token's row of a value block [S / 2, DV, 2]; another thread may write the other half of its pairs."""
     row = carray(storage_pointer(block, place + (offset // 2) * value_dim * 4), value_dim * 2)
     for i in range(value.size):
         row[2 * i + offset % 2] = value[i]
@@ -76,7 +77,7 @@ def _write_half_pairs(block: Any, value: Any, place: Any, value_dim: Any, offset
 def _write_token(
     block: Any, key: Any, value: Any, key_block: Any, value_block: Any, block_size: Any, value_dim: Any, offset: Any
 ) -> None:
-    """``key_block``, ``value_block``: addresses of a KV head's in the token's block."""
+    """Write a token's key and value; ``key_block`` and ``value_block`` are a KV head's addresses in its block."""
     if is_in_pairs(block):
         _write_pairs(block, key, key_block, block_size, offset)
         _write_half_pairs(block, value, value_block, value_dim, offset)
@@ -91,12 +92,12 @@ def _write_token(
 
 @njit
 def _prefetch_token(slot: Any, place: Any, steps: Any, sizes: Any, layout: Any) -> None:
-    """A token's lines of the key and the value block of each KV head.
+    """Prefetch a token's lines of the key and the value block of each KV head.
 
     place   addresses of the keys and the values
     steps   bytes from component to component of a key, and of a token's values
     sizes   bytes of a head in a block, of keys and of values
-    layout  KV heads, tokens of a block, tokens that lie side by side, bytes of what a key has side by side
+    layout  KV heads, tokens of a block, adjacent tokens, bytes of adjacent components of a key
     """
     kv_heads, block_size, unit, width = layout
     index, offset = slot // block_size, slot % block_size
@@ -118,7 +119,7 @@ def _store_kv_worker(block: Any) -> None:
     key_cache, value_cache, num_blocks, block_size, value_dim = a[18], a[19], a[20], a[21], a[22]
     q_weight, k_weight = carray(storage_pointer(block, a[23]), dim), carray(storage_pointer(block, a[25]), dim)
     q_eps, k_eps = float_from_bits(a[24]), float_from_bits(a[26])
-    # Where pairs are multiplied, two components of a key lie side by side, and those of two tokens' values.
+    # If pairs are multiplied, two components of a key are adjacent, and so are the values of two tokens.
     unit = 2 if is_in_pairs(block) else 1
     steps = (block_size * unit * size, value_dim * unit * size)
     sizes = ((dim + unit - 1) // unit * steps[0], block_size * value_dim * size)

@@ -1,8 +1,8 @@
-"""store_kv in Triton: a program per token and group of heads, those of the queries before those of keys and values.
+"""store_kv in Triton: one program per token and group of heads; query heads come before key and value heads.
 
-Rotation is that of ``rotary`` (RoFormer, arXiv 2104.09864), the norm of a head that of ``rms_norm``; both in float32,
-the norm's result rounded to its dtype as it is where it stands alone. A float8 cache holds x / scale, rounded to
-nearest even and no farther out than 448; what is not a number stays so (Micikevicius et al., arXiv 2209.05433).
+The rotation is that of ``rotary`` (RoFormer, arXiv 2104.09864), the norm of a head that of ``rms_norm``; both in
+float32, with the norm's result rounded to its dtype as in ``rms_norm``. A float8 cache stores x / scale, rounded to
+nearest even and limited to ±448; NaN stays NaN (Micikevicius et al., arXiv 2209.05433).
 
 Legend: T tokens, HQ/HK query/KV heads, D head dim, P positions in the table, R rotated components, N blocks of S.
 """
@@ -38,7 +38,7 @@ def _prepare_heads(
     TAIL_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Normed and rotated heads in float32: the two halves of the rotated part, and the tail that is only normed."""
+    """Return normed and rotated heads in float32: the two halves of the rotated part, and the tail without rotation."""
     dtype = x.dtype.element_ty
     component = tl.arange(0, HALF_BLOCK)[None, :]
     rotated = component < HALF
@@ -60,12 +60,12 @@ def _prepare_heads(
 
 @triton.jit
 def _quantised(x, scale):
-    """[HEADS, components] float32 as float8, with a [HEADS, 1] scale."""
+    """Return [HEADS, components] float32 as float8, divided by a [HEADS, 1] scale."""
     x = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
     x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, 448.0, propagate_nan=tl.PropagateNan.ALL)
     if _INTERPRETED:
-        # The interpreter's own conversion loses carries, small numbers and NaN: the bits are put together here.
+        # The interpreter's own conversion loses carries, small numbers and NaN, so the bits are computed here.
         magnitude = tl.abs(x)
         bits = magnitude.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
@@ -119,7 +119,7 @@ def _store_kv_kernel(
     component = tl.arange(0, HALF_BLOCK)[None, :]
     rest = 2 * HALF + tl.arange(0, TAIL_BLOCK)[None, :]
     q_groups: tl.constexpr = (HQ + Q_HEADS - 1) // Q_HEADS
-    # Names of its own for each branch: Triton wants what both assign to be of one shape.
+    # Each branch has its own names, because Triton requires one shape for names that both branches assign.
     if group < q_groups:
         q_head = group * Q_HEADS + tl.arange(0, Q_HEADS)[:, None]  # [Q_HEADS, 1]
         q_inside = q_head < HQ
@@ -152,7 +152,7 @@ def _store_kv_kernel(
         whole = tl.arange(0, D_BLOCK)[None, :]
         value = tl.load(v + token * v_stride + head * D + whole, mask=inside & (whole < D), other=0.0)
         if FP8:
-            # As the heads' dtype first: what an unquantised cache would hold is what is quantised.
+            # Round to the heads' dtype first, so that the quantized value is that of an unquantized cache.
             scale = tl.load(key_scale + head, mask=inside, other=1.0)
             first = _quantised(first.to(k.dtype.element_ty).to(tl.float32), scale)
             second = _quantised(second.to(k.dtype.element_ty).to(tl.float32), scale)
@@ -186,7 +186,7 @@ def store_kv(
         return
     launch = _launch(q_heads, cache.kv_heads, dim, cos_sin.shape[1], target_of(q.device))
     groups = triton.cdiv(q_heads, launch["Q_HEADS"]) + triton.cdiv(cache.kv_heads, launch["KV_HEADS"])
-    # What is not read still needs a pointer.
+    # An argument that is not read still needs a pointer.
     _store_kv_kernel[(tokens, groups)](
         q,
         k,

@@ -1,4 +1,4 @@
-"""store_kv in plain torch: what every implementation is compared with."""
+"""store_kv in plain torch: the reference for every implementation."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Whole blocks from one set of caches to another: between KV cache and swap space, in one launch for all layers.
+"""Copies of whole blocks between the KV cache and the swap space, in one launch for all layers.
 
 Legend: L layers, C blocks to copy, N blocks of a cache.
 """
@@ -16,16 +16,16 @@ from quire_kernels.kv_cache import KVCache
 def swap_blocks(
     sources: Sequence[KVCache], targets: Sequence[KVCache], source_blocks: Tensor, target_blocks: Tensor
 ) -> None:
-    """Copies block ``source_blocks[i]`` of each source to block ``target_blocks[i]`` of the target in its place.
+    """Copy block ``source_blocks[i]`` of each source to block ``target_blocks[i]`` of the corresponding target.
 
-    sources, targets               L caches each, of one shape and dtype but for their number of blocks; on a GPU, one
-                                   side may be pinned host memory, as ``allocate_swap_space`` makes it
-    source_blocks, target_blocks   [C] int64, on the device that copies; no target block twice
+    sources, targets               L caches each, of one shape and dtype except for their number of blocks; on a GPU,
+                                   one side may be pinned host memory from ``allocate_swap_space``
+    source_blocks, target_blocks   [C] int64, on the device that copies; all target blocks are different
 
-    On a GPU the copies are queued on the current stream, and the host waits for nothing; it may read pinned blocks,
-    or give them to others, once that stream has come there.
+    On a GPU the copies are queued on the current stream, and the host does not wait. It may read or reuse pinned blocks
+    after that stream has reached this point.
 
-    Raises ArgumentError on other shapes, dtypes or devices, and on a block out of range (on a GPU: in the debug build,
+    Raise ArgumentError on other shapes, dtypes or devices, and on a block out of range (on a GPU: in the debug build,
     ``triton_runtime.debug``).
     """
     if not sources or len(sources) != len(targets):
@@ -61,5 +61,5 @@ def _check_range(argument: str, blocks: Tensor, caches: Sequence[KVCache]) -> No
 
 
 def _kind(cache: KVCache) -> tuple[torch.dtype, int, int, int]:
-    """Dtype, KV heads, head dim and block size."""
+    """Return dtype, KV heads, head dim and block size."""
     return cache.keys.dtype, cache.kv_heads, cache.head_dim, cache.block_size

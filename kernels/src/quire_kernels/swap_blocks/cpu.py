@@ -1,4 +1,4 @@
-"""swap_blocks on a CPU: one block of one layer's keys or values per item; a block is dense."""
+"""swap_blocks on a CPU. Each work item is one block of one layer's keys or values, which is dense."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,5 +45,5 @@ def swap_blocks(
     copies = source_blocks.numel()
     arguments = (copies, len(rows), table.data_ptr(), source_blocks.data_ptr(), target_blocks.data_ptr())
     total = copies * sum(size for _, _, size in rows)
-    # The bytes are copied as they are, so one compiled worker serves every dtype.
+    # The bytes are copied unchanged, so one compiled worker serves every dtype.
     launch(_WORKER, torch.float32, copies * len(rows), arguments, parallel=total >= _PARALLEL_BYTES)

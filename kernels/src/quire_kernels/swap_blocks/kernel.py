@@ -1,9 +1,9 @@
-"""swap_blocks in Triton: a few programs copy piece after piece of all blocks of all layers, keys and values.
+"""swap_blocks in Triton: a few programs copy all blocks of all layers, keys and values, piece by piece.
 
-Where one side is host memory, the bus between is the bottleneck: a few multiprocessors keep enough of it in flight, and
-the others are left to the step that runs meanwhile on another stream. Pinned host memory is read and written in place,
-by the addresses it has in the device's own address space; so one launch serves, where copies by the driver would take
-two calls for each block and layer.
+If one side is host memory, the bus is the bottleneck: a few multiprocessors keep it busy, and the others are left to
+the step that runs on another stream meanwhile. Pinned host memory is read and written in place, by its addresses in the
+device's own address space. One launch is therefore enough, while copies by the driver would need two calls per block
+and layer.
 
 Legend: L layers, C blocks to copy, B buffers: keys and values of each layer.
 """
@@ -29,7 +29,7 @@ _ALIGNMENT = 16
 
 @kernel(varying=["copies"])
 def _swap_blocks_kernel(
-    addresses,  # [B, 2] int64: of each buffer, source and target
+    addresses,  # [B, 2] int64: source and target of each buffer
     source_blocks,  # [C]
     target_blocks,  # [C]
     copies,
@@ -53,7 +53,7 @@ def _swap_blocks_kernel(
         )
         source = tl.load(addresses + buffer * 2) + source_block * block_words * 8
         target = tl.load(addresses + buffer * 2 + 1) + target_block * block_words * 8
-        # Blocks are of whole 16 bytes, and begin at such an address: what the compiler cannot know of a table.
+        # Blocks have a multiple of 16 bytes and are aligned to 16, which the compiler cannot derive from a table.
         source_words = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
         target_words = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
         moved = tl.load(source_words + word, mask=word < block_words)
@@ -96,7 +96,7 @@ def swap_blocks(
 
 @functools.lru_cache(maxsize=256)
 def _on_device(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """The table [B, 2]; caches stay where they are, so it is made once for each set of layers and direction."""
+    """Return the table [B, 2]; caches do not move, so it is created once per set of layers and direction."""
     if any(address % _ALIGNMENT for address in addresses):
         refuse("swap_blocks", "sources, targets", f"hold tensors that do not begin at a multiple of {_ALIGNMENT} bytes")
     return torch.tensor(addresses, device=device)

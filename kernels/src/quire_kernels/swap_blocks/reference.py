@@ -1,4 +1,4 @@
-"""swap_blocks in plain torch: what every implementation is compared with."""
+"""swap_blocks in plain torch: the reference for every implementation."""
 
 from collections.abc import Sequence
 

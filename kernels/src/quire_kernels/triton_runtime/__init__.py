@@ -1,4 +1,4 @@
-"""What the Triton kernels share: what the device can do, checks on the device, tuned configurations.
+"""The runtime of the Triton kernels: device properties, checks on the device, tuned configurations.
 
-Nothing here knows an op.
+Nothing here depends on a specific op.
 """

@@ -1,9 +1,9 @@
-"""What a ``kernel.py`` says of its kernels so that they can be compiled ahead of time, on a machine without a GPU.
+"""The description of a kernel for ahead-of-time compilation on a machine without a GPU.
 
-Each ``<op>/kernel.py`` exposes ``aot_cases(target: Target) -> list[AotCase]``: one case per kernel and per variant of
-it that is launched in service (dtype, head dim, flags), with the warps, stages and blocks that ``config_for`` gives on
-that target. ``make kernels-aot`` compiles them all and holds their registers, stack and shared memory to bounds kept in
-the repository. This module knows neither Triton nor torch.
+Each ``<op>/kernel.py`` exposes ``aot_cases(target: Target) -> list[AotCase]``: one case per kernel and per variant that
+is launched in service (dtype, head dim, flags), with the warps, stages and blocks that ``config_for`` returns for that
+target. ``make kernels-aot`` compiles them all and compares their registers, stack and shared memory with bounds in the
+repository. This module imports neither Triton nor torch.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AotCase:
-    """One compilation.
+    """One compilation of a kernel.
 
     name         unique within the op, the same on every target: the key of its bounds
     kernel       the ``@triton.jit`` function
-    signature    every argument that is no constexpr, by name, in Triton's words: "*bf16", "*i32", "i32", "fp32", "u64".
-                 A suffix says what the launcher finds out about a value: ":16" divisible by 16 (almost every pointer,
-                 and strides of dense tensors), ":1" equal to 1
-    constexprs   every constexpr argument, by name; None for an optional tensor that is not given
-    decode_path  runs in a decode step: may use neither stack nor local memory on sm_90
+    signature    every argument that is not a constexpr, by name, with Triton's types: "*bf16", "*i32", "i32", "fp32",
+                 "u64". A suffix is what the launcher would find out about a value: ":16" divisible by 16 (almost every
+                 pointer, and strides of dense tensors), ":1" equal to 1
+    constexprs   every constexpr argument, by name; None for an optional tensor that is absent
+    decode_path  whether it runs in a decode step: then it may use neither stack nor local memory on sm_90
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Compiles kernels for GPUs that are not there, and reads what the code takes: registers, stack, local, shared memory.
+"""Compilation of kernels for GPUs that are not present, and the resources of the code.
 
-Needs Triton, not a driver. Must run in a process without TRITON_INTERPRET: Triton reads it as a kernel is defined.
-Registers, stack and local bytes come from the ``cuobjdump`` that Triton brings along, shared memory from the compiler.
+It needs Triton, but no driver. It must run in a process without TRITON_INTERPRET, which Triton reads when a kernel is
+defined. Registers, stack and local bytes come from Triton's ``cuobjdump``, shared memory from the compiler.
 """
 
 import importlib
@@ -26,12 +26,12 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 class AotError(KernelError):
-    """A case that cannot be compiled; the message names op, case and target."""
+    """A case that does not compile; the message names op, case and target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one compiled kernel takes. Registers are a thread's, stack and local bytes too, shared bytes a block's."""
+    """The resources of a compiled kernel. Registers, stack and local bytes are per thread, shared bytes per block."""
 
     registers: int
     stack_bytes: int
@@ -44,7 +44,7 @@ def ops_with_kernels() -> list[str]:
 
 
 def cases_of(op: str, target: Target) -> list[AotCase]:
-    """Raises AotError where an op says nothing, or says it twice."""
+    """Return an op's cases. Raise AotError if it has none, or if two have the same name."""
     module = importlib.import_module(f"quire_kernels.{op}.kernel")
     if not hasattr(module, "aot_cases"):
         raise AotError(f"{op}: its kernel.py lacks aot_cases(target); see triton_runtime/aot_case.py")
@@ -56,7 +56,7 @@ def cases_of(op: str, target: Target) -> list[AotCase]:
 
 
 def compile_case(op: str, case: AotCase, target: Target) -> Usage:
-    """Raises AotError with the compiler's first words."""
+    """Compile a case and return its resources. Raise AotError with the first words of the compiler's error."""
     if INTERPRETED:
         raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
     where = f"{op}: {case.name}: sm_{target.capability}"
@@ -64,14 +64,17 @@ def compile_case(op: str, case: AotCase, target: Target) -> Usage:
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     try:
         compiled = triton.compile(source, target=GPUTarget("cuda", target.capability, _WARP_SIZE), options=options)
-    # The compiler raises what it likes, from its own errors to RuntimeError of a failed pass.
+    # The compiler raises many types, from its own errors to RuntimeError of a failed pass.
     except Exception as error:
         raise AotError(f"{where}: does not compile: {_gist(error)}") from error
     return _usage(where, compiled)
 
 
 def _gist(error: Exception) -> str:
-    """One line. A compilation error quotes the source and ends in the reason; the assembler's is in the middle."""
+    """Return one line of an error.
+
+    A compilation error quotes the source and ends with the reason; an error of the assembler has it in the middle.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     said_by_assembler = [line for line in lines if line.startswith("ptxas")]
     return f"{type(error).__name__}: {(said_by_assembler or lines)[-1]}"

@@ -1,16 +1,16 @@
-"""Warps, stages and block sizes of every kernel, from tables: nothing is tuned at run time.
+"""Warps, stages and block sizes of every kernel, from tables; no kernel is tuned at run time.
 
-``configs/<op>.json`` holds an op's defaults, by family of GPUs; ``configs/devices/<device>.json`` holds what
-``benchmarks/kernels/tune.py`` measured on one device, and comes first. ``QUIRE_KERNEL_CONFIGS`` names a folder with
-further device files, which come before the package's. An op's file:
+``configs/<op>.json`` contains an op's defaults by family of GPUs. ``configs/devices/<device>.json`` contains what
+``benchmarks/kernels/tune.py`` measured on one device, and takes precedence. ``QUIRE_KERNEL_CONFIGS`` names a folder
+with further device files, which take precedence over the package's. An op's file:
 
     {"decode": {"space":   {"BLOCK_N": [16, 32, 64], "num_warps": [2, 4], "num_stages": [1, 2, 3]},
                 "configs": {"default":      {"any":   {"BLOCK_N": 32, "num_warps": 4, "num_stages": 2},
                                              "sm_90": {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}},
                             "head_dim=256": {"any":   {"BLOCK_N": 16, "num_warps": 4, "num_stages": 2}}}}}
 
-``space`` names the kernel's parameters and what the tuner may try; every configuration gives exactly these parameters.
-A device's file holds ``{"device": …, "capability": …, "kernels": {"<op>.<kernel>": {key: configuration}}}``.
+``space`` names the kernel's parameters and the values for the tuner; every configuration has exactly these parameters.
+A device's file contains ``{"device": …, "capability": …, "kernels": {"<op>.<kernel>": {key: configuration}}}``.
 """
 
 import contextlib
@@ -35,12 +35,15 @@ _FAMILY_BY_CAPABILITY = {0: "interpreter", 80: "sm_80", 86: "sm_86", 87: "sm_80"
 
 
 class ConfigError(KernelError, ValueError):
-    """A table that cannot be used; the message says which file, where in it, and what would be right."""
+    """An invalid table; the message names the file, the place in it, and what is accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """``blocks`` are constexprs by the kernel's own names: ``kernel[grid](..., **config.options)`` passes all three."""
+    """A launch configuration. ``blocks`` are constexprs by the kernel's own names.
+
+    ``kernel[grid](..., **config.options)`` passes all three.
+    """
 
     num_warps: int
     num_stages: int
@@ -53,14 +56,14 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTable:
-    """``by_key``: key -> family -> configuration."""
+    """The configurations of a kernel. ``by_key``: key -> family -> configuration."""
 
     space: Mapping[str, tuple[int, ...]]
     by_key: Mapping[str, Mapping[str, LaunchConfig]]
 
 
 def family(target: Target) -> str:
-    """The defaults that a GPU shares: those of its generation, as far as its shared memory is as large."""
+    """Return the family whose defaults a GPU uses: that of its generation, if its shared memory is as large."""
     capability = target.capability
     if capability in _FAMILY_BY_CAPABILITY:
         return _FAMILY_BY_CAPABILITY[capability]
@@ -70,12 +73,13 @@ def family(target: Target) -> str:
 
 
 def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
-    """The configuration of ``kernel`` ("<op>.<kernel>"): of the device, else of its family, else the defaults.
+    """Return the configuration of ``kernel`` ("<op>.<kernel>"): the device's, else its family's, else the default.
 
-    key  what the best configuration depends on, as the op spells it, such as "head_dim=128 group=4"; never the batch's
-         make-up, or a row's result would depend on its neighbours. A key that no table knows gets "default".
+    key  what the best configuration depends on, in the op's own notation, such as "head_dim=128 group=4". It must not
+         depend on the composition of the batch, or a row's result would depend on the other rows. A key that no table
+         contains gets "default".
 
-    Called on every launch: a look-up in a dict. Raises ConfigError for a broken table or an unknown kernel.
+    Every launch calls this; it is a dict look-up. Raise ConfigError for an invalid table or an unknown kernel.
     """
     asked = (kernel, target, key)
     found = _known.get(asked)
@@ -87,13 +91,13 @@ def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
 
 
 _known: dict[tuple[str, Target, str], LaunchConfig] = {}
-# Both are the tuner's; nothing that serves sets them.
+# Only the tuner sets these two.
 _overrides: dict[tuple[str, str], LaunchConfig] = {}
 _recorder: set[tuple[str, str]] | None = None
 
 
 def forget() -> None:
-    """Read the tables anew: for the tuner, which writes one, and for tests."""
+    """Read the tables again; for the tuner, which writes one, and for tests."""
     _known.clear()
     op_tables.cache_clear()
     _device_configs.cache_clear()
@@ -111,7 +115,7 @@ def override(kernel: str, key: str, config: LaunchConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[tuple[str, str]]]:
-    """Collects the (kernel, key) that are asked for within the block."""
+    """Collect each (kernel, key) that is looked up within the block."""
     global _recorder
     before, _recorder = _recorder, set()
     try:
@@ -140,12 +144,9 @@ def _of_family(configs: Mapping[str, LaunchConfig] | None, target: Target) -> La
     return None if configs is None else configs.get(family(target), configs.get(ANY))
 
 
-# --- reading ---
-
-
 @functools.cache
 def op_tables(op: str) -> Mapping[str, KernelTable]:
-    """An op's defaults, by kernel."""
+    """Return an op's defaults, by kernel."""
     return read_op_tables(FOLDER / f"{op}.json")
 
 
@@ -181,7 +182,7 @@ def _kernel_table(where: str, table: Any) -> KernelTable:
 
 
 def device_file_name(device_name: str) -> str:
-    """ "NVIDIA H200" -> "NVIDIA_H200.json"."""
+    """Return a device's file name: "NVIDIA H200" -> "NVIDIA_H200.json"."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", device_name).strip("_") + ".json"
 
 
@@ -200,7 +201,7 @@ def _device_configs(device_name: str | None) -> Mapping[str, Mapping[str, Launch
 
 
 def read_device_configs(path: Path) -> Mapping[str, Mapping[str, LaunchConfig]]:
-    """What was tuned on one device: kernel -> key -> configuration."""
+    """Return the configurations tuned on one device: kernel -> key -> configuration."""
     content = _mapping(str(path), _read(path))
     configs: dict[str, Mapping[str, LaunchConfig]] = {}
     for kernel, by_key in _mapping(f"{path}: kernels", content.get("kernels")).items():
@@ -218,7 +219,7 @@ def read_device_configs(path: Path) -> Mapping[str, Mapping[str, LaunchConfig]]:
 
 
 def launch_config(parameters: Mapping[str, int]) -> LaunchConfig:
-    """From the flat form of the tables."""
+    """Return a configuration from the flat form of the tables."""
     blocks = {name: value for name, value in parameters.items() if name not in ("num_warps", "num_stages")}
     return LaunchConfig(
         num_warps=parameters["num_warps"], num_stages=parameters["num_stages"], blocks=MappingProxyType(blocks)

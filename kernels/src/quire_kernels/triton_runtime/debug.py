@@ -1,11 +1,11 @@
-"""Checks that only the device can make: of positions, slots and block ids, whose values the host does not know.
+"""Checks that only the device can perform: of positions, slots and block ids, whose values the host does not know.
 
-``QUIRE_KERNELS_CHECK=1`` in the environment at start is the debug build: kernels are compiled with their
-``tl.device_assert``, and a wrong value stops the device with a line on standard error that names op and argument (the
-process is lost then: CUDA has no other way). Otherwise the asserts leave no trace in the machine code. Triton's
-interpreter always checks, and raises: there a wrong address would end the process without a word.
+``QUIRE_KERNELS_CHECK=1`` in the environment at start selects the debug build: kernels are compiled with their
+``tl.device_assert``, and a wrong value stops the device with a line on standard error that names op and argument. The
+process is then lost, because CUDA has no other way. Otherwise the asserts leave no trace in the machine code. Triton's
+interpreter always checks and raises, because a wrong address would end the process without a message.
 
-A kernel that asserts is declared with ``@kernel`` instead of ``@triton.jit``, and says what is wrong as the CPU does:
+A kernel with asserts is declared with ``@kernel`` instead of ``@triton.jit``, and uses the messages of the CPU:
 
     @kernel
     def _gather_kernel(...):
@@ -29,10 +29,10 @@ if INTERPRETED:
 
 
 def kernel(function: Callable[..., None] | None = None, *, varying: Sequence[str] = ()) -> Any:
-    """``triton.jit`` that keeps the function's ``tl.device_assert`` where ``CHECKED``.
+    """Return ``triton.jit`` of the function, which keeps its ``tl.device_assert`` if ``CHECKED``.
 
-    varying  integer arguments that differ from step to step: Triton would compile the kernel again, in the midst of
-             serving, as one of them becomes 1 or a multiple of 16
+    varying  integer arguments that differ from step to step: Triton would otherwise compile the kernel again during
+             serving when one of them becomes 1 or a multiple of 16
     """
     decorator = triton.jit(debug=CHECKED, do_not_specialize=list(varying))
     return decorator if function is None else decorator(function)

@@ -1,6 +1,6 @@
-"""What a device can do, asked of it once. A kernel's launch calls ``require_device`` first.
+"""The properties of a device, read once. A kernel's launch calls ``require_device`` first.
 
-Under Triton's interpreter the device is the CPU, and stands for a small Hopper.
+With Triton's interpreter the device is the CPU, with the properties of a small Hopper.
 """
 
 import functools
@@ -13,19 +13,19 @@ from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
 from quire_kernels.triton_runtime.target import INTERPRETER, Target
 
 OLDEST = (8, 0)
-"""Ampere: bfloat16 and asynchronous copies, which every kernel is built on."""
+"""The oldest compute capability with bfloat16 and asynchronous copies, which every kernel needs: Ampere."""
 OLDEST_WITH_FP8 = (8, 9)
-"""Ada: conversions from and to float8 e4m3."""
+"""The oldest compute capability with conversions from and to float8 e4m3: Ada."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProperties:
     name: str
     capability: tuple[int, int]
-    """Compute capability: major and minor."""
+    """The compute capability: major and minor."""
     multiprocessors: int
     shared_memory_bytes: int
-    """What one program can have."""
+    """The maximum for one program."""
 
 
 _INTERPRETED_DEVICE = DeviceProperties(
@@ -35,7 +35,7 @@ _INTERPRETED_DEVICE = DeviceProperties(
 
 @functools.cache
 def device_properties(device: torch.device) -> DeviceProperties:
-    """Of the device a tensor is on: ``device`` has an index unless it is the CPU."""
+    """Return the properties of a tensor's device; ``device`` has an index unless it is the CPU."""
     if device.type != "cuda":
         return _INTERPRETED_DEVICE
     limits = driver.active.utils.get_device_properties(device.index)
@@ -49,7 +49,7 @@ def device_properties(device: torch.device) -> DeviceProperties:
 
 @functools.cache
 def target_of(device: torch.device) -> Target:
-    """What the configuration of a launch is looked up by; of a device with an index unless it is the CPU."""
+    """Return the key of launch configurations for a device; ``device`` has an index unless it is the CPU."""
     if device.type != "cuda":
         return INTERPRETER
     properties = device_properties(device)
@@ -58,9 +58,9 @@ def target_of(device: torch.device) -> Target:
 
 
 def require_device(op: str, device: torch.device) -> None:
-    """The device of an op's operands runs our kernels, and is the one launches go to.
+    """Check that the device of an op's operands can run the kernels and is the current device.
 
-    Raises UnsupportedDeviceError for a device too old, ArgumentError where another device is the current one.
+    Raise UnsupportedDeviceError for a device that is too old, ArgumentError if another device is current.
     """
     _require_capability(op, device)
     if device.type == "cuda" and (current := torch.cuda.current_device()) != device.index:
@@ -72,7 +72,7 @@ def require_device(op: str, device: torch.device) -> None:
 
 @functools.cache
 def require_fp8(op: str, device: torch.device) -> None:
-    """Raises UnsupportedDeviceError where the device cannot convert from and to float8 e4m3."""
+    """Raise UnsupportedDeviceError if the device cannot convert from and to float8 e4m3."""
     check_capability(op, device_properties(device), OLDEST_WITH_FP8, "a KV cache in float8_e4m3fn")
 
 

@@ -1,11 +1,11 @@
-"""Which GPU a kernel is launched on or compiled for, as far as its configuration depends on it."""
+"""The GPU on which a kernel is launched or for which it is compiled (the part that selects its configuration)."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``capability`` is 90 for compute capability 9.0. Compiling ahead of time, only that is known."""
+    """A GPU. ``capability`` is 90 for compute capability 9.0; ahead-of-time compilation knows only that."""
 
     capability: int
     device_name: str | None = None

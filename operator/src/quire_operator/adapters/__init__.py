@@ -1,1 +1,1 @@
-"""Where quire meets the outside: Kubernetes, Prometheus, processes, the hub. Built and injected by the entry points."""
+"""Implementations of ``ports`` for Kubernetes, Prometheus, replicas, gateways and the hub."""

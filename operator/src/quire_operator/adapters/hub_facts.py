@@ -1,8 +1,9 @@
-"""``ports.ModelReader`` for hf:// models: what the hub tells anybody of a model, for some kilobytes and seconds.
+"""``ports.ModelReader`` for hf:// models: the public facts about a model, for a few kilobytes and seconds.
 
-For the operator's capacity check, as ``hub`` is for ``quire plan``: the same files, so the same figures. Its own client
-rather than the hub's, which blocks, costs tens of megabytes and takes whatever token it finds: whoever may write an
-LLMDeployment must not learn by it what the operator may read. Every failure is a ``ModelUnknown``.
+It serves the operator's capacity check and reads the same files as ``quire plan``, so both get the same figures. It
+does not use the hub's own client, which blocks, takes tens of megabytes of memory and uses any token that it finds. The
+author of an LLMDeployment must not learn through it what only the operator may read. Every failure raises
+``ModelUnknown``.
 """
 
 import asyncio
@@ -24,17 +25,17 @@ T = TypeVar("T")
 HUB = "https://huggingface.co"
 _ANSWER_SECONDS = 5.0
 _MAX_BYTES = 8 << 20
-"""Of one answer: what is asked for has kilobytes, and whoever names the model may not have the operator's memory."""
+"""The limit of one answer. The files have kilobytes, and the author of a spec must not fill the operator's memory."""
 _MAX_FILES = 512
 _AT_ONCE = 8
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class HubFacts:
-    """One client with its pool of sockets; close it."""
+    """A client with its own connection pool; the owner closes it."""
 
     def __init__(self, endpoint: str | None, *, token: str | None = None) -> None:
-        """None is the hub itself, and no token asks as anybody."""
+        """Use ``endpoint``, or the public hub if it is None. Without a token, requests are anonymous."""
         self._endpoint = (endpoint or HUB).rstrip("/")
         self._client = httpx.AsyncClient(
             timeout=_ANSWER_SECONDS,
@@ -104,7 +105,7 @@ class HubFacts:
         return ModelFacts(config=config, parameters=await self._count_all(files), counted=True)
 
     async def _weights(self, where: str, sizes: Mapping[str, int]) -> list[str]:
-        """The files with the weights, as the hub's own client chooses them."""
+        """Return the names of the weight files, chosen as the hub's own client does."""
         if _SINGLE in sizes:
             return [_SINGLE]
         if _INDEX not in sizes:
@@ -130,7 +131,7 @@ class HubFacts:
         return sum(task.result() for task in counts)
 
     async def _count(self, path: str, size_bytes: int) -> int:
-        """Parameters of one file, by its header."""
+        """Return the number of parameters in one file, according to its header."""
         data = await self._bytes(path, start=0, stop=FIRST_READ_BYTES)
         end = 8 + int.from_bytes(data[:8], "little")
         if len(data) < end <= min(size_bytes, _MAX_BYTES):
@@ -147,7 +148,7 @@ class HubFacts:
         return body
 
     async def _bytes(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:
-        """An answer, or a range of it; never more than a bounded size."""
+        """Return the body, or bytes ``start`` to ``stop`` of it. Raises ``ValueError`` if it is too large."""
         headers = {} if stop is None else {"Range": f"bytes={start}-{stop - 1}"}
         most = _MAX_BYTES if stop is None else stop - start
         async with self._client.stream("GET", f"{self._endpoint}{path}", headers=headers) as answer:

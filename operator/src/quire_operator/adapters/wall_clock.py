@@ -1,10 +1,10 @@
-"""``ports.Clock`` by this machine's clock."""
+"""``ports.Clock`` with the clock of this machine."""
 
 import time
 
 
 class WallClock:
-    """Unix seconds."""
+    """A clock that returns Unix seconds."""
 
     def now(self) -> float:
         """See ``ports.Clock``."""

@@ -1,1 +1,1 @@
-"""The operator's process: its settings, its metrics page, and what joins adapters, reconciling and scaling."""
+"""The operator's process: settings, metrics page, and the connection of adapters, reconciling and scaling."""

@@ -1,7 +1,8 @@
-"""LLMDeployments as series: what their conditions say, how many replicas are in which state, for how long one starts.
+"""Metrics about LLMDeployments: conditions, replicas by state, and the longest current start-up.
 
-Read off the ``store`` at a scrape, by the leader alone; ``telemetry`` serves it beside its own registry. Written as
-text at once: a thousand LLMDeployments are twelve thousand series, which take the client library four times as long.
+The leader computes them from the ``store`` at a scrape, and ``telemetry`` appends them to the page of its registry.
+They are written as text, because a thousand LLMDeployments have twelve thousand series, for which the client library
+takes four times as long.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,13 +27,13 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class ResourceMetrics:
-    """``text`` for one scrape, in Prometheus' text format."""
+    """The metrics of all LLMDeployments, in Prometheus' text format."""
 
     def __init__(self, store: Store, *, leading: Callable[[], bool]) -> None:
         self._store, self._leading = store, leading
 
     def text(self, now: datetime) -> str:
-        """Empty where this process does not lead: two that tell the same would be counted twice."""
+        """Return the text for one scrape. It is empty unless this process leads, so that no series is counted twice."""
         if not self._leading():
             return ""
         families: dict[str, list[str]] = {name: [] for name in _HELP}
@@ -71,7 +72,7 @@ def _family(name: str, lines: list[str]) -> str:
 
 
 def _served_name(resource: Resource) -> str:
-    """Also of a spec that can't be carried out."""
+    """Return the served name, also of an invalid spec."""
     spec = resource.body.get("spec")
     model = spec.get("model") if isinstance(spec, Mapping) else None
     name = model.get("servedName") if isinstance(model, Mapping) else None
@@ -87,12 +88,12 @@ def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
 
 @lru_cache(maxsize=4096)
 def _escaped(text: str) -> str:
-    """As the value of a label. The same few words come again and again."""
+    """Return the text, escaped as the value of a label. The cache helps because few texts occur."""
     return text.translate(_ESCAPES)
 
 
 def _longest_start(pods: Sequence[Pod], now: datetime) -> float:
-    """A replica that was ready and is no longer counts as starting, from when it ceased to be."""
+    """Return the longest current start-up in seconds. A replica that lost readiness counts from that moment."""
     begun = [_time(pod.ready_changed or pod.created) for pod in pods if not pod.ready and not pod.deleting]
     return max((max(0.0, (now - time).total_seconds()) for time in begun if time is not None), default=0.0)
 

@@ -1,7 +1,7 @@
-"""The operator's process: builds its parts, runs them in one event loop, and takes them down in order.
+"""The operator's process: it builds its parts, runs them in one event loop and stops them in order.
 
-``__main__`` calls ``run``. Watches run always, so that a standby knows the cluster when it takes over; what writes runs
-only while leading.
+``__main__`` calls ``run``. The watches always run, so that a standby knows the cluster when it takes over. The parts
+that write run only while this process leads.
 """
 
 import asyncio
@@ -64,14 +64,15 @@ _RETRY_SECONDS = 2.0
 _SETTLE_SECONDS = 2.0
 _JITTER_SECONDS = 30.0
 _JSON_LEVELS = 20_000
-"""Twice what the API server stores. With Python's own limit of 1,000 one spec that is nested deeper would end every
-watch, and with them all work for everybody else."""
+"""Twice the nesting depth that the API server stores. With Python's own limit of 1,000, a spec that is nested more
+deeply would end all watches and so the work for all LLMDeployments.
+"""
 
 
 async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> None:
-    """Until SIGTERM or SIGINT. Raises ``UserError`` for what a person can mend.
+    """Run the operator until SIGTERM or SIGINT. Raises ``UserError`` for problems that the user can fix.
 
-    ``before_write`` is for tests, which stop the process between any two writes.
+    Tests use ``before_write`` to stop the process between any two writes.
     """
     sys.setrecursionlimit(max(sys.getrecursionlimit(), _JSON_LEVELS))
     configuration = await load_configuration(settings.kubeconfig)
@@ -106,7 +107,7 @@ def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
 
 
 class Operator:
-    """All parts of one process."""
+    """The parts of one operator process."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Operator:
             random=random.random,
             limit=settings.workers,
         )
-        # Without the capacity check, the operator asks the hub nothing.
+        # Without the capacity check, the operator sends no requests to the hub.
         self._models = self._hub() if settings.capacity_check else None
         self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
@@ -155,16 +156,16 @@ class Operator:
             leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
         )
         self._scaling: ClusterScaling | None = None
-        """Only while leading."""
+        """Set only while this process leads."""
         self._unlisted = Unlisted()
-        """What the last resync had no permission to list."""
+        """The kinds and namespaces that the last resync had no permission to list."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def _hub(self) -> HubFacts:
         return HubFacts(self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT"))
 
     def _capacity_check(self, connection: Connection, models: HubFacts) -> CapacityCheck:
-        everywhere = not self._settings.watch_namespaces  # else it may not list nodes
+        everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
             models=models,
             nodes=GpuNodes(connection) if everywhere else None,
@@ -173,7 +174,7 @@ class Operator:
         )
 
     async def run(self, login: Login, *, webhook: Webhook | None = None) -> None:
-        """Until stopped; then whoever stands by may lead at once."""
+        """Run until stopped, then release the Lease so that a standby can lead at once."""
         resources = ResourceMetrics(self._store, leading=self._fence.is_open)
         server = Server(
             self._telemetry,
@@ -193,7 +194,7 @@ class Operator:
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
         tasks = [asyncio.create_task(self._watch(login, webhook), name="watches")]
         try:
-            # Whoever can't see must not lead: the first list comes before the first campaign.
+            # A process without a view of the cluster must not lead: the first list comes before the first campaign.
             await self._until_stopped(self._watching.wait(), *tasks)
             tasks.append(asyncio.create_task(self._elector.run(), name="elector"))
             await self._until_stopped(asyncio.Event().wait(), *tasks)
@@ -209,7 +210,7 @@ class Operator:
                 task.result()
 
     async def _until_stopped(self, done: Awaitable[object], *tasks: asyncio.Task[None]) -> None:
-        """Until ``done``, until a signal, or until one of the tasks ends, which none does by itself."""
+        """Wait for ``done``, a signal, or the end of a task, which happens only when it fails."""
         waiting = {asyncio.ensure_future(done), asyncio.ensure_future(self._stop.wait())}
         await asyncio.wait(waiting | set(tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
@@ -218,7 +219,7 @@ class Operator:
     # --- watching ---
 
     async def _watch(self, login: Login, webhook: Webhook | None) -> None:
-        """Watches; begun anew when the CRD was removed and is there again, or whatever else ended them."""
+        """Watch, and start again whenever the watches end, for example after the CRD was deleted and created again."""
         inbox = Inbox(
             store=self._store,
             namespaces=frozenset(self._settings.watch_namespaces),
@@ -378,7 +379,7 @@ class Operator:
 
     def _problem(self) -> str | None:
         if not self._watching.is_set():
-            return None  # there is nothing to see while there is no CRD; ``ready`` says so
+            return None  # without the CRD there is nothing to watch; ``ready`` reports that
         return self._watch_health.problem()
 
     def _shortfall(self) -> str | None:
@@ -394,5 +395,5 @@ class Operator:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # not in the main thread: somebody else catches them
+            with contextlib.suppress(ValueError):  # not in the main thread: its own code handles signals
                 loop.add_signal_handler(number, self._stop.set)

@@ -1,7 +1,7 @@
-"""The autoscaler in the operator's metrics: what each LLMDeployment was last decided to need, and how the figures come.
+"""The metrics of the autoscaler: the last decision about each LLMDeployment, and the health of its metrics sources.
 
-Fed by ``app`` and ``scaling_loop``; the series of each LLMDeployment are made at a scrape from its last decision, so
-that they go with it and cost nothing in between.
+``app`` and the scaling loop feed it. A scrape computes the series of each LLMDeployment from its last decision, so that
+they disappear with it and cost nothing between scrapes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ _TICK_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0)
 
 
 class ScalingTelemetry:
-    """Counters and histograms; and, through ``show``, what a collector reads at each scrape."""
+    """Counters and histograms, and a collector of the last decisions."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.ticks = Histogram(
@@ -58,12 +58,15 @@ class ScalingTelemetry:
         last_answer: Callable[[], float] | None,
         gateways: Callable[[], tuple[int, int] | None],
     ) -> None:
-        """While this process leads. ``last_answer`` is Prometheus's, None where there is none; ``gateways`` is how many
-        were asked and how many answered."""
+        """Serve the decisions while this process leads.
+
+        ``last_answer`` returns the Unix time of Prometheus' last answer; None if there is no Prometheus. ``gateways``
+        returns how many gateways were polled and how many answered.
+        """
         self._collector.shown = _Shown(decisions=decisions, last_answer=last_answer, gateways=gateways)
 
     def hide(self) -> None:
-        """Another process decides now."""
+        """Stop serving decisions: this process no longer leads."""
         self._collector.shown = None
 
 
@@ -124,7 +127,7 @@ _NUMBERS = {
     "enforced": "1 in mode Enforce, 0 in mode Recommend.",
 }
 _SEEN = frozenset({"ready", "starting", "fresh", "waiting", "running", "heldRequests"})
-"""What replicas say themselves is scraped from them; here is what they can't say, and what was decided by."""
+"""The inputs that are served. Replicas serve their own metrics; these are inputs that they do not know."""
 _NEED = ("need_replicas", "Replicas that each signal requires, not rounded; the largest one counts.")
 _INPUT = ("input", "Inputs of the last tick.")
 _REASON = ("reason", "1 for the reason of the last decision.")

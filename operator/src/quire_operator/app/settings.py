@@ -1,4 +1,4 @@
-"""quire-operator's settings: parsed once, validated with every problem, never changed. The flags are in ``flags``."""
+"""The operator's settings: parsed once from ``flags``, validated with all problems reported, and never changed."""
 
 import socket
 import ssl
@@ -23,7 +23,7 @@ class WebhookOptions:
     certificate: Path
     key: Path
     client_ca: Path | None
-    """The authorities whose clients may ask; None: every client may."""
+    """The authorities whose clients may connect; None means that every client may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
-"""What the operator tells of itself: its metrics, and whether it is alive.
+"""The operator's metrics and health.
 
-Fed by ``app``; served at /metrics, /healthz and /readyz, and the autoscaler's decisions at /decisions/NAMESPACE/NAME.
+``app`` feeds them. The server answers /metrics, /healthz and /readyz, and returns the autoscaler's decisions at
+/decisions/NAMESPACE/NAME.
 """
 
 from collections.abc import Callable, Collection
@@ -20,7 +21,7 @@ _AWAY_SECONDS = 10.0
 
 
 class Telemetry:
-    """The metrics, each under the name it is scraped by."""
+    """The operator's metrics and their registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -60,9 +61,9 @@ class Telemetry:
         )
 
     def stands(self, *, leading: bool, waiting: int) -> None:
-        """Whether this process may write, and for how many LLMDeployments it has to."""
+        """Set the gauges for leadership and for the number of LLMDeployments that wait for a reconcile."""
         self.leading.set(leading)
-        # One that stands by collects them too, for when it leads; none of them waits for it.
+        # A standby collects keys too, for when it leads, but none of them waits for it.
         self.queue.set(waiting if leading else 0)
 
     def unlisted(self, kinds: Collection[str]) -> None:
@@ -77,22 +78,23 @@ class Telemetry:
 
 @dataclass(slots=True)
 class WatchHealth:
-    """Whether the watches still show what happens: our Lease changes every 2 s, and a watch has to show it.
+    """The health of the watches: the Lease changes every 2 s, and a watch has to show these changes.
 
-    Measured by our own monotonic clock from the first change that our calls saw and no watch showed: the Lease's times
-    are those of whoever holds it. While the API server is away nothing changes, and nothing is wrong with us.
+    Our own monotonic clock measures the delay, from the first renewal that our calls saw and no watch showed; the times
+    in the Lease come from the holder's clock. While the API server is away, nothing changes, and the watches count as
+    healthy.
     """
 
     started: float
     shown: datetime | None = None
-    """The renewal that a watch has shown last."""
+    """The last renewal that a watch has shown."""
     unseen_since: float | None = None
-    """When our calls saw a renewal that no watch has shown, nor any after it."""
+    """The time at which our calls saw a renewal that no watch has shown yet."""
     called: float | None = None
-    """When a call of ours saw the Lease last."""
+    """The time at which our calls last saw the Lease."""
 
     def note_call(self, renewed: datetime | None, now: float) -> None:
-        """A call of ours has seen this renewal."""
+        """Record a renewal that one of our calls has seen."""
         was_away = self.called is None or now - self.called > _AWAY_SECONDS
         self.called = now
         if renewed == self.shown:
@@ -101,15 +103,15 @@ class WatchHealth:
             self.unseen_since = now
 
     def note_watch(self, renewed: datetime | None) -> None:
-        """A watch has shown this one."""
+        """Record a renewal that a watch has shown."""
         self.shown, self.unseen_since = renewed, None
 
     def lag(self) -> float:
-        """For how many seconds our calls have seen what the watches have not shown."""
+        """Return for how many seconds our calls have seen renewals that the watches have not shown."""
         return 0.0 if self.unseen_since is None or self.called is None else self.called - self.unseen_since
 
     def problem(self) -> str | None:
-        """Why this process is blind, or None."""
+        """Return why the watches count as broken, or None."""
         if self.shown is None and self.called is not None and self.called - self.started < _STARTING_SECONDS:
             return None
         lag = self.lag()
@@ -117,7 +119,7 @@ class WatchHealth:
 
 
 class Server:
-    """/healthz, /readyz, /metrics."""
+    """The HTTP server of /healthz, /readyz, /metrics and /decisions."""
 
     def __init__(
         self,
@@ -130,10 +132,11 @@ class Server:
         decisions: Callable[[str], Log] = lambda key: (),
         resources: Callable[[], str] = str,
     ) -> None:
-        """Serve what these functions return.
+        """Serve the results of these functions.
 
-        ``shortfall`` says what an operator that is ready cannot do. ``refresh`` sets the gauges before a scrape.
-        ``decisions`` are the leader's, by ``namespace/name``. ``resources`` is added to the registry's metrics.
+        ``problem`` makes /healthz fail. ``shortfall`` says what a ready operator cannot do. ``refresh`` sets the gauges
+        before a scrape. ``decisions`` returns the leader's decisions for a ``namespace/name``. ``resources`` is
+        appended to the registry's metrics.
         """
         self._telemetry, self._problem, self._ready, self._refresh = telemetry, problem, ready, refresh
         self._decisions_of, self._resources, self._shortfall = decisions, resources, shortfall
@@ -145,7 +148,7 @@ class Server:
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, host: str, port: int) -> int:
-        """The port it listens on. Raises ``OSError`` if that is taken."""
+        """Listen and return the port. Raises ``OSError`` if it is in use."""
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
@@ -161,8 +164,8 @@ class Server:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         if not self._ready():
-            return web.Response(text="the watches have not begun", status=503)
-        # Still ready: it does its work for all other kinds, and its webhook must answer.
+            return web.Response(text="the watches have not started", status=503)
+        # Still ready: it works for all other kinds, and its webhook must answer.
         shortfall = self._shortfall()
         return web.Response(text="ok" if shortfall is None else f"ok, but {shortfall}")
 

@@ -1,7 +1,8 @@
-"""What kopf is asked to watch, and what becomes of an event: the store is updated and the key enqueued, nothing else.
+"""The watches: kopf delivers events, and the handlers update the store and enqueue the key.
 
-kopf only delivers: ``@on.event`` alone, for its other handlers write finalizers and annotations to the objects. Errors
-in these handlers would never be retried, and two of one key may run at once: ``workqueue`` takes care of both.
+kopf only delivers. The handlers use ``@on.event`` alone, because kopf's other handlers write finalizers and annotations
+to the objects. kopf would not retry an error in these handlers, and may run two of one key at once: ``workqueue``
+handles both.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ _CERTIFICATE_SECONDS = 10.0
 
 
 class Credentials(Protocol):
-    """What it takes to reach the API server."""
+    """The address of the API server and the credentials for it."""
 
     @property
     def server(self) -> str: ...
@@ -55,16 +56,16 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """Where events go."""
+    """The receivers of events."""
 
     store: Store
     namespaces: frozenset[str]
-    """Those that are ours to act in; empty: all."""
+    """The namespaces to act in; empty means all."""
     enqueue: Callable[[Key], None]
     relisted: Callable[[], None]
-    """A watch began anew: what was deleted meanwhile will not be told."""
+    """Called when a watch was restarted with a new list: deletions in between were not delivered."""
     lease_seen: Callable[[str, datetime | None], None]
-    """Holder and time of renewal."""
+    """Called with the Lease's holder and its time of renewal."""
 
     def takes(self, key: Key) -> bool:
         return not self.namespaces or key.namespace in self.namespaces
@@ -76,7 +77,7 @@ Judge = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Awaitable[Review
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Where the API server sends what is about to be stored, and who judges it."""
+    """The address and certificates of the validating webhook, and the function that reviews an object."""
 
     host: str
     port: int
@@ -84,7 +85,7 @@ class Webhook:
     key: Path
     judge: Judge
     client_ca: Path | None = None
-    """The authorities whose clients may ask; None: every client may."""
+    """The authorities whose clients may connect; None means that every client may."""
 
 
 async def watch(
@@ -96,7 +97,10 @@ async def watch(
     started: Callable[[], None],
     webhook: Webhook | None = None,
 ) -> BaseException | None:
-    """Deliver events until kopf ends, as it does when the CRD goes; why it ended. ``namespace`` is the Lease's."""
+    """Deliver events until kopf ends, for example because the CRD was deleted; return the reason.
+
+    ``namespace`` is the namespace of the Lease.
+    """
     asked, settings = registry(inbox, login), operator_settings(namespace=namespace, lease_name=lease_name)
     if webhook is not None:
         _serve_reviews(asked, settings, webhook)
@@ -112,14 +116,14 @@ async def watch(
         return next((task.exception() for task in done if not task.cancelled()), None)
     finally:
         left: set[asyncio.Future[None]] = set(tasks)
-        while left:  # kopf waits by means that can lose a cancellation, so one may not be enough
+        while left:  # kopf's wait can lose a cancellation, so one may not be enough
             for task in left:
                 task.cancel()
             _, left = await asyncio.wait(left, timeout=2.0)
 
 
 def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:
-    """All that kopf is to call."""
+    """Return all handlers that kopf calls."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
@@ -179,7 +183,7 @@ def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:
 
 
 def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSettings, webhook: Webhook) -> None:
-    """Have kopf take reviews; its certificate is read again when the file changes."""
+    """Let kopf serve reviews. It reloads its certificate when the file changes."""
     settings.admission.server = lambda call: reviews_server(webhook, call)
     logging.getLogger("kopf.objects").addFilter(_is_no_refusal)
 
@@ -196,7 +200,10 @@ def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSetti
 async def reviews_server(
     webhook: Webhook, call: kopf.WebhookFn, *, check_seconds: float = _CERTIFICATE_SECONDS
 ) -> AsyncIterator[kopf.WebhookClientConfig]:
-    """kopf's own, begun anew where it ends: one bad renewal of its certificate would end all watches with it."""
+    """Yield from kopf's webhook server and restart it when it fails.
+
+    Without the restart, one invalid renewal of the certificate would also end all watches.
+    """
     while True:
         server = kopf.WebhookServer(
             addr=webhook.host,
@@ -210,13 +217,13 @@ async def reviews_server(
         try:
             async for configuration in server(call):
                 yield configuration
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # ssl.SSLError is an OSError
             logger.error("the webhook cannot start; check its certificate, key and port: %s", error)
         await asyncio.sleep(check_seconds)
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """kopf logs each refusal as an error of ours; it is the writer's, who is told."""
+    """Return False for kopf's error log about a rejected object: the client gets the rejection as its answer."""
     return not record.getMessage().startswith(f"Webhook '{WEBHOOK_PATH}' failed permanently")
 
 
@@ -226,7 +233,10 @@ def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:
 
 
 class _Backoffs:
-    """Waits between a request's tries: never more than 5 s, never an end (a watch must outlive its API server)."""
+    """The delays between attempts of a request: at most 5 s and without an end.
+
+    A watch must outlive its API server.
+    """
 
     def __iter__(self) -> Iterator[float]:
         yield from (0.2, 0.5, 1.0, 2.0)
@@ -235,7 +245,7 @@ class _Backoffs:
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """kopf compares each object with what it was; we do not ask, and its copies were a sixth of the operator's work."""
+    """A storage that keeps nothing: quire needs no diffs, and kopf's copies took a sixth of the operator's CPU time."""
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -247,7 +257,7 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 class _NoProgress(kopf.ProgressStorage):
-    """Event handlers have none."""
+    """A storage that keeps nothing, because event handlers have no progress."""
 
     def fetch(self, *, key: str, body: kopf.Body) -> None:
         return None
@@ -261,7 +271,7 @@ class _NoProgress(kopf.ProgressStorage):
 
 
 def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettings:
-    """kopf as a mere messenger. ``namespace`` is the Lease's."""
+    """Return kopf's settings for delivering events only. ``namespace`` is the namespace of the Lease."""
     settings = kopf.OperatorSettings()
     watching = settings.watching
     for selector in (*CHILD_KINDS.values(), _PODS):
@@ -271,7 +281,7 @@ def operator_settings(*, namespace: str, lease_name: str) -> kopf.OperatorSettin
     watching.inactivity_timeout = _SILENCE_SECONDS
     watching.connect_timeout = 5.0
     watching.chunk_size = _PAGE
-    # With scanning on, kopf can stay blind after the CRD was made anew; ``app`` waits for it and watches again.
+    # With scanning on, kopf can miss a CRD that was deleted and created again; ``app`` waits for it and watches again.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = _Backoffs()
     settings.networking.request_timeout = 30.0
@@ -293,6 +303,6 @@ def _connection_info(credentials: Credentials) -> kopf.ConnectionInfo:
         certificate_path=credentials.certificate_path,
         private_key_path=credentials.private_key_path,
         token=credentials.token,
-        # A token from a file or a plugin lives for minutes: it is read anew before it can be too old.
+        # A token from a file or a plugin lives for minutes, so it is read again before it can expire.
         expiration=None if credentials.token is None else datetime.now(UTC) + _CREDENTIALS_LAST,
     )

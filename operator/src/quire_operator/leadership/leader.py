@@ -1,7 +1,8 @@
-"""Which of several operators writes: the holder of a Lease, and only while it can be sure to be the holder.
+"""Leader election: the holder of a Lease may write, and only while it is certain to be the holder.
 
-``Elector.run`` campaigns, leads, and campaigns again; ``fence`` is what it opens. Others take over 15 s after the Lease
-last changed, by their own clock. Why not the client library's election: ADR 0017.
+``Elector.run`` campaigns, leads and campaigns again, and opens ``fence`` while it leads. Other operators take over 15 s
+after the last change of the Lease, measured with their own clock. ADR 0017 says why this does not use the client
+library's election.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds. A lease lasts longer than the gate is open and a call takes, together."""
+    """Times in seconds. A lease lasts longer than the fence stays open plus the duration of one call."""
 
     duration: float = 15.0
     retry: float = 2.0
@@ -27,7 +28,7 @@ class Timing:
 
 
 class Elector:
-    """One candidate. ``lead`` runs while it holds the Lease, and is cancelled when it can't be sure of that."""
+    """A candidate for the Lease. ``lead`` runs while it holds the Lease and is cancelled when that is uncertain."""
 
     def __init__(
         self,
@@ -39,7 +40,10 @@ class Elector:
         seen: Callable[[datetime | None], None] = lambda renewed: None,
         timing: Timing = Timing(),
     ) -> None:
-        """``seen`` is told of each renewal, anybody's, that our own calls see: a watch that is alive shows it too."""
+        """``seen`` is called with each renewal that our own calls see, of any holder.
+
+        ``WatchHealth`` compares these renewals with those that the watches show.
+        """
         self._seen = seen
         self._leases, self._identity, self._fence, self._lead, self._timing = leases, identity, fence, lead, timing
         self._lease = Lease(version=None)
@@ -47,7 +51,7 @@ class Elector:
         self._news = asyncio.Event()
 
     def notice(self, holder: str) -> None:
-        """A watch shows this holder: act now, not at the next round."""
+        """Handle the holder that a watch reports without waiting for the next round."""
         leading = self._fence.is_open()
         if leading and holder not in ("", self._identity):
             self._fence.close()
@@ -55,7 +59,7 @@ class Elector:
             self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled; then the Lease is released, if it is ours. Raises what ``lead`` raises."""
+        """Campaign and lead until cancelled; then release the Lease if it is ours. Raises what ``lead`` raises."""
         try:
             while True:
                 while not await self._try(self._acquire):
@@ -74,7 +78,7 @@ class Elector:
                 await self._wait()
                 if self._fence.is_open() and not await self._try(self._renew) and self._lease.holder != self._identity:
                     break
-            self._fence.close()  # lost: nothing under way may write any more
+            self._fence.close()  # lost: pending writes must not start any more
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -132,7 +136,7 @@ class Elector:
         try:
             return await step()
         except Conflict:
-            return False  # somebody was quicker; look again at the next round
+            return False  # another candidate was faster; read the Lease again in the next round
         except (ClusterError, TimeoutError) as error:
             logger.warning("the Lease could not be read or written: %s", error or "no answer in time")
             return False

@@ -1,1 +1,1 @@
-"""Reconciling one LLMDeployment: observe, desired, plan, apply, status."""
+"""The reconcile of one LLMDeployment: observe, desired, plan, apply, status."""

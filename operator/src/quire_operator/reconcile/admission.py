@@ -1,7 +1,7 @@
-"""Whether a new or changed LLMDeployment is accepted: ``Spec.parse`` → ``desired`` → a dry run on the API server.
+"""The review of a new or changed LLMDeployment: ``Spec.parse`` → ``desired`` → a dry run on the API server.
 
-Called by ``handlers`` for each review the webhook is sent, on the leader and on those that stand by. Writes nothing.
-What can't be found out in time is a warning, never a refusal: the reconciler judges it again.
+``handlers`` calls it for each review that the webhook gets, on the leader and on standbys. It writes nothing. What
+cannot be checked in time is a warning and never a rejection, because the reconciler checks it again.
 """
 
 import asyncio
@@ -21,17 +21,17 @@ from quire_operator.reconcile.capacity_check import CapacityCheck
 logger = logging.getLogger(__name__)
 
 DRY_RUN_SECONDS, ESTIMATE_SECONDS = 4.0, 4.0
-"""Together below the ten seconds that the API server waits for a webhook."""
+"""Their sum is below the ten seconds that the API server waits for a webhook."""
 
 
 class Reviewer:
-    """Holds nothing between reviews."""
+    """A reviewer of LLMDeployments. It keeps no state between reviews."""
 
     def __init__(self, *, dry_run: DryRun, images: Images, capacity: CapacityCheck | None = None) -> None:
         self._dry_run, self._images, self._capacity = dry_run, images, capacity
 
     async def review(self, new: Mapping[str, object], old: Mapping[str, object] | None) -> Review:
-        """What to say of an object that is about to be stored; ``old`` is what is stored now."""
+        """Return the review of an object that is about to be stored; ``old`` is the stored one."""
         if asks_for_nothing(new, old):
             return ALLOWED
         resource = trim_resource(new)
@@ -41,12 +41,12 @@ class Reviewer:
         manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)
-        verdict = await self._tried(resource, manifests, is_new=old is None)
-        warnings = (*verdict.warnings, *spec_warnings(spec), *await self._estimated(spec))
-        return replace(verdict, warnings=warnings)
+        review = await self._tried(resource, manifests, is_new=old is None)
+        warnings = (*review.warnings, *spec_warnings(spec), *await self._estimated(spec))
+        return replace(review, warnings=warnings)
 
     async def _estimated(self, spec: Spec) -> tuple[str, ...]:
-        """That it will not fit, where that is known in time. An estimate, so no refusal."""
+        """Return a warning if the model is known not to fit. It is an estimate, so it never rejects."""
         if self._capacity is None:
             return ()
         try:
@@ -57,9 +57,9 @@ class Reviewer:
         return () if unfit is None else (f"{unfit.reason}: {unfit.message}",)
 
     async def _tried(self, resource: Resource, manifests: Manifests, *, is_new: bool) -> Review:
-        """Return the API server's verdict on the names of the children and on the Deployment.
+        """Return the API server's review of the names of the children and of the Deployment.
 
-        Only the API server knows most of what a pod template can have wrong.
+        Only the API server knows most rules of pod templates.
         """
         try:
             async with asyncio.timeout(DRY_RUN_SECONDS):
@@ -76,10 +76,10 @@ class Reviewer:
         return ALLOWED
 
     async def _name_conflicts(self, resource: Resource, manifests: Manifests, *, is_new: bool) -> Review | None:
-        """Return what to report of children whose names are taken; None if all are free.
+        """Return the review of children whose names are taken; None if all are free.
 
-        A new LLMDeployment is refused if an object that nobody controls has the name, such as an application's Service.
-        An object with a controller may be left over from an earlier LLMDeployment of this name, and will be deleted.
+        A new LLMDeployment is rejected if an object without a controller has the name, such as an application's
+        Service. An object with a controller may belong to an earlier LLMDeployment of this name and will be deleted.
         """
         needed = [child.ref for child in manifests if child.ref.kind not in NONBLOCKING_KINDS]
         owners = await asyncio.gather(*(self._dry_run.owner(resource.key, ref) for ref in needed))

@@ -1,7 +1,7 @@
-"""Whether what an LLMDeployment asks for can run, as far as is known now: asked by ``reconcile`` and ``admission``.
+"""The capacity check with its inputs from the hub and the cluster; ``reconciler`` and ``admission`` call it.
 
-Keeps what hub and cluster said, and asks them in tasks of its own, so that neither ever holds a pass up for long. What
-is not known yet, or can't be known, is never a refusal. The judgement is ``domain.capacity_check``'s.
+It caches the answers of hub and cluster and requests them in its own tasks, so that they never delay a pass for long.
+Unknown facts never block a spec. ``domain.status.capacity_check`` decides.
 """
 
 import asyncio
@@ -19,48 +19,48 @@ from quire_operator.ports import ClusterError, ModelReader, ModelUnknown, Nodes
 logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 3.0
-"""For the first answer about a model; who comes later waits for the rest of that."""
+"""The wait for the first answer about a model; later callers wait only for the rest of it."""
 _LOOKUP_SECONDS = 20.0
-"""For all of a lookup; each answer in it has five."""
+"""The limit for a whole lookup; each answer in it has five."""
 _FRESH_SECONDS = 600.0
 _NODES_SECONDS = 60.0
 _DOWN_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 60.0
-"""After a refusal: nodes and models change, and nothing of them is watched."""
+"""The time after which a blocked spec is checked again: nodes and models change, and no watch reports that."""
 _AT_ONCE = 8
 _MOST_MODELS = 2048
 
 
 @dataclass(slots=True)
 class _Model:
-    """What is known of one model."""
+    """The cached facts about one model."""
 
     facts: ModelFacts | None = None
-    """What was said last; kept when asking again fails."""
+    """The last answer; kept if a later lookup fails."""
     fresh_until: float = 0.0
     lookup: asyncio.Task[None] | None = None
     asked: float = 0.0
     waiting: set[Key] = field(default_factory=set)
-    """Who went on without the answer."""
+    """The LLMDeployments that continued without the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a pass is told of a spec. Nothing, where it fits or that is not known."""
+    """The result of a check; empty if the spec fits or that is unknown."""
 
     blocking: BlockingCondition | None = None
-    """It can't run: nothing is made or changed."""
+    """The spec does not fit, so nothing is created or changed."""
     nonblocking: BlockingCondition | None = None
-    """It can't run, and was carried out before that was known."""
+    """The spec does not fit, and was applied before that was known."""
 
 
 class CapacityCheck:
-    """One for all passes and reviews of a process; close it."""
+    """The capacity check of all passes and reviews of a process; the owner closes it."""
 
     def __init__(
         self, *, models: ModelReader, nodes: Nodes | None, now: Callable[[], float], enqueue: Callable[[Key], None]
     ) -> None:
-        """``nodes`` None: they may not be asked about. ``now`` is a monotonic clock's."""
+        """``nodes`` is None if they may not be listed. ``now`` is a monotonic clock."""
         self._models, self._nodes, self._now, self._enqueue = models, nodes, now, enqueue
         self._known: dict[HubSource, _Model] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
@@ -77,9 +77,9 @@ class CapacityCheck:
         await self._models.aclose()
 
     async def look(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
-        """What keeps a pass from carrying the spec out, or only is to be told.
+        """Return what prevents the spec from being applied, or is only to be reported.
 
-        What was carried out once goes on: one replica that is ready proves any estimate wrong.
+        A spec that was applied before continues: a ready replica disproves any estimate.
         """
         if deployment is None or not is_let_in(resource):
             return Finding(blocking=await self.refusal(spec, key=resource.key))
@@ -90,7 +90,10 @@ class CapacityCheck:
     async def refusal(
         self, spec: Spec, *, key: Key | None = None, wait_seconds: float = _WAIT_SECONDS
     ) -> BlockingCondition | None:
-        """Why it can't run; None also where that is not known, and then ``key`` is enqueued when it is."""
+        """Return why the spec does not fit, or None if it fits or that is unknown.
+
+        If it is unknown, ``key`` is enqueued as soon as it is known.
+        """
         source = hub_source(spec)
         if source is None:
             return None
@@ -126,7 +129,7 @@ class CapacityCheck:
         return model.facts
 
     def _model(self, source: HubSource) -> _Model:
-        """Also the most recently used one from now on; the others go first."""
+        """Return the cache entry, which becomes the most recently used; the oldest entries are evicted."""
         model = self._known.pop(source, None) or _Model()
         self._known[source] = model
         while len(self._known) > _MOST_MODELS:
@@ -151,7 +154,7 @@ class CapacityCheck:
                 self._enqueue(key)
 
     async def _read(self, source: HubSource, before: ModelFacts | None) -> ModelFacts | None:
-        """What is said now; what was said before if nothing is."""
+        """Return the current facts, or the earlier ones if the lookup fails."""
         try:
             async with asyncio.timeout(_LOOKUP_SECONDS):
                 return await self._models.facts(source)

@@ -1,7 +1,7 @@
-"""A plan carried out, action by action: objects made, changed and deleted, and what the server makes of it remembered.
+"""The executor applies a plan, action by action, and records what the server has stored.
 
-Called by ``reconcile`` once in a pass. What to do was decided before; here is what a refusal means, and that what
-others keep changing is set back ever more slowly.
+``reconciler`` calls it once per pass. The plan is decided before; the executor interprets rejections and delays repairs
+of fields that other clients keep changing.
 """
 
 import logging
@@ -26,7 +26,7 @@ _QUOTA_SECONDS, _FORBIDDEN_SECONDS, _KIND_GONE_SECONDS = 30.0, 60.0, 30.0
 
 
 class Executor:
-    """``record_events`` posts events."""
+    """An executor of plans. ``record_events`` creates Events."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Executor:
         self._cluster, self._store, self._clock, self._record_events = cluster, store, clock, record_events
 
     async def apply(self, resource: Resource, state: ReconcileState, todo: Plan) -> ReconcileResult:
-        """All actions, though some are refused; the first refusal, and when to try again."""
+        """Apply all actions, even if some are rejected. Return the first rejection and the time of the next attempt."""
         blocking: BlockingCondition | None = None
         nonblocking: BlockingCondition | None = None
         again: float | None = None
@@ -59,7 +59,7 @@ class Executor:
             except NotFound:
                 if _ref(action).kind not in OPTIONAL_KINDS:
                     raise
-                refusal, again = None, soonest(again, _KIND_GONE_SECONDS)  # its kind went with its CRD
+                refusal, again = None, soonest(again, _KIND_GONE_SECONDS)  # its kind was removed with its CRD
             if _ref(action).kind in NONBLOCKING_KINDS or isinstance(action, Delete):
                 nonblocking = nonblocking or refusal
             else:
@@ -71,7 +71,7 @@ class Executor:
     async def _try(
         self, resource: Resource, state: ReconcileState, action: Action, repair: tuple[Ref, str] | None
     ) -> BlockingCondition | None:
-        """One action, but none that was refused just now: the answer would be the same."""
+        """Apply one action, unless it was rejected just now: the answer would be the same."""
         place, digest = (_ref(action), type(action)), _digest(action)
         known = state.refused.get(place)
         if known is not None and known.digest == digest and known.wait_seconds(self._clock.now()):
@@ -88,7 +88,7 @@ class Executor:
         return None
 
     def _until_asked_again(self, state: ReconcileState, action: Action) -> float | None:
-        """Seconds; None for what was not refused."""
+        """Return the seconds until the next attempt; None if the action was not rejected."""
         known = state.refused.get((_ref(action), type(action)))
         return None if known is None else known.wait_seconds(self._clock.now())
 
@@ -133,7 +133,7 @@ def _ref(action: Action) -> Ref:
 
 
 def _repair(state: ReconcileState, action: Action) -> tuple[Ref, str] | None:
-    """What an action sets back of what others did; None where it does nothing of the kind."""
+    """Return the change of other clients that an action reverts; None if it reverts nothing."""
     ref = _ref(action)
     match action:
         case Update(is_repair=True, drift=drift):
@@ -141,13 +141,13 @@ def _repair(state: ReconcileState, action: Action) -> tuple[Ref, str] | None:
         case RemoveFields(fields=fields):
             return ref, listed(fields)
         case Create() if ref in state.applied:
-            return ref, "somebody deletes it"
+            return ref, "another client deletes it"
         case _:
             return None
 
 
 def _digest(action: Action) -> str:
-    """Equal for equal actions of one kind on one object."""
+    """Return a digest that is equal for equal actions of one kind on one object."""
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
             return manifest.digest

@@ -1,7 +1,7 @@
-"""Resolve moving model sources by the hub: called by ``reconcile`` once for each source, never for a pass as such.
+"""The resolution of moving model sources by the hub; ``reconciler`` calls it once for each source, not at each pass.
 
-The decision whether to resolve is ``domain.status.model_status``'s. A hub that does not answer holds up no pass for
-longer than a few seconds, and the next ones not at all.
+``domain.status.model_status`` decides whether to resolve. A hub that does not answer delays one pass for a few seconds
+and the next ones not at all.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ class ModelRevisions:
     """The resolutions of all LLMDeployments."""
 
     def __init__(self, models: ModelReader | None, *, now: Callable[[], float]) -> None:
-        """``models`` is None if the hub may not be asked. ``now`` is a monotonic clock's."""
+        """``models`` is None if the hub may not be used. ``now`` is a monotonic clock."""
         self._models, self._now = models, now
         self._down_until = float("-inf")
 
     async def resolution(self, resource: Resource, spec: Spec) -> Resolution | None:
-        """Return what the source means for this LLMDeployment; None if pods get the source as it is."""
+        """Return the resolution of the source of this LLMDeployment; None if pods get the source as it is."""
         if not needs_resolution(spec):
             return None
         if (stored := stored_resolution(resource, spec)) is not None:

@@ -1,7 +1,7 @@
-"""Kinds that a cluster may lack, come to have, and lose again: looked for now and then, and never missed.
+"""The optional kinds, which a cluster may lack, get and lose: discovered at intervals while leading.
 
-Run by ``app`` while leading. kopf is not asked to watch them: a watch of a kind that goes away ends all others. Their
-objects are few and change seldom, so they are listed at each look instead; what was done to them is set right then.
+``app`` runs it. kopf does not watch these kinds, because a watch of a kind that disappears ends all other watches.
+Their objects are few and change seldom, so each refresh lists them. The operator's own writes update the store at once.
 """
 
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class OptionalKinds:
-    """``served`` is what the last look found."""
+    """The optional kinds. ``served`` contains those that the last refresh found."""
 
     def __init__(self, *, cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> None:
         self._cluster, self._store, self._enqueue = cluster, store, enqueue
@@ -25,7 +25,7 @@ class OptionalKinds:
         self._told = ""
 
     async def look(self) -> None:
-        """Never raises: what could not be found out stays as it was known."""
+        """Discover and list the optional kinds. It never raises: after an error the earlier result stays."""
         try:
             found = await self._cluster.served_kinds()
             served = frozenset([kind for kind in sorted(found) if await self._listed(kind)])
@@ -45,11 +45,11 @@ class OptionalKinds:
             self._enqueue(key)
 
     async def _listed(self, kind: str) -> bool:
-        """Whether its objects could be listed, and were."""
+        """Return True if the objects of a kind could be listed, and store them."""
         try:
             await resync_children(self._cluster, self._store, kind, self._enqueue)
         except NotFound:
-            return False  # it went between the two requests
+            return False  # it was removed between the two requests
         except Forbidden as error:
             self._log_once(f"the cluster has {kind}s, and none are made: {error}; see the operator's role")
             return False

@@ -1,7 +1,7 @@
-"""Everything listed once, and the store made equal to it.
+"""The resync: list everything once and make the store equal to it.
 
-Called by ``app`` when leading begins, after a watch began anew, and now and then: a watch that begins anew does not
-tell what was deleted meanwhile; a list does.
+``app`` runs it when leading starts, after a watch restarted, and at intervals. A watch that restarts does not report
+what was deleted in the meantime, and a list does.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlisted:
-    """What the operator has no permission to list. It keeps what was known of it."""
+    """The objects that the operator has no permission to list; their last known state is kept."""
 
     namespaces: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
@@ -25,9 +25,9 @@ class Unlisted:
 
 
 async def resync(cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueue: Callable[[Key], None]) -> Unlisted:
-    """List all kinds; enqueue the keys for which that was news. Raises ``ClusterError``.
+    """List all kinds and enqueue the keys that changed. Raises ``ClusterError``.
 
-    One kind that may not be listed hinders no other one, except LLMDeployments and pods, which every decision needs.
+    A kind that may not be listed does not affect others, except LLMDeployments and pods, which every decision needs.
     """
     refused, forbidden = await _resync_resources(cluster, store, enqueue), set()
     for kind in kinds:
@@ -40,7 +40,7 @@ async def resync(cluster: Cluster, store: Store, *, kinds: Sequence[str], enqueu
 
 
 async def _resync_resources(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
-    # Only what was known before the list can be missing from it; what came since is newer than the list.
+    # Only objects known before the list can be missing from it; later ones are newer than the list.
     known = {key: resource.uid for key in store.live_keys() if (resource := store.resource(key)) is not None}
 
     def take(resource: Resource) -> None:
@@ -57,7 +57,7 @@ async def _resync_resources(cluster: Cluster, store: Store, enqueue: Callable[[K
 
 
 async def resync_children(cluster: Cluster, store: Store, kind: str, enqueue: Callable[[Key], None]) -> frozenset[str]:
-    """The same for one kind of children."""
+    """List one kind of children and enqueue the keys that changed. Raises ``ClusterError``."""
     known: dict[tuple[Key, Ref], str] = {}
     for key in store.all_keys():
         known |= {(key, ref): child.uid for ref, child in store.children(key).items() if ref.kind == kind}
@@ -94,7 +94,7 @@ async def _resync_pods(cluster: Cluster, store: Store, enqueue: Callable[[Key], 
 
 
 async def _each(listing: AsyncIterator[T], take: Callable[[T], None]) -> frozenset[str]:
-    """Have each taken; the namespaces that may not be listed."""
+    """Call ``take`` with each item and return the namespaces that may not be listed."""
     try:
         async for item in listing:
             take(item)

@@ -1,7 +1,7 @@
-"""The slots for rollouts of the whole fleet: a pass asks for one before it replaces replicas. Called by ``reconcile``.
+"""The slots for rollouts of all LLMDeployments: a pass requests one before it replaces replicas.
 
-What takes a slot is read from the store, so that a new leader knows it at once. Between the decision of a pass and its
-write, the key is reserved.
+``reconciler`` uses it. The store shows which LLMDeployments have a slot, so that a new leader knows it at once. Between
+the decision of a pass and its write, the key is reserved.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ ASK_AGAIN_SECONDS = 30.0
 
 
 class RolloutSlots:
-    """``limit`` 0 is none."""
+    """The rollout slots. A ``limit`` of 0 means no limit."""
 
     def __init__(self, store: Store, *, limit: int) -> None:
         self._store, self._limit = store, limit
@@ -24,7 +24,7 @@ class RolloutSlots:
 
     @contextmanager
     def requested(self, resource: Resource) -> Iterator[Queued | None]:
-        """Reserve a slot while the pass writes; yield why it has to wait instead."""
+        """Reserve a slot while the pass writes, or yield the reason why it has to wait."""
         if self._limit and is_own_idea(resource):
             wait = queued(self._rolling() - {resource.key}, self._limit)
             if wait is not None:

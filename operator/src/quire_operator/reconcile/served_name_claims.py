@@ -1,6 +1,6 @@
-"""Tells LLMDeployments with one served name about each other's changes.
+"""The notification of LLMDeployments with one served name about each other's changes.
 
-Called by ``reconcile`` around each pass: the claim of one LLMDeployment determines the conditions of others.
+``reconciler`` calls it around each pass: the claim of one LLMDeployment determines the conditions of others.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from quire_operator.reconcile.store import Store
 
 
 class ServedNameClaims:
-    """The claims as they were at the last check of each LLMDeployment."""
+    """The claims at the last check of each LLMDeployment."""
 
     def __init__(self, store: Store, enqueue: Callable[[Key], None]) -> None:
         self._store, self._enqueue = store, enqueue
         self._known: dict[Key, Claim] = {}
 
     def forget(self) -> None:
-        """Forget everything: nobody checked while another process led."""
+        """Forget everything, because another process led and nothing was checked."""
         self._known.clear()
 
     def check(self, key: Key) -> None:

@@ -1,6 +1,6 @@
-"""What the operator's process remembers of one LLMDeployment from pass to pass, beside what the watches have shown.
+"""The reconcile state: what the process knows about one LLMDeployment from pass to pass, in addition to the store.
 
-Kept by ``reconcile``; all of it can be lost: whoever comes after a crash looks and writes once more.
+``reconciler`` keeps it. All of it can be lost: after a crash the next process reads and writes once more.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from quire_operator.domain.status.conditions import BlockingCondition, MetricsPr
 from quire_operator.ports import ScalingNotDone
 
 REFUSED_SECONDS = 60.0
-"""How often something is asked for again that was refused."""
+"""The interval at which a rejected action is tried again."""
 
 
 @dataclass(slots=True)
@@ -29,34 +29,34 @@ class Persist:
     done: asyncio.Future[None]
 
     def settle(self, error: ScalingNotDone | None) -> None:
-        """Tell whoever waits for it."""
+        """Complete the future of the waiting caller."""
         if not self.done.done():
             self.done.set_result(None) if error is None else self.done.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What the API server would not do, and said of it."""
+    """A rejection by the API server."""
 
     digest: str
-    """Of what it was asked to do."""
+    """The digest of the rejected action."""
     message: str
     at: float
 
     def wait_seconds(self, now: float) -> float:
-        """For how long the answer counts: what refused it may be gone by then, such as an admission policy."""
+        """Return for how long the rejection counts: its cause, such as an admission policy, may disappear."""
         passed = now - self.at
         return REFUSED_SECONDS - passed if 0.0 <= passed < REFUSED_SECONDS else 0.0
 
 
 @dataclass(slots=True)
 class ReconcileState:
-    """What this process knows of one LLMDeployment beside the store; all of it can be lost."""
+    """The reconcile state of one LLMDeployment."""
 
     uid: str
     applied: dict[Ref, Applied] = field(default_factory=dict)
     refused: dict[tuple[Ref, type[Action]], Refusal] = field(default_factory=dict)
-    """By child and by what was to be done to it: what can't be changed may yet be made anew."""
+    """The rejections by child and kind of action: what cannot be changed may be recreated."""
     decided: int | None = None
     victims: tuple[str, ...] = ()
     persist: Persist | None = None
@@ -64,9 +64,9 @@ class ReconcileState:
     other_autoscaler: OtherAutoscaler | None = None
     repairs: RepairLog = field(default_factory=RepairLog)
     conflicts: int = 0
-    """In a row: a few are others who were quicker, more are worth a pause."""
+    """Conflicts in a row: a few mean that other clients were faster, more need a pause."""
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
-    """What was written last, and what the server made of it."""
+    """The status that was written last, and the one that the server stored."""
 
     claim: Claim | None = None
     """The claim to the served name that this process recorded last. It outlasts edits of the status by others."""
@@ -79,18 +79,18 @@ class ReconcileState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
-    """Without a blocker all was done, or is under way."""
+    """The result of a pass. Without a blocking condition, everything is applied or in progress."""
 
     blocking: BlockingCondition | None = None
     nonblocking: BlockingCondition | None = None
-    """The same of what replicas serve without."""
+    """The condition of children that replicas can serve without."""
     target: int | None = None
     queued: Queued | None = None
     additions: tuple[ForeignField, ...] = ()
     again_seconds: float | None = None
-    """When another pass is wanted though nothing changes."""
+    """The time of the next pass if nothing changes before."""
 
 
 def soonest(one: float | None, other: float | None) -> float | None:
-    """Of two waits the shorter one; None is none at all."""
+    """Return the shorter of two waits; None means no wait."""
     return min((seconds for seconds in (one, other) if seconds is not None), default=None)

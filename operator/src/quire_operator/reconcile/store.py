@@ -1,7 +1,8 @@
-"""What the watches have shown, by LLMDeployment: the operator's picture of the cluster.
+"""The operator's view of the cluster: the objects that the watches have shown, by LLMDeployment.
 
-``handlers`` and the answers to our own writes fill it, ``reconcile`` reads it. An older version of an object never
-replaces a newer one, so that our own write is seen at once and its late echo does no harm. One event loop, no locks.
+``handlers`` and the answers to our own writes fill it, ``reconciler`` reads it. An older version of an object never
+replaces a newer one, so our own write is visible at once and its late event has no effect. There is one event loop and
+no lock.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from quire_operator.domain.manifests.served_names import recorded_claim
 
 @dataclass(slots=True)
 class _Family:
-    """All that belongs to one LLMDeployment."""
+    """The objects of one LLMDeployment."""
 
     resource: Resource | None = None
     children: dict[Ref, Child] = field(default_factory=dict)
@@ -26,18 +27,18 @@ class _Family:
 
 
 class Store:
-    """Trimmed objects by key."""
+    """The trimmed objects by key."""
 
     def __init__(self) -> None:
         self._families: dict[Key, _Family] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
 
     def live_keys(self) -> list[Key]:
-        """Of all LLMDeployments that are there."""
+        """Return the keys of all existing LLMDeployments."""
         return [key for key, family in self._families.items() if family.resource is not None]
 
     def all_keys(self) -> list[Key]:
-        """Also those of which only children are left."""
+        """Return all keys, also those with children but without an LLMDeployment."""
         return list(self._families)
 
     def resource(self, key: Key) -> Resource | None:
@@ -49,12 +50,12 @@ class Store:
         return {} if family is None else dict(family.children)
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
-        """In order of name."""
+        """Return the pods, sorted by name."""
         family = self._families.get(key)
         return () if family is None else tuple(pod for _, pod in sorted(family.pods.items()))
 
     def put_resource(self, resource: Resource) -> bool:
-        """Whether that is news."""
+        """Store the resource and return True if it is newer than the stored one."""
         family = self._family(resource.key)
         if not _is_news(resource, family.resource):
             return False
@@ -65,7 +66,7 @@ class Store:
         return True
 
     def put_child(self, key: Key, child: Child) -> bool:
-        """Whether that is news."""
+        """Store the child and return True if it is newer than the stored one."""
         children = self._family(key).children
         if not _is_news(child, children.get(child.ref)):
             return False
@@ -73,7 +74,7 @@ class Store:
         return True
 
     def put_pod(self, key: Key, pod: Pod) -> bool:
-        """Whether that is news."""
+        """Store the pod and return True if it is newer than the stored one."""
         pods = self._family(key).pods
         if not _is_news(pod, pods.get(pod.name)):
             return False
@@ -81,7 +82,7 @@ class Store:
         return True
 
     def drop_resource(self, key: Key, uid: str) -> None:
-        """It was deleted; a newer one of the same name stays."""
+        """Remove the deleted resource; a newer one with the same name stays."""
         family = self._families.get(key)
         if family is not None and family.resource is not None and family.resource.uid == uid:
             self._unclaim(key)
@@ -89,14 +90,14 @@ class Store:
             self._forget_empty(key)
 
     def drop_child(self, key: Key, ref: Ref, uid: str) -> None:
-        """It was deleted; a newer one of the same name stays."""
+        """Remove the deleted child; a newer one with the same name stays."""
         family = self._families.get(key)
         if family is not None and ref in family.children and family.children[ref].uid == uid:
             del family.children[ref]
             self._forget_empty(key)
 
     def drop_pod(self, key: Key, name: str, uid: str) -> None:
-        """It was deleted; a newer one of the same name stays."""
+        """Remove the deleted pod; a newer one with the same name stays."""
         family = self._families.get(key)
         if family is not None and name in family.pods and family.pods[name].uid == uid:
             del family.pods[name]

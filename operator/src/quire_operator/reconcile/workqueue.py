@@ -1,7 +1,7 @@
-"""Keys in, one run per key out: between the watch events (``handlers``) and ``reconcile``.
+"""The work queue: keys go in, and one run per key comes out, between the watches (``handlers``) and ``reconcile``.
 
-``Queue`` is the pure core: it coalesces, never hands out a key that is still running, and knows when the next one is
-due; time is an argument. ``Workers`` is its asyncio shell. Neither knows what a key means or what a run does.
+``Queue`` is the pure core: it merges equal keys, never returns a key that is still running, and knows when the next one
+is due; time is an argument. ``Workers`` is its asyncio shell. Neither knows what a key means or what a run does.
 """
 
 import asyncio
@@ -17,26 +17,29 @@ MAX_SECONDS = 15.0
 
 
 def backoff_seconds(failures: int, *, jitter: float) -> float:
-    """The wait after the n-th failure in a row: doubled each time, less up to a quarter of it (``jitter`` in 0..1)."""
+    """Return the wait after ``failures`` failures in a row, with ``jitter`` in 0..1.
+
+    It doubles each time, less up to a quarter.
+    """
     ceiling = min(MAX_SECONDS, BASE_SECONDS * 2.0 ** min(failures - 1, 16))
     return ceiling * (1.0 - 0.25 * jitter)
 
 
 class Queue(Generic[K]):
-    """Which keys are due. A key is in at most one of: running, ready."""
+    """The keys and when they are due. A key is in at most one of: running, ready."""
 
     def __init__(self) -> None:
         self._ready: dict[K, None] = {}  # in order of arrival
         self._running: set[K] = set()
         self._again: set[K] = set()  # added while they ran
         self._due: dict[K, float] = {}
-        self._heap: list[tuple[float, int, K]] = []  # with stale entries, which _due unmasks
+        self._heap: list[tuple[float, int, K]] = []  # contains stale entries; _due has the valid ones
         self._failures: dict[K, int] = {}
         self._held: dict[K, float] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        """Keys that wait for a run now."""
+        """Return the number of keys that wait for a run now."""
         return len(self._ready) + len(self._again)
 
     @property
@@ -44,14 +47,14 @@ class Queue(Generic[K]):
         return len(self._running)
 
     def add(self, key: K) -> None:
-        """Run it as soon as possible; many adds are one run, and one during a run is one more run after it."""
+        """Run the key as soon as possible. Many adds are one run; an add during a run causes one more run."""
         if key in self._running:
             self._again.add(key)
         else:
             self._ready.setdefault(key)
 
     def add_at(self, key: K, due: float) -> None:
-        """Run it at ``due``, or earlier if it is due earlier already."""
+        """Run the key at ``due``, or earlier if it is due before."""
         known = self._due.get(key)
         if known is None or due < known:
             self._due[key] = due
@@ -59,12 +62,12 @@ class Queue(Generic[K]):
             heapq.heappush(self._heap, (due, self._count, key))
 
     def hold(self, key: K, until: float) -> None:
-        """Run it then, and not before, whatever else happens to it: somebody asked us to wait."""
+        """Run the key at ``until`` and not before, whatever else is added, because the server requested a delay."""
         self._held[key] = until
         self.add_at(key, until)
 
     def take(self, now: float) -> K | None:
-        """The next key to run; it counts as running until ``finish``. None when nothing is due."""
+        """Return the next key to run, or None if none is due. It counts as running until ``finish``."""
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
@@ -80,7 +83,7 @@ class Queue(Generic[K]):
         return None
 
     def finish(self, key: K, *, failed: bool) -> int:
-        """The run ended. How many failures in a row that makes."""
+        """End the run of a key. Return the number of its failures in a row."""
         self._running.remove(key)
         if key in self._again:
             self._again.remove(key)
@@ -92,17 +95,17 @@ class Queue(Generic[K]):
         return self._failures[key]
 
     def next_due(self) -> float | None:
-        """When the next delayed key is due."""
+        """Return the time at which the next delayed key is due."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
 
 class Workers(Generic[K]):
-    """Runs the keys of a queue, at most ``limit`` at once, while ``run`` is awaited.
+    """Workers that run the keys of a queue, at most ``limit`` at once, while ``run`` is awaited.
 
-    ``reconcile(key)`` gives the seconds after which to run the key again, or None; it raises to have the key retried.
-    ``on_error`` reports the error and says after how many seconds to retry; None leaves that to the backoff.
+    ``reconcile(key)`` returns the seconds after which to run the key again, or None; it raises to have the key retried.
+    ``on_error`` reports the error and returns the seconds until the retry; None leaves that to the backoff.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Workers(Generic[K]):
         self._wake.set()
 
     async def run(self, *, grace_seconds: float = 0.0) -> None:
-        """Until cancelled; then runs under way get ``grace_seconds`` to end before they are cancelled too."""
+        """Run until cancelled; then active runs get ``grace_seconds`` to end before they are cancelled too."""
         try:
             while True:
                 self._start_due()
@@ -160,7 +163,7 @@ class Workers(Generic[K]):
         try:
             after = await self._reconcile(key)
         except asyncio.CancelledError:
-            # Whoever runs the queue next (this process may lead again) starts this key from the beginning.
+            # The next user of the queue, such as this process when it leads again, starts this key from the beginning.
             self.queue.finish(key, failed=False)
             self.queue.add(key)
             raise

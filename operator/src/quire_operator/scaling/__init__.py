@@ -1,1 +1,1 @@
-"""Autoscaling: the tick that decides for all LLMDeployments, and what it reads and writes on a cluster."""
+"""The autoscaler in operation: the ticks over all LLMDeployments, and their inputs and outputs in a cluster."""

@@ -1,6 +1,6 @@
-"""When the autoscaler looks: every tick at everything, and twice a second at the models that have no replica.
+"""The loop of the autoscaler: a tick for all LLMDeployments, and twice a second a check of models without replicas.
 
-Run by the operator's process and by ``quire up`` alike, each over its own ``Fleet``.
+The operator's process and ``quire up`` both run it, each with its own ``Fleet``.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.scaling.autoscale import TICK_SECONDS, Autoscaler, Subject
 
 WAKE_SECONDS = 0.5
-"""A first request is seen, and a first replica asked for, within a second."""
+"""A first request is noticed, and a first replica requested, within a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -22,15 +22,15 @@ class Fleet(Protocol):
     """The LLMDeployments that autoscale, by key."""
 
     def subjects(self) -> Sequence[Subject]:
-        """All of them."""
+        """Return all of them."""
         ...
 
     def sleeping(self) -> Sequence[Subject]:
-        """Those that have no replica and may be given one: nothing is asked while there are none."""
+        """Return those without replicas that may get one. If this is empty, no gateway is polled."""
         ...
 
     def note(self, decisions: Mapping[str, Decision]) -> None:
-        """A tick decided this for all of them, or a wake for some."""
+        """Store the decisions of a tick for all of them, or of a wake for some."""
         ...
 
 
@@ -43,7 +43,7 @@ async def keep_scaling(
     decided: Callable[[Decision], None] = lambda decision: None,
     ticked: Callable[[float], None] = lambda seconds: None,
 ) -> None:
-    """Until cancelled. ``decided`` is told of every decision, ``ticked`` how long each tick took."""
+    """Run until cancelled. ``decided`` is called with every decision, ``ticked`` with the duration of each tick."""
 
     async def tick() -> None:
         started = monotonic()
@@ -69,5 +69,5 @@ async def _for_ever(look: Callable[[], Awaitable[None]], period: float) -> None:
         await asyncio.sleep(period)
         try:
             await look()
-        except Exception:  # our bug; the next look is another try
+        except Exception:  # a bug of ours; the next tick tries again
             _log.exception("autoscaler tick failed")

@@ -1,6 +1,6 @@
-"""``ports.Cluster`` on a real API server, by the official client: every read and write of ours but the Lease's.
+"""``ports.Cluster`` on a real API server, with the official client: all reads and writes except those of the Lease.
 
-Built by ``app``. Knows API paths, patch types and field managers; decides nothing.
+``app`` builds it. It knows API paths, patch types and field managers, and decides nothing.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -48,16 +48,16 @@ def _path(api: tuple[str, str], namespace: str | None, name: str | None = None) 
 
 
 class KubeCluster:
-    """All namespaces, or some."""
+    """The API server, for all namespaces or some of them."""
 
     def __init__(self, connection: Connection, *, namespaces: Sequence[str]) -> None:
-        """No namespaces means all."""
+        """Use these namespaces; an empty sequence means all."""
         self._connection = connection
         self._image_volumes = ImageVolumes(connection)
         self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (None,)
 
     async def is_established(self) -> bool:
-        """Whether the API server serves LLMDeployments."""
+        """Return True if the API server serves LLMDeployments."""
         try:
             body = await self._connection.read(_CRD)
         except NotFound:
@@ -86,7 +86,7 @@ class KubeCluster:
         return trim_child(body, kind=ref.kind)
 
     async def read_resource(self, key: Key) -> Resource | None:
-        """See ``ports.Cluster``. A list of one: the right to list is there, that to get would be one more."""
+        """See ``ports.Cluster``. This lists one item, because the operator may list LLMDeployments but not get them."""
         query = (("fieldSelector", f"metadata.name={key.name}"), ("limit", "1"))
         body = await self._connection.read(_path(_RESOURCES, key.namespace), query=query)
         return next((trim_resource(item) for item in body.get("items") or []), None)
@@ -100,7 +100,7 @@ class KubeCluster:
         return await self._apply("update", key, manifest, force="true")
 
     async def try_apply(self, key: Key, manifest: Manifest) -> None:
-        """As ``update``, with nothing stored."""
+        """Apply as ``update`` does, but store nothing."""
         await self._apply("try", key, manifest, force="true", dry_run=True)
 
     async def _apply(self, verb: str, key: Key, manifest: Manifest, *, force: str, dry_run: bool = False) -> Child:
@@ -129,7 +129,7 @@ class KubeCluster:
         try:
             await self._connection.write("delete", ref.kind, "DELETE", path, body=options)
         except (NotFound, Conflict):
-            return  # gone, or another one of that name by now
+            return  # it is gone, or another object has its name by now
 
     async def set_deletion_costs(self, key: Key, costs: Mapping[str, str | None]) -> None:
         """See ``ports.Cluster``."""
@@ -141,7 +141,7 @@ class KubeCluster:
                     "set-deletion-cost", "Pod", "PATCH", path, query=(_MANAGER,), body=patch, content_type=_MERGE
                 )
             except NotFound:
-                continue  # it went by itself
+                continue  # it is already gone
 
     async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
         """See ``ports.Cluster``."""
@@ -187,7 +187,7 @@ class KubeCluster:
                 yield key, trim_pod(item)
 
     async def _list(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
-        """One namespace that is gone, and our rights in it with it, hides no other one."""
+        """Yield the items of all namespaces. Without permission in some, list the others and raise at the end."""
         refused: dict[str, Forbidden] = {}
         for namespace in self._namespaces:
             try:

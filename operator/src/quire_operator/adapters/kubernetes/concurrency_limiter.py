@@ -1,9 +1,9 @@
-"""How many writes are under way at once: as many as the API server answers quickly, found by trying.
+"""The limit on concurrent writes (AIMD): as many as the API server answers quickly, found by trying.
 
-Around each write of ``kube_connection``. A server that works off some writes one by one (each Service's address)
-answers the thirtieth of thirty only after all the others; calls that are given up then were work for nothing, and the
-retries more of it. So: one more with every round of quick answers, a third less when one was slow (additive increase,
-multiplicative decrease, as TCP does it).
+``connection`` uses it around each write. A server that executes some writes one by one (such as the allocation of
+Service addresses) answers the last of thirty only after all others. The work for calls that time out is wasted, and
+their retries add to it. So the limit rises by one with every round of fast answers and falls by a third after a slow
+one: additive increase, multiplicative decrease, as in TCP.
 """
 
 import asyncio
@@ -13,29 +13,29 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 
 QUICK_SECONDS, SLOW_SECONDS = 1.5, 3.0
-"""A call is given up after ``kube_connection.CALL_SECONDS``."""
+"""A call times out after ``connection.CALL_SECONDS``."""
 FEWEST, FIRST, MOST = 4.0, 16.0, 32.0
 _KEPT = 2.0 / 3.0
 
 
 class Pace:
-    """The number, from answer to answer."""
+    """The current limit, adjusted with each answer."""
 
     def __init__(self) -> None:
         self.limit = FIRST
         self._lowered = float("-inf")
 
     def answered(self, seconds: float, now: float) -> None:
-        """A write took so long, whatever came of it."""
+        """Adjust the limit to the duration of a write, whatever its result."""
         if seconds <= QUICK_SECONDS:
             self.limit = min(MOST, self.limit + 1.0 / self.limit)
         elif seconds >= SLOW_SECONDS and now - self._lowered >= seconds:
-            # What was under way together with a slow one tells the same story: it is heard once.
+            # Writes that ran together with a slow one have the same cause, so they lower the limit only once.
             self.limit, self._lowered = max(FEWEST, self.limit * _KEPT), now
 
 
 class ConcurrencyLimiter:
-    """Lets in as many at once as the pace allows, in the order in which they came."""
+    """A semaphore with an adaptive limit. It admits writes in the order of their arrival."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.limit = Pace()
@@ -45,7 +45,7 @@ class ConcurrencyLimiter:
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """One write; the time between entering and leaving is its time."""
+        """Wait for admission, run one write and measure its duration."""
         await self._enter()
         started = self._now()
         try:
@@ -65,7 +65,7 @@ class ConcurrencyLimiter:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # let in and cancelled at once: the place is somebody else's
+            if turn.done() and not turn.cancelled():  # admitted and cancelled at once: pass the place on
                 self._inside -= 1
                 self._let_in()
             raise

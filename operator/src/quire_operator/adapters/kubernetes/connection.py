@@ -1,7 +1,7 @@
-"""The connection to the API server: where it is, who we are, one call, and the write gate.
+"""The connection to the API server: its address, the credentials, single requests, and the leader write fence.
 
-Under ``kube`` and ``kube_leases``. Every mutating request of a gated connection asks the gate at the last moment before
-its first byte leaves, after any waiting for a socket: a process that was paused starts no write late.
+``cluster`` and ``leases`` use it. A fenced connection checks the fence for every mutating request at the last moment
+before its first byte is sent, after any wait for a socket. So a process that was paused starts no late write.
 """
 
 import json
@@ -25,7 +25,7 @@ from quire_operator.errors import ClusterProblem
 from quire_operator.ports import NotLeading, Unavailable
 
 CALL_SECONDS = 5.0
-"""The most that one call takes: with the gate's 10 s it ends before a lease of 15 s does."""
+"""The time limit of one call. With the fence's 10 s, a call ends before a lease of 15 s does."""
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -35,18 +35,18 @@ JSON = Mapping[str, Any]
 Query = Sequence[tuple[str, str]]
 WriteFence = Callable[[], bool]
 Checkpoint = Callable[[str, str], None]
-"""Told the verb and the kind."""
+"""A function that gets the verb and the kind of a write."""
 
 
 class Read(Protocol):
-    """GET of a list: of its objects, or of their metadata."""
+    """A function that reads a list: the objects, or only their metadata."""
 
     async def __call__(self, path: str, *, query: Query) -> JSON: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What another client needs to reach the same server as the same user."""
+    """The credentials and address with which another client reaches the same server as the same user."""
 
     server: str
     ca_path: str | None
@@ -57,20 +57,20 @@ class Credentials:
 
 
 def own_namespace(default: str = "default") -> str:
-    """The namespace of the pod that this process runs in."""
+    """Return the namespace of the pod that this process runs in."""
     file = _ACCOUNT_FOLDER / "namespace"
     return file.read_text().strip() if file.exists() else default
 
 
 def in_cluster() -> bool:
-    """Whether this process runs in a pod."""
+    """Return True if this process runs in a pod."""
     return _IN_CLUSTER in os.environ
 
 
 async def load_configuration(kubeconfig: str | None) -> Configuration:
-    """From a kubeconfig if one is named, else as the pod that we are, else from where kubectl looks.
+    """Load the given kubeconfig, else the pod's service account, else the files that kubectl reads.
 
-    Raises ``ClusterProblem`` when there is no way to a cluster.
+    Raises ``ClusterProblem`` if none of these is usable.
     """
     configuration: Configuration = type.__call__(Configuration)
     kubeconfig = kubeconfig or os.environ.get("KUBECONFIG")
@@ -92,27 +92,27 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
 
 
 class _TokenFile:
-    """The pod's token, which the kubelet renews while we run: read again as soon as there is a new one.
+    """The pod's token, which the kubelet renews: it is read again as soon as the file changes.
 
-    The client library reads it once a minute: for that long all calls would fail after a token was revoked.
+    The client library reads it once a minute, so after a token was revoked all calls would fail for that long.
     """
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, (0, 0)
 
     def refresh(self, configuration: Configuration) -> None:
-        """Called before each request."""
+        """Reload the token if its file has changed. The client calls this before each request."""
         try:
             stat = self._path.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._read and (token := self._path.read_text().strip()):
                 configuration.api_key["BearerToken"] = f"bearer {token}"
                 self._read = (stat.st_mtime_ns, stat.st_ino)
         except OSError:
-            return  # the one before may still do
+            return  # the previous token may still be valid
 
 
 async def credentials(configuration: Configuration) -> Credentials:
-    """Those of a configuration now: tokens expire, so ask again every few minutes."""
+    """Return the current credentials. Tokens expire, so callers request them again every few minutes."""
     token = await configuration.get_api_key_with_prefix("BearerToken")
     return Credentials(
         server=configuration.host,
@@ -125,7 +125,7 @@ async def credentials(configuration: Configuration) -> Credentials:
 
 
 class Connection:
-    """One client with its pool of sockets; close it."""
+    """A client with its own connection pool; the owner closes it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Connection:
         before_write: Checkpoint | None = None,
         written: Checkpoint | None = None,
     ) -> None:
-        """``before_write`` and ``written`` are told of every mutating request: for fail points and for metrics."""
+        """``before_write`` and ``written`` are called for every mutating request, for fail points and for metrics."""
         if fence is not None:
             configuration = _fenced(configuration, fence)
         self._before_write, self._written = before_write, written
@@ -148,15 +148,15 @@ class Connection:
         await self.client.close()  # type: ignore[no-untyped-call]
 
     async def read(self, path: str, *, query: Query = ()) -> JSON:
-        """GET."""
+        """Return the object or list at a path."""
         return await self._request("GET", path, query=query, body=None, content_type=None)
 
     async def read_metadata(self, path: str, *, query: Query = ()) -> JSON:
-        """GET of a list of which only the objects' metadata are wanted."""
+        """Return a list with only the metadata of its objects."""
         return _parsed(await self._send("GET", path, query=query, body=None, content_type=None, accept=_METADATA))
 
     async def read_bytes(self, path: str) -> bytes:
-        """GET of something that is no API object."""
+        """Return the body at a path that is not an API object."""
         return await self._send("GET", path, query=(), body=None, content_type=None, accept="*/*")
 
     async def write(
@@ -170,7 +170,7 @@ class Connection:
         query: Query = (),
         content_type: str = "application/json",
     ) -> JSON:
-        """Any other method; ``verb`` and ``kind`` name the write for fail points and metrics."""
+        """Send a mutating request. ``verb`` and ``kind`` name it for fail points and metrics."""
         async with self._limiter.turn():
             if self._before_write is not None:
                 self._before_write(verb, kind)
@@ -192,7 +192,7 @@ class Connection:
         if content_type is not None:
             headers["Content-Type"] = content_type
         try:
-            # The two calls that the client's generated methods and its dynamic client are made of. Importing the
+            # These two calls are what the client's generated methods and its dynamic client consist of. Importing the
             # generated methods costs 115 MB of memory: ADR 0018.
             request = await self.client.param_serialize(
                 method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -209,7 +209,7 @@ class Connection:
 
 
 async def listed(read: Read, path: str, *, query: Query = (), page: int = 200) -> AsyncIterator[JSON]:
-    """All items of a list, so many at a time."""
+    """Yield all items of a list, fetched in pages."""
     token = ""
     while True:
         answer = await read(path, query=(*query, ("limit", str(page)), ("continue", token)))

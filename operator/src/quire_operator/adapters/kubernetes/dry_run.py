@@ -1,4 +1,4 @@
-"""``ports.DryRun`` on a real API server. Its writes store nothing, so they pass no gate: a standby reviews as well."""
+"""``ports.DryRun`` on a real API server. Its writes store nothing and pass no fence, so a standby reviews as well."""
 
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection
@@ -7,7 +7,7 @@ from quire_operator.domain.manifests.desired import Manifest
 
 
 class KubeDryRun:
-    """Over a connection without a gate."""
+    """Dry runs over a connection without a fence."""
 
     def __init__(self, connection: Connection) -> None:
         self._cluster = KubeCluster(connection, namespaces=())

@@ -1,4 +1,4 @@
-"""What the API server's answers mean to us: the one place where statuses become ``ports.ClusterError``s."""
+"""The mapping of HTTP statuses and messages of the API server to ``ports.ClusterError``, in one place."""
 
 import json
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from quire_operator.ports import (
 )
 
 _MAX_MESSAGE = 1000
-# A pod template with a field that the schema does not know fails before validation, as the server's own error.
+# A pod template with a field that the schema does not have fails before validation, as an internal error of the server.
 _UNKNOWN_FIELD = "failed to create typed patch object"
 
 
 def error_of(status: int, body: bytes, headers: Mapping[str, str]) -> ClusterError:
-    """The error that an answer with a status of 400 or above stands for."""
+    """Return the error for an answer with a status of 400 or above."""
     message = _message(body) or f"the API server answered {status}"
     match status:
         case 401:

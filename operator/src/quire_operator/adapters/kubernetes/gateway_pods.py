@@ -1,6 +1,6 @@
-"""Where the gateways are: the pods of one label selector in one namespace, and addresses that were given.
+"""The addresses of the gateways: the pods with a label selector in one namespace, and configured URLs.
 
-Built by ``app`` for ``adapters.gateways``. Lists anew at most every few seconds, and only while somebody asks.
+``app`` builds it for ``adapters.metrics.gateways``. It lists pods at most every few seconds, and only on request.
 """
 
 import logging
@@ -14,7 +14,7 @@ Read = Callable[[str, Sequence[tuple[str, str]]], Awaitable[Mapping[str, Any]]]
 
 _LISTED_SECONDS = 2.0
 _SCHEMES = ("https", "http")
-"""The name of a gateway's port says what it speaks."""
+"""The names of a gateway's port, which are also the schemes of its URL."""
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class GatewayPods:
         urls: Sequence[str] = (),
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """``selector`` None: only ``urls``."""
+        """Use only ``urls`` if ``selector`` is None."""
         self._read, self._selector, self._urls, self._now = read, selector, tuple(urls), now
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._found: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class GatewayPods:
         self._failing = False
 
     async def addresses(self) -> Sequence[str]:
-        """Scheme, host and port of each. While the API server is away those known last stand."""
+        """Return scheme, host and port of each gateway. While the API server is away, these are the last known ones."""
         due = self._listed is None or self._now() - self._listed >= _LISTED_SECONDS
         if self._selector is not None and due:
             self._listed = self._now()
@@ -45,7 +45,7 @@ class GatewayPods:
         return (*self._urls, *self._found)
 
     async def _list(self, selector: str) -> None:
-        # From the API server's memory: no harm if it is a moment old.
+        # The API server may answer from its cache; a slightly old list does no harm.
         query = (("labelSelector", selector), ("resourceVersion", "0"))
         try:
             answer = await self._read(self._path, query)
@@ -60,11 +60,11 @@ class GatewayPods:
 
 
 def _address(pod: Mapping[str, Any]) -> str | None:
-    """None for a pod that has no requests: it is not ready yet, or has ended."""
+    """Return the address, or None for a pod that has no requests because it is not ready yet or has ended."""
     status = pod.get("status") or {}
     ip, metadata = status.get("podIP"), pod.get("metadata") or {}
     ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
-    # One that is about to go gets no new requests and still has old ones.
+    # A terminating pod gets no new requests but may still have old ones.
     if not ip or status.get("phase") != "Running" or not (ready or "deletionTimestamp" in metadata):
         return None
     ports = [p for c in (pod.get("spec") or {}).get("containers") or () for p in c.get("ports") or ()]

@@ -1,4 +1,4 @@
-"""``ports.Nodes``: the labels of the cluster's nodes, listed now and then; nothing else of them is asked for."""
+"""``ports.Nodes``: the labels of the cluster's nodes; nothing else of them is read."""
 
 from quire_operator.adapters.kubernetes.connection import Connection, listed
 from quire_operator.domain.status.capacity_check import GPU_MEMORY_LABEL, Labels
@@ -8,7 +8,7 @@ _PAGE = 500
 
 
 class GpuNodes:
-    """Needs the right to list nodes."""
+    """The nodes that report GPU memory. The operator needs the permission to list nodes."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,11 +1,11 @@
-"""Find out whether the API server takes pods with image volumes, by a dry run of the Deployment that would have one.
+"""The check whether the API server accepts pods with image volumes, by a dry run of the Deployment that would have one.
 
 For ``cluster``. A server that has image volumes may have them turned off, and then accepts the pod and silently drops
 the volume: only the answer shows it. It does not show whether the container runtime of each node mounts them: a pod
 whose runtime cannot reports that itself.
 
-The trial is the Deployment itself, so that policies judge what they will judge later. What a policy or a quota of one
-namespace rejects says nothing about other namespaces, and is never remembered.
+The trial is the Deployment itself, so that policies check the same object as later. A rejection by a policy or a quota
+of one namespace says nothing about other namespaces and is not cached.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""``ports.Leases`` on a real API server: one Lease of coordination.k8s.io/v1, in UTC.
+"""``ports.Leases`` on a real API server: one Lease of coordination.k8s.io/v1, with times in UTC.
 
-Its connection passes no gate: renewing is what opens the gate.
+Its connection passes no fence, because a renewal is what opens the fence.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from quire_operator.ports import Lease, NotFound
 
 
 class KubeLeases:
-    """The Lease of this name."""
+    """The Lease with this name."""
 
     def __init__(self, connection: Connection, *, namespace: str, name: str) -> None:
         self._connection, self._namespace, self._name = connection, namespace, name

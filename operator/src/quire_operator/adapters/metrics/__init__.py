@@ -1,1 +1,1 @@
-"""Adapters to what reports metrics: Prometheus, replicas and gateways."""
+"""Adapters to the sources of metrics: Prometheus, replicas and gateways."""

@@ -1,7 +1,7 @@
-"""What requests the gateways have, asked of each of them directly: a first request can't wait for a scrape.
+"""The requests that gateways hold and run, polled from each gateway, because a first request cannot wait for a scrape.
 
-The half of ``ports.Metrics`` that looks at gateways. One small answer each (``gateway_contract``), within one short
-deadline.
+It implements the gateway half of ``ports.Metrics``. Each gateway gives one small answer (``gateway_contract``); one
+short deadline applies to all.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 class Gateways:
-    """``addresses`` gives the gateways' scheme, host and port anew each time."""
+    """A poller of gateways. ``addresses`` returns their scheme, host and port at each poll."""
 
     def __init__(self, addresses: Callable[[], Awaitable[Sequence[str]]], *, read: Read | None = None) -> None:
-        """``read`` None: over HTTP."""
+        """Read over HTTP if ``read`` is None."""
         self._addresses = addresses
         self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS)
         self._read = read or self._pages.read
         self._silent: frozenset[str] = frozenset()
         self.asked: int | None = None
-        """Gateways that were asked the last time; None before the first time."""
+        """The number of gateways in the last poll; None before the first."""
         self.answered = 0
 
     async def aclose(self) -> None:

@@ -1,8 +1,8 @@
-"""Metrics from a Prometheus server, or anything that answers its HTTP API: ``metricsSource: Prometheus``.
+"""Metrics from a Prometheus server, or another server with its HTTP API: ``metricsSource: Prometheus``.
 
-Implements the half of ``ports.Metrics`` that reads replicas; ``adapters/metrics_sources`` joins it to the other. Two
-queries a tick, whatever the number of LLMDeployments. Whatever goes wrong, there are no samples, and ``problem`` says
-why: what that means is the autoscaler's to say, and never that nothing runs.
+It implements the replica half of ``ports.Metrics``; ``adapters/metrics/sources`` joins both halves. A tick sends two
+queries, whatever the number of LLMDeployments. After any failure there are no samples, and ``problem`` says why. The
+autoscaler decides what that means; it never means that nothing runs.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class _Reply(NamedTuple):
 
 
 class _NoAnswer(Exception):
-    """Why there is none: in a sentence, and in a word."""
+    """Prometheus gave no usable answer: a message, and a reason for the metric."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -76,22 +76,22 @@ class Prometheus:
         client: httpx.AsyncClient | None = None,
         failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """``failed`` is told, in a word, why a tick had no answer."""
+        """``failed`` is called with the reason when a tick had no answer."""
         self._options, self._clock, self._failed = options, clock, failed
         self._client = client or httpx.AsyncClient(
             timeout=_TIMEOUT_SECONDS, verify=_trusted(options.ca_file), trust_env=False
         )
         self._queries = figures_query(options.labels), times_query(options.labels)
         self.problem: str | None = None
-        """Why the last tick had no answer; None when it had one."""
+        """The reason why the last tick had no answer; None if it had one."""
         self.last_answer = 0.0
-        """When the last one came; 0 before that."""
+        """The Unix time of the last answer; 0 before the first."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
-        """See ``ports.Metrics``. Series of replicas that are not among these are passed over: those are gone."""
+        """See ``ports.Metrics``. Series of other replicas are ignored: those replicas no longer exist."""
         found = await self._answer(self._queries, self._understand) if replicas else None
         if found is None:
             return {}
@@ -99,7 +99,7 @@ class Prometheus:
         return {name: sample for name, sample in named.items() if sample is not None}
 
     async def told(self, names: Collection[str], *, offset: str = "") -> Mapping[str, Told] | None:
-        """What replicas said of these names, by ``namespace/pod`` or ``host:port``; None when it did not answer."""
+        """Return the metrics with these names by ``namespace/pod`` or ``host:port``, or None without an answer."""
         labels = self._options.labels
         queries = figures_query(labels, names, offset=offset), times_query(labels, offset=offset)
         return await self._answer(
@@ -110,7 +110,7 @@ class Prometheus:
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 answers = await asyncio.gather(*map(self._query, queries))
-                # A thousand LLMDeployments are 20 MB: the loop has other things to do meanwhile.
+                # A thousand LLMDeployments have 20 MB of series, and the event loop must stay responsive.
                 found = await asyncio.to_thread(understand, *answers)
         except (_NoAnswer, httpx.HTTPError, httpx.InvalidURL, OSError, TimeoutError) as error:
             self._failed(_reason(error))
@@ -121,7 +121,8 @@ class Prometheus:
         return found
 
     def _understand(self, figures: _Reply, times: _Reply) -> dict[str, ReplicaSample]:
-        # A hundred thousand series are made at once, and none of them is garbage: looking for it takes as long as this.
+        # A hundred thousand objects are created and none of them is garbage; a collection would take as long as the
+        # parsing.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -144,7 +145,7 @@ class Prometheus:
         return _Reply(response.status_code, bytes(body))
 
     def _note(self, problem: str | None) -> None:
-        """Logged when it changes."""
+        """Store the problem, and log it if it has changed."""
         if problem != self.problem:
             if problem is None:
                 _log.info("Prometheus answers again: %s", self._options.url)
@@ -158,7 +159,7 @@ def _trusted(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def _token(file: Path) -> str:
-    """Raises _NoAnswer, OSError."""
+    """Return the token. Raises ``_NoAnswer`` or ``OSError``."""
     token = file.read_bytes().strip()
     if not all(0x20 < byte < 0x7F for byte in token):
         raise _NoAnswer(f"the token in {file} has characters that an HTTP header cannot carry", reason="token")
@@ -166,7 +167,7 @@ def _token(file: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """In a word, for a metric."""
+    """Return the reason for the metric."""
     match error:
         case _NoAnswer(reason=reason):
             return reason
@@ -175,7 +176,7 @@ def _reason(error: Exception) -> str:
         case httpx.HTTPError() | httpx.InvalidURL():
             return "unreachable"
         case _:
-            return "token"  # its file can't be read
+            return "token"  # the token file cannot be read
 
 
 def _status_reason(status: int) -> str | None:
@@ -185,7 +186,7 @@ def _status_reason(status: int) -> str | None:
 
 
 def _instance(replica: ReplicaAddress) -> str:
-    """As Prometheus names a target: host and port."""
+    """Return host and port, as Prometheus names a target."""
     if replica.metrics_url is None:
         return ""
     url = httpx.URL(replica.metrics_url)
@@ -193,7 +194,7 @@ def _instance(replica: ReplicaAddress) -> str:
 
 
 def _read(reply: _Reply) -> list[Series]:
-    """Raises _NoAnswer."""
+    """Return the series of an answer. Raises ``_NoAnswer``."""
     status, body = reply
     try:
         answer = msgspec.json.decode(body, type=_Answer)
@@ -210,7 +211,7 @@ def _read(reply: _Reply) -> list[Series]:
 
 
 def _value(text: str) -> float:
-    """Prometheus writes NaN, +Inf and -Inf as Python reads them."""
+    """Return the number. Prometheus writes NaN, +Inf and -Inf as Python reads them."""
     try:
         return float(text)
     except ValueError:

@@ -1,8 +1,8 @@
-"""Metrics straight from the replicas: ``metricsSource: Pods``, and local mode.
+"""Metrics directly from the replicas: ``metricsSource: Pods``, and local mode.
 
-The half of ``ports.Metrics`` that reads replicas, over HTTP. All replicas are asked within one deadline, those that
-answered before ahead of those that did not; one that does not answer, or answers with something else than metrics, is
-simply absent: what that means is the autoscaler's to say.
+It implements the replica half of ``ports.Metrics`` over HTTP. One deadline applies to a round of all replicas, and
+those that answered in the last round come first. A replica that does not answer, or answers with something other than
+metrics, is absent from the result; the autoscaler decides what that means.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ Read = Callable[[str], Awaitable[bytes]]
 
 _TIMEOUT_SECONDS = 3.0
 _ROUND_SECONDS = 8.0
-"""For all replicas together, however many are silent."""
+"""The time limit of one round, whatever the number of replicas that do not answer."""
 _AT_ONCE = 100
 
 _log = logging.getLogger(__name__)
 
 
 class Scraper:
-    """``failed`` is told why each replica that was asked gave none."""
+    """A scraper. ``failed`` is called with the reason for each replica without a sample."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Scraper:
         read: Read | None = None,
         failed: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        """``read`` None: over HTTP."""
+        """Read over HTTP if ``read`` is None."""
         self._clock, self._failed = clock, failed
         self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, at_once=_AT_ONCE)
         self._read = read or self._pages.read
@@ -48,7 +48,7 @@ class Scraper:
         await self._pages.aclose()
 
     async def samples(self, replicas: Sequence[ReplicaAddress]) -> Mapping[str, ReplicaSample]:
-        """See ``ports.Metrics``. Draining replicas are asked too: their work teaches the rates."""
+        """See ``ports.Metrics``. Draining replicas are scraped too, because their work informs the rate estimates."""
         urls = {
             replica.name: replica.metrics_url
             for replica in replicas
@@ -60,7 +60,7 @@ class Scraper:
         answers: dict[str, ReplicaSample | None] = {}
 
         async def ask() -> None:
-            # A task for each at a time, not for each of thousands, which would take longer than what they read.
+            # A few workers share the replicas: a task for each of thousands would take longer than the reading.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     for name, url in asked:
@@ -72,7 +72,7 @@ class Scraper:
         return {name: sample for name, sample in answers.items() if sample is not None}
 
     async def _sample(self, url: str) -> ReplicaSample | None:
-        """None, and why is counted, where there is none; whether it answers is logged when that changes."""
+        """Return a sample, or count the failure and return None. Changes of availability are logged."""
         try:
             page = await self._read(url)
             sample = sample_of(points(page.decode(), NAMES, LABELLED), time=self._clock.now())
@@ -103,11 +103,11 @@ _ESCAPE = re.compile(r'\\[n"\\]')
 
 
 def points(page: str, names: Iterable[str], labelled: Container[str] | None = None) -> list[Point]:
-    """The series called ``names`` in a page of metrics, in Prometheus's text format; none where one has no number.
+    """Return the series with these names in a page of Prometheus' text format, or [] if a value is not a number.
 
-    Of those not in ``labelled`` (None: all are) labels are not read. Nor are the lines between: where the first and the
-    last line of a name are is found by the name, and an expression of our own reads what is there. Of a page most is
-    not wanted, and with the parser of the client library a tick takes several times as long.
+    Only the series in ``labelled`` get their labels; None means all. Most of a page is not needed, and the client
+    library's parser would take several times as long. So this finds the first and the last line of each name and parses
+    only the lines between them with a regular expression.
     """
     text = f"\n{page}"
     found: list[Point] = []

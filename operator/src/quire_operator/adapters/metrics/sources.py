@@ -1,6 +1,6 @@
-"""Each replica's metrics from where its LLMDeployment wants them: the replica itself, or Prometheus; and the gateways'.
+"""The metrics of each replica from the source that its LLMDeployment selects, and the requests of the gateways.
 
-Implements ``ports.Metrics`` by those who do.
+It implements ``ports.Metrics`` with the other adapters in this folder.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class MetricsSources:
 
     @property
     def prometheus_problem(self) -> str | None:
-        """Why Prometheus did not answer the last time it was asked; None when it did."""
+        """The reason why Prometheus did not answer the last query; None if it did."""
         return None if self._prometheus is None else self._prometheus.problem
 
     async def aclose(self) -> None:

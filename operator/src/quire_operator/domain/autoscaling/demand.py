@@ -1,7 +1,7 @@
-"""How many replicas the demand asks for, term by term; the largest counts.
+"""The number of replicas that demand requires, by signal; the largest term counts.
 
-Under ``autoscaler.decide``. Each term is a number of replicas, not rounded, with the figures it came from in words.
-Pure, and monotone: more waiting, running, queued, held or arriving never lowers a term.
+Part of ``autoscaler.decide``. Each term is a number of replicas, not rounded, with a text that shows its figures. Pure
+and monotone: more waiting, running, queued, held or arriving requests never lower a term.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,12 +19,12 @@ from quire_operator.domain.autoscaling.variance import Variance
 from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
 
 _FULL = 0.8
-"""How full a replica may be by plan: what is left absorbs the next seconds."""
+"""The planned utilization of a replica; the rest absorbs short peaks."""
 _STILL_TO_COME = 0.5
-"""Of the mean answer: what a running sequence is still to generate."""
+"""The share of the mean answer that a running sequence still has to generate."""
 _ACTIVE = 0.01
 _ENOUGH_SECONDS = 10.0
-"""A mean over less than this says nothing about arrivals."""
+"""The least period over which a mean says something about arrivals."""
 _ENOUGH_LATE = 2.0
 
 
@@ -32,14 +32,14 @@ _ENOUGH_LATE = 2.0
 class Term:
     reason: Reason
     need: float
-    """Replicas."""
+    """A number of replicas, not rounded."""
     detail: str
-    """Its numbers, to stand in a sentence."""
+    """The figures as part of a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """All fresh samples together."""
+    """The sum of all fresh samples."""
 
     replicas: int
     waiting: float
@@ -63,7 +63,7 @@ class Load:
 def gauge_terms(
     load: Load, *, rates: Rates | None, kv_tokens: float, max_sequences: int, targets: ScalingTargets
 ) -> list[Term]:
-    """What is at the replicas now."""
+    """Return the terms of the load that replicas have now."""
     output = rates.mean_output_tokens if rates else 0.0
     growth = output * load.running * _STILL_TO_COME
     kv = (load.kv_tokens_used + load.queued_prompt_tokens + growth) / (_FULL * kv_tokens)
@@ -114,16 +114,16 @@ def work_term(
     percentile: int,
     tuning: Tuning,
 ) -> Term | None:
-    """What arrived of late, in busy replicas, with some to spare for how much it varies and how far it rises while a
-    replica starts, and those that work off what is queued.
+    """Return the term of the recently arrived work, or None if too little is known.
 
-    None while too little is known.
+    It is the work in busy replicas, plus headroom for its variance and for its rise while a replica starts, plus the
+    replicas that process the queue.
     """
     seconds = sum(flow.seconds for flow in flows)
     if rates is None or seconds < _ENOUGH_SECONDS:
         return None
     busy = busy_replicas(flows, rates, max_sequences)
-    # Where nothing came there is nothing to expect more of; the window remembers what came before.
+    # Without arrivals nothing more is expected; the window remembers earlier demand.
     deviation = variance.deviation(busy) if busy > 0 else 0.0
     rise = ramp.deviation(busy, start_up=start_up) if busy > 0 else 0.0
     spare = tuning.spare_replicas(deviation, rise, percentile=percentile)
@@ -151,14 +151,14 @@ def work_term(
 
 
 def busy_replicas(flows: Sequence[Flow], rates: Rates, max_sequences: int) -> float:
-    """Seconds of a busy replica that arrived per second."""
+    """Return the busy replicas per second that arrived per second, that is their number."""
     requests, tokens = sum(flow.requests for flow in flows), sum(flow.prompt_tokens for flow in flows)
     decode = rates.mean_output_tokens * rates.seconds_per_output_token(max_sequences)
     return (tokens * rates.prefill_seconds_per_token + requests * decode) / sum(flow.seconds for flow in flows)
 
 
 def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: float) -> Term:
-    """The work, counted for as much as late first tokens taught."""
+    """Return the term of the work, multiplied by the TTFT correction."""
     if ttft_correction.factor <= 1.0:
         return work
     ago = format_duration(round(now - ttft_correction.learnt))
@@ -170,7 +170,7 @@ def with_ttft_correction(work: Term, ttft_correction: TtftCorrection, *, now: fl
 def first_token_term(
     flows: Sequence[Flow], *, target: LatencyTarget, replicas: int, tuning: Tuning, now: float
 ) -> Term | None:
-    """One replica more, while more first tokens are late than the percentile allows; None while they are not."""
+    """Return one replica more if more first tokens are late than the percentile allows, else None."""
     recent = [flow for flow in flows if flow.time > now - tuning.first_token_seconds]
     total = sum(flow.first_tokens for flow in recent)
     late = sum(flow.late_first_tokens for flow in recent)
@@ -185,7 +185,7 @@ def first_token_term(
 
 
 def activity_term(arrived: float, in_flight: int) -> Term | None:
-    """Next to nothing, but not nothing: whoever asks now and then keeps the last replica."""
+    """Return a term that is tiny but positive if there was any request, so that the last replica stays; else None."""
     if arrived <= 0 and in_flight <= 0:
         return None
     return Term(
@@ -196,7 +196,7 @@ def activity_term(arrived: float, in_flight: int) -> Term | None:
 
 
 def held_term(held: int, *, max_sequences: int) -> Term:
-    """Requests that wait in the gateway for a first replica."""
+    """Return the term of the requests that gateways hold for a first replica."""
     return Term(
         reason=Reason.HELD,
         need=held / (_FULL * max_sequences),

@@ -1,6 +1,6 @@
-"""The engine's metrics as the autoscaler reads them: the series it needs, and how they become a ``ReplicaSample``.
+"""The engine's metrics that the autoscaler reads, and their conversion to a ``ReplicaSample``.
 
-Between the adapters, which fetch series (from the replica itself or from Prometheus), and ``observation``. Pure.
+It stands between the adapters, which fetch series from the replica or from Prometheus, and ``observation``. Pure.
 """
 
 import math
@@ -43,13 +43,13 @@ NAMES = frozenset(
         FIRST_TOKEN_WAIT_BUCKET,
     }
 )
-"""Every series the autoscaler needs."""
+"""All series that the autoscaler needs."""
 LABELLED = frozenset({CACHE_CONFIG, FIRST_TOKEN_WAIT_BUCKET})
-"""Those whose labels say something; all others are summed over them."""
+"""The series whose labels matter; all others are summed over their labels."""
 
 
 class Point(NamedTuple):
-    """One series of one replica, now. A tuple, for there are a hundred thousand of them in a tick."""
+    """The current value of one series of one replica. It is a tuple because a tick has a hundred thousand of them."""
 
     name: str
     labels: Mapping[str, str]
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 
 def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
-    """What a replica said of itself; None where it said too little to be judged by."""
+    """Return the sample of a replica, or None if required series are missing."""
     sums: dict[str, float] = {}
     buckets: dict[float, float] = {}
     kv_tokens: float | None = None
@@ -69,7 +69,7 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
             if bound is not None:
                 buckets[bound] = buckets.get(bound, 0.0) + point.value
         else:
-            # Over the labels that split one figure: engine, finished_reason, part.
+            # Sum over the labels that split one value: engine, finished_reason, part.
             sums[point.name] = sums.get(point.name, 0.0) + point.value
     if kv_tokens is None or not {RUNNING, WAITING, KV_USAGE} <= sums.keys():
         return None

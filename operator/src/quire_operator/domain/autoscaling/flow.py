@@ -1,7 +1,7 @@
-"""Differences of counters: what happened at the replicas since the tick before.
+"""Increments of counters: what happened at the replicas since the last tick.
 
-Between ``observation`` (raw counters) and ``demand`` and ``rates`` (which want increments). An engine that restarted
-counts from zero again; a replica seen for the first time has no difference yet.
+It stands between ``observation``, which has raw counters, and ``demand`` and ``rates``, which need increments. A
+restarted engine counts from zero again; a replica without an earlier sample has no increment yet.
 """
 
 from bisect import bisect_left
@@ -16,10 +16,10 @@ from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Increment:
-    """What one replica's counters grew by."""
+    """The increments of one replica's counters."""
 
     seconds: float
-    """Between the two samples."""
+    """The time between the two samples."""
     requests: float
     prompt_tokens: float
     first_tokens: float
@@ -31,7 +31,7 @@ class Increment:
 
 
 def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds: float) -> Increment:
-    """From one sample to the next of the same replica, across a restart of its engine if there was one."""
+    """Return the increment between two samples of one replica, also across a restart of its engine."""
     base = _since_restart(before) if _restarted(before, after) else before
     prompts = after.prompt_tokens - base.prompt_tokens
     cached = min(prompts, max(0.0, after.cached_prompt_tokens - base.cached_prompt_tokens))
@@ -52,8 +52,10 @@ def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds:
 
 
 def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow:
-    """All replicas together, over one tick. What grew while a replica was not heard of counts at its mean rate, for all
-    of it at once would look like a burst.
+    """Return the sum of all replicas' increments over one tick.
+
+    Increments over a longer period without samples count at their mean rate, because all of them at once would look
+    like a burst.
     """
     parts = [(part, seconds / part.seconds if part.seconds > SAMPLE_SECONDS else 1.0) for part in increments]
     return Flow(
@@ -67,7 +69,7 @@ def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow
 
 
 def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
-    """The evidence with what these increments show."""
+    """Return the evidence with these increments added."""
     for part in increments:
         if part.work is not None:
             evidence = evidence.with_work(part.work)
@@ -80,10 +82,10 @@ def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
 
 
 def share_above(histogram: Histogram, threshold: float) -> float:
-    """How many observations lie above ``threshold``, evenly spread within the bucket that holds it."""
+    """Return the number of observations above ``threshold``, which are assumed to be uniform within its bucket."""
     index = bisect_left(histogram.bounds, threshold)
     if index >= len(histogram.bounds) - 1:
-        # In the last, unbounded bucket nothing says how far above.
+        # The last bucket is unbounded and does not say how far its observations are above.
         return histogram.total - histogram.counts[-2] if len(histogram.counts) > 1 else 0.0
     upper, below_upper = histogram.bounds[index], histogram.counts[index]
     lower = histogram.bounds[index - 1] if index else 0.0
@@ -93,7 +95,10 @@ def share_above(histogram: Histogram, threshold: float) -> float:
 
 
 def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
-    """Some counter fell. Not one of what arrived: more arrivals must never look like the end of a restart."""
+    """Return True if a counter decreased.
+
+    Arrival counters are ignored, because more arrivals must never look like a restart.
+    """
     return (
         after.prompt_tokens < before.prompt_tokens
         or after.cached_prompt_tokens < before.cached_prompt_tokens
@@ -110,7 +115,7 @@ def _total(waits: Histogram | None) -> float:
 
 
 def _since_restart(sample: ReplicaSample) -> ReplicaSample:
-    """The counters of an engine that has just begun."""
+    """Return the counters of an engine that has just started."""
     return ReplicaSample(
         time=sample.time,
         waiting=0.0,
@@ -126,7 +131,10 @@ def _since_restart(sample: ReplicaSample) -> ReplicaSample:
 
 
 def _arrivals(before: ReplicaSample, after: ReplicaSample, finished: float) -> float:
-    """Requests that came in; of an engine that does not count them: those that left, and the growth of those within."""
+    """Return the requests that arrived, or an estimate for an engine that does not count them.
+
+    The estimate is the finished requests plus the growth of the number in progress.
+    """
     if before.arrived_requests is not None and after.arrived_requests is not None:
         return max(0.0, after.arrived_requests - before.arrived_requests)
     within = (after.waiting + after.running) - (before.waiting + before.running)
@@ -140,7 +148,7 @@ def _arrived_tokens(before: ReplicaSample, after: ReplicaSample, computed: float
 
 
 def _first_tokens(before: Histogram | None, after: Histogram | None, threshold: float) -> tuple[float, float]:
-    """First tokens since before, and how many of them waited beyond the threshold."""
+    """Return the number of first tokens between two samples, and how many of them waited beyond the threshold."""
     if after is None:
         return 0.0, 0.0
     total, late = after.total, share_above(after, threshold)

@@ -20,15 +20,15 @@ class GatewayRequests:
     """The requests that gateways have, by served model name; a model without any is absent."""
 
     held: Mapping[str, int]
-    """They wait because no replica can take them."""
+    """Requests that wait because no replica can accept them."""
     in_flight: Mapping[str, int]
-    """A replica works on them."""
+    """Requests that a replica processes."""
     is_complete: bool = True
-    """All gateways are counted: what is absent is none."""
+    """True if all gateways are counted, so that an absent model has no requests."""
 
 
 def read_requests(body: bytes) -> GatewayRequests:
-    """One gateway's answer. Raises ``ValueError``."""
+    """Return the requests in one gateway's answer. Raises ``ValueError``."""
     models = msgspec.json.decode(body, type=_Page).models
     return GatewayRequests(
         held={model: counts.held for model, counts in models.items() if counts.held > 0},
@@ -37,7 +37,7 @@ def read_requests(body: bytes) -> GatewayRequests:
 
 
 def summed(answers: Sequence[GatewayRequests | None]) -> GatewayRequests | None:
-    """All gateways together; None stands for one that did not answer, and is the sum where none did."""
+    """Return the sum over gateways. None stands for a gateway without an answer, and is the sum if none answered."""
     known = [answer for answer in answers if answer is not None]
     if not known:
         return None
@@ -51,7 +51,7 @@ def summed(answers: Sequence[GatewayRequests | None]) -> GatewayRequests | None:
 
 
 def local_gateway_args(*, host: str, port: int, endpoints_file: str, drain_timeout_seconds: float) -> list[str]:
-    """The arguments of a gateway in front of local replicas, without the command itself."""
+    """Return the arguments of a gateway in front of local replicas, without the command itself."""
     return [
         *("--host", host, "--port", str(port)),
         *("--endpoints-file", endpoints_file),

@@ -1,7 +1,7 @@
-"""What the autoscaler remembers: in memory from tick to tick, and the small part that outlives a restart.
+"""The autoscaler's history: in memory from tick to tick, and the small part that is persisted.
 
-``History`` is a value: ``autoscaler.decide`` takes one and returns the next. ``ScalingRecord`` is what goes to
-``status.autoscaling`` and ``status.capacity`` (or the local state file) and comes back after a restart.
+``History`` is a value: ``autoscaler.decide`` gets one and returns the next. ``ScalingRecord`` is the part in
+``status.autoscaling`` and ``status.capacity`` (or the local state file), which is restored after a restart.
 """
 
 import math
@@ -17,9 +17,9 @@ from quire_operator.domain.autoscaling.variance import Variance
 
 MAX_CHANGES = 10
 MAX_GAP_SECONDS = 120.0
-"""Ticks further apart than this do not make one stretch of observed demand."""
+"""The longest gap between ticks within one period of observed demand."""
 _TOLERANCE = 0.1
-"""What was learnt anew is worth a write from such a difference on."""
+"""The relative difference from which newly learned values are written."""
 _RATES_SECONDS = 60.0
 
 
@@ -37,19 +37,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRecord:
-    """What is persisted, and before it is acted upon. Equal records need no write."""
+    """The persisted part of the history, written before a decision is applied. Equal records need no write."""
 
     desired_replicas: int | None = None
     """The last decision; None before the first."""
     changes: tuple[Change, ...] = ()
-    """The last ``MAX_CHANGES``, oldest first."""
+    """The last ``MAX_CHANGES`` changes, the oldest first."""
     rates: Rates | None = None
     rates_time: float = 0.0
     start_up_seconds: int | None = None
-    """How long replicas take to start; None until one was watched."""
+    """The start-up time of replicas; None until one was observed."""
 
     def with_change(self, change: Change) -> "ScalingRecord":
-        """Its decision becomes the last; one that is the same still, as nobody acted upon it, is not told twice."""
+        """Return the record after a change. An unapplied change that is decided again is not recorded twice."""
         last = self.changes[-1] if self.changes else None
         same = last is not None and (last.from_replicas, last.to_replicas) == (change.from_replicas, change.to_replicas)
         same = same and self.desired_replicas == change.to_replicas
@@ -57,7 +57,7 @@ class ScalingRecord:
         return replace(self, desired_replicas=change.to_replicas, changes=changes)
 
     def with_rates(self, rates: Rates | None, now: float) -> "ScalingRecord":
-        """New rates, if they differ enough to be worth a write and the last write was a while ago."""
+        """Return the record with new rates if they differ enough for a write and the last write was a while ago."""
         if rates is None:
             return self
         if self.rates is not None:
@@ -67,7 +67,7 @@ class ScalingRecord:
         return replace(self, rates=rates, rates_time=now)
 
     def with_start_up(self, seconds: float | None) -> "ScalingRecord":
-        """Another start-up, if it differs enough for a write; it is learnt only when a replica becomes ready."""
+        """Return the record with another start-up time if it differs enough for a write."""
         known = self.start_up_seconds
         if seconds is None or (known is not None and math.isclose(seconds, known, rel_tol=_TOLERANCE, abs_tol=1.0)):
             return self
@@ -76,31 +76,31 @@ class ScalingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """How many replicas one tick's demand asked for."""
+    """The number of replicas that the demand of one tick requires."""
 
     time: float
     up: float
-    """With missing replicas counted as empty."""
+    """The need if replicas without metrics are empty."""
     down: float
-    """With missing and unready replicas counted as full."""
+    """The need if replicas without metrics or not ready are full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What came in, and how first tokens fared, between two ticks, all replicas together."""
+    """The arrivals and first tokens of all replicas between two ticks."""
 
     time: float
     seconds: float
     requests: float
     prompt_tokens: float
-    """Uncached ones."""
+    """Prompt tokens that were not in the prefix cache."""
     first_tokens: float
     late_first_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A change of replicas that was carried out."""
+    """A change of replicas that was applied."""
 
     time: float
     from_replicas: int
@@ -109,39 +109,39 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The memory of one LLMDeployment's autoscaler."""
+    """The state of one LLMDeployment's autoscaler between ticks."""
 
     record: ScalingRecord = ScalingRecord()
     idle_since: float | None = None
-    """The first of the ticks up to now at which no replica was needed; None if one is needed, or after a restart."""
+    """The first of the latest ticks in a row that needed no replica; None if one is needed or after a restart."""
     last_tick: float | None = None
     """None before the first tick of this process."""
     settled_since: float | None = None
-    """Since when no replica is starting; None while one is."""
+    """The time since when no replica is starting; None while one is."""
     needs: tuple[Need, ...] = ()
-    """Of the longer stabilisation window."""
+    """The needs within the longer stabilization window."""
     flows: tuple[Flow, ...] = ()
-    """Of as long as ``Tuning`` looks back."""
+    """The flows within the longest period of ``Tuning``."""
     moves: tuple[Move, ...] = ()
-    """Of the longer period of the step limits."""
+    """The moves within the longer period of the step limits."""
     samples: Mapping[str, ReplicaSample] = field(default_factory=dict)
-    """The last good sample of each live replica: what the next counters are compared with."""
+    """The last valid sample of each live replica, with which the next counters are compared."""
     evidence: Evidence = Evidence()
-    """What the rates are learnt from."""
+    """The sums from which the rates are learned."""
     rates: Rates | None = None
-    """As they were learnt last."""
+    """The rates that were learned last."""
     variance: Variance = Variance()
-    """How much arriving work varies."""
+    """The variance of the arriving work."""
     start_ups: StartUps = StartUps()
-    """How long replicas take to start."""
+    """The start-up times of replicas."""
     ramp: RampEstimator = RampEstimator()
-    """How far work rises meanwhile."""
+    """The rise of the work while a replica starts."""
     ttft_correction: TtftCorrection = TtftCorrection()
-    """What late first tokens taught."""
+    """The factor learned from late first tokens."""
 
     @classmethod
     def restored(cls, record: ScalingRecord) -> "History":
-        """After a restart: what was persisted, and no memory of demand."""
+        """Return the history after a restart: the persisted part, without knowledge of demand."""
         moves = tuple(
             Move(time=change.time, from_replicas=change.from_replicas, to_replicas=change.to_replicas)
             for change in record.changes
@@ -149,15 +149,16 @@ class History:
         return cls(record=record, moves=moves, rates=record.rates, start_ups=StartUps(before=record.start_up_seconds))
 
     def forgetting_gaps(self, now: float) -> "History":
-        """Without its memory of demand if the last tick was so long ago that what came between is unknown."""
+        """Return the history without demand if the last tick was so long ago that the demand in between is unknown."""
         if self.last_tick is None or 0 <= now - self.last_tick <= MAX_GAP_SECONDS:
             return self
         return History.restored(self.record)
 
     def by_the_clock(self, now: float) -> "History":
-        """Moves in the future were made by another clock, or before this one was set back: they count as made now.
+        """Return the history with moves in the future counted as made now.
 
-        Else the step limits would hold for as long as the two clocks are apart.
+        Another clock made them, or this one was set back. Otherwise the step limits would hold for as long as the
+        clocks differ.
         """
         if all(move.time <= now for move in self.moves):
             return self

@@ -1,6 +1,6 @@
-"""How far and how fast replicas may change: stabilisation windows and step limits.
+"""Stabilization windows and step limits: how far and how fast replicas may change.
 
-Under ``autoscaler.decide``; pure arithmetic over what was needed and what was moved before.
+Part of ``autoscaler.decide``; pure arithmetic over earlier needs and moves.
 """
 
 import math
@@ -13,12 +13,12 @@ _EPSILON = 1e-9
 
 
 def whole(need: float) -> int:
-    """Replicas enough for a need; a rounding error asks for no further one."""
+    """Return the whole number of replicas for a need; a rounding error adds none."""
     return math.ceil(need - _EPSILON)
 
 
 def kept_needs(needs: Sequence[Need], *, rules: Autoscaling, now: float) -> tuple[Need, ...]:
-    """The needs of the longer window, and the last one before it, which shows that the window was watched whole."""
+    """Return the needs in the longer window, and the last one before it, which shows that the window is complete."""
     start = now - max(rules.scale_up.window_seconds, rules.scale_down.window_seconds)
     inside = [need for need in needs if need.time > start]
     before = [need for need in needs if need.time <= start]
@@ -26,33 +26,33 @@ def kept_needs(needs: Sequence[Need], *, rules: Autoscaling, now: float) -> tupl
 
 
 def kept_moves(moves: Sequence[Move], *, rules: Autoscaling, now: float) -> tuple[Move, ...]:
-    """The moves that a step limit still counts."""
+    """Return the moves that a step limit still counts."""
     period = max(rules.scale_up.period_seconds, rules.scale_down.period_seconds)
     return tuple(move for move in moves if move.time > now - period)
 
 
 def steady_need_up(needs: Sequence[Need], *, rules: ScaleUp, now: float) -> float:
-    """What was needed all through the window."""
+    """Return the need during the whole window."""
     return min(need.up for need in needs if need.time >= now - rules.window_seconds)
 
 
 def highest_need_down(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
-    """The most that was needed within the window."""
+    """Return the largest need within the window."""
     return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.down)
 
 
 def highest_need_up(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
-    """The most that was asked for within the window."""
+    """Return the largest need within the window, with missing replicas counted as empty."""
     return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.up)
 
 
 def is_watched(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> bool:
-    """Demand is known for the whole window."""
+    """Return True if demand is known for the whole window."""
     return bool(needs) and needs[0].time <= now - rules.window_seconds
 
 
 def most_allowed(current: int, moves: Sequence[Move], *, rules: ScaleUp, now: float) -> int:
-    """The most replicas that the step limit lets there be now."""
+    """Return the largest number of replicas that the step limit allows now."""
     recent = [move for move in moves if move.time > now - rules.period_seconds]
     added = sum(max(0, move.to_replicas - move.from_replicas) for move in recent)
     start = max(0, current - added)
@@ -61,7 +61,7 @@ def most_allowed(current: int, moves: Sequence[Move], *, rules: ScaleUp, now: fl
 
 
 def fewest_allowed(current: int, moves: Sequence[Move], *, rules: ScaleDown, now: float) -> int:
-    """The fewest replicas that the step limit lets there be now."""
+    """Return the smallest number of replicas that the step limit allows now."""
     recent = [move for move in moves if move.time > now - rules.period_seconds]
     removed = sum(max(0, move.from_replicas - move.to_replicas) for move in recent)
     return min(current, max(0, current + removed - rules.max_step))

@@ -1,8 +1,8 @@
-"""What the autoscaler sees at one tick: the replicas of one LLMDeployment, and what each said of itself.
+"""The observation of one tick: the replicas of one LLMDeployment and their metrics.
 
-Made by ``autoscale`` from what the cluster knows (which replicas, in which phase) and what ``ports.Metrics`` read from
-them; judged by ``domain.autoscaler``. Counters are raw and cumulative, as exported: differences are taken where the
-history is, so that a scrape of the pods and a query of Prometheus feed one and the same law.
+``autoscale`` builds it from the cluster's view (which replicas, in which phase) and from what ``ports.Metrics`` read;
+``autoscaler`` evaluates it. Counters are raw and cumulative, as exported. Increments are computed where the history is,
+so that scraping the pods and querying Prometheus feed the same policy.
 """
 
 import math
@@ -13,7 +13,7 @@ from operator import le, lt
 
 
 class ReplicaPhase(StrEnum):
-    """How far a replica is. Only a ready one takes requests; a draining one finishes those it has."""
+    """The phase of a replica. Only a ready one gets requests; a draining one finishes those that it has."""
 
     PENDING = "Pending"
     LOADING = "Loading"
@@ -35,9 +35,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSample:
-    """One replica's metrics at ``time`` (Unix seconds, when they were taken, not when they were asked for).
+    """The metrics of one replica at ``time``, the Unix time of the measurement, not of the query.
 
-    None: this engine does not export it. Everything else is there or the replica has no sample.
+    A counter is None if the engine does not export it. A replica without all other values has no sample.
     """
 
     time: float
@@ -50,22 +50,22 @@ class ReplicaSample:
     # Counters.
     arrived_requests: float | None = None
     arrived_prompt_tokens: float | None = None
-    """Prompt tokens that came in, less those found in the prefix cache."""
+    """Prompt tokens that arrived, without those found in the prefix cache."""
     prompt_tokens: float = 0.0
-    """Prompt tokens computed or found in the cache so far."""
+    """Prompt tokens that were computed or found in the cache so far."""
     cached_prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
     finished_requests: float = 0.0
     steps: float | None = None
     busy_seconds: float | None = None
-    """Time spent in steps, all parts together."""
+    """The time spent in steps, summed over their parts."""
     first_token_waits: Histogram | None = None
-    """How long first tokens waited beyond the prefill of their own prompt."""
+    """The time that first tokens waited beyond the prefill of their own prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaObservation:
-    """One replica: its phase by the cluster, and its sample, if it gave one."""
+    """A replica with its phase and, if it has one, its sample."""
 
     name: str
     phase: ReplicaPhase
@@ -74,15 +74,15 @@ class ReplicaObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All that is known of one LLMDeployment at one tick."""
+    """The facts about one LLMDeployment at one tick."""
 
     replicas: tuple[ReplicaObservation, ...]
     target: int | None = None
-    """How many replicas are asked for now; None where nobody asked yet: the replicas there are count instead."""
+    """The number of replicas requested now; None if none was requested yet, so that the existing replicas count."""
     held_requests: int | None = None
-    """Requests that the gateways hold because no replica is ready; None when no gateway answered."""
+    """The requests that gateways hold because no replica is ready; None if no gateway answered."""
     in_flight_requests: int | None = None
-    """Requests that the gateways have at a replica now; None unless every gateway answered."""
+    """The requests that gateways have sent to replicas; None unless every gateway answered."""
     rolling_out: bool = False
 
 
@@ -90,11 +90,11 @@ _FIGURES = tuple(field.name for field in fields(ReplicaSample) if field.name != 
 
 
 _COUNTABLE = 2.0**53
-"""Beyond it a float does not count one by one; and the squares that rates are learnt from come to no number."""
+"""Larger floats do not count in steps of one, and the squares in the rates would overflow."""
 
 
 def is_sane(sample: ReplicaSample) -> bool:
-    """No figure in it is negative, not a number or beyond counting, and a replica that has a KV cache says so."""
+    """Return True if no value is negative, not a number or too large to count, and the KV cache has a size."""
     figures = [value for value in map(sample.__getattribute__, _FIGURES) if value is not None]
     if not all(map(math.isfinite, figures)) or min(figures) < 0 or sample.kv_tokens_capacity <= 0:
         return False
@@ -109,12 +109,12 @@ def _is_sane_histogram(histogram: Histogram) -> bool:
         return False
     rising = all(map(le, counts, counts[1:]))
     ordered = all(map(lt, bounds, bounds[1:]))
-    # Rising from zero to what can be counted, all in between is as well; what is no number never compares.
+    # Counts that rise from zero to a countable number are valid in between; comparisons with NaN fail.
     return rising and ordered and counts[0] >= 0 and counts[-1] <= _COUNTABLE
 
 
 def without_duplicates(replicas: Iterable[ReplicaObservation]) -> tuple[ReplicaObservation, ...]:
-    """One observation per name, the one with the newest sample, in order of name."""
+    """Return one observation per name, the one with the newest sample, sorted by name."""
     newest: dict[str, ReplicaObservation] = {}
     for replica in replicas:
         known = newest.get(replica.name)

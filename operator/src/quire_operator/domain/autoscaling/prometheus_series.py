@@ -1,7 +1,8 @@
-"""What to ask of Prometheus, and how its answer becomes one sample a replica. Pure; ``adapters/prometheus`` asks.
+"""The queries to Prometheus, and the conversion of its answers to samples. Pure.
 
-Two instant queries serve all LLMDeployments of a tick: the engines' figures, and how old each replica's are. An instant
-query answers with what was scraped up to five minutes ago, under the time of asking; only ``timestamp()`` tells when.
+``adapters/metrics/prometheus`` sends them. Two instant queries serve all LLMDeployments of a tick: the engines'
+metrics, and the time of each replica's scrape. An instant query returns values that were scraped up to five minutes ago
+with the time of the query; only ``timestamp()`` returns the time of the scrape.
 """
 
 import math
@@ -15,21 +16,22 @@ from quire_operator.domain.autoscaling.engine_metrics import NAMES, Point, sampl
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 
 _SPLITS = "engine, finished_reason, part, le, num_gpu_blocks, block_size"
-"""Labels that split one figure of one replica. Any other one tells only who scraped it: the largest counts, so that a
-replica scraped by two jobs, or by two Prometheus servers of one store, is not counted twice."""
+"""The labels that split one value of one replica. Other labels only name the scraper, and the largest value counts. So
+a replica that two jobs or two Prometheus servers of one store scrape is not counted twice.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLabels:
-    """Which labels name a replica. ``instance``, its address, is used where a series has no pod."""
+    """The labels that identify a replica. ``instance``, its address, is used if a series has no pod."""
 
     namespace: str = "namespace"
     pod: str = "pod"
 
     def replica_of(self, labels: Mapping[str, str]) -> str | None:
-        """``namespace/pod``, else ``host:port``, else None.
+        """Return ``namespace/pod``, else ``host:port``, else None.
 
-        A series with a pod is never told by its address: another pod may have that by now.
+        A series with a pod is never identified by its address, because another pod may have that address by now.
         """
         pod = labels.get(self.pod)
         return f"{labels.get(self.namespace, '')}/{pod}" if pod else labels.get("instance")
@@ -37,14 +39,14 @@ class ReplicaLabels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusOptions:
-    """Where Prometheus is, and how it is asked."""
+    """The address of Prometheus and the credentials for it."""
 
     url: str
-    """Below which /api/v1 is."""
+    """The URL in front of /api/v1."""
     token_file: Path | None = None
-    """Holds a bearer token; read at each query, since such tokens are renewed."""
+    """A file with a bearer token. It is read at each query, because such tokens are renewed."""
     ca_file: Path | None = None
-    """Certificates that vouch for the server, in place of the system's."""
+    """Certificates that replace the system's for the verification of the server."""
     labels: ReplicaLabels = ReplicaLabels()
 
 
@@ -53,19 +55,19 @@ class Series(NamedTuple):
 
     labels: Mapping[str, str]
     time: float
-    """Of the evaluation, by the clock of Prometheus."""
+    """The time of the evaluation, by the clock of Prometheus."""
     value: float
 
 
 class Told(NamedTuple):
-    """What a replica said when it was last scraped."""
+    """The metrics of a replica in its last scrape, and their age in seconds."""
 
     points: list[Point]
     age: float
 
 
 def figures_query(labels: ReplicaLabels, names: Iterable[str] = NAMES, *, offset: str = "") -> str:
-    """The engines' figures, as little of each as tells them apart; ``offset`` says how long ago."""
+    """Return the query for the engines' metrics with only the labels that identify them, ``offset`` ago."""
     wanted, before = "|".join(sorted(names)), f" offset {offset}" if offset else ""
     by_pod = (
         f"max by (__name__, {labels.namespace}, {labels.pod}, {_SPLITS}) "
@@ -76,7 +78,7 @@ def figures_query(labels: ReplicaLabels, names: Iterable[str] = NAMES, *, offset
 
 
 def times_query(labels: ReplicaLabels, *, offset: str = "") -> str:
-    """When each replica was scraped."""
+    """Return the query for the time of each replica's scrape."""
     before = f" offset {offset}" if offset else ""
     by_pod = f'max by ({labels.namespace}, {labels.pod}) (timestamp({RUNNING}{{{labels.pod}!=""}}{before}))'
     return f'{by_pod} or max by (instance) (timestamp({RUNNING}{{{labels.pod}=""}}{before}))'
@@ -85,7 +87,7 @@ def times_query(labels: ReplicaLabels, *, offset: str = "") -> str:
 def samples(
     figures: Iterable[Series], times: Iterable[Series], *, labels: ReplicaLabels, now: float
 ) -> dict[str, ReplicaSample]:
-    """By replica; ``now`` is ours."""
+    """Return the samples by replica. ``now`` is this process's time."""
     read = {
         replica: sample_of(told.points, time=now - told.age)
         for replica, told in by_replica(figures, times, labels=labels).items()
@@ -94,7 +96,10 @@ def samples(
 
 
 def by_replica(figures: Iterable[Series], times: Iterable[Series], *, labels: ReplicaLabels) -> dict[str, Told]:
-    """Those of which it is known when they were scraped. The age is Prometheus's own: two clocks need not agree."""
+    """Return the metrics by replica, if the time of their scrape is known.
+
+    The age is computed with Prometheus' clock only, because the two clocks may differ.
+    """
     replica_of = labels.replica_of
     ages = {replica_of(series.labels): series.time - series.value for series in times}
     points: dict[str, list[Point]] = {}

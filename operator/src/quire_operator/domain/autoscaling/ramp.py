@@ -1,10 +1,10 @@
-"""How far work rises above what was planned for while a replica starts: what else spare replicas are for.
+"""The ramp estimator: how far work rises above the planned level while a replica starts.
 
-Under ``autoscaler.decide``; part of ``history``. A replica that is ready now was asked for a start-up ago, for the most
-work that was seen by then, as far back as ``scaleDown.window`` keeps what it asked for. Work above that found nobody
-who had been sent for. So that is what is measured, on the horizon of the replicas' own start-up, and remembered by its
-square, half of which has faded after twenty minutes. Bursts that come again within the window rise above nothing,
-however slowly replicas start; a morning does.
+Part of ``autoscaler.decide`` and of ``history``. A replica that is ready now was requested one start-up time ago, for
+the largest work seen until then within ``scaleDown.window``. Work above that level has no replica that was requested
+for it. The estimator measures this excess over the horizon of the replicas' own start-up time and remembers its square,
+which decays by half in twenty minutes. Bursts that recur within the window exceed nothing, however slowly replicas
+start; a daily ramp does.
 """
 
 import math
@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 
 _HALF_LIFE_SECONDS = 1200.0
 _USUAL = 0.1
-"""Variance of the rise, a busy replica, over two minutes: what is assumed until more is known. It is in proportion to
-the time, as if work went up and down by chance."""
+"""The assumed variance of the rise per busy replica over two minutes, until more is known. It is proportional to time,
+as in a random walk.
+"""
 _USUAL_OVER_SECONDS = 120.0
 _USUAL_SECONDS = 600.0
-"""For how much watching that counts."""
+"""The weight of the assumption, in seconds of observation."""
 _LOOK_SECONDS = 15.0
-"""What happened since the last look is seen only at the next."""
+"""The delay of a tick: changes since the last tick are seen only at the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Work in busy replicas, the mean of the last minute."""
+    """Work in busy replicas, as the mean of the last minute."""
 
     time: float
     busy: float
@@ -31,15 +32,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RampEstimator:
-    """Faded sums, of work in busy replicas, and the levels that what comes next is compared with."""
+    """Decaying sums of squared excess work in busy replicas, and the recent levels of work."""
 
     squares: float = 0.0
     seconds: float = 0.0
     levels: tuple[Level, ...] = ()
-    """Oldest first."""
+    """The oldest first."""
 
     def seen(self, busy: float, *, seconds: float, start_up: float, window: float, now: float) -> "RampEstimator":
-        """After ``seconds`` more, at the end of which ``busy`` replicas' work arrived per second."""
+        """Return the estimator after ``seconds`` more, at the end of which work for ``busy`` replicas arrives."""
         planned = now - start_up - _LOOK_SECONDS
         levels = (*(level for level in self.levels if level.time >= planned - window), Level(time=now, busy=busy))
         known = [level.busy for level in levels if level.time <= planned]
@@ -52,6 +53,6 @@ class RampEstimator:
         )
 
     def deviation(self, busy: float, *, start_up: float) -> float:
-        """How far work rises while a replica starts, in busy replicas, while ``busy`` are busy."""
+        """Return how far work rises while a replica starts, in busy replicas, if ``busy`` are busy."""
         usual = _USUAL * busy * (start_up + _LOOK_SECONDS) / _USUAL_OVER_SECONDS
         return math.sqrt((self.squares + usual * _USUAL_SECONDS) / (self.seconds + _USUAL_SECONDS))

@@ -1,10 +1,10 @@
-"""How fast one replica works and what its requests are like, learnt from the engines' own counters.
+"""The speed of one replica and the size of its requests, learned from the engines' own counters.
 
-Under ``domain.autoscaler``, which turns arrivals into replicas by it. A step's time is taken as
+Part of ``autoscaler.decide``, which converts arrivals to replicas with it. The model of a step's time is
 
     busy seconds = step · steps + prefill · prompt tokens computed + decode · tokens generated
 
-and the three costs are the non-negative least-squares fit over faded sums. Pure: the evidence is a value.
+and the three costs are the non-negative least-squares fit over decaying sums. Pure: the evidence is a value.
 """
 
 import math
@@ -17,10 +17,10 @@ _HALF_LIFE_REQUESTS = 500.0
 _ENOUGH_BUSY_SECONDS = 2.0
 _ENOUGH_STEPS = 50.0
 _ENOUGH_REQUESTS = 5.0
-# With one sequence at a time steps and generated tokens are equal, and their costs can't be told apart: the tie goes to
-# the step, which is what a memory-bound step costs, until fuller batches show more.
+# With one sequence at a time, steps and generated tokens are equal, and their costs cannot be separated. The tie goes
+# to the step, which is the cost of a memory-bound step, until fuller batches show more.
 _DECODE_RIDGE = 1e-3
-# How much what was known counts, against all evidence there is.
+# The weight of earlier rates relative to all evidence.
 _PRIOR = 0.02
 _NEGLIGIBLE = 0.01
 _SINGULAR = 1e-9
@@ -28,7 +28,7 @@ _SINGULAR = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one replica did between two samples."""
+    """The work of one replica between two samples."""
 
     steps: float
     prefill_tokens: float
@@ -38,21 +38,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What one replica can do, and what its requests are like; what went to ``status.capacity``."""
+    """The speed of one replica and the mean size of its requests, as in ``status.capacity``."""
 
     step_seconds: float
-    """Cost of a step, whatever it computes."""
+    """The cost of a step, whatever it computes."""
     prefill_seconds_per_token: float
     decode_seconds_per_token: float
-    """What one more sequence adds to a decode step."""
+    """The cost that one more sequence adds to a decode step."""
     mean_prompt_tokens: float
     mean_output_tokens: float
     kv_tokens: float
-    """KV capacity of one replica."""
+    """The KV capacity of one replica."""
 
     @property
     def costs(self) -> tuple[float, float, float]:
-        """Of a step, a prompt token, a generated token."""
+        """The costs of a step, a prompt token and a generated token."""
         return self.step_seconds, self.prefill_seconds_per_token, self.decode_seconds_per_token
 
     @property
@@ -60,16 +60,16 @@ class Rates:
         return 0.0 if self.prefill_seconds_per_token == 0 else 1 / self.prefill_seconds_per_token
 
     def full_batch(self, max_sequences: int) -> float:
-        """Sequences that a busy replica runs at once: what the scheduler allows, or what the KV cache holds if less."""
+        """Return the sequences that a busy replica runs at once: the scheduler's limit, or what the KV cache holds."""
         tokens = self.mean_prompt_tokens + self.mean_output_tokens / 2
         return max(1.0, min(max_sequences, self.kv_tokens / max(tokens, 1.0)))
 
     def seconds_per_output_token(self, max_sequences: int) -> float:
-        """A busy replica's time per generated token, at its full batch."""
+        """Return a busy replica's time per generated token with a full batch."""
         return self.step_seconds / self.full_batch(max_sequences) + self.decode_seconds_per_token
 
     def is_near(self, other: "Rates", *, tolerance: float) -> bool:
-        """No figure that matters differs by more than ``tolerance``, as a share of the larger."""
+        """Return True if no relevant value differs by more than ``tolerance``, relative to the larger."""
         pairs = (
             (self.mean_prompt_tokens, other.mean_prompt_tokens),
             (self.mean_output_tokens, other.mean_output_tokens),
@@ -84,7 +84,7 @@ class Rates:
         return all(math.isclose(a, b, rel_tol=tolerance) for a, b in (*pairs, *costs))
 
     def _shares(self) -> tuple[float, float, float]:
-        """Of a step, the prompt and the tokens generated in a request's time, each where it is largest."""
+        """Return the largest shares of the step, the prompt and the generated tokens in the time of a request."""
         prompt = self.mean_prompt_tokens * self.prefill_seconds_per_token
         generated = self.mean_output_tokens * self.decode_seconds_per_token
         alone = self.mean_output_tokens * self.step_seconds
@@ -95,9 +95,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Faded sums from which the rates are solved. Rows are weighted by 1 / busy seconds: errors are relative."""
+    """Decaying sums from which the rates are solved. Rows have the weight 1 / busy seconds, so errors are relative."""
 
-    # The matrix Σ x·xᵀ/y of x = (steps, prefill, generated), by its upper triangle, and the vector Σ x.
+    # The matrix Σ x·xᵀ/y of x = (steps, prefill, generated), as its upper triangle, and the vector Σ x.
     matrix: tuple[float, float, float, float, float, float] = (0.0,) * 6
     vector: tuple[float, float, float] = (0.0,) * 3
     busy_seconds: float = 0.0
@@ -106,7 +106,7 @@ class Evidence:
     output_tokens: float = 0.0
 
     def with_work(self, work: Work) -> "Evidence":
-        """One more row, the older ones faded by the busy time it stands for."""
+        """Return the evidence with one more row; older rows decay with its busy time."""
         y = work.busy_seconds
         if y <= 0:
             return self
@@ -131,7 +131,7 @@ class Evidence:
         )
 
     def with_requests(self, *, requests: float, prompt_tokens: float, output_tokens: float) -> "Evidence":
-        """Requests that finished, and the tokens that went in and came out meanwhile."""
+        """Return the evidence with finished requests and the tokens processed in the same period."""
         fade = 0.5 ** (requests / _HALF_LIFE_REQUESTS)
         return Evidence(
             matrix=self.matrix,
@@ -143,10 +143,10 @@ class Evidence:
         )
 
     def rates(self, *, kv_tokens: float, before: Rates | None = None) -> Rates | None:
-        """The fit, or None while there is too little to go by.
+        """Return the fit, or None without enough evidence.
 
-        ``before`` is what was learnt earlier: it stands where the evidence tells nothing, as which of the costs it is
-        that a steady stream of like requests causes.
+        ``before`` are the rates learned earlier. They decide what the evidence leaves open, such as which of the costs
+        a steady stream of similar requests causes.
         """
         enough = (
             self.busy_seconds >= _ENOUGH_BUSY_SECONDS
@@ -171,12 +171,15 @@ def _non_negative_fit(
     vector: tuple[float, float, float],
     before: tuple[float, float, float] | None,
 ) -> tuple[float, float, float]:
-    """Non-negative c minimising cᵀAc − 2vᵀc: the free fit, else the best of those that leave costs out: only six."""
+    """Return the non-negative c that minimizes cᵀAc − 2vᵀc.
+
+    This is the unconstrained fit, else the best of the six fits that leave out costs.
+    """
     ss, sp, sg, pp, pg, gg = matrix
     if before is None:
         gg *= 1 + _DECODE_RIDGE
     else:
-        # As if there were a little evidence for what was known, of each cost by itself.
+        # Add a little evidence for the earlier value of each cost.
         vector = (
             vector[0] + _PRIOR * ss * before[0],
             vector[1] + _PRIOR * pp * before[1],
@@ -202,7 +205,7 @@ def _non_negative_fit(
 
 
 def _solve(a: list[list[float]], b: list[float]) -> list[float] | None:
-    """Gaussian elimination with pivots on the diagonal, enough for a Gram matrix; None where it is singular."""
+    """Return the solution, or None if ``a`` is singular. Pivots on the diagonal are enough for a Gram matrix."""
     n = len(b)
     rows = [[*a[i], b[i]] for i in range(n)]
     for k in range(n):

@@ -1,9 +1,9 @@
-"""How long replicas take to start, learnt from those that were watched doing it.
+"""The start-up time of replicas, learned from observed start-ups.
 
-Under ``autoscaler.decide``; part of ``history``. A burst has to be borne for so long by what there is. Counted is the
-time from the look that first saw a replica to the look that first saw it ready, all by the operator's own clock; no
-other one is believed. Not counted: a replica that was starting already when watching began, one that becomes ready
-again, and one that never does.
+Part of ``autoscaler.decide`` and of ``history``. The existing replicas have to bear a burst for this long. The time
+runs from the tick that first saw a replica to the tick that first saw it ready, by the operator's clock only. A replica
+that was already starting at the first tick, one that becomes ready again, and one that never becomes ready do not
+count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,37 +12,37 @@ from dataclasses import dataclass, field, replace
 from quire_operator.domain.autoscaling.observation import ReplicaObservation, ReplicaPhase
 
 USUAL_SECONDS = 120.0
-"""What is assumed until one was watched: weights from a disk nearby."""
+"""The assumed start-up time until one was observed: weights on a local disk."""
 MAX_SECONDS = 1800.0
-"""A replica that took longer waited for a machine; demand half an hour ahead is nobody's to know."""
+"""The cap of a start-up time. A replica that took longer waited for a node, and later demand is unknown."""
 _REMEMBERED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartUps:
-    """The last few, and the replicas that are starting."""
+    """The last start-up times, and the replicas that are starting."""
 
     seconds: tuple[float, ...] = ()
-    """Oldest first."""
+    """The oldest first."""
     since: Mapping[str, float | None] = field(default_factory=dict)
-    """Since when each replica there is was seen starting; None where that is unknown or over."""
+    """The time since when each replica was seen starting; None if that is unknown or over."""
     before: float | None = None
-    """What was learnt in an earlier life."""
+    """The persisted start-up time of an earlier process."""
 
     @property
     def usual(self) -> float:
-        """Rather one of the longer ones; that one alone took long says nothing."""
+        """The typical start-up time: a high quantile, which ignores the single longest one."""
         earlier = () if self.before is None else (min(self.before, MAX_SECONDS),)
         known = (*earlier, *self.seconds)[-_REMEMBERED:]
         return sorted(known)[3 * (len(known) - 1) // 4] if known else USUAL_SECONDS
 
     @property
     def learnt(self) -> float | None:
-        """None where that is but an assumption."""
+        """The typical start-up time; None if it is only assumed."""
         return self.usual if self.seconds or self.before is not None else None
 
     def seen(self, replicas: Iterable[ReplicaObservation], *, is_first: bool, now: float) -> "StartUps":
-        """``is_first``: what was before is unknown."""
+        """Return the start-ups after a tick. ``is_first`` means that earlier phases are unknown."""
         since: dict[str, float | None] = {}
         took: list[float] = []
         for replica in replicas:

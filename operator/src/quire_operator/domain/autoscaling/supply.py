@@ -1,6 +1,7 @@
-"""Which replicas there are and whose figures can be trusted.
+"""The replicas that exist, and their metrics that can be trusted.
 
-First station of ``autoscaler.decide``: an observation and the last known samples become counts and fresh samples.
+It is the first stage of ``autoscaler.decide``: it converts an observation and the last known samples to counts and
+fresh samples.
 """
 
 from collections.abc import Mapping
@@ -16,9 +17,9 @@ from quire_operator.domain.autoscaling.observation import (
 )
 
 SAMPLE_SECONDS = 45.0
-"""Older samples say nothing of now: three scrapes of 15 s."""
+"""Older samples do not describe the present: three scrapes of 15 s."""
 _SKEW_SECONDS = 30.0
-"""How far ahead a sample's clock may be."""
+"""The largest difference by which a sample's clock may be ahead."""
 
 _LOSES_LEAST = (ReplicaPhase.PENDING, ReplicaPhase.LOADING, ReplicaPhase.READY)
 
@@ -28,29 +29,32 @@ class Supply:
     """The replicas of one LLMDeployment at one tick."""
 
     current: int
-    """Replicas asked for."""
+    """The number of replicas requested."""
     replicas: tuple[ReplicaObservation, ...]
-    """Without those that drain: they are neither supply nor demand."""
+    """The replicas that do not drain; draining ones are neither supply nor demand."""
     ready: int
     starting: int
-    """Asked for and not ready yet, whether they exist or not."""
+    """The replicas that are requested but not ready, whether they exist or not."""
     fresh: Mapping[str, ReplicaSample]
-    """Samples of ready replicas, recent enough to decide by."""
+    """The samples of ready replicas that are recent enough for a decision."""
     oldest_sample: float | None
-    """When the oldest among the newest samples of the ready replicas was taken; None where there is none."""
+    """The time of the oldest among the newest samples of the ready replicas; None without samples."""
 
     @property
     def missing(self) -> int:
-        """Ready replicas of which nothing recent is known."""
+        """The number of ready replicas without a recent sample."""
         return self.ready - len(self.fresh)
 
     @property
     def is_stale(self) -> bool:
-        """Most of what serves is unknown: nothing can be decided from the rest."""
+        """True if most ready replicas have no recent sample, so that no decision is possible."""
         return self.ready > 0 and len(self.fresh) * 2 < self.ready
 
     def victims(self, count: int) -> tuple[str, ...]:
-        """Those that would lose least: not ready yet, then fewest sequences, then least KV, then the last name."""
+        """Return the replicas with the least loss.
+
+        They are those that are not ready, then those with the fewest sequences, the least KV usage and the last name.
+        """
         ranked = sorted(sorted((r.name for r in self.replicas), reverse=True), key=self._loss)
         return tuple(ranked[:count])
 
@@ -63,7 +67,7 @@ class Supply:
 
 
 def known_samples(observation: Observation, before: Mapping[str, ReplicaSample]) -> dict[str, ReplicaSample]:
-    """The newest good sample of each replica there is, from this tick or an earlier one."""
+    """Return the newest valid sample of each existing replica, from this tick or an earlier one."""
     known: dict[str, ReplicaSample] = {}
     for replica in without_duplicates(observation.replicas):
         sample, earlier = replica.sample, before.get(replica.name)
@@ -76,7 +80,7 @@ def known_samples(observation: Observation, before: Mapping[str, ReplicaSample])
 
 
 def take_stock(observation: Observation, known: Mapping[str, ReplicaSample], now: float) -> Supply:
-    """Count the replicas and pick the samples that can be trusted."""
+    """Return the counts of replicas and the samples that can be trusted."""
     replicas = tuple(r for r in without_duplicates(observation.replicas) if r.phase is not ReplicaPhase.DRAINING)
     current = len(replicas) if observation.target is None else observation.target
     ready = [r.name for r in replicas if r.phase is ReplicaPhase.READY]

@@ -1,7 +1,7 @@
-"""What the autoscaler said, tick by tick: the newest tick whole, and a log in which ticks that said the same are one.
+"""The log of the autoscaler's decisions: the newest tick in full, and equal ticks in a row as one entry.
 
-Between ``autoscaler.decide`` and people: ``quire up`` keeps the log in its state file, the operator serves it at
-/decisions, ``explanation`` reads it from either. Pure. Holding still has reasons as well as moving, so both are told.
+It connects ``autoscaler.decide`` with users: ``quire up`` keeps the log in its state file, the operator serves it at
+/decisions, and ``explanation`` reads it from either. Pure. Holding has reasons like scaling, so both are logged.
 """
 
 from collections.abc import Mapping
@@ -14,38 +14,38 @@ from quire_operator.domain.resource import MetricsSource
 
 
 class DemandTerm(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason to have replicas."""
+    """The demand of one signal."""
 
     reason: str
     need: float
-    """Replicas, not rounded."""
+    """A number of replicas, not rounded."""
     detail: str
 
 
 class MetricsState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where a tick's figures came from."""
+    """The source of a tick's metrics and its state."""
 
     source: MetricsSource
     problem: str | None = None
-    """Why the source gave nothing."""
+    """The reason why the source gave no metrics."""
     oldest_seconds: float | None = None
-    """Of the ready replicas' newest samples the oldest one's age; None where none ever gave one."""
+    """The age of the oldest among the ready replicas' newest samples; None if there never was one."""
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One decision, for another number or for the same."""
+    """One decision, for another number of replicas or for the same."""
 
     time: datetime
     from_replicas: int = msgspec.field(name="from")
     to_replicas: int = msgspec.field(name="to")
     reason: str
     message: str
-    """One sentence with its numbers."""
+    """One sentence with the figures."""
     enforced: bool
     inputs: Mapping[str, float]
     terms: tuple[DemandTerm, ...] = ()
     metrics: MetricsState | None = None
-    """None where that was not kept."""
+    """None if it was not recorded."""
 
     @property
     def is_change(self) -> bool:
@@ -53,7 +53,7 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Ticks on end that said the same."""
+    """Ticks in a row with the same decision."""
 
     since: datetime
     ticks: int
@@ -61,11 +61,11 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 Log = tuple[Stretch, ...]
-"""Oldest first."""
+"""The oldest stretch first."""
 
 
 def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -> Tick:
-    """A decision as people are told of it."""
+    """Return a decision in the form in which users see it."""
     oldest = decision.oldest_sample
     return Tick(
         time=time_of(decision.time),
@@ -88,12 +88,12 @@ def tick_of(decision: Decision, *, source: MetricsSource, problem: str | None) -
 
 
 def time_of(seconds: float) -> datetime:
-    """Unix seconds, to the millisecond."""
+    """Return Unix seconds as a time, to the millisecond."""
     return datetime.fromtimestamp(round(seconds, 3), UTC)
 
 
 def noted(log: Log, tick: Tick, *, limit: int) -> Log:
-    """With one tick more; only the newest keeps its terms."""
+    """Return the log with one more tick. Only the newest tick keeps its terms."""
     last = log[-1] if log else None
     if last is not None and _same(last.last, tick):
         return (*log[:-1], Stretch(since=last.since, ticks=last.ticks + 1, last=tick))
@@ -111,13 +111,13 @@ def _without_terms(stretch: Stretch) -> Stretch:
 
 
 def log_json(log: Log) -> list[object]:
-    """For the state file."""
+    """Return the log as JSON values for the state file."""
     written: list[object] = msgspec.to_builtins(log)
     return written
 
 
 def read_log(value: object) -> Log:
-    """What ``log_json`` wrote; empty where it can't be read, as of another version."""
+    """Return the log that ``log_json`` wrote; empty if it cannot be read, such as one of another version."""
     try:
         return tuple(msgspec.convert(value, tuple[Stretch, ...]))
     except msgspec.ValidationError:

@@ -1,50 +1,53 @@
-"""What late first tokens teach of the work that replicas can take: a factor on it, remembered for a while.
+"""The TTFT correction: a factor on the work, learned from late first tokens and remembered for a while.
 
-Under ``autoscaler.decide``; part of ``history``. The late first tokens of the last half minute ask for one replica
-more; when they end, so does that, and as soon as replicas may go the same number is tried that was too few before. So:
-if clearly more were late over the last half hour than the percentile allows, and some are now though the work that came
-should have fitted, work counts for more than was learnt of it. Half of that is let go each hour, to see whether it is
-still so. Bursts that the percentile allows for, or that were seen to be more than fits, teach nothing.
+Part of ``autoscaler.decide`` and of ``history``. Late first tokens in the last half minute require one more replica.
+When they end, that need ends too, and the number that was too small would be tried again as soon as replicas may be
+removed. So the factor rises if two things hold: clearly more first tokens than the percentile allows were late in the
+last half hour, and some are late now although the arrived work should fit. Half of the correction is dropped each hour
+to test whether it is still needed. Bursts that the percentile allows, or that visibly exceeded the replicas, teach
+nothing.
 """
 
 from dataclasses import dataclass, replace
 
 _HALF_LIFE_SECONDS = 900.0
 _ENOUGH_SECONDS = 1000.0
-"""Watched, older ones faded: after half an hour, for how things begin is no measure of how they go on."""
+"""The observed time from which the factor may rise, with older time decayed: half an hour, because a start is not
+typical.
+"""
 _CLEARLY, _KNOWN = 1.5, 0.5
-"""Times what the percentile allows: late ones enough to learn from, and to believe again what was let go of by half."""
+"""Multiples of the late tokens that the percentile allows: to learn a correction, and to confirm a halved one."""
 _PEAK_HALF_LIFE_SECONDS = 120.0
 _KEPT_SECONDS = 3600.0
 _MOST = 3.0
 _MOST_AT_ONCE = 1.5
 _FAR_ENOUGH = 2.0
-"""With so many times the replicas for the work, and so many more, late is for another reason."""
+"""With this many times the replicas for the work, and this many more, first tokens are late for another reason."""
 _QUEUED = 0.5
-"""A replica: with more than that waiting, late is what had queued before replicas came, which tells nothing of now."""
+"""Waiting requests per replica. With more, first tokens are late because of an earlier queue."""
 _LEAST = 1.05
 _BEYOND = 0.05
-"""Replicas: so much more than there are is asked for, which makes it one more."""
+"""The replicas beyond the current number that are required, which round up to one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TtftCorrection:
     factor: float = 1.0
     replicas: int = 0
-    """So many were too few when it was learnt."""
+    """The number of replicas that was too small when the factor was learned."""
     learnt: float = 0.0
-    """When."""
+    """The time at which the factor was learned."""
     reviewed: float = 0.0
-    """When it was learnt, or last let go of by half."""
+    """The time at which the factor was learned or last halved."""
     first_tokens: float = 0.0
     late: float = 0.0
     watched_seconds: float = 0.0
-    """Of the last half hour, older ones faded."""
+    """The decaying sum of observed time in the last half hour."""
     peak: float = 0.0
-    """The most replicas that work, this factor included, asked for of late; faded."""
+    """The decaying maximum of the replicas that the work required recently, including this factor."""
 
     def seen(self, *, first_tokens: float, late: float, seconds: float, now: float) -> "TtftCorrection":
-        """After ``seconds`` more."""
+        """Return the correction after ``seconds`` more."""
         fade = 0.5 ** (max(0.0, seconds) / _HALF_LIFE_SECONDS)
         kept = replace(
             self,
@@ -58,12 +61,12 @@ class TtftCorrection:
         return replace(kept, factor=factor if factor >= _LEAST else 1.0, reviewed=now)
 
     def needed(self, need: float, *, seconds: float) -> "TtftCorrection":
-        """Work, this factor included, asks for ``need`` replicas now."""
+        """Return the correction after work, including this factor, requires ``need`` replicas."""
         fade = 0.5 ** (max(0.0, seconds) / _PEAK_HALF_LIFE_SECONDS)
         return replace(self, peak=max(need, self.peak * fade))
 
     def raised(self, *, replicas: int, waiting: float, percentile: int, now: float) -> "TtftCorrection":
-        """First tokens are late though there are ``replicas``, all settled."""
+        """Return the correction, raised if first tokens are late although ``replicas`` should be enough."""
         allowed = self.first_tokens * (100 - percentile) / 100
         misses = self.late > allowed * (_KNOWN if self.factor > 1.0 else _CLEARLY)
         near = 0 < self.peak <= replicas <= max(_FAR_ENOUGH * self.peak, self.peak + _FAR_ENOUGH)

@@ -1,6 +1,6 @@
-"""The constants of the law: chosen by ``benchmarks/autoscaling/tune.py`` on production traces, the same for everybody.
+"""The constants of the autoscaling policy: chosen by ``benchmarks/autoscaling/tune.py`` on production traces.
 
-What a person may want otherwise is in ``spec.autoscaling``. Under ``autoscaler.decide``; pure.
+They are the same for all LLMDeployments; ``spec.autoscaling`` has what users may change. Pure.
 """
 
 import math
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
     spare: float = 0.55
-    """Spare replicas, in deviations of the work times ln(1 / share of late answers allowed)."""
+    """Headroom in deviations of the work, times ln(1 / share of answers that may be late)."""
     rise: float = 0.9
-    """The same for how far work rises while a replica starts."""
+    """The same factor for the rise of the work while a replica starts."""
     flow_seconds: float = 60.0
-    """Over how long arrivals are averaged."""
+    """The period over which arrivals are averaged."""
     drain_seconds: float = 30.0
-    """In how long a queue should be worked off."""
+    """The time in which a queue should be processed."""
     first_token_seconds: float = 30.0
-    """Over how long late first tokens are counted."""
+    """The period over which late first tokens are counted."""
 
     def spare_replicas(self, deviation: float, rise: float, *, percentile: int) -> float:
-        """Those that keep ``percentile`` % of the answers in time while work deviates so much from its mean, and rises
-        so far while a replica starts.
+        """Return the headroom, in replicas, that keeps ``percentile`` % of the answers in time.
 
-        The share that waits falls exponentially with the spare, as in square-root staffing (Halfin and Whitt,
-        Operations Research 29, 1981), whose √ is the deviation of requests that come one by one. Here it is measured.
-        The two are added as what is independent is, by their squares.
+        ``deviation`` is that of the work from its mean, and ``rise`` its rise while a replica starts. The share of
+        requests that wait falls exponentially with the headroom, as in square-root staffing (Halfin and Whitt,
+        Operations Research 29, 1981). There the √ is the deviation of Poisson arrivals; here the deviation is measured.
+        The two are added by their squares, as independent quantities.
         """
         return math.log(100 / (100 - percentile)) * math.hypot(self.spare * deviation, self.rise * rise)

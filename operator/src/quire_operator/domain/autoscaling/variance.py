@@ -1,9 +1,9 @@
-"""How much arriving work varies: what spare replicas are for.
+"""The variance of the arriving work, which determines the headroom.
 
-Under ``autoscaler.decide``; part of ``history``. Prompts drawn one by one and prompts sent by the dozen need the same
-replicas on average, and not the same ones to spare. So the work of each look that is above the mean of the minute
-before is remembered by its square, half of which has faded after ten minutes. Work below the mean is not: more of it
-never lowers what is asked for. A ramp counts as variation while the mean follows it, which is as well.
+Part of ``autoscaler.decide`` and of ``history``. Independent prompts and prompts in batches need the same number of
+replicas on average but different headroom. The estimate remembers the square of each tick's work above the mean of the
+minute before it, which decays by half in ten minutes. Work below the mean is ignored, so that more work never lowers
+the demand. A ramp counts as variance while the mean follows it, which is harmless.
 """
 
 import math
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 _MEAN_HALF_LIFE_SECONDS = 60.0
 _HALF_LIFE_SECONDS = 600.0
 _USUAL = 0.5
-"""Variance of the work of one look, a busy replica: what is assumed until more is known."""
+"""The assumed variance of the work of one tick per busy replica, until more is known."""
 _USUAL_SECONDS = 600.0
-"""For how much watching that counts."""
+"""The weight of the assumption, in seconds of observation."""
 _LOOK_SECONDS = 15.0
-"""Shorter looks vary more by themselves, in proportion."""
+"""Shorter ticks have a larger variance, in proportion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variance:
-    """Faded sums, of work in busy replicas."""
+    """Decaying sums of work in busy replicas."""
 
     work: float = 0.0
     work_seconds: float = 0.0
     squares: float = 0.0
-    """Of what was above the mean of before."""
+    """The squared excess over the earlier mean."""
     seconds: float = 0.0
 
     def seen(self, busy: float, *, seconds: float) -> "Variance":
-        """After ``seconds`` more, in which ``busy`` replicas' work arrived per second."""
+        """Return the estimate after ``seconds`` more, in which work for ``busy`` replicas arrived."""
         above = max(0.0, busy - self.work / self.work_seconds) if self.work_seconds > 0 else 0.0
         share = min(1.0, seconds / _LOOK_SECONDS)
         fade, mean_fade = (0.5 ** (seconds / half) for half in (_HALF_LIFE_SECONDS, _MEAN_HALF_LIFE_SECONDS))
@@ -42,7 +42,7 @@ class Variance:
         )
 
     def deviation(self, busy: float) -> float:
-        """By how many busy replicas the work of one look deviates from its mean, while ``busy`` are busy."""
-        # As much lies below the mean as above it.
+        """Return the standard deviation of one tick's work in busy replicas, if ``busy`` are busy."""
+        # As much work lies below the mean as above it.
         squares = 2 * self.squares + _USUAL * busy * _USUAL_SECONDS
         return math.sqrt(squares / (self.seconds + _USUAL_SECONDS))

@@ -1,1 +1,1 @@
-"""How much memory a model needs, and whether it fits."""
+"""The memory that a model needs, and whether it fits."""

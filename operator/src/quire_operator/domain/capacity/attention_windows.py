@@ -1,6 +1,6 @@
-"""Which layers of a model look back on a sliding window only, read from its config.json.
+"""The layers of a model that attend to a sliding window only, read from its config.json.
 
-The engine's ``model/dialect`` reads the same from the same fields; tests/contract holds the two equal.
+The engine's ``model/dialect`` reads the same fields; tests/contract compares both.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ _DEFAULT_PATTERN = 6
 
 
 def read_windows(family: str, fields: Fields, layers: int) -> Windows:
-    """Families that are not known to have windows have none."""
+    """Return the window of each layer. Families without a known rule have full attention in all layers."""
     reader = _READERS.get(family)
     return (None,) * layers if reader is None else reader(fields, layers)
 
@@ -56,7 +56,7 @@ def _patterned(fields: Fields, layers: int, *, period: int) -> Windows:
 
 
 def _kinds(fields: Fields, layers: int) -> list[bool]:
-    """Whether each layer has full attention; empty where ``layer_types`` does not say."""
+    """Return True for each layer with full attention; empty if ``layer_types`` does not list all layers."""
     kinds = fields.raw("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers:
         return []

@@ -1,8 +1,8 @@
-"""What a model needs of memory, and how many tokens and sequences then fit. Pure arithmetic.
+"""The memory that a model needs, and the tokens and sequences that then fit. Pure arithmetic.
 
-Used by ``quire plan``, by ``quire up`` before it starts anything, and by the operator before it creates pods. The share
-of ``kvCache.memoryPercent`` is what one replica may fill altogether: weights, working space, swap space, and the KV
-cache with the rest. How that is divided among layers with and without a sliding window, ``kv_groups`` says.
+``quire plan`` uses it, ``quire up`` before it starts processes, and the operator before it creates pods. One replica
+may fill the share ``kvCache.memoryPercent`` altogether: weights, workspace and swap space first, and the KV cache gets
+the rest. ``kv_groups`` divides the cache among layers with and without a sliding window.
 """
 
 from dataclasses import dataclass
@@ -22,30 +22,30 @@ from quire_operator.domain.resource import DType, KVCacheSize, Spec
 Device = Literal["gpu", "cpu"]
 
 _CPU_RUNTIME_BYTES = 900 * 10**6
-"""An engine process beside weights and KV cache, most of it torch itself."""
+"""The memory of an engine process without weights and KV cache, most of it torch itself."""
 _GPU_RUNTIME_BYTES = 2**30
-"""CUDA context, libraries' workspaces and captured graphs."""
+"""CUDA context, workspaces of libraries and captured graphs."""
 _LOGITS_COPIES = 2
-"""Float32 logits of every sequence, and once more while they are sampled."""
+"""Float32 logits of every sequence, and a copy while tokens are sampled."""
 _FP8_BYTES = 1
 _INT8_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one replica needs before it holds a single token."""
+    """The memory that one replica needs before its KV cache has any tokens."""
 
     dtype: DTypeName
     parameters: int
     weight_bytes: int
     workspace_bytes: int
-    """Runtime and the largest step's activations; an estimate."""
+    """The runtime and the activations of the largest step; an estimate."""
     swap_bytes: int
-    """Of the memory that the weights are in; on a GPU swap space is elsewhere."""
+    """Swap space in the same memory as the weights; 0 on a GPU, where it is in host memory."""
     kv_groups: tuple[KVGroup, ...]
     kv_in_fp8: bool = False
     weights_in_int8: bool = False
-    """Those that are multiplied by; embeddings are looked up in the arithmetic's own type."""
+    """True if the weights of matrix products are int8. Embeddings keep the dtype of the arithmetic."""
 
     @property
     def weight_dtype(self) -> str:
@@ -57,17 +57,17 @@ class Footprint:
 
     @property
     def kv_width(self) -> int:
-        """Bytes of a number in the KV cache."""
+        """Bytes per number in the KV cache."""
         return _FP8_BYTES if self.kv_in_fp8 else DTYPE_BYTES[self.dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a token that every layer holds."""
+        """Bytes per token that all layers keep."""
         return sum(group.bytes_per_token for group in self.kv_groups)
 
     @property
     def base_bytes(self) -> int:
-        """All but the KV cache."""
+        """Everything except the KV cache."""
         return self.weight_bytes + self.workspace_bytes + self.swap_bytes
 
 
@@ -78,25 +78,28 @@ class Fits:
     kv_cache_bytes: int
     kv_tokens: int
     sequences: int
-    """Of the longest length at once."""
+    """The number of sequences of the longest length at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooSmall:
-    """It does not run there. What would make it."""
+    """One replica does not run in this memory; the fields say what would fit."""
 
     kv_cache_bytes: int
-    """What is left for the KV cache; 0 where not even the weights fit."""
+    """The bytes left for the KV cache; 0 if not even the weights fit."""
     needed_bytes: int
-    """Memory with which one sequence of the longest length would fit."""
+    """The memory in which one sequence of the longest length fits."""
     longest_sequence_tokens: int
-    """What fits as it is; 0 where nothing does."""
+    """The longest sequence that fits without a change; 0 if none fits."""
 
 
 def compute_dtype(
     asked: DType, stored: DTypeName | None, *, device: Device, cpu_multiplies_bfloat16: bool
 ) -> DTypeName:
-    """The arithmetic a replica will use. Auto on a GPU keeps 16 bits; on a CPU only where it multiplies them fast."""
+    """Return the dtype of a replica's arithmetic.
+
+    ``Auto`` is 16 bits on a GPU, and on a CPU only if it multiplies bfloat16 natively.
+    """
     match asked:
         case DType.FLOAT32:
             return "float32"
@@ -110,12 +113,12 @@ def compute_dtype(
 
 
 def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeName, device: Device) -> Footprint:
-    """Needs of one replica; ``parameters`` as counted in the files, or ``config.parameters``."""
+    """Return the needs of one replica. ``parameters`` is counted in the files, or ``config.parameters``."""
     width = DTYPE_BYTES[dtype]
     in_fp8 = spec.engine.kv_cache_in_fp8
     workspace = _CPU_RUNTIME_BYTES
     if device == "gpu":
-        # A client may ask for the logprobs of every token of its prompt: each then has logits.
+        # A client may request the logprobs of every prompt token, and each then has logits.
         per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
         logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
         workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
@@ -140,14 +143,14 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
 
 
 def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:
-    """The table that tokens are looked up in stays as it is; a head that is tied to it is held once more."""
+    """Return the bytes of int8 weights. The embedding table keeps its dtype; a tied head adds an int8 copy of it."""
     table = config.vocab_size * config.hidden_size
     multiplied = parameters if config.tied_embeddings else max(0, parameters - table)
     return table * width + multiplied * _INT8_BYTES
 
 
 def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
-    """What the spec asks, with the model's own length where it names none."""
+    """Return the limits of the spec, with the model's own length if the spec sets none."""
     return CacheLimits(
         sequence_tokens=spec.engine.max_model_length or config.max_positions or 2048,
         max_sequences=spec.engine.max_sequences,
@@ -159,7 +162,7 @@ def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
 def measure(
     spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool
 ) -> tuple[Footprint, CacheLimits]:
-    """What one replica needs, and what the spec asks."""
+    """Return the needs of one replica and the limits of the spec."""
     dtype = compute_dtype(
         spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
     )
@@ -168,7 +171,7 @@ def measure(
 
 
 def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) -> Fits | TooSmall:
-    """What one replica can hold in ``memory_bytes``."""
+    """Return what one replica can keep in ``memory_bytes``."""
     base = needs.base_bytes
     one_sequence = sequence_bytes(needs.kv_groups, asked)
     match spec.engine.kv_cache:
@@ -191,5 +194,5 @@ def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) 
 
 
 def useful_kv_cache_bytes(fits: Fits, needs: Footprint, asked: CacheLimits) -> int:
-    """The cache to really allocate: never more than all sequences together could fill."""
+    """Return the size of the cache to allocate: at most what all sequences together can fill."""
     return min(fits.kv_cache_bytes, most_bytes(needs.kv_groups, asked))

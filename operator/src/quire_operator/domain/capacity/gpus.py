@@ -1,6 +1,6 @@
-"""GPUs by the names people use, and the memory each really offers.
+"""Common GPUs by name, and their actual memory.
 
-Memory is what ``nvidia.com/gpu.memory`` and nvidia-smi report, in MiB: less than the round figure on the box.
+The memory is what ``nvidia.com/gpu.memory`` and nvidia-smi report, in MiB; it is less than the nominal size.
 """
 
 import re
@@ -30,11 +30,11 @@ GPUS: tuple[Gpu, ...] = tuple(
         ("B200 180GB", 183_359),
     )
 )
-"""Smallest first."""
+"""Sorted by memory, the smallest first."""
 
 
 def find_gpu(text: str) -> Gpu | None:
-    """The one GPU that ``text`` names: "H100 80GB", "h100", "NVIDIA-A100-SXM4-80GB"; None if none or more than one."""
+    """Return the GPU that ``text`` names ("H100 80GB", "h100", "NVIDIA-A100-SXM4-80GB"), or None if it is ambiguous."""
     wanted = set(_words(text))
     exact = [gpu for gpu in GPUS if wanted >= set(_words(gpu.name))]
     if len(exact) == 1:

@@ -1,6 +1,6 @@
-"""The shape of a model, read from its config.json: what capacity needs to know, and nothing else.
+"""The shape of a model, read from its config.json: only what the capacity arithmetic needs.
 
-Keys are those of Hugging Face configurations; a multimodal one keeps the language model's under ``text_config``.
+The keys are those of Hugging Face configurations; a multimodal one has the language model's under ``text_config``.
 """
 
 from collections.abc import Mapping
@@ -11,41 +11,41 @@ from quire_operator.domain.capacity.attention_windows import Windows, read_windo
 from quire_operator.domain.resource.fields import Fields, Problem
 
 DTypeName = Literal["float32", "float16", "bfloat16"]
-# What a config means where it leaves a field out; the engine's ``model/dialect`` says the same.
+# The meaning of a config that omits a field; the engine's ``model/dialect`` has the same defaults.
 _HEAD_DIM: Mapping[str, int] = {"Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
 _TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM"})
 _MAX_INT32 = 2**31 - 1
 _MOST_LAYERS = 10_000
-"""Each is gone through, and whoever publishes a model writes what he likes: the operator reads it too."""
+"""The operator iterates over the layers of configs from unknown authors, so their number is bounded."""
 DTYPE_BYTES: Mapping[DTypeName, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Sizes of a decoder-only transformer."""
+    """The sizes of a decoder-only transformer."""
 
     family: str
-    """The first of ``architectures``, else ``model_type``; for people."""
+    """The first of ``architectures``, else ``model_type``; shown to users."""
     layers: int
     hidden_size: int
     heads: int
     kv_heads: int
-    """Fewer than heads with grouped-query attention: the KV cache holds only these."""
+    """At most ``heads``; with grouped-query attention the KV cache has only these."""
     head_dim: int
     intermediate_size: int
     experts: int
-    """Feed-forward blocks per layer; 1 for a dense model."""
+    """The number of feed-forward blocks per layer; 1 for a dense model."""
     vocab_size: int
     tied_embeddings: bool
     max_positions: int | None
-    """The longest sequence the model was made for."""
+    """The longest sequence that the model supports."""
     dtype: DTypeName | None
-    """What the checkpoint is stored in; None where the config doesn't say."""
+    """The dtype of the stored checkpoint; None if the config does not say."""
     windows: Windows
 
     @property
     def parameters(self) -> int:
-        """Parameters of the plain Llama-like layout; a close estimate for its relatives."""
+        """The number of parameters in the Llama layout; a close estimate for similar families."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         router = self.hidden_size * self.experts if self.experts > 1 else 0
         feed_forward = 3 * self.hidden_size * self.intermediate_size * self.experts + router
@@ -56,16 +56,16 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What capacity is worked out from."""
+    """The inputs of the capacity arithmetic."""
 
     config: ModelConfig
     parameters: int
     counted: bool
-    """In the headers of the weights; else worked out from the configuration."""
+    """True if ``parameters`` was counted in the headers of the weight files, not computed from the config."""
 
 
 def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Problem, ...]:
-    """The shape in a config.json, or every reason why none can be read from it."""
+    """Return the shape in a config.json, or all reasons why it cannot be read."""
     problems: list[Problem] = []
     root = Fields(body, path="", problems=problems)
     text = root.section("text_config") if root.has("text_config") else root
@@ -95,7 +95,7 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
 
 
 def _size(fields: Fields, *keys: str, maximum: int = _MAX_INT32) -> int:
-    """A required size under the first of the names that is there; 1 after a problem was noted."""
+    """Return a required size from the first of these keys that is present; 1 after a problem was added."""
     for key in keys:
         if fields.has(key):
             return fields.integer(key, default=1, minimum=1, maximum=maximum)
@@ -104,7 +104,7 @@ def _size(fields: Fields, *keys: str, maximum: int = _MAX_INT32) -> int:
 
 
 def _are_embeddings_tied(family: str, *places: Fields) -> bool:
-    """Some families' embeddings are, where nothing is said."""
+    """Return True if the embeddings are tied, by the config or by the family's default."""
     said = [fields.raw("tie_word_embeddings") for fields in places]
     return True in said or (family in _TIED_UNSAID and False not in said)
 
@@ -123,7 +123,7 @@ def _family(root: Fields) -> str:
 
 
 def _dtype(*places: Fields) -> DTypeName | None:
-    """transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
+    """Return the dtype. transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
     for fields in places:
         for key in ("dtype", "torch_dtype"):
             match fields.raw(key):

@@ -1,4 +1,4 @@
-"""What a person can change so that a model fits: for ``quire plan``, ``quire up`` and the operator's check. Pure."""
+"""Changes of a spec that make a model fit, for ``quire plan``, ``quire up`` and the operator's capacity check."""
 
 from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
@@ -8,7 +8,7 @@ from quire_operator.domain.resource import KVCacheSize, Spec
 
 
 def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:
-    """Each by itself. ``shared``: all replicas live in the same memory."""
+    """Return changes, each of which is sufficient. ``shared`` is True if all replicas use the same memory."""
     advice: list[str] = []
     one_sequence = sequence_bytes(needs.kv_groups, limits)
     if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:

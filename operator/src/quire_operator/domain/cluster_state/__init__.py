@@ -1,1 +1,1 @@
-"""What was observed on the cluster, and who owns which of its fields."""
+"""The observed state of the cluster, and the owners of its fields."""

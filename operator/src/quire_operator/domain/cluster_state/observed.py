@@ -1,7 +1,7 @@
-"""What the operator keeps of the objects it watches: a few fields of each, so that thousands fit in memory.
+"""The observed objects, reduced to a few fields each, so that thousands fit in memory.
 
-``handlers`` and ``reconcile`` make these from raw objects (``trim_*``); ``store`` keeps them; ``plan`` and ``status``
-judge them.
+``handlers`` and ``reconcile`` create them from raw objects (``trim_*``), ``store`` keeps them, and ``plan`` and
+``status`` read them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,12 @@ _MAX_ANNOTATION, _MAX_VERSION = 128, 128
 _PAUSED = ("f:spec", "f:paused")
 
 _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
-"""Kinds whose spec its own controllers write to (a claim's volume): what is foreign there is as it should be."""
+"""Kinds whose spec Kubernetes' own controllers write (such as a claim's volume): foreign fields there are expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One LLMDeployment."""
+    """The namespace and name of an LLMDeployment."""
 
     namespace: str
     name: str
@@ -42,7 +42,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """One child, in the namespace of its LLMDeployment."""
+    """The kind and name of a child, in the namespace of its LLMDeployment."""
 
     kind: str
     name: str
@@ -53,7 +53,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """An LLMDeployment as it is in the cluster, less its managed fields."""
+    """An LLMDeployment as it is in the cluster, without its managed fields."""
 
     key: Key
     uid: str
@@ -61,10 +61,10 @@ class Resource:
     generation: int
     deleting: bool
     body: JSON
-    """What ``Spec.parse`` reads: kind, names and spec."""
+    """The input of ``Spec.parse``: kind, names and spec."""
     status: JSON
     created: str = ""
-    """When, in RFC 3339; empty while it is only being asked for."""
+    """The time of creation in RFC 3339; empty for an object that is not stored yet."""
     refresh_model: str = ""
     """The annotation that makes the operator resolve the model's source again."""
 
@@ -83,7 +83,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """A condition that another controller set, as far as we read it."""
+    """The fields that we read of a condition that another controller set."""
 
     is_true: bool
     reason: str
@@ -92,7 +92,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentState:
-    """What the Deployment asks for and how far its controller is."""
+    """The requested state of a Deployment and the progress of its controller."""
 
     replicas_asked: int
     generation: int
@@ -104,21 +104,21 @@ class DeploymentState:
     revision: str
     progressing: Condition | None
     failure: Condition | None
-    """ReplicaFailure: pods can't even be created."""
+    """The condition ReplicaFailure: pods cannot be created."""
     template_digest: str = ""
-    """Of the pod template that we applied last; empty if an older operator did."""
+    """The digest of the pod template that we applied last; empty if an older operator applied it."""
     is_held: bool = False
     """True if we paused it, so that its newest template replaces no pods yet."""
 
     @property
     def is_rolling(self) -> bool:
-        """Whether pods of an older template are left, or the controller has not yet looked at the newest one."""
+        """True if pods of an older template remain, or the controller has not observed the newest one yet."""
         return not self.is_held and (self.observed_generation < self.generation or self.updated < self.replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """An object that belongs to an LLMDeployment, or has the name of one that should."""
+    """An object that belongs to an LLMDeployment, or has the name of one of its children."""
 
     ref: Ref
     uid: str
@@ -132,7 +132,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerState:
-    """Why a container does not run, or how it ended last; empty strings where it is fine."""
+    """The reason why a container does not run, or how it last ended; empty strings if it runs well."""
 
     name: str
     init: bool
@@ -147,7 +147,7 @@ class ContainerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """One replica."""
+    """A replica."""
 
     name: str
     uid: str
@@ -157,46 +157,46 @@ class Pod:
     ready: bool
     deleting: bool
     revision: str
-    """The hash of the template it was made from."""
+    """The hash of the pod template from which it was created."""
     created: str
     unschedulable: str
-    """The scheduler's message, or empty."""
+    """The scheduler's message, or ""."""
     containers: tuple[ContainerState, ...]
     deletion_cost: str
     failed: str = ""
-    """Why the kubelet gave it up for good (evicted, no device left for it), or empty."""
+    """The reason why the kubelet ended it for good (evicted, no device left), or ""."""
     model_version: str = ""
-    """The version that its download reported; empty without one, and while it runs."""
+    """The version that its download reported; empty without a download and while it runs."""
     ready_changed: str = ""
-    """When it became, or ceased to be, ready; empty before its kubelet has spoken."""
+    """The time at which it became ready or lost readiness; empty before the first report of its kubelet."""
 
 
 def is_newer(version: str, than: str) -> bool:
-    """Whether a resourceVersion is later than another of the same kind (they are comparable since Kubernetes 1.35)."""
+    """Return True if a resourceVersion is later than another of the same kind (comparable since Kubernetes 1.35)."""
     if version.isdecimal() and than.isdecimal():
         return int(version) > int(than)
     return version != than
 
 
 def key_of_child(body: JSON) -> Key | None:
-    """The LLMDeployment that an object belongs to: its owner, else (a pod, or an object not ours) by its label."""
+    """Return the LLMDeployment that an object belongs to: its owner, else the one that its label names."""
     metadata = _map(body, "metadata")
     owner = _controller(metadata)
     name: object = _map(metadata, "labels").get(LABEL_DEPLOYMENT)
     if owner is not None and owner.kind == KIND:
-        name = owner.name  # whoever edits the label does not hide the object from us
+        name = owner.name  # the owner decides, so that an edit of the label does not hide the object
     return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
 
 
 def own_deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
-    """The state of its Deployment; None where there is none, or one of that name that is not its own."""
+    """Return the state of the Deployment that the resource owns, or None."""
     child = children.get(Ref("Deployment", resource.key.name))
     is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
     return child.deployment if child is not None and is_ours else None
 
 
 def trim_resource(body: JSON) -> Resource:
-    """An LLMDeployment."""
+    """Return the fields of an LLMDeployment that the operator keeps."""
     metadata = _map(body, "metadata")
     key = Key(_text(metadata, "namespace"), _text(metadata, "name"))
     kept = {
@@ -220,7 +220,7 @@ def trim_resource(body: JSON) -> Resource:
 
 
 def trim_child(body: JSON, *, kind: str) -> Child:
-    """An object of one of the kinds we make."""
+    """Return the fields of a child that the operator keeps."""
     metadata = _map(body, "metadata")
     foreign = foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else ()
     return Child(
@@ -236,7 +236,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
 
 
 def trim_pod(body: JSON) -> Pod:
-    """A pod of ours."""
+    """Return the fields of a pod that the operator keeps."""
     metadata, status = _map(body, "metadata"), _map(body, "status")
     conditions = {_text(c, "type"): c for c in _maps(status, "conditions")}
     scheduled = conditions.get("PodScheduled", {})
@@ -293,7 +293,7 @@ def _condition(body: JSON) -> Condition:
 
 
 def _model_version(status: JSON) -> str:
-    """Return what the download of a pod reported when it ended well."""
+    """Return the version that the download of a pod reported when it succeeded, or ""."""
     for container in _maps(status, "initContainerStatuses"):
         ended = _map(_map(container, "state"), "terminated")
         message = _text(ended, "message")

@@ -1,7 +1,7 @@
-"""Who else sets the number of replicas of a Deployment of ours: in words, from the field manager's name.
+"""Other autoscalers that set the replicas of our Deployments, described by the name of their field manager.
 
-Used by ``conditions`` and ``reconcile``. ``managedFields`` names the process that wrote, which for a
-HorizontalPodAutoscaler is the controller manager, so that few would know what to look for.
+``conditions`` and ``reconcile`` use it. ``managedFields`` names the process that wrote. For a HorizontalPodAutoscaler
+that is the controller manager, which would not tell users what to look for.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from quire_operator.domain.cluster_state.observed import Child, Ref
 
 REPLICAS = ("f:spec", "f:replicas")
 _CONTESTED_SECONDS = 1200.0
-"""Longer than what comes back is ever left as it is."""
+"""Longer than the longest pause before a repeated repair."""
 _MANY = "A HorizontalPodAutoscaler, perhaps one that a KEDA ScaledObject made,"
 _SCALERS = {
     "kube-controller-manager": (_MANY, "kubectl get hpa,scaledobject"),
@@ -24,7 +24,7 @@ _SCALERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherAutoscaler:
-    """Somebody else set the number of replicas so many ``times``; to be told of until ``until``."""
+    """Another client that set the number of replicas ``times`` times; it is reported until ``until``."""
 
     manager: str
     times: int
@@ -32,17 +32,17 @@ class OtherAutoscaler:
 
     @classmethod
     def after(cls, last: "OtherAutoscaler | None", *, manager: str, now: float) -> "OtherAutoscaler":
-        """The evidence is gone with our next apply, but what fights for the field comes back."""
+        """Return the count after another finding. Our next apply removes the evidence, so it is counted here."""
         times = last.times + 1 if last is not None and now < last.until else 1
         return cls(manager=manager, times=times, until=now + _CONTESTED_SECONDS)
 
     def is_on(self, now: float) -> bool:
-        """Once is a hand; again is a machine that will not stop."""
+        """Return True if the replicas are contested: a single change may be manual, a repeated one is an autoscaler."""
         return self.times > 1 and now < self.until
 
 
 def other_autoscaler_message(manager: str, deployment: str, *, autoscaling: bool) -> str:
-    """Whom ``manager`` stands for, what it does, and what would end it."""
+    """Return what ``manager`` is, what it does, and how to stop it."""
     who, look = _SCALERS.get(manager, (f"Another client ({manager})", ""))
     found = f" (it writes as {manager}; {look} shows it)" if look else ""
     instead = "remove spec.autoscaling and have it scale the LLMDeployment"
@@ -53,7 +53,7 @@ def other_autoscaler_message(manager: str, deployment: str, *, autoscaling: bool
 
 
 def following_replicas(children: Mapping[Ref, Child]) -> dict[Ref, Child]:
-    """The children as they are to one who only recommends: that others set the replicas is no drift."""
+    """Return the children for mode Recommend, in which replicas that others set are no drift."""
     return {
         ref: replace(child, foreign=tuple(field for field in child.foreign if field.path != REPLICAS))
         for ref, child in children.items()

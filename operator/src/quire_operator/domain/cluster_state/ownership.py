@@ -1,7 +1,8 @@
-"""Who set which field of an object: Kubernetes' ``managedFields``, read for drift and for what others added.
+"""The owners of an object's fields: Kubernetes' ``managedFields``, read to find drift and fields of other clients.
 
-Used when an object is trimmed (``observed``) and when it is compared with what we want (``plan``). A path is a tuple of
-FieldsV1 elements: ``f:name`` (a field), ``k:{"name":"engine"}`` (an item of a list by its keys), ``v:…`` (of a set).
+``observed`` uses it when it trims an object, and ``plan`` when it compares the object with the desired one. A path is a
+tuple of FieldsV1 elements: ``f:name`` (a field), ``k:{"name":"engine"}`` (a list item by its keys), ``v:…`` (a set
+item).
 """
 
 import hashlib
@@ -17,10 +18,10 @@ Tree = Mapping[str, "Tree"]
 
 _ENGINE = 'k:{"name":"engine"}'
 _POD_SPEC: Path = ("f:spec", "f:template", "f:spec")
-# Of a Service: replicas would get requests before they are ready.
+# A field of Services with which replicas would get requests before they are ready.
 _UNREADY_ADDRESSES: Path = ("f:spec", "f:publishNotReadyAddresses")
-# Below the pod spec. What anybody else adds here changes what a replica is to the gateway, to the probes or to the
-# security promised for it; whatever lies beneath breaks the contract as well.
+# Paths below the pod spec. A field that another client adds here or below changes how the gateway, the probes or the
+# security rules see a replica.
 _CONTRACT: tuple[Path, ...] = (
     ("f:hostNetwork",),
     ("f:hostPID",),
@@ -40,20 +41,20 @@ _CONTRACT: tuple[Path, ...] = (
 _ENGINE_SETTINGS = ("f:containers", _ENGINE, "f:env")
 _ENGINE_SETTING = f'k:{{"name":"{ENVIRONMENT_PREFIX}'
 _CONTAINER_LISTS = ("f:containers", "f:initContainers", "f:ephemeralContainers")
-# Many write here side by side, so their entries are told apart even where none is ours.
+# Many clients write here side by side, so their entries are distinguished even if none is ours.
 _MAPS_OF_STRANGERS = ("f:metadata", "f:annotations", "f:labels")
-# `kubectl rollout restart` writes this one, and is meant to.
+# `kubectl rollout restart` writes this field, and may.
 _RESTARTED_AT: Path = ("f:spec", "f:template", "f:metadata", "f:annotations", "f:kubectl.kubernetes.io/restartedAt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignField:
-    """A field of ``spec`` that somebody else set and we did not, as high up as nothing beneath it is ours."""
+    """The topmost field of ``spec`` that another client set and that contains no field of ours."""
 
     path: Path
     manager: str
     child: str = ""
-    """Which object it is in, where that is to be told."""
+    """The object that contains the field, if messages need it."""
 
     def __str__(self) -> str:
         where = f"to the {self.child}: " if self.child else ""
@@ -61,10 +62,10 @@ class ForeignField:
 
 
 def fingerprint(body: Mapping[str, object]) -> str:
-    """Changes exactly when a field of ours was changed or removed: of which fields are ours, and of what they hold.
+    """Return a hash that changes exactly when one of our fields was changed or removed.
 
-    The values count: a second operator writes as the same manager, and the entry's time tells only seconds apart.
-    Empty where nothing of the object is ours.
+    It covers the names and the values of our fields. The values count because a second operator writes as the same
+    manager, and the entry's time has a resolution of a second. It is "" if no field is ours.
     """
     for entry in managed_fields(body):
         if _is_ours(entry):
@@ -75,14 +76,14 @@ def fingerprint(body: Mapping[str, object]) -> str:
 
 
 def managed_fields(body: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
-    """Who set what of an object."""
+    """Return the entries of ``metadata.managedFields``."""
     metadata = body.get("metadata")
     entries = metadata.get("managedFields") if isinstance(metadata, Mapping) else None
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 def _values(tree: Tree, here: object) -> object:
-    """What an object has at the leaves of a tree of fields."""
+    """Return the object's values at the leaves of a tree of fields."""
     below = {element: further for element, further in tree.items() if element != "."}
     if not below:
         return here
@@ -97,13 +98,13 @@ def _values(tree: Tree, here: object) -> object:
 
 
 def foreign_fields(managed_fields: Sequence[Mapping[str, object]]) -> tuple[ForeignField, ...]:
-    """What others set in ``spec``."""
+    """Return the fields that other clients set in ``spec``."""
     ours: Tree = next((_tree(entry) for entry in managed_fields if _is_ours(entry)), {})
     found: dict[Path, ForeignField] = {}
     for entry in managed_fields:
         if _is_ours(entry) or entry.get("subresource") == "status":
             continue
-        manager = str(entry.get("manager", "somebody"))
+        manager = str(entry.get("manager", "an unknown client"))
         for path in _not_in(_tree(entry).get("f:spec", {}), ours.get("f:spec", {}), ("f:spec",)):
             found.setdefault(path, ForeignField(path=path, manager=manager))
     found.pop(_RESTARTED_AT, None)
@@ -111,7 +112,7 @@ def foreign_fields(managed_fields: Sequence[Mapping[str, object]]) -> tuple[Fore
 
 
 def breaks_contract(path: Path) -> bool:
-    """Whether an added field changes what a replica is to the gateway, the probes, or the security promised for it."""
+    """Return True if an added field changes how the gateway, the probes or the security rules see a replica."""
     if path == _UNREADY_ADDRESSES:
         return True
     if path[: len(_POD_SPEC)] != _POD_SPEC:
@@ -125,7 +126,7 @@ def breaks_contract(path: Path) -> bool:
 
 
 def exists_in(body: Mapping[str, object], path: Path) -> bool:
-    """Whether an object has something at this path."""
+    """Return True if an object has a value at this path."""
     here: object = body
     for element in path:
         kind, _, text = element.partition(":")
@@ -142,7 +143,7 @@ def exists_in(body: Mapping[str, object], path: Path) -> bool:
 
 
 def removal_patch(paths: Sequence[Path]) -> dict[str, object]:
-    """A strategic merge patch that removes these fields and touches nothing else."""
+    """Return a strategic merge patch that removes these fields and changes nothing else."""
     patch: dict[str, object] = {}
     for path in paths:
         _remove(patch, path)
@@ -150,7 +151,7 @@ def removal_patch(paths: Sequence[Path]) -> dict[str, object]:
 
 
 def path_text(path: Path) -> str:
-    """``spec.template.spec.containers[name=engine].image``."""
+    """Return the path as text, such as ``spec.template.spec.containers[name=engine].image``."""
     text = ""
     for element in path:
         kind, _, rest = element.partition(":")
@@ -195,7 +196,7 @@ def _remove(patch: dict[str, object], path: Path) -> None:
     for element, following in zip(path, (*path[1:], None), strict=True):
         kind, _, text = element.partition(":")
         if kind == "k":
-            continue  # handled with the field that holds the list
+            continue  # handled with the field that contains the list
         if following is None:
             here[text] = None
         elif following.startswith("k:"):
@@ -210,7 +211,7 @@ def _remove(patch: dict[str, object], path: Path) -> None:
         else:
             below = here.setdefault(text, {})
             if not isinstance(below, dict):
-                return  # the whole of it goes already
+                return  # the whole field is removed already
             here = below
     if path[-1].startswith("k:"):
         here["$patch"] = "delete"

@@ -1,1 +1,1 @@
-"""The actions that bring the observed objects to the desired ones."""
+"""The actions that change the observed into the desired state."""

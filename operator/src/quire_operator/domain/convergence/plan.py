@@ -1,7 +1,8 @@
-"""What has to be done so that the cluster has what is desired: ``plan(desired, observed, applied) -> Plan``, pure.
+"""The actions that change the observed into the desired state: ``plan(desired, observed, applied) -> Plan``, pure.
 
-After ``desired``; ``reconcile`` carries the actions out in order. Whether an object still is as we left it is told by
-the fingerprint of our managed fields, not by comparing bodies: the API server defaults, rounds and reorders.
+It follows ``desired``, and ``reconcile`` applies the actions in order. The fingerprint of our managed fields shows
+whether an object is as we left it. Bodies cannot be compared, because the API server defaults, rounds and reorders
+fields.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,10 @@ from quire_operator.domain.resource.names import KIND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What an object was when we applied it last. Memory only: after a restart every child is applied once."""
+    """An object as it was after our last apply.
+
+    It is kept in memory only: after a restart every child is applied once.
+    """
 
     uid: str
     digest: str
@@ -24,7 +28,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
-    """Apply an object that is not there; not forced, for somebody may be quicker."""
+    """Apply a missing object without force, because another client may create it first."""
 
     manifest: Manifest
     reason: str = "it does not exist"
@@ -32,19 +36,19 @@ class Create:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Apply over an object of ours, forced: its fields are ours to set."""
+    """Apply over an object of ours with force, because its fields are ours to set."""
 
     manifest: Manifest
     reason: str
     drift: tuple[ForeignField, ...] = ()
-    """Fields of ours that others had set."""
+    """Fields of ours that other clients had set."""
     is_repair: bool = False
-    """It is not as this process left it, though it should be."""
+    """True if the object is not as this process left it, although nothing in the desired state changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveFields:
-    """Take out what other clients added and what would break a replica's contract."""
+    """Remove fields that other clients added and that break the contract of a replica."""
 
     ref: Ref
     version: str
@@ -58,7 +62,7 @@ class RemoveFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """An object of ours that is no longer wanted."""
+    """Delete an object of ours that is no longer desired."""
 
     ref: Ref
     uid: str
@@ -70,22 +74,22 @@ Action = Create | Update | RemoveFields | Delete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conflict:
-    """An object that has the name of a child and is not ours: never touched."""
+    """An object that has the name of a child but is not ours; it is never changed."""
 
     ref: Ref
     message: str
     passing: bool
-    """It is being deleted, or will be: the name becomes free by itself."""
+    """True if it is being deleted or will be, so that the name becomes free without a user's action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Nothing at all when everything is as it should be."""
+    """The actions and findings of a pass; empty if the cluster is as desired."""
 
     actions: tuple[Action, ...]
     conflicts: tuple[Conflict, ...]
     additions: tuple[ForeignField, ...]
-    """What other clients added to the children and may keep there."""
+    """Fields that other clients added to the children and that may stay."""
 
 
 def plan(
@@ -96,7 +100,7 @@ def plan(
     name: str,
     uid: str,
 ) -> Plan:
-    """The way from ``observed`` to ``desired`` for the LLMDeployment with this name and uid."""
+    """Return the plan for the LLMDeployment with this name and uid."""
     actions: list[Action] = []
     conflicts: list[Conflict] = []
     for manifest in desired:
@@ -113,7 +117,7 @@ def plan(
 
 
 def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[ForeignField]:
-    """What may stay, each with the object it is in; those of the Deployment, which matter most, first."""
+    """Yield the additions that may stay, each with its object; those of the Deployment first."""
     for manifest in sorted(desired, key=lambda manifest: manifest is not desired.deployment):
         child = observed.get(manifest.ref)
         if child is not None and child.owner is not None and child.owner.uid == uid:

@@ -1,7 +1,4 @@
-"""What people are told of a plan that was carried out, or could not be: blockers and Events, pure.
-
-Used by ``reconcile``.
-"""
+"""Blocking conditions and Events for plans that were applied or could not be applied. Pure; ``reconcile`` uses them."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -15,7 +12,7 @@ from quire_operator.domain.status.status import Event
 
 
 def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | None, BlockingCondition | None]:
-    """Of children that replicas need, and of the others."""
+    """Return the conflicts of children that replicas need, and those of the other children."""
 
     def blocking(found: Sequence[Conflict]) -> BlockingCondition | None:
         messages = "; ".join(conflict.message for conflict in found)
@@ -27,7 +24,7 @@ def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | N
 
 
 def refused(action: Action, message: str) -> BlockingCondition:
-    """The API server will not have a child made, changed or deleted."""
+    """Return the condition for an action that the API server rejected."""
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
             what = f"the {manifest.ref} of this spec"
@@ -43,14 +40,14 @@ def refused(action: Action, message: str) -> BlockingCondition:
 
 
 def repaired(ref: Ref, drift: Sequence[ForeignField]) -> Event:
-    """Fields of ours were set back."""
+    """Return the Event for fields of ours that were set back."""
     return Event(
         warning=True, reason="DriftRepaired", message=f"reverted changes by other clients to {ref}: {listed(drift)}"
     )
 
 
 def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
-    """What others added was taken out."""
+    """Return the Event for fields of other clients that were removed."""
     return Event(
         warning=True,
         reason="FieldsRemoved",
@@ -59,5 +56,5 @@ def removed(ref: Ref, fields: Sequence[ForeignField]) -> Event:
 
 
 def listed(fields: Sequence[ForeignField]) -> str:
-    """Each with who set it."""
+    """Return the fields with their managers, as text."""
     return ", ".join(map(str, fields))

@@ -1,8 +1,8 @@
-"""Which rollouts may begin: at most so many LLMDeployments of a fleet replace replicas at once. Pure.
+"""The decision which rollouts may start: a limited number of LLMDeployments replace replicas at once. Pure.
 
 A new operator can render another pod template for every LLMDeployment at the same moment. Each such Deployment gets the
-new template with ``spec.paused``, which keeps its replicas and still allows scaling, until a slot is free. What a
-person changed in a spec begins at once; it takes a slot, but does not wait for one.
+new template with ``spec.paused``, which keeps its replicas and still allows scaling, until a slot is free. A change of
+a spec starts at once; it takes a slot but does not wait for one.
 """
 
 from collections.abc import Collection
@@ -15,14 +15,14 @@ _SHOWN = 5
 
 
 def begins_rollout(live: DeploymentState, *, template_digest: str) -> bool:
-    """Return whether a template with this digest makes a Deployment replace replicas that replaces none yet."""
+    """Return whether applying a template with this digest starts a rollout, unless one is already in progress."""
     if live.replicas_asked == 0 and live.replicas == 0:
         return False
     return live.is_held or (live.template_digest != template_digest and not live.is_rolling)
 
 
 def is_own_idea(resource: Resource) -> bool:
-    """Return whether this generation of the spec was carried out before, so that no person waits for the rollout."""
+    """Return whether this generation of the spec was applied before, so that the operator causes the rollout."""
     return resource.status.get("observedGeneration") == resource.generation
 
 
@@ -32,7 +32,7 @@ def takes_slot(state: DeploymentState) -> bool:
 
 
 def queued(rolling: Collection[Key], limit: int) -> Queued | None:
-    """Return why another rollout must wait for these; None if it may begin."""
+    """Return why another rollout must wait for these, or None if it may start."""
     if not limit or len(rolling) < limit:
         return None
     names = sorted(map(str, rolling))

@@ -1,8 +1,8 @@
-"""How many replicas the Deployment shall ask for: ``target(…) -> Target``, pure.
+"""The number of replicas that the Deployment shall request: ``target(…) -> Target``, pure.
 
-Between ``spec`` and ``desired``. Without autoscaling it is what the spec says, or what an
-autoscaler decided that was removed while spec.replicas stayed. With it: the decision in force, else the
-one that was persisted, else what runs now, so that switching it on or restarting changes nothing by itself.
+It stands between ``spec`` and ``desired``. Without autoscaling it is the number in the spec, or the last decision of an
+autoscaler that was removed while spec.replicas stayed. With autoscaling it is the decision in force, else the persisted
+one, else the current number, so that switching it on or restarting changes nothing by itself.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from quire_operator.domain.resource import AutoscalingMode, Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """``persist`` is what status has to say before the Deployment is changed; None where it says so already."""
+    """A number of replicas. ``persist`` is the number that status must record first; None if it already does."""
 
     replicas: int
     persist: int | None
@@ -32,8 +32,8 @@ def target(
 ) -> Target:
     """Return the target at ``now``, which decides the schedule that is in force.
 
-    ``decided`` is what this process last decided; None after a restart. ``kept`` is what stays in force of an
-    autoscaler that was removed from the spec.
+    ``decided`` is the last decision of this process; None after a restart. ``kept`` is the decision that stays in force
+    after the autoscaler was removed from the spec.
     """
     autoscaling = spec.autoscaling
     if autoscaling is None:
@@ -46,6 +46,6 @@ def target(
     bounds = recorded_bounds(autoscaling, record, now)
     replicas = bounds.clamp(wanted)
     if deployment is not None and deployment.is_rolling and replicas < running <= bounds.max_replicas:
-        # While old replicas are replaced, the new ones are counted on for what both do.
+        # While old replicas are replaced, the new ones must be able to take over the load of both.
         replicas = running
     return Target(replicas=replicas, persist=replicas if persisted is None else None)

@@ -1,6 +1,6 @@
-"""Which pods go first when a Deployment gets smaller: the deletion costs that make it so.
+"""The pods to remove first when a Deployment gets smaller, expressed as pod deletion costs.
 
-Pure; called by ``reconcile`` before the Deployment is changed.
+Pure; ``reconcile`` calls it before it changes the Deployment.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ _LOWEST = -1000
 
 
 def deletion_costs(pods: Sequence[Pod], victims: Sequence[str]) -> dict[str, str | None]:
-    """By pod, where it has another one: victims get the lowest costs, first to go lowest; old marks come off."""
+    """Return the pods whose cost must change, with the new cost; None removes it. Earlier victims get lower costs."""
     wanted = {name: str(_LOWEST + place) for place, name in enumerate(victims)}
     costs: dict[str, str | None] = {}
     for pod in pods:

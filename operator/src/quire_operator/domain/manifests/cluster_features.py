@@ -1,6 +1,6 @@
-"""What the children of LLMDeployments depend on beside their specs: what the operator is told, what the cluster has.
+"""The inputs of children that are not in their specs: the operator's settings, and the APIs found in the cluster.
 
-Made by ``app`` from ``settings`` and from what ``optional_kinds`` finds; read by ``desired``.
+``app`` builds them from ``settings`` and the findings of ``optional_kinds``; ``desired`` reads them.
 """
 
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ POD_MONITOR, PROMETHEUS_RULE = "PodMonitor", "PrometheusRule"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitoring:
-    """How the Prometheus operator is told of replicas."""
+    """The settings of PodMonitors and PrometheusRules."""
 
     interval: str = "15s"
-    """Between scrapes, as Prometheus writes durations. The autoscaler decides each 15 s."""
+    """The time between scrapes, in Prometheus' notation. The autoscaler decides each 15 s."""
     pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
-    """What a Prometheus selects PodMonitors by."""
+    """The labels by which a Prometheus selects PodMonitors."""
     rule_labels: Mapping[str, str] = field(default_factory=dict)
-    """What a Prometheus selects PrometheusRules by."""
+    """The labels by which a Prometheus selects PrometheusRules."""
     runbook_url: str = "docs/runbooks"
-    """In front of /NAME.md."""
+    """The prefix of /NAME.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFeatures:
-    """The defaults are those of a cluster that has nothing beside Kubernetes, and of an operator told nothing."""
+    """The optional features of a cluster. By default it has only Kubernetes' own, and the operator has no settings."""
 
     network_peers: tuple[JSON, ...] | None = None
-    """NetworkPolicyPeers that may reach replicas; None: all may, and no policy is made."""
+    """NetworkPolicyPeers that may reach replicas; None: all may, and no policy is created."""
     monitoring: Monitoring | None = None
-    """None: neither PodMonitors nor PrometheusRules are made."""
+    """None: neither PodMonitors nor PrometheusRules are created."""
     served_kinds: frozenset[str] = frozenset()
-    """Those of the optional kinds that the API server has."""
+    """The optional kinds that the API server serves."""
     served_names: NameScope | None = NameScope.CLUSTER
     """The scope of served names at the gateway; None: there is no gateway, and several may have one name."""
 

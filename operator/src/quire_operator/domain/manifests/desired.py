@@ -27,20 +27,20 @@ JSON = dict[str, object]
 _MONITORING = "monitoring.coreos.com/v1"
 COMPONENT = "engine"
 HEADLESS_COMPONENT = "engine-headless"
-# A rollout may wait this long for the scheduler and the image beside the model; a hub needs time to download.
+# A rollout may wait this long for the scheduler and the image in addition to the model; a hub needs time to download.
 _PROGRESS_MARGIN_SECONDS, _DOWNLOAD_SECONDS = 600, 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One object as it is applied."""
+    """An object as it is applied."""
 
     ref: Ref
     body: JSON
 
     @property
     def digest(self) -> str:
-        """Equal for equal bodies."""
+        """A hash that is equal for equal bodies."""
         return _digest(self.body)
 
 
@@ -60,12 +60,12 @@ class Manifests:
 
     @property
     def template_digest(self) -> str:
-        """Return text that is equal for equal pod templates."""
+        """A hash that is equal for equal pod templates."""
         metadata: Any = self.deployment.body["metadata"]
         return str(metadata["annotations"][names.ANNOTATION_TEMPLATE])
 
     def held(self) -> "Manifests":
-        """Return the same with a Deployment that is scaled, and replaces no replicas."""
+        """Return the same children with a paused Deployment, which is scaled but replaces no replicas."""
         body: Any = self.deployment.body
         held = Manifest(ref=self.deployment.ref, body={**body, "spec": {**body["spec"], "paused": True}})
         return Manifests(children=tuple(held if child.ref == held.ref else child for child in self))
@@ -105,7 +105,7 @@ def desired(
 
 
 def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
-    """Those of a document, and those that show only where its pod template is merged."""
+    """Return the problems of a document, and those that show only when its pod template is merged."""
     spec = invalid.readable
     if spec is None:
         return invalid.problems
@@ -127,7 +127,7 @@ def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref
 
 
 def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
-    """The labels of a child."""
+    """Return the labels of a child."""
     return {
         names.LABEL_APP: "quire",
         names.LABEL_INSTANCE: name,
@@ -138,7 +138,10 @@ def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
 
 
 def selector(name: str) -> dict[str, str]:
-    """What finds the pods of one LLMDeployment. A Deployment's can never change: so no label of a person's is in it."""
+    """Return the labels that select the pods of one LLMDeployment.
+
+    A Deployment's selector is immutable, so it contains no labels that users choose.
+    """
     return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: COMPONENT}
 
 
@@ -270,7 +273,7 @@ def _network_policy(parent: Parent) -> Content:
 def _pod_disruption_budget(parent: Parent) -> Content:
     budget: JSON = {
         "maxUnavailable": 1,
-        # A replica that is not ready serves no requests: a drain need not wait for it.
+        # A replica that is not ready serves no requests, so a drain need not wait for it.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(parent.spec.name)},
     }
@@ -325,7 +328,7 @@ def _prometheus_rule(parent: Parent) -> Content:
 
 
 CHILDREN = (
-    # In the order in which they are created: what pods need comes before the Deployment.
+    # In the order in which they are created: the objects that pods need come before the Deployment.
     Child(
         kind="PersistentVolumeClaim",
         api_version="v1",

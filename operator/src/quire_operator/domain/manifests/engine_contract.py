@@ -12,7 +12,7 @@ _SIGKILL_MARGIN_SECONDS = 10.0
 
 
 def kill_grace_seconds(spec: Spec) -> float:
-    """From SIGTERM to SIGKILL: the drain, and time to end in peace after it."""
+    """Return the time from SIGTERM to SIGKILL: the drain and a margin for the exit."""
     return spec.drain.timeout_seconds + _SIGKILL_MARGIN_SECONDS
 
 
@@ -29,8 +29,8 @@ def engine_args(
 ) -> list[str]:
     """Return the engine's arguments for one replica, without the command itself.
 
-    ``served_names`` are the model names it accepts; by default the one of the spec.
-    ``kv_cache_bytes`` stands above ``kvCache``: for where several replicas share one machine. ``extraArgs`` come last.
+    ``served_names`` are the model names that it accepts; by default the one of the spec. ``kv_cache_bytes`` overrides
+    ``kvCache`` if several replicas share a machine. ``extraArgs`` come last.
     """
     engine = spec.engine
     args = ["--model", model_path, "--served-model-name", *(served_names or (spec.model.served_name,))]
@@ -47,7 +47,7 @@ def engine_args(
         case KVCacheShare(memory_percent=percent):
             args += ["--gpu-memory-utilization", f"{percent / 100:g}"]
     if spec.resources.gpus:
-        # Without it an engine that cannot use its GPU would serve from the CPU, slowly, on a node that costs a GPU's.
+        # Without this flag, an engine that cannot use its GPU would serve slowly from the CPU of an expensive node.
         args += ["--device", "cuda"]
     if engine.prefix_caching is PrefixCaching.DISABLED:
         args += ["--no-enable-prefix-caching"]

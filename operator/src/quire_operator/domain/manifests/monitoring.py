@@ -1,7 +1,7 @@
-"""What the Prometheus operator is told of one LLMDeployment: how to scrape it, and when to alert by what its spec says.
+"""The PodMonitor of one LLMDeployment, and the PrometheusRule with alerts on the targets of its spec.
 
-Pure; part of ``desired``. Alerts that are the same for every LLMDeployment are the chart's. The names and buckets that
-are asked for here are the engine's own (``engine_metrics``); tests/contract tries the alerts on a real Prometheus.
+Pure; part of ``desired``. The chart has the alerts that are the same for every LLMDeployment. The names and buckets are
+the engine's own (``engine_metrics``); tests/contract runs the alerts in a real Prometheus.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 JSON = dict[str, object]
 
 SERIES_LABEL = "quire_dev_llmdeployment"
-"""What Prometheus makes of the pods' label quire.dev/llmdeployment."""
+"""Prometheus' form of the pods' label quire.dev/llmdeployment."""
 _RATE, _UNBROKEN = "5m", "5m"
 _LATE_FOR, _FULL_FOR = "5m", "15m"
 
 
 def pod_monitor(options: Monitoring, *, selector: Mapping[str, str]) -> JSON:
-    """The PodMonitor's spec. Labels of the target (namespace, pod) stand above those of the page, as is the default."""
+    """Return the PodMonitor's spec. The target's labels (namespace, pod) override those of the page, as by default."""
     return {
         "selector": {"matchLabels": dict(selector)},
         "podTargetLabels": [LABEL_DEPLOYMENT],
@@ -32,7 +32,7 @@ def pod_monitor(options: Monitoring, *, selector: Mapping[str, str]) -> JSON:
 
 
 def prometheus_rule(spec: Spec, options: Monitoring) -> JSON | None:
-    """The PrometheusRule's spec; None where nothing to alert by is in the LLMDeployment's."""
+    """Return the PrometheusRule's spec, or None if the LLMDeployment has no targets to alert on."""
     if spec.autoscaling is None:
         return None
     rules = [

@@ -1,7 +1,7 @@
-"""What ``spec.podTemplate`` may not change: what the gateway, the probes, the drain and the operator's sight rely on.
+"""The fields that ``spec.podTemplate`` may not change because gateway, probes, drain and status depend on them.
 
-Called by ``pod_template`` with the pod before and after the merge; what keeps pods apart from all else is in
-``pod_security``. Everything that neither names is the user's to change.
+``pod_template`` calls it with the pod before and after the merge; ``pod_security`` has the rules that isolate pods.
+Users may change all other fields.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,21 +26,21 @@ _FIXED = {
     "args": "set the fields of spec.engine, or spec.engine.extraArgs",
     "ports": "the gateway and the probes use it",
     "lifecycle": "draining relies on it",
-    "terminationMessagePolicy": "status tells by it why a replica ended",
-    "terminationMessagePath": "status tells by it why a replica ended",
+    "terminationMessagePolicy": "status reads the cause of an exit from it",
+    "terminationMessagePath": "status reads the cause of an exit from it",
 }
 _FIXED_IN_INIT = {field: "the operator sets it" for field in ("image", "command", "args", "restartPolicy")}
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _AMOUNTS = ("limits", "requests")
 _CONTAINER_LISTS = ("containers", "initContainers")
 _SCRATCH = "cache"
-"""The one volume of ours that may be any other: what is kept there is kept for speed alone."""
+"""The only volume of ours that may become any other type: its contents are a cache."""
 
 
 def contract_problems(
     before: JSON, after: JSON, *, selector: Mapping[str, str], allowed: Collection[str] = ()
 ) -> Iterator[Problem]:
-    """Yield why the merged pod template ``after`` is refused; nothing if it is fine.
+    """Yield why the merged pod template ``after`` is rejected.
 
     ``allowed`` are the rules of ``pod_security`` that the administrator lifted. Messages name the rule in few words,
     because a condition lists all problems.
@@ -49,7 +49,7 @@ def contract_problems(
     labels = _map(_map(after, "metadata"), "labels")
     for name, value in selector.items():
         if labels.get(name) != value:
-            yield _problem(f"metadata.labels[{name}]", "may not be changed: replicas are found by it")
+            yield _problem(f"metadata.labels[{name}]", "may not be changed: it selects the replicas")
     pod_before, pod_after = _map(before, "spec"), _map(after, "spec")
     yield from _security_problems(loosened_pod(pod_before, pod_after), "spec.", allowed)
     yield from _pod_problems(pod_before, pod_after)
@@ -73,7 +73,7 @@ def _security_problems(found: Iterable[Loosened], prefix: str, allowed: Collecti
 def _pod_problems(before: JSON, after: JSON) -> Iterator[Problem]:
     if after.get("enableServiceLinks") is not False:
         yield _problem(
-            "spec.enableServiceLinks", "must stay false: names of Services would become the engine's settings"
+            "spec.enableServiceLinks", "must stay false: variables of Services would change the engine's settings"
         )
     if after.get("nodeName"):
         yield _problem("spec.nodeName", "may not be set: replicas need the scheduler; use nodeSelector or affinity")
@@ -89,11 +89,11 @@ def _volume_problems(before: JSON, after: JSON) -> Iterator[Problem]:
     for name, ours in _by_name(before, "volumes").items():
         theirs, where = volumes.get(name), f"spec.volumes[name={name}]"
         if theirs is None:
-            yield _problem(where, "may not be removed: containers of ours use it")
+            yield _problem(where, "may not be removed: the operator's containers use it")
         elif name != _SCRATCH and "emptyDir" in ours and theirs.keys() != ours.keys():
-            yield _problem(where, "is the operator's: only the size and medium of its emptyDir may be changed")
+            yield _problem(where, "belongs to the operator: only the size and medium of its emptyDir may be changed")
         elif name != _SCRATCH and "emptyDir" not in ours and theirs != ours:
-            yield _problem(where, "is the operator's: give a volume of your own another name")
+            yield _problem(where, "belongs to the operator: choose another name for a volume of your own")
 
 
 def _container_problems(
@@ -113,24 +113,26 @@ def _container_problems(
 
 
 def _port_problems(container: JSON, where: str) -> Iterator[Problem]:
-    """All containers of a pod share its ports, and a Service finds its by name, wherever it stands first."""
+    """Yield conflicts with the engine's port: containers of a pod share ports, and a Service finds its port by name."""
     for port in _items(container, "ports"):
         if port.get("containerPort") == engine.HTTP_PORT:
             yield _problem(f"{where}.ports", f"may not have {engine.HTTP_PORT}: the engine listens there")
         if port.get("name") == engine.HTTP_PORT_NAME:
-            yield _problem(f"{where}.ports", f"may not be called {engine.HTTP_PORT_NAME}: the engine's is")
+            yield _problem(
+                f"{where}.ports", f"may not be called {engine.HTTP_PORT_NAME}: the engine's port has this name"
+            )
 
 
 def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
     where = f"spec.containers[name={ENGINE}]"
     yield from _changed(before, after, where, _FIXED)
     for probe in _PROBES:
-        if _asks(_map(after, probe)) != _asks(_map(before, probe)):
-            yield _problem(f"{where}.{probe}", "may change its times and thresholds only, not what it asks")
+        if _action(_map(after, probe)) != _action(_map(before, probe)):
+            yield _problem(f"{where}.{probe}", "only its times and thresholds may be changed")
     for amounts in _AMOUNTS:
         if _map(after, "resources").get(amounts) != _map(before, "resources").get(amounts):
             yield _problem(
-                f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead: capacity is told by it"
+                f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead, which the capacity check reads"
             )
     for variable in _items(after, "env"):
         if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
@@ -141,7 +143,7 @@ def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
             yield _problem(f"{where}.volumeMounts[mountPath={mount['mountPath']}]", "may not be changed")
 
 
-def _asks(probe: JSON) -> dict[str, object]:
+def _action(probe: JSON) -> dict[str, object]:
     return {field: value for field, value in probe.items() if field in ("httpGet", "exec", "tcpSocket", "grpc")}
 
 

@@ -1,6 +1,6 @@
-"""What ``spec.podTemplate`` may not loosen: pods run as nobody, unprivileged, isolated from their node and each other.
+"""The security that ``spec.podTemplate`` may not loosen: pods run unprivileged and isolated from nodes and other pods.
 
-Called by ``pod_contract``. The rules are those of the Pod Security Standards' *restricted* profile, for all containers.
+``pod_contract`` calls it. The rules are those of the Pod Security Standards' *restricted* profile, for all containers.
 In addition, groups are not 0, and pods have no token of the API server, no sysctls, no SELinux options and no system
 priority. Each rule has a name by which the operator's administrator can lift it (``--pod-template-allow``).
 """
@@ -23,7 +23,7 @@ ALLOWED_VOLUMES = frozenset(
         "secret",
     }
 )
-"""The volume types of the restricted profile. Every other type, known or not, is refused."""
+"""The volume types of the restricted profile. Every other type, known or not, is rejected."""
 OTHER_VOLUMES = frozenset(
     {
         "awsElasticBlockStore",
@@ -82,7 +82,7 @@ class Loosened(NamedTuple):
     path: str
     message: str
     rule: str | None
-    """The name by which an administrator can allow it; None if nobody can."""
+    """The name by which an administrator can allow it; None if it cannot be allowed."""
 
 
 _HOST = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
@@ -180,7 +180,7 @@ def loosened_container(after: JSON) -> Iterator[Loosened]:
 
 
 def loosened_own_container(before: JSON, after: JSON) -> Iterator[Loosened]:
-    """Yield what a container of ours, in addition, may not loosen."""
+    """Yield additional fields that a container of ours may not loosen."""
     field = "readOnlyRootFilesystem"
     if _map(after, "securityContext").get(field) != _map(before, "securityContext")[field]:
         yield Loosened(f"securityContext.{field}", f"must stay true: {_UNPRIVILEGED}", None)
@@ -195,7 +195,7 @@ def _actions(container: JSON) -> Iterator[tuple[str, JSON]]:
 
 
 def _loosened_context(holder: JSON) -> Iterator[Loosened]:
-    """Yield what a security context, of a pod or a container, loosens."""
+    """Yield the fields of a security context, of a pod or a container, that loosen security."""
     context = _map(holder, "securityContext")
     for field in sorted(context.keys() - _KNOWN_CONTEXT):
         yield _in_context(field, "is not known to this version of quire, which therefore cannot allow it", None)

@@ -1,7 +1,7 @@
-"""The pod of one replica: our engine container and all it needs, with ``spec.podTemplate`` merged in.
+"""The pod of one replica: the engine container and its volumes, with ``spec.podTemplate`` merged in.
 
-Called by ``desired``. Pods run as nobody, on a read-only root, without capabilities and without a token of the API
-server.
+``desired`` calls it. Pods run unprivileged, on a read-only root file system, without capabilities and without a token
+of the API server.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ JSON = dict[str, object]
 
 FETCH = "fetch-model"
 USER_ID = 65532
-"""The user and group of replicas where the operator is not told another one."""
+"""The default user and group of replicas."""
 STARTUP_SECONDS = 1800
-"""How long weights may take to load before the kubelet starts the container anew."""
+"""The time that weights may take to load before the kubelet restarts the container."""
 PRE_STOP_SECONDS = 5
-"""Between the pod leaving the endpoints and SIGTERM: so long do clients take to notice."""
+"""The time between the pod leaving the endpoints and SIGTERM, in which clients notice that it leaves."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
 _SHARED_MEMORY = "256Mi"
-# Far above what is needed, so that a fault fills the pod's own limit and not the node.
+# Far above what is needed, so that a bug fills the pod's own limit instead of the node.
 _TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
 _TERMINATION_LOG = "/dev/termination-log"
@@ -38,18 +38,18 @@ _TERMINATION_LOG = "/dev/termination-log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """What pods are made of where the spec does not say."""
+    """The settings of pods that apply when the spec has none."""
 
     engine: str
-    """Serves models and downloads them."""
+    """The image that serves and downloads models."""
     pull_policy: PullPolicy | None = None
-    """Of the engine's image; None leaves it to Kubernetes."""
+    """The pull policy of the engine's image; None leaves it to Kubernetes."""
     model_size_limit: str = "200Gi"
-    """Of the volume of a pod that keeps its own download, as a quantity."""
+    """The size limit, as a quantity, of the volume into which a pod downloads its own model."""
     hub_endpoint: str | None = None
     """Another address of the model hub, such as a mirror."""
     image_volumes: bool | None = None
-    """Whether the kubelet mounts images as volumes; None until somebody has asked the cluster."""
+    """True if the kubelet mounts images as volumes; None until the cluster was tested."""
     user_id: int | None = USER_ID
     """The user and group of replicas; None leaves them to the cluster, as OpenShift requires."""
     allowed_exceptions: frozenset[str] = frozenset()
@@ -119,7 +119,7 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
     }
     init: list[JSON] = []
     if spec.auth_secret is not None:
-        # Before the download: what is missing is told at once.
+        # Before the download, so that a missing key is reported at once.
         image = _image(spec, images)
         check = keys.check_container(spec.auth_secret, image=image, security=_container_security())
         init.append({**check, "resources": _init_resources(spec)})
@@ -143,7 +143,7 @@ def _pod_security(user_id: int | None) -> JSON:
 
 
 def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
-    """Those of the pod's images, of which a model may be one."""
+    """Return the pull secrets of the pod's images, of which a model may be one."""
     model = spec.model.credentials_secret if volume.image is not None else None
     return list(dict.fromkeys((*spec.engine.image_pull_secrets, *([] if model is None else [model]))))
 
@@ -206,14 +206,14 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
 
 
 def _image(spec: Spec, images: Images) -> JSON:
-    """Return the image of a container and its pull policy, which is absent if nobody chose one."""
+    """Return the image of a container and its pull policy, which is absent if none is set."""
     policy = spec.engine.image_pull_policy or images.pull_policy
     image: JSON = {"image": spec.engine.image or images.engine}
     return image if policy is None else {**image, "imagePullPolicy": policy.value}
 
 
 def _environment() -> list[JSON]:
-    # The root is read-only and the user has no home: whatever libraries like to keep goes to the two empty volumes.
+    # The root is read-only and the user has no home directory, so caches of libraries go to the two empty volumes.
     paths = {
         "HOME": _TMP_PATH,
         "XDG_CACHE_HOME": _CACHE_PATH,
@@ -231,8 +231,11 @@ def _resources(spec: Spec) -> JSON:
 
 
 def _init_resources(spec: Spec) -> JSON:
-    """What runs before the engine has what the engine has, but for devices: it takes nothing more of a node or a quota,
-    and the pod keeps its quality of service, which is that of its least container."""
+    """Return the resources of an init container: those of the engine without devices.
+
+    So it needs no more of a node or a quota than the engine, and the pod keeps its quality of service class, which
+    depends on all its containers.
+    """
     amounts = {"limits": spec.resources.limits, "requests": spec.resources.requests}
     kept = {name: {of: amount[of] for of in _EVERYBODYS if of in amount} for name, amount in amounts.items()}
     return {name: amount for name, amount in kept.items() if amount}

@@ -1,4 +1,4 @@
-"""The claim of an LLMDeployment to its served name, as its status has it and as it shall be: pure.
+"""The claim of an LLMDeployment to its served name, as its status records it and as it shall be: pure.
 
 ``quire_common.served_names`` decides which of several claims counts, for the operator and the gateway alike. This
 module reads and writes ``status.servedName``, the only record of a claim.
@@ -28,8 +28,9 @@ def recorded_claim(resource: Resource) -> Claim | None:
 def wanted_claim(resource: Resource, *, known: Claim | None, now: float) -> Claim:
     """Return the claim that the next status records. ``known`` is what this process recorded last, if anything.
 
-    A name that changes, or that nobody has recorded while the spec was edited, is claimed from now on: an old
-    LLMDeployment cannot take a name by an edit. An invalid spec claims its name too, or it could be kept for later.
+    A name that changes, or that was not recorded while the spec was edited, is claimed from now on: an old
+    LLMDeployment cannot take a name by an edit. An invalid spec claims its name too; otherwise it would lose the name
+    to another one.
     """
     name = spec_name(resource) or resource.key.name
     before = known or recorded_claim(resource)

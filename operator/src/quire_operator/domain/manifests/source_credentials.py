@@ -1,7 +1,7 @@
-"""What a download in a pod is told of credentials: environment variables out of the secret that the spec names.
+"""The credentials of a download in a pod: environment variables from the secret that the spec names.
 
-Part of ``pod_template``; ``adapters`` read the variables, which are those of each source's own tools. A secret or key
-that is missing keeps the container from being created, which the pod's status says: no right to read secrets is needed.
+Part of ``pod_template``. The variables are those of each source's own tools. Without the secret or key, the kubelet
+does not create the container and reports that in the pod's status, so the operator needs no permission to read secrets.
 """
 
 from quire_operator.domain.resource import BucketSource, HubSource, ImageSource, RemoteSource
@@ -10,13 +10,13 @@ JSON = dict[str, object]
 
 HUB_TOKEN_KEY = "token"
 REGISTRY_KEY = ".dockerconfigjson"
-"""As in secrets of the type kubernetes.io/dockerconfigjson."""
+"""The key in secrets of the type kubernetes.io/dockerconfigjson."""
 AWS_REQUIRED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 AWS_OPTIONAL = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 
 
 def credentials_environment(source: RemoteSource, secret: str | None) -> list[JSON]:
-    """Nothing without a secret: then the pod's own identity counts, or none is needed."""
+    """Return the variables; none without a secret, because then the pod's own identity counts or none is needed."""
     if secret is None:
         return []
     match source:

@@ -1,6 +1,6 @@
-"""Strategic merge of a pod template: maps merge key by key, lists of named things item by item, others are replaced.
+"""Strategic merge of a pod template: maps merge by key and lists of named items by item; other values are replaced.
 
-Used by ``pod_template`` for ``spec.podTemplate``. Follows
+``pod_template`` uses it for ``spec.podTemplate``. It follows
 https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/ : ``null`` removes a field,
 ``$patch: delete`` removes an item, ``$patch: replace`` replaces instead of merging. Other directives are problems.
 """
@@ -12,7 +12,7 @@ from quire_operator.domain.resource.fields import Problem, shown
 JSON = Mapping[str, object]
 
 _PATCH = "$patch"
-# The merge keys of a pod spec's lists. A list that is not here has no identity to merge by and is replaced.
+# The merge keys of a pod spec's lists. A list without one has no identity to merge by and is replaced.
 _MERGE_KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -30,7 +30,7 @@ _MERGE_KEYS = {
 
 
 def merge(base: JSON, patch: JSON, *, path: str, problems: list[Problem]) -> dict[str, object]:
-    """``base`` with ``patch`` merged in; neither is changed. What is wrong with the patch is added to ``problems``."""
+    """Return ``base`` with ``patch`` merged in. The patch's errors are added to ``problems``."""
     if patch.get(_PATCH) == "replace":
         return {key: value for key, value in patch.items() if key != _PATCH and value is not None}
     merged = dict(base)

@@ -1,6 +1,6 @@
-"""The names quire goes by in Kubernetes: the API it serves, the labels it sets, what it calls the children it makes.
+"""Names in Kubernetes: the API, the labels and annotations, and the names of children.
 
-Pure text; the CRD, the manifests, the watches and the gateway's discovery all take their names from here.
+Pure text; the CRD, the manifests, the watches and the gateway's discovery use these names.
 """
 
 import re
@@ -21,22 +21,22 @@ LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_REFRESH_MODEL = "quire.dev/refresh-model"
-"""Of an LLMDeployment: another value makes the operator resolve a moving model source again."""
+"""On an LLMDeployment: another value makes the operator resolve a moving model source again."""
 ANNOTATION_TEMPLATE = "quire.dev/template"
-"""Of a Deployment: the digest of the pod template that was applied to it."""
+"""On a Deployment: the digest of the pod template that was applied to it."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"
-"""Follow the name of an LLMDeployment in the names of two of its children; the others have its name."""
+"""Suffixes of two children's names; the others have the name of the LLMDeployment."""
 _MAX_LABEL = 63
 MAX_NAME_LENGTH = _MAX_LABEL - len(HEADLESS_SUFFIX)
-"""The longest LLMDeployment name whose longest child name still fits a Service's 63 characters."""
+"""The longest name of an LLMDeployment whose longest child name fits the 63 characters of a Service."""
 
 _DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 def name_problem(name: str) -> str | None:
-    """Why an LLMDeployment can't be called ``name``, or None if it can."""
+    """Return why an LLMDeployment cannot have this name, or None."""
     if _DNS_LABEL.fullmatch(name) is None:
         return "must be a DNS label: lower-case letters, digits and '-', starting with a letter"
     if len(name) > MAX_NAME_LENGTH:

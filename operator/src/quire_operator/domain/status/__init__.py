@@ -1,1 +1,1 @@
-"""The status of an LLMDeployment: conditions, replicas, and why."""
+"""The status of an LLMDeployment: conditions, replicas and their causes."""

@@ -1,7 +1,7 @@
-"""Whether a replica can run where it will be put, judged before any pod is made: pure.
+"""The decision whether a replica fits into its memory, before any pod is created: pure.
 
-The same arithmetic as ``quire plan``'s. Used by ``capacity_check``, which finds out what the model is and which nodes
-there are. What is not known is never a refusal: the engine looks again before it loads.
+It uses the arithmetic of ``quire plan``. ``reconcile/capacity_check`` reads the facts about the model and the nodes.
+Unknown values never block a spec, because the engine checks again before it loads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,35 +20,35 @@ from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
 from quire_operator.domain.status.conditions import READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
-"""Of NVIDIA's GPU feature discovery; memory in MiB."""
+"""Labels of NVIDIA's GPU feature discovery; the memory is in MiB."""
 INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY = "InsufficientMemory", "InsufficientGPUMemory"
 _REASONS = frozenset({INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY})
 _HUB_VARIABLE = "HF_ENDPOINT"
 
 Labels = Mapping[str, str]
-"""Of one node."""
+"""The labels of one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMemory:
-    """What one replica has."""
+    """The memory of one replica."""
 
     size_bytes: int
     on_gpu: bool
     where: str
-    """As a sentence names it."""
+    """The memory's name in a sentence."""
 
 
 def hub_source(spec: Spec) -> HubSource | None:
-    """The model, if anybody may read about it: on the operator's hub, without credentials."""
+    """Return the model if its facts are public: it is on the operator's hub and needs no credentials."""
     source = spec.model.source
     if not isinstance(source, HubSource) or spec.model.credentials_secret is not None:
         return None
-    return None if _HUB_VARIABLE in repr(spec.pod_template) else source  # the pods ask another hub
+    return None if _HUB_VARIABLE in repr(spec.pod_template) else source  # the pods use another hub
 
 
 def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory | None:
-    """Of the pod's limit, or of the largest GPU of the nodes it may be put on; None where that is not known."""
+    """Return the pod's memory limit, or the largest GPU of the nodes that its selector admits; None if unknown."""
     if _sets_resources(spec):
         return None
     if spec.resources.gpus:
@@ -59,8 +59,8 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
 
 
 def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> BlockingCondition | None:
-    """Why it does not fit, in one sentence; None if it does, as far as can be told from here."""
-    # Which CPU it will run on is not known: the smaller of what it might need.
+    """Return in one sentence why the replica does not fit; None if it fits according to what is known."""
+    # Which CPU will run it is unknown, so this assumes the smaller of its possible needs.
     device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
     needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True)
     outcome = capacity.fit(spec, needs, asked, memory_bytes=memory.size_bytes)
@@ -71,7 +71,7 @@ def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> BlockingCondi
 
 
 def is_let_in(resource: Resource) -> bool:
-    """Whether the spec as it is now was carried out once: then its pods say best what becomes of it."""
+    """Return True if the current spec was applied before: then its pods show best whether it fits."""
     conditions = resource.status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else ():
         if condition.get("type") == READY:
@@ -115,7 +115,7 @@ def _admits(node: Labels, selector: object) -> bool:
 
 
 def _gpu_memory(node: Labels) -> int:
-    """In bytes; 0 where the node does not say."""
+    """Return the GPU memory in bytes; 0 if the node does not report it."""
     text = node.get(GPU_MEMORY_LABEL, "")
     return int(text) * MIB if text.isascii() and text.isdecimal() and len(text) < 12 else 0
 
@@ -126,7 +126,7 @@ def _pod_spec(spec: Spec) -> Mapping[str, object]:
 
 
 def _sets_resources(spec: Spec) -> bool:
-    """Whether the pod template has its own word on what a container may use."""
+    """Return True if the pod template overrides the resources of a container."""
     containers = _pod_spec(spec).get("containers")
     if not isinstance(containers, list):
         return False

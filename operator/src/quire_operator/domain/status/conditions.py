@@ -1,7 +1,7 @@
-"""The conditions of an LLMDeployment: ``conditions(view) -> tuple[ConditionState, …]``, pure; and how they are kept.
+"""The conditions of an LLMDeployment: ``conditions(view) -> tuple[ConditionState, …]``, pure.
 
-Part of ``status``. A condition says what is so now, with the reason nearest to the cause; a message changes only with
-what it tells, so that a quiet cluster sees no writes.
+Part of ``status``, into which they are merged. A condition describes the present, with the reason that is closest to
+the cause. A message changes only with its content, so that a quiet cluster sees no writes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,22 +31,22 @@ _MAX_MESSAGE = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockingCondition:
-    """Why what is desired could not be brought into the cluster."""
+    """A reason for which the desired state could not be applied."""
 
     reason: str
     message: str
     is_passing: bool = False
-    """True if it can end without a change by a person."""
+    """True if it can end without a change by a user."""
 
     @classmethod
     def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
-        """All that is wrong with the spec."""
+        """Return the condition for all problems of a spec."""
         return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
-    """Why a rollout does not begin yet."""
+    """The reason why a rollout does not start yet."""
 
     reason: str
     message: str
@@ -81,32 +81,32 @@ def last_metrics_problem(status: JSON) -> MetricsProblem | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What the conditions are judged from."""
+    """The inputs of the conditions."""
 
     spec: Spec | None
-    """None when it is invalid."""
+    """None if the spec is invalid."""
     blocking: BlockingCondition | None
     target: int | None
-    """Replicas to ask for; None while that can't be told."""
+    """The number of replicas to request; None while it is unknown."""
     deployment: DeploymentState | None
     pods: tuple[Pod, ...]
     additions: tuple[ForeignField, ...]
     contested: str | None
-    """Who else sets the number of replicas."""
+    """The field manager of another client that sets the number of replicas."""
     metrics_problem: MetricsProblem | None
-    """Why the autoscaler holds."""
+    """The reason why the autoscaler holds."""
     nonblocking: BlockingCondition | None = None
-    """Why something that replicas serve without is not as desired."""
+    """The problem of a child that replicas can serve without."""
     rival: str | None = None
-    """Why requests for the served name go to another LLMDeployment; None if they come to this one."""
+    """The reason why requests for the served name go to another LLMDeployment; None if they come to this one."""
     queued: Queued | None = None
-    """Why a newer pod template replaces no replicas yet."""
+    """The reason why a newer pod template replaces no replicas yet."""
     claim: Claim | None = None
     """The claim to the served name that the status records."""
     bounds: Bounds | None = None
     """The bounds of now; None without autoscaling."""
     fought_over: str = ""
-    """What others change again and again as often as it is set back."""
+    """The changes of other clients that come back whenever they are reverted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class ConditionState:
 
 
 def conditions(view: View) -> tuple[ConditionState, ...]:
-    """All of them, always, in the order of the CRD."""
+    """Return all conditions, in the order of the CRD."""
     failure = _advised(worst_failure(view.pods, view.deployment), view)
     ready = _ready(view, failure)
     stalled = _stalled(view, ready, failure)
@@ -142,7 +142,7 @@ def _advised(failure: Failure | None, view: View) -> Failure | None:
 
 
 def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: int, now: str) -> list[dict[str, object]]:
-    """The conditions as status has them; the time of transition is kept where the status did not turn."""
+    """Return the conditions for status. The transition time is kept if the status did not change."""
     known = {condition.get("type"): condition for condition in old}
     result = []
     for condition in new:
@@ -185,7 +185,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
 
 
 def _at_zero(view: View, spec: Spec) -> ConditionState:
-    """Return Ready without replicas: true if that is what was requested, and a request would start one if it may."""
+    """Return the condition Ready without replicas: true if none are requested and the next request can start one."""
     if view.target:
         return ConditionState(type=READY, is_true=False, reason="Starting", message="no replica was requested yet")
     is_enforced = spec.autoscaling is not None and not spec.only_recommends
@@ -206,15 +206,15 @@ def _why_none(spec: Spec) -> str:
 def _least_ready(view: View, spec: Spec, deployment: DeploymentState) -> int:
     if spec.autoscaling is None:
         return max(1, spec.replicas, deployment.replicas_asked)
-    # More may be asked for than is ready at any time, and that takes nothing from those who serve.
-    # The additional replicas of a schedule add capacity: while they start, nothing is amiss.
+    # The autoscaler may request more replicas than are ready; that does not affect those that serve. The same holds for the
+    # additional replicas of a schedule. In mode Recommend, nothing adds replicas, so fewer than the minimum are enough.
     scheduled = spec.autoscaling.min_replicas if view.bounds is None else view.bounds.min_replicas
     fewest = max(1, min(spec.autoscaling.min_replicas, scheduled))
-    return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest  # then nobody makes more
+    return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest
 
 
 def _stalled(view: View, ready: ConditionState, failure: Failure | None) -> ConditionState:
-    """Return whether the spec will not be reached without a change by a person."""
+    """Return the condition Stalled: true if the spec will not be reached without a change by a user."""
     blocking, deployment = view.blocking, view.deployment
     is_blocked = blocking is not None and not blocking.is_passing
     is_overdue = blocking is None and deployment is not None and rollout.is_overdue(deployment)
@@ -237,7 +237,7 @@ def _reconciling(ready: ConditionState, stalled: ConditionState) -> ConditionSta
 
 
 def _foreign_fields(view: View) -> ConditionState:
-    """Return the additions of others, which are no fault: admission policies and other controllers make them."""
+    """Return the condition ForeignFields, which is no fault: admission policies and other controllers add fields."""
     if not view.additions:
         return ConditionState(
             type=FOREIGN_FIELDS, is_true=False, reason="NoneFound", message="other clients added no fields"
@@ -280,7 +280,7 @@ def _available(view: View, failure: Failure | None) -> ConditionState:
 
 
 def _is_held_for(view: View, failure: Failure | None) -> bool:
-    """Whether a request now would be answered though no replica is there: it would have one started, and wait."""
+    """Return True if a request would now be answered without a ready replica: the gateway holds it and one starts."""
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if autoscaling is None or not autoscaling.may_reach_zero or autoscaling.mode is not AutoscalingMode.ENFORCE:
         return False

@@ -1,7 +1,7 @@
-"""Why replicas do not come up, in one word and a sentence, from what Kubernetes says of pods and of their Deployment.
+"""The reason why replicas do not start, as one word and a sentence, from the status of pods and of their Deployment.
 
-Feeds ``status``. Needs no secrets, no logs and no events: the kubelet puts the reasons, and by
-``terminationMessagePolicy: FallbackToLogsOnError`` the last lines of a crash, into the pod's status.
+It feeds ``status`` and needs no secrets, logs or events. The kubelet writes the reasons into the pod's status, and
+because of ``terminationMessagePolicy: FallbackToLogsOnError`` also the last lines of a crash.
 """
 
 import re
@@ -17,14 +17,14 @@ from quire_operator.domain.resource import GPU_RESOURCE
 _MAX_MESSAGE = 400
 _MAX_LINES = 4
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-_])|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Colours of a log, and whatever else a terminal obeys: what a container says is shown on other people's."""
+"""Colours of a log and other control sequences: the output of a container is shown on users' terminals."""
 _NAMES_AN_ERROR = re.compile(r"(?:Fatal|panic|[\w.]*(?:Error|Exception))\b.*:")
-"""As a traceback ends, or the trace of other languages begins."""
+"""The last line of a Python traceback, or the first line of a trace in other languages."""
 _OUR_WORDS = ("quire: ", "quire-engine: ", "quire-engine cannot start")
 
 
 class FailureReason(StrEnum):
-    """Most telling first: the first one found is shown."""
+    """The reasons in order of precedence: the first one that applies is reported."""
 
     QUOTA_EXCEEDED = "QuotaExceeded"
     REPLICAS_REFUSED = "ReplicasRefused"
@@ -55,11 +55,11 @@ _SECRET = re.compile(r"secret \"?[^\"\s]+\"? not found|couldn't find key \S+ in 
 
 
 def worst_failure(pods: Sequence[Pod], deployment: DeploymentState | None) -> Failure | None:
-    """The most telling reason why a replica does not come up; None while nothing is known to be wrong."""
+    """Return the reason with the highest precedence why a replica does not start, or None if none is known."""
     live = [pod for pod in pods if not pod.deleting and pod.phase != "Failed"]
     found = [failure for pod in live if not pod.ready for failure in _pod_failures(pod)]
     if deployment is not None and deployment.ready < deployment.replicas_asked:
-        # One that was evicted stays as it ended, and is nobody's trouble once there is another in its place.
+        # An evicted pod stays in the list, and matters only until another one has replaced it.
         found += [_failed(pod) for pod in pods if not pod.deleting and pod.phase == "Failed"]
     if deployment is not None:
         found += _deployment_failures(deployment)
@@ -112,8 +112,11 @@ def _ended(container: ContainerState) -> str:
 
 
 def _last_words(log: str) -> str:
-    """What our own programs said of why they end, which may be followed by advice; else the last line that names an
-    error, which frames may follow; else the last line."""
+    """Return the cause of an exit from the end of a log.
+
+    This is the last message of our own programs with the advice that follows it, else the last line that names an
+    error, else the last line.
+    """
     lines = [line for text in log.splitlines() if (line := _CONTROL.sub("", text).strip())]
     ours = [place for place, line in enumerate(lines) if line.startswith(_OUR_WORDS)]
     if ours:

@@ -1,7 +1,7 @@
-"""What is said to whoever writes an LLMDeployment, before it is stored: pure.
+"""The review of an LLMDeployment before it is stored: problems and warnings. Pure.
 
-Made by ``admission``, which asks the API server as well. Whatever is refused here is also refused without a webhook, by
-the condition Ready with reason InvalidSpec; here it is said sooner.
+``admission`` creates it and also sends the children to the API server. Without the webhook, the same problems show
+later in the condition Ready with reason InvalidSpec.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ JSON = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """Refused if there are problems; warnings are shown either way."""
+    """The result of a review: the object is rejected if there are problems; warnings are shown either way."""
 
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def message(self) -> str:
-        """All problems, a line each where there are several."""
+        """All problems, one per line if there are several."""
         if len(self.problems) == 1:
             return str(self.problems[0])
         return "\n".join((f"{len(self.problems)} problems:", *(f"  - {problem}" for problem in self.problems)))
@@ -33,9 +33,9 @@ ALLOWED = Review()
 
 
 def asks_for_nothing(new: JSON, old: JSON | None) -> bool:
-    """Whether a write leaves the spec as it was, or the object goes: what is stored already must stay changeable.
+    """Return True if a write does not change the spec or deletes the object.
 
-    Else a label, a finalizer or the deletion of an object that an older version accepted could never be written.
+    Such writes are always allowed. Otherwise an object that an older version accepted could not be labelled or deleted.
     """
     metadata = new.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
@@ -44,13 +44,13 @@ def asks_for_nothing(new: JSON, old: JSON | None) -> bool:
 
 
 def spec_warnings(spec: Spec) -> tuple[str, ...]:
-    """Return what is valid and yet likely to disappoint, with the field first."""
+    """Return what is valid but probably not intended, with the field first."""
     warning = cache_warning(spec)
     return () if warning is None else (warning,)
 
 
 def cache_warning(spec: Spec) -> str | None:
-    """Return why several replicas may not be able to mount the model's cache; None if they can.
+    """Return why several replicas may be unable to mount the model's cache, or None.
 
     This is no error: on a cluster with one node, all replicas can mount a ReadWriteOnce volume.
     """

@@ -1,7 +1,7 @@
-"""Where a rollout stands, and what would let one that is stuck go on: pure.
+"""The progress of a rollout, and advice for one that is stuck: pure.
 
-Feeds ``conditions``. Kubernetes' Deployment replaces the replicas; here is only told what can be seen of that: from its
-counts, and from which pods are of its newest template.
+It feeds ``conditions``. Kubernetes' Deployment replaces the replicas; this module only describes what its counts and
+the pods of its newest template show.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from quire_operator.domain.status.pod_failures import Failure, FailureReason
 
 
 def is_overdue(deployment: DeploymentState) -> bool:
-    """Whether no replica more became ready for as long as a rollout may take for one."""
+    """Return True if no further replica became ready within the progress deadline."""
     progressing = deployment.progressing
     return progressing is not None and progressing.reason == "ProgressDeadlineExceeded" and not progressing.is_true
 
 
 def standing(deployment: DeploymentState, pods: Sequence[Pod]) -> str:
-    """How far it is, in one sentence without a full stop; it changes only when a count does."""
+    """Return the progress in one sentence without a full stop, which changes only with a count."""
     asked = deployment.replicas_asked
     if not deployment.is_rolling:
         return f"{deployment.ready} of {asked} replicas are ready"
@@ -35,7 +35,7 @@ def standing(deployment: DeploymentState, pods: Sequence[Pod]) -> str:
 def overdue(
     deployment: DeploymentState, pods: Sequence[Pod], *, deadline_seconds: float, failure: Failure | None
 ) -> str:
-    """What is to be said of one that has not gone on for too long: where it stopped, why, and what now."""
+    """Return the message for a rollout that exceeded its deadline: where it stopped, why, and what to do."""
     late = f"no further replica became ready within {format_duration(deadline_seconds)} (spec.rollout.progressDeadline)"
     is_told = failure is not None and failure.reason is not FailureReason.DEADLINE_EXCEEDED
     cause = f"; {failure.message}" if failure is not None and is_told else ""
@@ -48,7 +48,7 @@ def overdue(
 
 
 def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout | None) -> str:
-    """What a person could change so that a rollout goes on where it lacks a GPU; empty where nothing is known to."""
+    """Return how a rollout that lacks a GPU can continue, or ""."""
     if failure.reason is not FailureReason.INSUFFICIENT_GPU or deployment is None or rules is None:
         return ""
     surges = rules.strategy is RolloutStrategy.ROLLING_UPDATE and rules.max_surge > 0 and rules.max_unavailable == 0
@@ -61,7 +61,7 @@ def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout 
 
 
 def _newest(deployment: DeploymentState, pods: Sequence[Pod]) -> list[Pod]:
-    """Pods of the newest template: those made last are, once there are any."""
+    """Return the pods of the newest template, which are the ones created last."""
     live = [pod for pod in pods if not pod.deleting]
     if not deployment.updated or not live:
         return []

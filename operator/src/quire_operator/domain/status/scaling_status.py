@@ -1,7 +1,7 @@
-"""The autoscaler's record as ``status.autoscaling`` and ``status.capacity`` hold it, and back.
+"""The autoscaler's record as ``status.autoscaling`` and ``status.capacity``, in both directions.
 
-Called by ``status`` and by whoever starts an autoscaler again. API objects carry no floats. What was written by hand or
-by another version and can't be read counts as absent: nothing is decided from it.
+``status`` writes it, and a new leader reads it. API objects contain no floats. Values that cannot be read, because a
+user or another version wrote them, count as absent and influence no decision.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _MAX_MESSAGE = 1024
 
 
 def scaling_sections(record: ScalingRecord, spec: Spec, *, now: float) -> dict[str, object]:
-    """The sections of status that hold a record; one that would be empty is absent."""
+    """Return the sections of status that contain a record, without empty ones."""
     sections = {
         "autoscaling": autoscaling_status(record) | _fixed_number(record, spec) | _schedule(record, spec, now),
         "capacity": capacity_status(record, block_size=spec.engine.block_size),
@@ -51,10 +51,10 @@ def _schedule(record: ScalingRecord, spec: Spec, now: float) -> dict[str, object
 
 
 def kept_section(status: JSON, spec: Spec) -> dict[str, object]:
-    """Return the part of ``status.autoscaling`` that stays after spec.autoscaling was removed: empty if none does.
+    """Return the part of ``status.autoscaling`` that stays after spec.autoscaling was removed; empty if none does.
 
-    The autoscaler's number of replicas stays in force until spec.replicas changes, so that nobody drops a fleet to the
-    number of a year ago by turning the autoscaler off.
+    The autoscaler's number of replicas stays in force until spec.replicas changes. So removing the autoscaler does not
+    scale down to an outdated number.
     """
     section, record = status.get("autoscaling"), scaling_record(status)
     if spec.autoscaling is not None or not isinstance(section, Mapping) or record is None:
@@ -71,7 +71,7 @@ def kept_replicas(status: JSON, spec: Spec) -> int | None:
 
 
 def autoscaling_status(record: ScalingRecord) -> dict[str, object]:
-    """``status.autoscaling``: what was decided."""
+    """Return ``status.autoscaling``: the decisions."""
     status: dict[str, object] = {}
     if record.desired_replicas is not None:
         status["desiredReplicas"] = record.desired_replicas
@@ -82,7 +82,7 @@ def autoscaling_status(record: ScalingRecord) -> dict[str, object]:
 
 
 def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, object]:
-    """``status.capacity``: what one replica was seen to hold and do; empty before that."""
+    """Return ``status.capacity``: what one replica was measured to hold and do; empty before the first measurement."""
     start_up = {} if record.start_up_seconds is None else {"startUpSeconds": record.start_up_seconds}
     rates = record.rates
     if rates is None:
@@ -101,12 +101,12 @@ def capacity_status(record: ScalingRecord, *, block_size: int) -> dict[str, obje
 
 
 def _per_second(seconds: float) -> int:
-    # 0 stands for no cost at all, so the slowest and the quickest cost are told as the nearest that can be.
+    # 0 stands for no cost at all, so the extreme costs are written as the nearest values that can be represented.
     return 0 if seconds == 0 else max(1, round(1 / max(seconds, 1e-9)))
 
 
 def scaling_record(status: JSON) -> ScalingRecord | None:
-    """What a whole ``status`` says was persisted; None where it says nothing of autoscaling."""
+    """Return the record in a whole ``status``; None without a section on autoscaling."""
     section, capacity = status.get("autoscaling"), status.get("capacity")
     if not isinstance(section, Mapping):
         return None
@@ -124,12 +124,12 @@ def scaling_record(status: JSON) -> ScalingRecord | None:
 
 
 def format_time(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC, to the millisecond."""
+    """Return Unix seconds as RFC 3339 in UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parse_time(text: object) -> float | None:
-    """Unix seconds, or None."""
+    """Return Unix seconds, or None if the text is not a time."""
     try:
         time = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
@@ -183,7 +183,7 @@ def _rates(capacity: JSON) -> Rates | None:
 
 
 def _count(section: JSON, name: str) -> int | None:
-    """None for what is no whole number, or a negative one."""
+    """Return the number, or None unless it is an integer that is not negative."""
     value = section.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 

@@ -1,7 +1,7 @@
-"""``status`` of an LLMDeployment, and what changed in it that people should hear of: pure.
+"""The ``status`` of an LLMDeployment, and the Events for its changes: pure.
 
-Last station of ``reconcile``: everything that was found and done goes in, the whole status comes out; it is written
-only when it differs from the one that is there.
+It is the last stage of ``reconcile``: all findings and results go in, and the whole status comes out. It is written
+only if it differs from the stored one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _BEGINNINGS = ("Creating", "Starting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One line of ``kubectl describe``."""
+    """An Event, which is one line of ``kubectl describe``."""
 
     warning: bool
     reason: str
@@ -31,7 +31,7 @@ class Event:
 
 
 def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -> dict[str, object]:
-    """The whole status. ``now`` is used where a condition turns, and for schedules."""
+    """Return the whole status. ``now`` is used only for conditions that change, and for schedules."""
     key, deployment = resource.key, view.deployment
     pairs = (f"{name}={value}" for name, value in sorted(selector(key.name).items()))
     service = key.name
@@ -59,7 +59,7 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     if model := model_section(resolution, view.spec, view.pods):
         result["model"] = model
     if view.spec is None:
-        # An invalid spec says nothing of autoscaling; what was learnt stays.
+        # An invalid spec has no autoscaling; the learned values stay.
         sections = ("autoscaling", "capacity", "model")
         return result | {name: resource.status[name] for name in sections if name in resource.status}
     record = scaling_record(resource.status)
@@ -71,17 +71,16 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
 
 
 def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Event, ...]:
-    """What is worth telling of the way from one status to the next: turns of Ready, Degraded and
-    ForeignFields, and scaling.
+    """Return Events for the change from one status to the next: Ready, Degraded, ForeignFields and scaling.
 
-    ``recommends``: what was decided is not carried out.
+    ``recommends`` is True if decisions are not applied.
     """
     return (*_condition_events(before, after), *_scaling_events(before, after, recommends=recommends))
 
 
 def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
     known = {condition.get("type"): condition for condition in _conditions_of(before)}
-    told = []
+    found = []
     for condition in _conditions_of(after):
         kind, is_true = condition["type"], condition["status"] == "True"
         old = known.get(kind, {})
@@ -93,16 +92,14 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
             or (kind == c.DEGRADED and is_true)
             or (kind == c.AUTOSCALING and condition["reason"] != "NotConfigured")
         )
-        # That replicas start is no news while none has served yet.
+        # Starting replicas are no news before the first one has served.
         begins = condition["reason"] in _BEGINNINGS and old.get("status") != "True"
         added = kind == c.FOREIGN_FIELDS and is_true
-        worth_telling = (
-            added or (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
-        )
-        if worth_telling:
-            told.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
-    # Ready and Degraded often turn for the same reason: that is one piece of news.
-    return list({event.reason: event for event in told}.values())
+        is_reported = added or (kind == c.READY and not begins) or (warning and not (kind == c.AUTOSCALING and is_true))
+        if is_reported:
+            found.append(Event(warning=warning, reason=str(condition["reason"]), message=str(condition["message"])))
+    # Ready and Degraded often change for the same reason, which is one Event.
+    return list({event.reason: event for event in found}.values())
 
 
 def _scaling_events(before: JSON, after: JSON, *, recommends: bool) -> Sequence[Event]:
