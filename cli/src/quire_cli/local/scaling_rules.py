@@ -44,7 +44,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     scale_up: UpRules
     scale_down: DownRules
     schedule: str | None = None
-    """Why a schedule sets these bounds now; None if none does."""
+    """The reason why a schedule sets these bounds now; None if none does."""
 
     @property
     def enforced(self) -> bool:

@@ -370,4 +370,7 @@ def _goal(
     elif state.decided is None:
         # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
         state.decided = goal.replicas
+    else:
+        # A minimum that applied for a while leaves its replicas to the autoscaler, which removes them step by step.
+        state.decided = recorded_bounds(spec.autoscaling, record, now).clamp(state.decided)
     return goal

@@ -206,8 +206,8 @@ def _why_none(spec: Spec) -> str:
 def _least_ready(view: View, spec: Spec, deployment: DeploymentState) -> int:
     if spec.autoscaling is None:
         return max(1, spec.replicas, deployment.replicas_asked)
-    # The autoscaler may request more replicas than are ready; that does not affect those that serve. The same holds for the
-    # additional replicas of a schedule. In mode Recommend, nothing adds replicas, so fewer than the minimum are enough.
+    # The autoscaler or a schedule may request more replicas than are ready; that does not affect those that serve. In
+    # mode Recommend, nothing adds replicas, so fewer than the minimum are enough.
     scheduled = spec.autoscaling.min_replicas if view.bounds is None else view.bounds.min_replicas
     fewest = max(1, min(spec.autoscaling.min_replicas, scheduled))
     return min(fewest, deployment.replicas_asked) if spec.only_recommends else fewest
