@@ -17,6 +17,7 @@ from quire_cli.local.snapshot import DeploymentView, ReplicaView, Snapshot, Toke
 from quire_cli.local.supervision import Phase, Status
 from quire_cli.local.views import JsonLines, LiveTable, render
 from quire_operator.domain.autoscaling.observation import ReplicaSample
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import MetricsState, Tick, noted
 from quire_operator.domain.resource import MetricsSource, Spec
 
@@ -77,7 +78,11 @@ def snapshot() -> Snapshot:
         enforced=True,
         metrics=MetricsState(source=MetricsSource.PODS),
     )
-    view = DeploymentView(spec=spec, target=2, replicas=(ready, failed), decisions=noted((), tick, limit=5))
+    assert spec.autoscaling is not None
+    bounds = recorded_bounds(spec.autoscaling, None, 0.0)
+    view = DeploymentView(
+        spec=spec, target=2, replicas=(ready, failed), decisions=noted((), tick, limit=5), bounds=bounds
+    )
     return Snapshot(
         time=100.0,
         started=40.0,
