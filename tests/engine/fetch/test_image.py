@@ -1,4 +1,4 @@
-"""oci://: layers of images and artifacts become a folder; digests, logins and cuts; nothing comes out of its folder."""
+"""oci://: layers of images and artifacts become a folder; digests, logins, interruptions and path traversal."""
 
 import json
 import tarfile
