@@ -189,9 +189,9 @@ async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: 
 async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(
     prefix: str, fetch: Fetch, bucket: FaultyProxy
 ) -> None:
-    with pytest.raises(FetchError, match=r"s3://models/team holds nothing, but folders: .*/"):
+    with pytest.raises(FetchError, match=r"s3://models/team has no files, but it has folders: .*/"):
         await fetch("s3://models/team")
-    with pytest.raises(FetchError, match="s3://models/nowhere holds nothing"):
+    with pytest.raises(FetchError, match="s3://models/nowhere has no files"):
         await fetch("s3://models/nowhere")
     with pytest.raises(FetchError, match="has no safetensors weights"):
         await fetch(f"s3://models/{prefix}/original")
