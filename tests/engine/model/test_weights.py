@@ -299,10 +299,10 @@ def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
             "lacks absent.safetensors, which model.safetensors.index.json names; copy or download the rest",
         ),
         ({"model.safetensors.index.json": '{"weight_map": {}}'}, "weight_map is empty"),
-        ({"model.safetensors.index.json": '{"weight_map": {"x": 5}}'}, "5 is no name of a file beside it"),
+        ({"model.safetensors.index.json": '{"weight_map": {"x": 5}}'}, "5 is not the name of a file next to it"),
         (
             {"model.safetensors.index.json": '{"weight_map": {"x": "../other/a.safetensors"}}'},
-            "'../other/a.safetensors' is no name of a file beside it",
+            "'../other/a.safetensors' is not the name of a file next to it",
         ),
         ({"model.safetensors.index.json": '{"weight_map": ["x"]}'}, "is not an index of safetensors files"),
     ],
