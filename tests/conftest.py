@@ -1,4 +1,4 @@
-"""What every test folder may use: the fixtures of a real API server (`api_server`, `namespace`, `cluster_binaries`)."""
+"""Fixtures for every test folder: a real API server (`api_server`, `namespace`, `cluster_binaries`)."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ settings.load_profile("quire")
 
 @pytest.fixture(autouse=True)
 def own_root_logger() -> Iterator[None]:
-    """A command run in a test sets up logging for its process; the handler would outlive the stream it writes to."""
+    """Restore the root logger, because a handler of a command under test would outlive the stream that it writes to."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield

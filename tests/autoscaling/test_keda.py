@@ -1,4 +1,4 @@
-"""KEDA: what https://keda.sh/docs/2.17/reference/scaledobject-spec/ and …/scalers/prometheus/ say."""
+"""KEDA: the behaviour in https://keda.sh/docs/2.17/reference/scaledobject-spec/ and …/scalers/prometheus/."""
 
 from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
@@ -52,7 +52,7 @@ def test_past_three_failures_the_metric_is_threshold_times_fallback_replicas() -
     trigger = Trigger(config)
     assert [trigger.metric(None) for _ in range(5)] == [None, None, None, 30.0, 30.0]
     assert trigger.metric(7.0) == 7.0
-    assert trigger.metric(None) is None, "counted anew after a success"
+    assert trigger.metric(None) is None, "counted again after a success"
 
 
 def test_a_rate_is_taken_of_each_series_over_two_minutes() -> None:

@@ -1,4 +1,4 @@
-"""KPA: the numbers of Knative's documentation and of the cases its source explains."""
+"""KPA: the numbers in Knative's documentation and the cases that its source explains."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def flat(seconds: int, *, prompt: int = 1000, output: int = 20) -> tuple[Request
 
 @pytest.fixture
 def ramp() -> Load:
-    """Quiet for 20 minutes, then ten times as much for 10, then quiet for 10."""
+    """Return a load that is quiet for 20 minutes, ten times as large for 10, and quiet for 10."""
     quiet = [Request(float(t), 500, 10) for t in range(0, 2400, 5)]
     loud = [Request(1200.0 + t / 2, 500, 10) for t in range(1200)]
     return fitted("ramp", tuple(sorted((*quiet, *loud), key=lambda request: request.time)))

@@ -1,4 +1,4 @@
-"""What counts of a policy in a case, who wins a row, what the tuner looks for, and the commands as they are run."""
+"""The score of a policy in a case, the winner of a row, the objective of the tuner, and the commands."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def score(attainment: float, hours: float) -> Score:
 
 @pytest.fixture(scope="module")
 def load() -> Load:
-    """Two minutes, with more in the middle."""
+    """Return two minutes of requests, with more of them in the middle."""
     times = [t / 2 for t in range(120)] + [60 + t / 4 for t in range(120)] + [90 + t / 2 for t in range(60)]
     return fitted("small", tuple(Request(time, 400, 8) for time in sorted(times)))
 

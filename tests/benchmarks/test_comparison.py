@@ -1,4 +1,4 @@
-"""What a comparison makes of its measurements: workloads, ratios of neighbours, goals, the floor's schedule."""
+"""The evaluation of a comparison: workloads, ratios of neighbouring runs, goals, and the lower bound's schedule."""
 
 import dataclasses
 import json
@@ -103,7 +103,7 @@ def test_rows_are_medians_in_the_order_of_the_first_run() -> None:
 
 
 def test_ratios_are_of_neighbours_in_one_run() -> None:
-    """The machine was half as fast in the second run: medians of each alone would compare different hours."""
+    """The machine was half as fast in the second run: medians of each server alone would compare different hours."""
     turns = [
         turn("quire", "quire", 1, measured(SIXTEEN, 400)),
         turn("vllm", "vllm", 1, measured(SIXTEEN, 200)),
@@ -250,7 +250,7 @@ def test_sizes_follow_from_a_llamas_config() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "flags"),
+    ("reported", "flags"),
     [
         ("  --quantization {none,int8}\n     8 bits", ("--quantization", "int8")),
         ("  --weights {auto,int8,fp8}", ("--weights", "int8")),
@@ -259,8 +259,8 @@ def test_sizes_follow_from_a_llamas_config() -> None:
         ("", ()),
     ],
 )
-def test_the_flag_for_int8_is_read_from_the_help(told: str, flags: tuple[str, ...]) -> None:
-    assert int8_flags(told) == flags
+def test_the_flag_for_int8_is_read_from_the_help(reported: str, flags: tuple[str, ...]) -> None:
+    assert int8_flags(reported) == flags
 
 
 def outcome(**changes: object) -> Outcome:
@@ -312,7 +312,7 @@ def test_a_server_is_stopped_with_all_its_processes(tmp_path: Path) -> None:
         assert Path(f"/proc/{pid}").exists()
         while tree.peak_rss_bytes == 0:
             tree.check()
-    # Whoever reaps orphans here may not have come to it yet; a dead process has no memory.
+    # The process that reaps orphans here may be slow, but a dead process has no memory.
     memory = Path(f"/proc/{pid}/statm")
     assert not memory.exists() or memory.read_text().split()[1] == "0"
 

@@ -1,4 +1,4 @@
-"""Peers' environments: made once, anew when half made or bound to another processor; errors in words."""
+"""Environments of servers under test: created once, and again if incomplete or bound to another CPU; error messages."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The random checkpoint: a tokenizer in which each id is visible text of its own, tensors that fit their config."""
+"""The random checkpoint: a tokenizer with distinct visible text for each id, and tensors that fit the config."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The chart's alerts, as it renders them: checked and tried by promtool; each has a runbook and each runbook one."""
+"""The chart's alerts as rendered, tested by promtool; each alert has a runbook and each runbook an alert."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CHART, RUNBOOKS = ROOT / "charts" / "quire", ROOT / "docs" / "runbooks"
 ENABLED: dict[str, Any] = {"monitoring": {"alerts": {"enabled": True}}}
 PER_RESOURCE = {"QuireTimeToFirstTokenHigh", "QuireAtMaxReplicas"}
-"""Those that the operator makes of each LLMDeployment, for they depend on its spec."""
+"""The alerts that the operator creates for each LLMDeployment, because they depend on its spec."""
 
 
 def rules(documents: Documents) -> Iterator[dict[str, Any]]:
@@ -34,7 +34,7 @@ def rules(documents: Documents) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def defaults(helm: Helm) -> dict[str, dict[str, Any]]:
-    """Rules by name, with the chart's own thresholds."""
+    """Return the rules by name, with the chart's default thresholds."""
     return {rule["alert"]: rule for rule in rules(helm.template(ENABLED))}
 
 
@@ -54,7 +54,7 @@ def test_each_alert_has_been_tried(defaults: dict[str, Any]) -> None:
 
 
 def firing(case: Case, minute: int, expected: list[dict[str, str]]) -> dict[str, Any]:
-    """One look at all alerts of that name that fire."""
+    """Return promtool's check of all firing alerts with that name at one time."""
     selector = f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
     samples = [
         {"labels": "ALERTS{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}", "value": 1}
@@ -64,7 +64,7 @@ def firing(case: Case, minute: int, expected: list[dict[str, str]]) -> dict[str,
 
 
 def trial(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
-    """In the form that promtool reads."""
+    """Return a case in promtool's format."""
     labels = {**case.labels, **rule["labels"]}
     told = {
         "summary": case.summary,
@@ -90,7 +90,7 @@ def trial(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_alerts_fire_when_they_should_and_say_with_which_figures(defaults: dict[str, Any], tmp_path: Path) -> None:
-    """All cases in one run: promtool names those that went wrong."""
+    """All cases run at once; promtool names those that failed."""
     (tmp_path / "rules.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": name, "rules": [rule]} for name, rule in defaults.items()]})
     )
@@ -117,7 +117,7 @@ def test_alerts_ask_for_what_is_exported_and_by_labels_that_it_has(defaults: dic
 
 
 def test_words_that_alerts_look_for_are_words_that_are_said(defaults: dict[str, Any]) -> None:
-    """A value that nothing ever has would make an alert that never fires, or one that always does."""
+    """A value that never occurs would make an alert that never fires, or one that always does."""
     said = {
         "reason": {
             *(reason.value for reason in (*Reason, *FailureReason)),
@@ -136,7 +136,7 @@ def test_words_that_alerts_look_for_are_words_that_are_said(defaults: dict[str, 
 
 
 def _by_name(expression: str) -> str:
-    """With one of the two names that a selector may ask for in its labels."""
+    """Return the expression with one of the two names that a selector may match in its labels."""
     return re.sub(r'\{__name__=~"(\w+)\((\w+)\|\w+\)(\w+)"(?:, )?', r"\1\2\3{", expression)
 
 
@@ -188,7 +188,7 @@ def test_the_list_of_runbooks_has_them_all() -> None:
 
 
 def fields(schema: dict[str, Any], path: str = "spec") -> Iterator[str]:
-    """Paths of the CRD, as people write them."""
+    """Yield the paths of the CRD's fields, as users write them."""
     yield path
     for name, child in schema.get("properties", {}).items():
         yield from fields(child, f"{path}.{name}")
@@ -202,7 +202,7 @@ def values(tree: object, path: str = "") -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, set[str]]:
-    """What a runbook may speak of: fields of the CRD, values of the chart, metrics, by how they begin."""
+    """Return what a runbook may mention, by prefix: fields of the CRD, values of the chart, metrics."""
     (version,) = yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text())["spec"]["versions"]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
     metrics = {re.sub(r"_bucket$", "", line.partition("{")[0]) for line in recording.openmetrics().splitlines()}

@@ -1,4 +1,4 @@
-"""What the chart has the operator make beside pods: who may reach replicas, how they are scraped, who has a name."""
+"""The chart's settings for children: access to replicas, their scrapes, and unique served names."""
 
 from typing import Any
 

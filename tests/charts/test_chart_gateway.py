@@ -1,4 +1,4 @@
-"""How the gateway is reached: ways in from outside, TLS, keys, its number of replicas, who may come."""
+"""Access to the gateway: Ingress and HTTPRoute, TLS, keys, number of replicas, and network policies."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def flags(documents: Documents) -> dict[str, str]:
 
 
 def mounts(documents: Documents) -> dict[str, dict[str, Any]]:
-    """Volumes by where they are mounted."""
+    """Return the volumes by mount path."""
     volumes = {volume["name"]: volume for volume in pod_spec(documents, "quire-gateway").get("volumes", [])}
     mounted = container(documents, "quire-gateway").get("volumeMounts", [])
     assert all(mount["readOnly"] for mount in mounted)
@@ -94,7 +94,7 @@ def test_keys_are_where_the_gateway_looks_for_them_and_change_without_a_restart(
     assert flags(documents)["api-key-file"] == "/etc/quire/api-keys/keys"
     volume = mounts(documents)["/etc/quire/api-keys"]
     assert volume["secret"] == {"secretName": "keys", "items": [{"key": "keys", "path": "keys"}]}
-    # A file that is mounted by itself (subPath) would keep what it held when the pod began.
+    # A file mounted with subPath would keep the contents that it had when the pod started.
     assert all("subPath" not in mount for mount in container(documents, "quire-gateway")["volumeMounts"])
 
 
@@ -105,11 +105,11 @@ def test_without_either_nothing_is_mounted(helm: Helm) -> None:
     assert (config.tls, config.api_key_file) == (None, None)
 
 
-# --- ways in ---
+# --- Ingress and HTTPRoute ---
 
 
 def backends(documents: Documents) -> set[tuple[str, object]]:
-    """Service and port that Ingress and HTTPRoute send to."""
+    """Return the Services and ports to which Ingress and HTTPRoute send requests."""
     found: set[tuple[str, object]] = set()
     for ingress in of_kind(documents, "Ingress"):
         for rule in ingress["spec"]["rules"]:
@@ -151,11 +151,11 @@ def test_an_ingress_answers_to_its_hosts_or_to_any(helm: Helm) -> None:
     assert hosts(["a.example", "*.b.example"]) == ["a.example", "*.b.example"]
 
 
-# --- who may come ---
+# --- network policies ---
 
 
 def peers(documents: Documents, name: str) -> list[dict[str, Any]] | None:
-    """Of its first rule; None for everybody."""
+    """Return the peers of the policy's first rule; None if it admits everyone."""
     rule = find(documents, "NetworkPolicy", name)["spec"]["ingress"][0]
     result: list[dict[str, Any]] | None = rule.get("from")
     return result
@@ -185,7 +185,7 @@ def test_who_is_named_may_come_and_so_may_who_measures(helm: Helm) -> None:
     assert peers(only_metrics, "quire-gateway") is None, "requests come by the same port"
 
 
-# --- what the person who installs is told ---
+# --- notes after the installation ---
 
 
 @pytest.mark.parametrize(

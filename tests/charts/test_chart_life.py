@@ -1,6 +1,6 @@
-"""The chart over time, on a control plane of its own: upgraded, uninstalled, installed again, while an operator works.
+"""The chart over time, on its own control plane: upgrade, uninstall and reinstall while an operator works.
 
-What is served must not notice: nobody touches an LLMDeployment, and no child is made anew or changed.
+The served models must not be affected: no LLMDeployment is edited, and no child is recreated or changed.
 """
 
 import json
@@ -34,7 +34,7 @@ CHAT = {
 
 @pytest.fixture(scope="module")
 def server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
-    """It has never seen the CRD."""
+    """Yield a control plane that has never had the CRD."""
     server = ControlPlane.temporary(cluster_binaries)
     try:
         server.start()
@@ -46,7 +46,7 @@ def server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
 
 
 class Life:
-    """One release, and what it serves."""
+    """A release and the objects that it serves."""
 
     def __init__(self, helm: Helm, server: ControlPlane, logs: Path) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class Life:
 
     @contextmanager
     def operator(self) -> Iterator[Callable[[], str]]:
-        """While it runs and leads: what gives its metrics. At the end it is stopped as a container that is killed."""
+        """Yield a function that returns the metrics, while the operator leads. It ends like a killed container."""
         position = self.server.audit.position()
         with self.release.running("operator") as address:
 
@@ -78,7 +78,7 @@ class Life:
         return self.server.kubectl("get", "llmd", "chat", "-n", NAMESPACE, "-o", f"jsonpath={{.{path}}}")
 
     def served(self) -> dict[str, Any]:
-        """Who everything is, and the version of what is asked of it."""
+        """Return the identity of every object and the version of its spec."""
         text = self.server.kubectl("get", f"llmd,{CHILDREN}", "-n", NAMESPACE, "-o", "json")
         found = {}
         for item in json.loads(text)["items"]:
@@ -89,12 +89,15 @@ class Life:
         return found
 
     def lease(self) -> dict[str, Any]:
-        """Whose it is: the pod's, also after its container was started anew, so that it never waits for itself."""
+        """Return the Lease's holder, which is the pod.
+
+        A restarted container is the same holder and never waits for itself.
+        """
         spec = json.loads(self.server.kubectl("get", "lease", "quire-operator", "-n", HOME, "-o", "json"))["spec"]
         return {name: spec[name] for name in ("holderIdentity", "leaseTransitions")}
 
     def objects(self) -> set[str]:
-        """The release's own."""
+        """Return the release's own objects."""
         kinds = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebindings,clusterroles"
         selector = f"--selector=app.kubernetes.io/instance={self.release.name}"
         return set(self.server.kubectl("get", kinds, "-A", selector, "-o", "name").split())
@@ -138,7 +141,7 @@ def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallatio
 def test_an_upgrade_brings_a_changed_crd_and_keeps_what_is_there(
     life: Life, cluster_binaries: Binaries, tmp_path: Path
 ) -> None:
-    """Helm leaves what is in a chart's crds/ folder as it was installed first; ours is a template."""
+    """Helm never updates files in a chart's crds/ folder, so our CRD is a template."""
     server = life.server
     with life.release:
         wait_established(server.client(), CRD)
@@ -173,7 +176,7 @@ def test_whoever_scales_the_gateway_keeps_its_number_at_an_upgrade(life: Life) -
 
 
 def test_a_release_of_another_name_takes_the_crd_over_on_request(life: Life) -> None:
-    """In the end it is taken back, because other tests install a release of the usual name."""
+    """At the end the CRD is taken back, because other tests install a release of the usual name."""
     with life.release:
         wait_established(life.server.client(), CRD)
     life.release.name = "other"

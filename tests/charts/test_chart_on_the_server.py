@@ -1,4 +1,4 @@
-"""The chart on a real API server: dry run, install, upgrade, uninstall, and who may do what afterwards."""
+"""The chart on a real API server: dry run, install, upgrade, uninstall, and the resulting permissions."""
 
 import uuid
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ CHART = Path(__file__).parents[2] / "charts" / "quire"
 
 
 class Release:
-    """One installed release in a namespace of its own, under the strictest pod security there is."""
+    """A release in its own namespace with the restricted pod security profile."""
 
     def __init__(self, helm: Helm, server: ControlPlane, namespace: str) -> None:
         self._helm, self.server, self.namespace = helm, server, namespace
@@ -33,14 +33,14 @@ class Release:
         self._helm.run("uninstall", self.name, f"--namespace={self.namespace}", "--ignore-not-found")
 
     def names(self, kinds: str) -> set[str]:
-        """The release's own objects of these kinds."""
+        """Return the release's own objects of these kinds."""
         selector = f"--selector=app.kubernetes.io/instance={self.name}"
         return set(self.server.kubectl("get", kinds, "-A", selector, "-o", "name").split())
 
 
 @pytest.fixture
 def release(cluster_helm: Helm, crd_server: ControlPlane, namespace: str) -> Iterator[Release]:
-    """The CRD is there already, as the chart of another release would have left it: here nobody brings it anew."""
+    """Yield a release without the CRD, which exists already, as the chart of another release would have left it."""
     release = Release(cluster_helm, crd_server, namespace)
     yield release
     release.uninstall()
@@ -51,7 +51,7 @@ KINDS = "deployments,services,serviceaccounts,poddisruptionbudgets,roles,rolebin
 
 
 OF_OTHERS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "Certificate", "Issuer"}
-"""Kinds that come with other people's CRDs."""
+"""Kinds from the CRDs of other projects."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ PLACED = {
     ids=["defaults", "with all that is mounted", "placed"],
 )
 def test_pods_come_into_being_under_restricted_pod_security(release: Release, values: dict[str, Any]) -> None:
-    """The namespace enforces the restricted profile, and refuses pods that keep to less."""
+    """The namespace enforces the restricted profile and rejects other pods."""
     release.helm("install", WITHOUT_CRD | values)
     pods = ("get", "pods", "-n", release.namespace, "-o", "name")
     assert eventually(lambda: len(release.server.kubectl(*pods).split()) == 4)
@@ -189,7 +189,7 @@ def test_kubernetes_own_roles_reach_llmdeployments(
     if not installed.server.kubectl("get", "rolebinding", binding, "-n", installed.namespace, "--ignore-not-found"):
         installed.server.kubectl(*bind)
     granted = may(installed.server, user, verb, resource, namespace=installed.namespace)
-    if allowed:  # aggregation is a controller's work, which takes a moment
+    if allowed:  # aggregation is done by a controller and takes a moment
         granted = eventually(lambda: may(installed.server, user, verb, resource, namespace=installed.namespace))
     assert granted is allowed
 
@@ -213,7 +213,7 @@ def may(server: ControlPlane, user: str, verb: str, resource: str, *, namespace:
 def installed(
     cluster_binaries: Binaries, crd_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Release]:
-    """One release for tests that only ask."""
+    """Yield a release for tests that only read."""
     folder = tmp_path_factory.mktemp("helm")
     helm = Helm(cluster_binaries["helm"], CHART, folder, kubeconfig=crd_server.admin_kubeconfig)
     namespace = f"asked-{uuid.uuid4().hex[:6]}"

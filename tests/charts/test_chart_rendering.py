@@ -1,4 +1,4 @@
-"""What the chart makes of its values, before any cluster sees it."""
+"""The objects that the chart renders from its values, without a cluster."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ Mounted = Callable[[list[str]], list[str]]
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Mounted:
-    """Arguments as they are, with files where they name some that a pod would have mounted."""
+    """Return a function that replaces paths in arguments by files with the contents that a pod would have mounted."""
     authority = trustme.CA()
     leaf = authority.issue_cert("gateway.example")
 
@@ -69,7 +69,7 @@ def test_objects_are_those_of_the_snapshot(helm: Helm, name: str) -> None:
 
 
 def test_the_charts_crd_is_the_one_in_crds(helm: Helm) -> None:
-    """Else: make generate."""
+    """On failure run make generate."""
     (crd,) = of_kind(helm.template(), "CustomResourceDefinition")
     assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
     assert crd == yaml.safe_load((ROOT / "crds" / "llmdeployments.yaml").read_text())
@@ -101,7 +101,7 @@ def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, 
 
 
 def test_an_operator_is_known_by_its_pod(helm: Helm) -> None:
-    """Not by its process: a container that is started anew finds its Lease its own."""
+    """Its identity is that of the pod, so that a restarted container recognizes its own Lease."""
     values: dict[str, str] = {"metadata.name": "r" * 63, "metadata.uid": "01234567-89ab-cdef-0123-456789abcdef"}
     environment: dict[str, str] = {}
     for variable in container(helm.template(), "quire-operator")["env"]:
@@ -251,7 +251,7 @@ def test_each_selector_finds_its_own_pods_alone(helm: Helm, values: dict[str, An
     for document in of_kind(documents, "Deployment", "Service", "PodDisruptionBudget"):
         selector = document["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
-        expected = document["metadata"]["name"].replace("-webhook", "-operator")  # a Service of the operator's
+        expected = document["metadata"]["name"].replace("-webhook", "-operator")  # a Service of the operator
         assert [name for name, labels in pods.items() if wanted <= labels.items()] == [expected]
 
 

@@ -1,6 +1,6 @@
-"""Operator and gateway at work with the rights the chart gives them: nothing is refused, in either mode.
+"""Operator and gateway with the permissions of the chart: no request is rejected, in either mode.
 
-They are run here as the chart's containers are told to, as the ServiceAccounts it makes; the audit log is the witness.
+They run with the arguments of the chart's containers and as its ServiceAccounts; the audit log shows rejected requests.
 """
 
 import json
@@ -23,7 +23,7 @@ CHART = Path(__file__).parents[2] / "charts" / "quire"
 def installation(
     request: pytest.FixtureRequest, cluster_binaries: Binaries, crd_server: ControlPlane, namespace: str, tmp_path: Path
 ) -> Iterator[Installation]:
-    """In a namespace of its own; `namespace` is where LLMDeployments are."""
+    """Yield an installation in its own namespace. `namespace` contains the LLMDeployments."""
     values: dict[str, Any] = {"crds": {"create": False}}
     if request.param == "some namespaces":
         values["watchNamespaces"] = [namespace]
@@ -47,7 +47,7 @@ def apply(server: ControlPlane, namespace: str, name: str, **spec: Any) -> None:
 
 
 def test_the_operator_is_refused_nothing(installation: Installation, namespace: str) -> None:
-    """It makes all kinds of children, repairs one, scales, tells it, and lets one go that is no longer wanted."""
+    """It creates all kinds of children, repairs one, scales, records events, and deletes one."""
     server = installation.server
 
     def names(kinds: str) -> set[str]:
@@ -81,7 +81,7 @@ def test_the_gateway_is_refused_nothing(installation: Installation, namespace: s
     before = server.audit.position()
     address = installation.run("gateway")
     apply(server, namespace, "chat", replicas=1)
-    # As the operator reports it.
+    # The status is as the operator writes it.
     status = {"status": {"servedName": {"name": "chat", "since": "2026-01-01T00:00:00Z"}}}
     patch = ("--subresource=status", "--type=merge", "--patch", json.dumps(status))
     server.kubectl("patch", "llmdeployment", "chat", "-n", namespace, *patch)

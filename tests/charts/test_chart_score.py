@@ -1,4 +1,4 @@
-"""The chart's objects, judged by kube-score. Every finding is fixed, or excepted here with a reason."""
+"""The chart's objects, rated by kube-score. Every finding is fixed, or accepted here with a reason."""
 
 import json
 import subprocess
@@ -16,12 +16,12 @@ EXCEPTED = {
     "deployment-has-host-podantiaffinity": "A topology spread constraint prefers different nodes.",
     "pod-networkpolicy": "networkPolicies.enabled is off by default: only the user knows who calls the gateway.",
 }
-"""Checks whose findings are accepted, and why."""
+"""Checks whose findings are accepted, with the reason."""
 EXCEPTED_IN = {
     "everything": {"container-security-context-user-group-id": "runAsUser is null: OpenShift assigns the user."},
     "least": {"deployment-has-poddisruptionbudget": "podDisruptionBudget.create is false."},
 }
-"""Further ones that the values of one variant ask for."""
+"""Checks whose findings are accepted because of the values of one variant."""
 GOOD = 10
 """The grade of an object without a finding."""
 
@@ -29,7 +29,7 @@ GOOD = 10
 def findings(kube_score: Path, documents: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Return what kube-score finds: check → objects and comments."""
     done = subprocess.run(
-        # No CPU limit: it throttles a process that hinders no other one. Requests share CPUs fairly.
+        # Without a CPU limit, which throttles a process that disturbs no other one. Requests share CPUs fairly.
         [str(kube_score), "score", "--output-format=json", "--ignore-container-cpu-limit", "-"],
         input=yaml.safe_dump_all(documents),
         capture_output=True,

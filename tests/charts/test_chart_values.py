@@ -1,4 +1,4 @@
-"""Values: what is wrong with them is told by its path, and all there are are known, described and listed."""
+"""Values: errors name the path, and all values are known, described and listed."""
 
 import json
 import shutil
@@ -84,7 +84,7 @@ def test_the_schema_knows_the_values_that_there_are() -> None:
 
 
 def leaves(tree: object, path: str = "") -> Iterator[str]:
-    """What a person can set, as it is called on the command line."""
+    """Yield the values that users can set, with their names on the command line."""
     if isinstance(tree, Mapping) and tree and not path.endswith((".requests", ".limits", ".labels")):
         for name, child in tree.items():
             yield from leaves(child, f"{path}.{name}".lstrip("."))
@@ -93,7 +93,7 @@ def leaves(tree: object, path: str = "") -> Iterator[str]:
 
 
 def test_the_table_and_the_schemas_descriptions_are_up_to_date(tmp_path: Path) -> None:
-    """Else: make chart-docs."""
+    """On failure run make chart-docs."""
     for name in ("values.yaml", *MADE):
         shutil.copy(CHART / name, tmp_path)
     subprocess.run([sys.executable, ROOT / "charts" / "document.py", str(tmp_path)], check=True)

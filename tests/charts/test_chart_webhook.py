@@ -1,4 +1,4 @@
-"""The chart's validating webhook: whose certificate, for which namespaces, and what an upgrade leaves alone."""
+"""The chart's validating webhook: its certificate, its namespaces, and what an upgrade keeps."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ ISSUED = {"webhook": {"create": True, "certificate": {"issuer": {"kind": "Issuer
 
 
 def kinds(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By kind, the objects that have to do with the webhook."""
+    """Return the objects of the webhook by kind."""
     mine = [d for d in documents if "webhook" in d["metadata"]["name"]]
     assert len({d["kind"] for d in mine}) == len(mine)
     return {d["kind"]: d for d in mine}
@@ -62,7 +62,7 @@ def test_the_charts_own_certificate_is_for_its_service_and_vouched_for_by_the_bu
 
 
 def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, *, name: str) -> None:
-    """In memory; raises what either side has against the other."""
+    """Perform a handshake in memory. Raises the error of either side."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [
         client.wrap_bio(to_client, to_server, server_hostname=name),
@@ -136,7 +136,7 @@ def test_an_upgrade_keeps_the_certificate(cluster_helm: Helm, crd_server: Contro
 
 
 def certificates(server: ControlPlane, namespace: str) -> tuple[dict[str, str], str]:
-    """What the secret holds, and what the API server trusts."""
+    """Return the contents of the secret and the certificates that the API server trusts."""
     secret = json.loads(
         server.kubectl("get", "secret", "-n", namespace, "hooked-quire-webhook-certificate", "-o", "json")
     )

@@ -1,4 +1,4 @@
-"""Every panel of every dashboard shows something, in the unit it says, over what the real exporters export."""
+"""Every panel of every dashboard shows data in the unit that it names, from what the real exporters export."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def panels(board: str, *, rows: bool = False) -> list[dict[str, Any]]:
 
 
 def expression(board: str, target: dict[str, Any]) -> str:
-    """As Grafana sends it: with the variables put in."""
+    """Return the query that Grafana sends, with the variables replaced."""
     text: str = target["expr"]
     for name, value in {**VARIABLES[board], "__rate_interval": "1m"}.items():
         text = text.replace(f"${name}", value)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, as values."""
+"""The choice of a replica for a request, on values."""
 
 from dataclasses import replace
 
@@ -82,8 +82,8 @@ CASES = {
         [replica("a", load(running=9, in_flight=9), in_flight=0), replica("b", load(running=4))],
         "b",
     ),
-    "a suspect only when nobody else is left": ([replica("a", suspect=True), replica("b", load(waiting=50))], "b"),
-    "a suspect rather than nobody": ([replica("a", ready=False), replica("b", suspect=True)], "b"),
+    "a suspect only if no other replica is left": ([replica("a", suspect=True), replica("b", load(waiting=50))], "b"),
+    "a suspect rather than no replica": ([replica("a", ready=False), replica("b", suspect=True)], "b"),
     "an unknown one as if idle": ([replica("a", load(waiting=1)), replica("b")], "b"),
 }
 

@@ -19,7 +19,7 @@ class Clock:
 
 
 def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As the kubelet changes a mounted Secret: by another link, all at once."""
+    """The kubelet changes a mounted Secret at once, by another link."""
     folders = [tmp_path / "..1", tmp_path / "..2", tmp_path / "..3"]
     for folder, text in zip(folders, (KEY, "", f"{KEY}\n{OTHER}\n"), strict=True):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Which replicas hold the beginning of a prompt, and what a cached prefix is worth."""
+"""The replicas that have cached the beginning of a prompt, and the value of a cached prefix."""
 
 import math
 from itertools import islice
@@ -110,7 +110,7 @@ def test_closed_index_does_not_count():
     assert len(stays) == 2900
 
 
-# --- the worth of a cached prefix ---
+# --- the value of a cached prefix ---
 
 
 def replica(id_: str, *, share: float = 0.0, running: float = 0.0, waiting: float = 0.0) -> Candidate:

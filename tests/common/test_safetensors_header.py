@@ -1,4 +1,4 @@
-"""Headers of weights that anybody may have published: read, or refused at once."""
+"""Headers of weights from unknown authors: parsed, or rejected at once."""
 
 import json
 from time import process_time

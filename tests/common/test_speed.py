@@ -1,4 +1,4 @@
-"""What the routing policy learns from counters."""
+"""The values that the routing policy learns from counters."""
 
 import pytest
 

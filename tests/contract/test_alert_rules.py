@@ -1,4 +1,4 @@
-"""The alerts of an LLMDeployment, tried by Prometheus' own tool on series of the engine's own names and buckets."""
+"""The alerts of an LLMDeployment, run by promtool on series with the engine's own names and buckets."""
 
 import subprocess
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def spec_of(threshold: str) -> Spec:
 
 
 def series(name: str, values: str, *, deployment: str = "chat", **labels: str) -> dict[str, str]:
-    """One series of a pod, labelled as a PodMonitor of ours has it labelled."""
+    """Return one series of a pod, with the labels that our PodMonitor gives it."""
     all_labels = {"namespace": "prod", monitoring.SERIES_LABEL: deployment, "pod": "chat-a", "engine": "0"} | labels
     text = ",".join(f'{key}="{value}"' for key, value in all_labels.items())
     return {"series": f"{name}{{{text}}}", "values": values}
@@ -53,7 +53,7 @@ def series(name: str, values: str, *, deployment: str = "chat", **labels: str) -
 def waits(
     per_minute: int, seconds: float, *, deployment: str = "chat", late_share: float = 1.0
 ) -> list[dict[str, str]]:
-    """First tokens of which ``late_share`` wait so long, the others next to nothing; in the engine's own buckets."""
+    """Return first tokens in the engine's own buckets: ``late_share`` of them wait long, the others briefly."""
     quick = per_minute * (1 - late_share)
     counts = {bound: per_minute if seconds <= bound else quick for bound in (*TIME_TO_FIRST_TOKEN, float("inf"))}
     return [
@@ -90,8 +90,8 @@ CASES: dict[str, Case] = {
     "full and waiting": (queue(f"3x{MINUTES}"), {FULL}),
     "full, and once without a queue": (queue(f"3 3 3 0 3x{MINUTES}"), {FULL}),
     "full, the queue emptied each third minute": (queue("3 3 0 " * (MINUTES // 3)), set()),
-    "full and nobody waits": (queue(f"0x{MINUTES}"), set()),
-    "waiting, with one more to be had": (queue(f"3x{MINUTES}", pods=("chat-a",)), set()),
+    "full and no request waits": (queue(f"0x{MINUTES}"), set()),
+    "waiting, with room for one more": (queue(f"3x{MINUTES}", pods=("chat-a",)), set()),
     "one of two, scraped by two jobs": (
         queue(f"3x{MINUTES}", pods=("chat-a",), job="a") + queue(f"3x{MINUTES}", pods=("chat-a",), job="b"),
         set(),
@@ -129,7 +129,7 @@ def run(promtool: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 def tried(promtool: Path, folder: Path, spec: Spec, cases: Mapping[str, Case]) -> subprocess.CompletedProcess[str]:
     rule: Any = yaml.safe_load(rule_file(folder, spec).read_text())
     for entry in rule["groups"][0]["rules"]:
-        del entry["annotations"]  # else they would have to be expected word by word
+        del entry["annotations"]  # otherwise they would have to be expected word by word
     (folder / "rules.yaml").write_text(yaml.safe_dump(rule))
     tests = [
         {"name": name, "interval": "1m", "input_series": rows, "alert_rule_test": firing(spec, alerts)}
@@ -149,7 +149,7 @@ def test_each_alert_fires_when_it_should_and_only_then(promtool: Path, tmp_path:
 def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
     promtool: Path, tmp_path: Path, threshold: str, alerts: set[str]
 ) -> None:
-    """All first tokens wait between 0.25 and 0.5 s: as far as a histogram can tell, above 300 ms and not above 600."""
+    """All first tokens wait between 0.25 and 0.5 s; a histogram places them above 300 ms and below 600 ms."""
     done = tried(promtool, tmp_path, spec_of(threshold), {"between": (waits(600, 0.4), alerts)})
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -167,5 +167,5 @@ def test_each_alert_has_a_runbook() -> None:
 
 
 def test_the_pods_label_is_the_series_label() -> None:
-    """Prometheus makes an underscore of each character that a label of its own may not have."""
+    """Prometheus replaces each character that its labels may not have by an underscore."""
     assert "".join(c if c.isalnum() else "_" for c in LABEL_DEPLOYMENT) == monitoring.SERIES_LABEL

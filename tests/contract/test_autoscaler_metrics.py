@@ -1,4 +1,4 @@
-"""Every series that the autoscaler and the gateway read is one that the engine serves, and reads as it was meant."""
+"""The engine serves every series that the autoscaler and the gateway read, with the expected meaning."""
 
 from dataclasses import fields
 
@@ -19,7 +19,7 @@ from quire_operator.domain.autoscaling.observation import is_sane
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """What an engine says after it has served a request."""
+    """Return the metrics of an engine that has served a request."""
     metrics = Metrics("chat", 4096)
     metrics.engine_ready(
         Ready(
@@ -104,7 +104,7 @@ def test_gateway_reads_the_same_figures(page):
     told = parse_page(page)
     assert (told.running, told.waiting, told.kv_usage, told.finished) == (3, 2, 0.25, 1)
     assert (told.max_running, told.kv_tokens) == (64, 1600)
-    # 30 of a prompt under way, 77 that wait, 40 that the engine has not seen: of the latter a tenth is cached.
+    # 30 of a prompt in progress, 77 that wait, 40 that the engine has not seen: a tenth of the latter is cached.
     assert told.pending_tokens == pytest.approx(30 + (77 + 40) * 0.9)
     assert (told.computed_tokens, told.step_seconds) == (1400 - 500, 10.0)
     assert (told.arrived_requests, told.arrived_tokens) == (1, 40)

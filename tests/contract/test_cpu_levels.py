@@ -1,4 +1,4 @@
-"""The engine's levels of a CPU and the kernels' are of the same CPUs."""
+"""The CPU levels of the engine and of the kernels describe the same CPUs."""
 
 import pytest
 

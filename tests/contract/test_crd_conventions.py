@@ -1,4 +1,4 @@
-"""The CRD against the rules of structural schemas and the API conventions, most of which no server enforces."""
+"""The CRD follows the rules of structural schemas and the API conventions, most of which no server enforces."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_walk_reaches_every_kind_of_field() -> None:
 
 @each_field
 def test_field_is_named_and_typed(path: str) -> None:
-    """Structural schemas: a type everywhere, except for integers that may be strings."""
+    """Structural schemas have a type everywhere, except for integers that may be strings."""
     schema, name = FIELDS[path], re.sub(r"[\[\]{}]", "", path.rpartition(".")[2])
     assert _CAMEL.fullmatch(name)
     assert schema.get("type") or schema.get("x-kubernetes-int-or-string")
@@ -51,7 +51,7 @@ def test_field_is_described(path: str) -> None:
 
 @each_field
 def test_size_of_field_is_bounded(path: str) -> None:
-    """Rules in CEL are estimated by these bounds, and no field may fill etcd's limit of an object."""
+    """CEL's cost estimate uses these bounds, and no field may fill etcd's limit of an object."""
     schema = FIELDS[path]
     if path in ("apiVersion", "kind") or schema.get("x-kubernetes-preserve-unknown-fields"):
         return
@@ -63,7 +63,7 @@ def test_size_of_field_is_bounded(path: str) -> None:
         case "object" if "additionalProperties" in schema:
             assert "maxProperties" in schema
         case "integer":
-            # The conventions: no unsigned numbers, and a stated width.
+            # The conventions require signed numbers with a stated width.
             assert schema.get("format") in ("int32", "int64")
         case "number":
             pytest.fail("the API conventions forbid floats: use a quantity or an integer")

@@ -1,6 +1,6 @@
-"""LLMDeployments on a real API server: what it fills in, what it refuses and how, and who may change replicas.
+"""LLMDeployments on a real API server: defaults, rejections, and permissions to change replicas.
 
-What the schema refuses is refused by the parser too, for ``quire up`` has no API server to ask.
+The parser rejects what the schema rejects, because ``quire up`` has no API server.
 """
 
 import copy
@@ -40,17 +40,17 @@ def create(server: ControlPlane, namespace: str, body: dict[str, Any]) -> Respon
 
 
 def try_out(server: ControlPlane, body: dict[str, Any]) -> Response:
-    """A dry run: everything but keeping it."""
+    """Send a dry run, which does everything except storing the object."""
     options = "?fieldValidation=Strict&dryRun=All"
     return server.client().post(f"{GROUP}/namespaces/default/llmdeployments{options}", body)
 
 
 def causes(refused: Response) -> dict[str, str]:
-    """Field → messages, as the server tells a client."""
+    """Return the messages by field, as the server reports them to clients."""
     assert refused.status == 422, refused.body
     told: dict[str, str] = {}
     for cause in refused.body["details"]["causes"]:
-        field = cause["field"].removeprefix(".")  # the scale subresource's own checks begin with a point
+        field = cause["field"].removeprefix(".")  # the scale subresource's own checks start with a dot
         told[field] = f"{told.get(field, '')} {cause['message']}".strip()
     return told
 
@@ -101,7 +101,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a hub": {"model": {"source": "hf://meta-llama/Llama-3.1-8B-Instruct@main", "credentials": {"secretName": "hf"}}},
     "a hub's old name": {"model": {"source": "hf://gpt2"}},
     "a claim": {"model": {"source": "pvc://models/llama", "servedName": "org/chat:v1"}},
-    "a folder beside the file": {"model": {"source": "file://./demo"}},
+    "a folder next to the file": {"model": {"source": "file://./demo"}},
     "a folder above the file": {"model": {"source": "file://../models/demo"}},
     "a bucket": {"model": {"source": "s3://bucket/team/llama", "credentials": {"secretName": "aws"}}},
     "a bucket of another store": {"model": {"source": "s3://bucket?endpoint=http://minio:9000&region=here"}},
@@ -135,7 +135,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_the_examples_are_accepted(crd_server: ControlPlane, example: Path) -> None:
-    """By the server, and by the parser of this version."""
+    """The server and the parser of this version accept them."""
     told = crd_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
     assert "created (server dry run)" in told
     assert isinstance(Spec.parse(yaml.safe_load(example.read_text())), Spec)
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.model.cache.accessMode",
         "applies only to a claim that quire creates",
     ),
-    "a size in words": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),
+    "a size as a word": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),
     "a dtype in small letters": (
         {"engine": {"dtype": "float16"}},
         "spec.engine.dtype",
@@ -256,7 +256,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "much memory": ({"resources": {"limits": {"memory": "much"}}}, "spec.resources.limits[memory]", QUANTITY),
     "negative replicas": ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
-    "replicas in words": ({"replicas": "two"}, "spec.replicas", "must be of type integer"),
+    "replicas as a word": ({"replicas": "two"}, "spec.replicas", "must be of type integer"),
     "no maximum": ({"autoscaling": {}}, "spec.autoscaling.maxReplicas", "Required value"),
     "a maximum of 0": (
         {"autoscaling": {"maxReplicas": 0}},
@@ -377,7 +377,7 @@ def test_a_misspelt_field_is_refused_by_kubectl(crd_server: ControlPlane, namesp
 
 
 class Stored:
-    """One LLMDeployment that exists, changed as people change it."""
+    """An LLMDeployment on the server, changed as users change it."""
 
     def __init__(self, server: ControlPlane, namespace: str, **spec: Any) -> None:
         self._server, self._namespace = server, namespace
@@ -385,7 +385,7 @@ class Stored:
         assert created.ok, created.body
 
     def apply(self, **spec: Any) -> None:
-        """As GitOps tools do."""
+        """Apply as GitOps tools do."""
         arguments = ("apply", "--server-side", "--force-conflicts", "--field-manager=gitops", "-n", self._namespace)
         self._server.kubectl(*arguments, "-f", "-", stdin=json.dumps(llmdeployment(**spec)))
 
@@ -532,6 +532,6 @@ def test_kubectl_explains_the_fields(crd_server: ControlPlane, path: str) -> Non
 
 
 def test_the_schema_file_is_what_is_served(crd_server: ControlPlane) -> None:
-    """Nothing in it is unknown to the server, which would drop it."""
+    """The server knows every field of the file; it would drop unknown ones."""
     crd = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
     assert crd_server.kubectl("diff", "--server-side", "-f", str(crd)) == ""

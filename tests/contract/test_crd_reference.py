@@ -1,4 +1,4 @@
-"""docs/crd.md is what `make generate` makes of the CRD, and leaves no field out."""
+"""docs/crd.md is the output of `make generate` for the CRD, and describes every field."""
 
 import subprocess
 import sys

@@ -1,6 +1,6 @@
-"""The CRD's schema and the parser of LLMDeployments say the same: fields, defaults, words and bounds.
+"""The CRD's schema and the parser of LLMDeployments agree on fields, defaults, words and bounds.
 
-The cluster is guarded by the schema, ``quire up`` by the parser alone.
+The schema protects the cluster; ``quire up`` has only the parser.
 """
 
 import copy
@@ -49,7 +49,7 @@ class Node(NamedTuple):
 
 
 def nodes(path: str, schema: Mapping[str, Any]) -> Iterator[Node]:
-    """The schema at ``path`` and everything below it; list items as ``path[0]``."""
+    """Yield the schema at ``path`` and everything below it; list items as ``path[0]``."""
     yield Node(path, schema)
     for key, child in schema.get("properties", {}).items():
         yield from nodes(f"{path}.{key}", child)
@@ -64,7 +64,7 @@ ALL_NODES = [*nodes("spec", SPEC), *nodes("status", STATUS)]
 
 
 def document(path: str = "", value: object = None) -> dict[str, Any]:
-    """A valid LLMDeployment, with ``value`` at ``path`` (spec.engine.dtype, spec.engine.imagePullSecrets[0].name)."""
+    """Return a valid LLMDeployment with ``value`` at ``path`` (such as spec.engine.imagePullSecrets[0].name)."""
     body: dict[str, Any] = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
@@ -101,7 +101,7 @@ def problem_at(path: str, value: object) -> str:
 
 
 def with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
-    """What the API server makes of ``value``: structural defaulting."""
+    """Return ``value`` with the defaults that the API server fills in."""
     if not isinstance(value, dict):
         return value
     for key, child in schema.get("properties", {}).items():
@@ -137,7 +137,7 @@ def test_a_document_means_the_same_with_the_schemas_defaults_filled_in(body: dic
 
 @pytest.mark.parametrize("node", [node for node in SPEC_NODES if node.properties], ids=ids)
 def test_both_know_the_same_fields(node: Node) -> None:
-    """The parser lists the fields it knows when it meets one that is nothing like any of them."""
+    """The parser lists all fields when it meets one that is similar to none of them."""
     message = problem_at(f"{node.path}.0xqz", 1)
     assert set(message.removeprefix("unknown field; there are: ").split(", ")) == set(node.properties)
 
@@ -169,7 +169,7 @@ INTEGERS = [node for node in SPEC_NODES if node.schema.get("type") == "integer" 
 
 @pytest.mark.parametrize("node", INTEGERS, ids=ids)
 def test_both_draw_the_same_bounds(node: Node) -> None:
-    """Problems with other fields (a minimum above its maximum) are not about bounds."""
+    """Problems of other fields (a minimum above its maximum) do not concern bounds."""
     lowest, highest = node.schema["minimum"], node.schema["maximum"]
     assert node.schema["format"] == "int32"
     assert f"must be <= {highest}, got {highest + 1}" in problem_at(node.path, highest + 1)
@@ -187,7 +187,7 @@ def test_both_allow_the_same_numbers(node: Node) -> None:
 
 
 def test_every_field_is_described_in_a_sentence() -> None:
-    """An entry of a map is described with the map."""
+    """The description of a map covers its entries."""
     fields = [node for node in ALL_NODES if not node.path.endswith(".*")]
     assert [node.path for node in fields if not node.schema.get("description", "").endswith(".")] == []
 
@@ -215,7 +215,7 @@ def kind_of(schema: Mapping[str, Any]) -> str:
     ],
 )
 def test_whatever_a_person_writes_is_bounded(kind: str, bounds: set[str]) -> None:
-    """CEL's cost is reckoned from the bounds; without them the server refuses the rules."""
+    """CEL's cost is estimated from the bounds; without them the server rejects the rules."""
     of_kind = [node for node in ALL_NODES if kind_of(node.schema) == kind]
     assert of_kind
     assert [node.path for node in of_kind if not bounds & set(node.schema)] == []
@@ -245,7 +245,7 @@ def test_there_are_scale_and_status_and_the_columns_of_the_design() -> None:
 
 
 def paths(value: object, path: str) -> Iterator[str]:
-    """The fields that are set in a document, in the words of ``Node.path``; entries of maps and lists as one."""
+    """Yield the fields that are set in a document, as in ``Node.path``; entries of maps and lists count as one."""
     yield path
     if isinstance(value, Mapping):
         for key, child in value.items():
@@ -256,7 +256,7 @@ def paths(value: object, path: str) -> Iterator[str]:
 
 
 def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
-    """A field the schema does not know would be dropped without a word, and forgotten by a restart."""
+    """A field without a schema would be dropped silently and lost by a restart."""
     rates = Rates(
         step_seconds=0.0074,
         prefill_seconds_per_token=0.0001,

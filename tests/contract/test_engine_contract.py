@@ -1,4 +1,4 @@
-"""What the operator asks of the engine is what the engine offers: flags, their values, the KV cache's arithmetic."""
+"""The operator's use of the engine matches the engine: flags, their values, and the arithmetic of the KV cache."""
 
 import itertools
 import json
@@ -121,7 +121,7 @@ def test_keys_are_asked_for_where_the_spec_says_so_and_never_by_probes_or_scrape
 
 
 def test_what_neither_says_is_the_same_on_both_sides() -> None:
-    """A default of the spec that differs from the engine's would change what an upgrade of either does."""
+    """If a default of the spec differed from the engine's, an upgrade of either would change behaviour."""
     ours = engine_reads(engine_contract.engine_args(spec_of({}), model_path="m"))
     theirs = engine_reads(["--model", "m", "--served-model-name", "org/Chat"])
     assert ours == theirs
@@ -129,7 +129,7 @@ def test_what_neither_says_is_the_same_on_both_sides() -> None:
 
 @pytest.mark.parametrize("args", [[], ["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype=fp8"]])
 def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
-    """There heads of 80 are held as they are; a CPU's attention would fill their values up."""
+    """A GPU stores heads of 80 as they are; a CPU's attention would pad their values."""
     import torch
 
     from quire_engine.model.shape import ModelShape
@@ -185,7 +185,7 @@ def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
 def test_what_fits_by_one_is_what_the_other_allocates(
     groups: list[tuple[int, int | None]], length: int, sequences: int, tokens: int, block_size: int, budget: int
 ) -> None:
-    """A cache of a given size: as many tokens, or the same size named as the least that would do."""
+    """The cache has a given size, or the size that is reported as the least sufficient one."""
     from quire_engine.config import CacheOptions
     from quire_engine.runner.cache_size import CacheDemand, CacheSize, size_cache
 

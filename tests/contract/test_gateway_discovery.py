@@ -1,4 +1,4 @@
-"""The gateway finds what the operator makes, and the autoscaler reads what the gateway says."""
+"""The gateway finds the objects of the operator, and the autoscaler reads the gateway's requests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What GitOps tools make of an LLMDeployment's status: kstatus (Flux, helm 4) and the health check for Argo CD."""
+"""The health of an LLMDeployment for GitOps tools: kstatus (Flux, helm 4) and Argo CD's health check."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The init container that the operator renders, run: the model is where the engine is told to read it."""
+"""The init container that the operator renders puts the model where the engine reads it."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_the_init_container_puts_the_model_where_the_engine_looks(environment: d
     volume = tmp_path / "volume"
     volume.mkdir()
     argv = [argument.replace("/models", str(volume)) for argument in init["args"]]
-    for _ in range(2):  # the second pod on the same claim finds it done
+    for _ in range(2):  # the second pod on the same claim finds it complete
         done = run(argv, environment)
         assert done.returncode == 0, done.stderr
     moved = volume.rename(tmp_path / "as-the-engine-mounts-it")

@@ -1,4 +1,7 @@
-"""The simulator's engine against the real scheduler, which it may not import. Its gateway runs the real policy."""
+"""The simulator's engine compared with the real scheduler, which it may not import.
+
+Its gateway runs the real policy.
+"""
 
 from math import inf, pi
 
@@ -23,7 +26,7 @@ RATE, STEP, BLOCK = 1000.0, 0.1, 16
 
 
 def as_scheduled(model: EngineModel, told: list[Request]) -> dict[int, tuple[float, float]]:
-    """First token and end of each, by the real scheduler, whose steps take STEP and 1 / RATE a token."""
+    """Return first token and end of each request by the real scheduler with steps of STEP and 1 / RATE per token."""
     config = SchedulerConfig(
         max_num_seqs=model.max_sequences,
         max_num_batched_tokens=model.max_batched_tokens,
@@ -54,7 +57,7 @@ def as_scheduled(model: EngineModel, told: list[Request]) -> dict[int, tuple[flo
 
 
 def token_ids(key: int, request: Request) -> list[int]:
-    """Prefix blocks with equal names hold equal tokens; what follows is the request's own."""
+    """Return the tokens of a request: equal prefix blocks have equal tokens, the rest is its own."""
     ids = [1000 + block for block in request.prefix_blocks for _ in range(BLOCK)]
     return (ids + [100_000 + key] * request.prompt_tokens)[: request.prompt_tokens]
 
@@ -69,7 +72,7 @@ def as_simulated(model: EngineModel, told: list[Request]) -> dict[int, tuple[flo
     return {s.order: (s.first_token, s.finish) for s in sequences if s.finish is not None}
 
 
-# Times that no step ends at: whether a request is in the step that begins as it comes must not hang on rounding.
+# No step ends at these times, because rounding must not decide whether a step contains a request.
 TIMES = st.integers(0, 300).map(lambda n: n * pi / 31)
 
 
@@ -130,7 +133,7 @@ TOKENS_TOLD = [(0.05, 300), (0.31, 700), (0.32, 20), (0.9, 1), (2.5, 5000), (2.6
 
 
 def test_the_simulated_engine_tells_its_pending_prompt_tokens_as_the_real_one():
-    """At any time, by what the real one's process has reported at the end of its last step, and was sent since."""
+    """The figure is that of the API process: the report of the last step's end and the requests sent since."""
     model = EngineModel(
         prefill_tokens_per_second=RATE,
         step_seconds=STEP,
@@ -156,7 +159,7 @@ def test_the_simulated_engine_tells_its_pending_prompt_tokens_as_the_real_one():
 
 
 def pending_as_scheduled(model: EngineModel, told: list[Request]) -> list[tuple[float, float]]:
-    """Each 0.13 s: the real scheduler's gauges, put together as the API process does."""
+    """Return the pending tokens every 0.13 s: the real scheduler's gauges, combined as in the API process."""
     config = SchedulerConfig(
         max_num_seqs=model.max_sequences,
         max_num_batched_tokens=model.max_batched_tokens,
@@ -165,7 +168,7 @@ def pending_as_scheduled(model: EngineModel, told: list[Request]) -> list[tuple[
     groups = (KVCacheGroup(layers=(0,), num_blocks=model.kv_tokens // BLOCK),)
     scheduler = Scheduler(config, KVCacheLayout(block_size=BLOCK, groups=groups))
     reports = [(0.0, 0, 0)]
-    """When a step ended; what it left to compute; what the engine process had received when it began."""
+    """The end of each step, what it left to compute, and what the engine process had received at its start."""
     now, received, coming = 0.0, 0, list(enumerate(told))
     while coming or scheduler.has_unfinished:
         if not scheduler.has_unfinished:

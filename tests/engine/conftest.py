@@ -1,4 +1,4 @@
-"""quire-engine as real processes on a loopback port: the demo model, or its tokenizer over the fake runner."""
+"""quire-engine as real processes on a loopback port: the demo model, or its tokenizer with the fake runner."""
 
 import json
 import re
@@ -25,7 +25,7 @@ KEY = "test-key-1"
 
 @dataclass
 class EngineServer:
-    """Serves the model ``demo``; every request of ``http`` carries the key."""
+    """A server of the model ``demo``. Every request of ``http`` has the key."""
 
     child: "subprocess.Popen[str]"
     address: str
@@ -61,7 +61,7 @@ class EngineServer:
         self.until(lambda: self.http.get(path).status_code == status, seconds=seconds)
 
     def assert_nothing_is_left(self) -> None:
-        """No request runs or waits, and every block is free again."""
+        """Assert that no request runs or waits and that all blocks are free."""
         self.until(lambda: not self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting"))
         self.until(lambda: self.metric("quire_kv_blocks", state="used") == 0)
 
@@ -96,7 +96,10 @@ def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = No
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., AbstractContextManager[EngineServer]]:
-    """``with start_server("--max-num-seqs", "4", fake={"step_seconds": 0.01}) as server``"""
+    """Return a factory of servers.
+
+    ``with start_server("--max-num-seqs", "4", fake={"step_seconds": 0.01}) as server``
+    """
     key_file = tmp_path_factory.mktemp("keys") / "api"
     key_file.write_text(f"tester:{KEY}\n")
     return lambda *flags, fake=None: _engine_server(key_file, *flags, fake=fake)
@@ -104,6 +107,6 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Abst
 
 @pytest.fixture(scope="session")
 def demo_server(start_server: Callable[..., AbstractContextManager[EngineServer]]) -> Iterator[EngineServer]:
-    """The demo model itself, its blocks counted after every step."""
+    """Yield a server of the demo model, which checks its blocks after every step."""
     with start_server("--check-integrity") as server:
         yield server

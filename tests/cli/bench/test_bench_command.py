@@ -1,4 +1,4 @@
-"""``quire bench`` against a server of the test's own: what is sent, what is timed, and what a person is told."""
+"""``quire bench`` against a server of the test: its requests, its measurements, and its output."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ app.command()(bench)
 
 @dataclass
 class FakeServer:
-    """Streams ``max_tokens`` words; ``fault`` may answer instead."""
+    """A server that streams ``max_tokens`` words; ``fault`` may answer instead."""
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     fault: Callable[[int], str | None] = lambda number: None
@@ -47,7 +47,7 @@ class FakeServer:
             await asyncio.sleep(0.001)
             piece = {"delta": {"content": f"w{number} "}} if chat else {"text": f"w{number} "}
             data = json.dumps({"choices": [piece | {"index": 0, "finish_reason": None}]}).encode()
-            # Cut in two, so that an event crosses two reads.
+            # Split the event so that it arrives in two reads.
             await response.write(b"data: " + data[:9])
             await response.write(data[9:] + b"\n\n")
             if fault == "cut":
@@ -66,7 +66,7 @@ class FakeServer:
 
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
-    """On a thread of its own, because the command runs its own event loop."""
+    """Yield a server in its own thread, because the command runs its own event loop."""
     fake = FakeServer()
     ready = threading.Event()
     loop = asyncio.new_event_loop()
@@ -141,19 +141,19 @@ def test_a_trace_sets_arrivals_and_lengths(server: FakeServer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [("busy", "HTTP 429: queue is full"), ("cut", "error"), ("error", "engine died")],
 )
-def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeServer, fault: str, told: str) -> None:
+def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeServer, fault: str, reported: str) -> None:
     server.fault = lambda number: fault if number == 2 else None
     result = run(server, "--requests", "4", "--concurrency", "1", "--output-tokens", "3")
     assert result.exit_code == 1
     assert "3 of 4" in result.output
-    assert told in result.output
+    assert reported in result.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--base-url", "http://127.0.0.1:9/v1"], "no OpenAI-compatible server answers"),
         (["--base-url", "localhost:8000"], "is not an http or https URL"),
@@ -166,8 +166,8 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
         (["--json", "/dev/null/out.json"], "cannot write /dev/null/out.json"),
     ],
 )
-def test_a_wrong_argument_is_one_clear_error(server: FakeServer, arguments: list[str], told: str) -> None:
+def test_a_wrong_argument_is_one_clear_error(server: FakeServer, arguments: list[str], reported: str) -> None:
     result = run(server, *arguments)
     assert result.exit_code == 2
-    assert told in result.output
+    assert reported in result.output
     assert "Traceback" not in result.output

@@ -1,4 +1,4 @@
-"""Percentiles, rates and goodput are the field's definitions."""
+"""Percentiles, rates and goodput follow the field's definitions."""
 
 import pytest
 

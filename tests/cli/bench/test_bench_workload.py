@@ -1,4 +1,4 @@
-"""What a benchmark sends is decided by its seed, and traces are read as they were recorded."""
+"""The seed determines the requests of a benchmark, and traces are read as they were recorded."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Runs of ``quire up`` as they lie on disk, an API server that says what a test wants, and the command itself."""
+"""State files of ``quire up``, an API server with chosen answers, and the command itself."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from quire_cli.local.state import boot_id, run_folder, state_home
 
 @dataclass
 class Machine:
-    """A machine of a test's own, on which runs have left their state."""
+    """A machine of the test on which runs have left their state."""
 
     home: Path
 
@@ -31,7 +31,7 @@ class Machine:
     def run(
         self, file: str, *, live: bool, time: float = 1000.0, ended: float | None = None, **served: ServedState
     ) -> Path:
-        """A run of this YAML file; a live one is this very process."""
+        """Write the state of a run of this YAML file; the process of a live one is this test."""
         me = identify(os.getpid())
         assert me is not None
         owner = ProcessRecord(name="quire", pid=me.pid, started=me.started if live else "long ago")
@@ -63,7 +63,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @dataclass
 class FakeApiServer:
-    """Answers GETs with what ``answers`` holds by path, else as an API server that knows no such thing."""
+    """A server that answers GET with ``answers`` by path, else with 404 as an API server does."""
 
     kubeconfig: Path
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ def api_answers(tmp_path: Path) -> Iterator[FakeApiServer]:
             self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """The test's own output is enough."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -109,7 +109,7 @@ Quire = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def quire(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Quire:
-    """Runs the command on that machine; its exit code, output and errors with their lines joined."""
+    """Return a function that runs the command on that machine and returns exit code, output and errors."""
 
     def run(*args: object) -> tuple[int, str, str]:
         code = 0

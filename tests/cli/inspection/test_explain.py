@@ -1,4 +1,4 @@
-"""``quire explain`` as a person meets it: which place it looks at, what it shows, and what it says when it can't."""
+"""``quire explain`` for users: where it finds its data, what it shows, and its error messages."""
 
 import json
 from datetime import UTC, datetime
@@ -74,7 +74,7 @@ def drawn(told: Explanation, width: int, *, last: int = 10) -> str:
 
 
 def flat(text: str) -> str:
-    """Without the table's lines, so that a sentence reads on over the end of a row."""
+    """Return the text without the table's lines, so that sentences continue across rows."""
     return " ".join(text.replace("│", " ").split())
 
 
@@ -165,8 +165,8 @@ def test_what_the_operator_says_goes_on_where_status_ends() -> None:
     told = of_resource(body, OperatorReport(log=log(), problem=None), place="there", now=0.0)
     assert [stretch.since.timestamp() for stretch in told.history] == [500, 900, 915, 990], "each decision once"
     assert told.now == log()[-1].last
-    alone = of_resource(body, OperatorReport(log=(), problem="nobody answers"), place="there", now=0.0)
-    assert (alone.now, alone.now_missing, len(alone.history)) == (None, "nobody answers", 2)
+    alone = of_resource(body, OperatorReport(log=(), problem="no process answers"), place="there", now=0.0)
+    assert (alone.now, alone.now_missing, len(alone.history)) == (None, "no process answers", 2)
     assert (told.replicas.asked, told.replicas.ready, told.replicas.starting) == (2, 1, 1)
 
 
@@ -287,7 +287,7 @@ def test_the_live_run_that_serves_it_is_looked_at_before_any_cluster(
     machine.run("dead.yaml", live=False, time=2000.0, chat=served(), code=served())
     code, out, _ = quire("explain", "chat", "--json")
     assert code == 0 and json.loads(out)["place"].startswith("quire up of live.yaml")
-    assert quire("explain", "code")[0] == 1, "a run that is over gives way to the cluster, which has none"
+    assert quire("explain", "code")[0] == 1, "a finished run is ignored, and the cluster has no such LLMDeployment"
     code, out, _ = quire("explain", "code", "--local", "--json")
     assert code == 0 and json.loads(out)["ended"].startswith("process died; last update")
 

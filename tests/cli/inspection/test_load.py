@@ -1,4 +1,4 @@
-"""From readings to figures: rates and percentiles over a few seconds, and never 0 for what is not known."""
+"""Figures from readings: rates and percentiles over a few seconds, and never 0 for unknown values."""
 
 import math
 
@@ -72,7 +72,7 @@ def test_two_readings_make_rates_and_percentiles() -> None:
     [
         (None, reading(10.0, tokens=5), "rates need a second poll"),
         (reading(10.0, tokens=5), reading(10.0, tokens=5), "rates need a second poll"),
-        (reading(10.0, tokens=5), reading(12.0, tokens=1), "rates need a second poll"),  # it restarted
+        (reading(10.0, tokens=5), reading(12.0, tokens=1), "rates need a second poll"),  # the engine restarted
         (reading(10.0, tokens=5), reading(12.0, tokens=5), "no first tokens in this period"),
     ],
 )

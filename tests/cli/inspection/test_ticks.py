@@ -1,4 +1,4 @@
-"""The log of what the autoscaler said: like ticks are one stretch, the newest is whole, and a file keeps it."""
+"""The log of decisions: equal ticks are one stretch, the newest tick is complete, and a file keeps the log."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""``quire top`` as a person meets it: a table that fits, dashes with their reasons, and who is asked by which way."""
+"""``quire top`` for users: a table that fits, dashes with their reasons, and the sources of the figures."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def reading(time: float, *, busy: float) -> Reading:
 
 
 def load(deployments: int = 2, replicas: int = 3) -> FleetLoad:
-    """Long names, large figures, one that is silent and one that loads."""
+    """Return replicas with long names and large figures, of which one does not answer and one loads."""
     loads = Loads(seconds=10.0)
 
     def look(time: float) -> FleetLoad:
@@ -132,7 +132,7 @@ def test_an_empty_place_is_said() -> None:
 
 @pytest.fixture
 def engine() -> Iterator[str]:
-    """The address of an engine's metrics."""
+    """Yield the address of an engine's metrics."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -141,7 +141,7 @@ def engine() -> Iterator[str]:
             self.wfile.write(PAGE.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """The test's own output is enough."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -179,7 +179,7 @@ def test_a_run_that_is_over_is_said_to_be(quire: Any, machine: Any) -> None:
 
 
 def cluster(**replicas: tuple[int, Any]) -> dict[str, tuple[int, Any]]:
-    """An LLMDeployment with a ready pod for each answer."""
+    """Return the API server's answers for an LLMDeployment with a ready pod for each page."""
     metadata = {"name": "chat", "namespace": "prod"}
     spec = {"model": {"source": "file:///m"}}
     pods = [

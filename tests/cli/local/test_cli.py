@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it teaches, and one screen with exit code 2 for each mistake."""
+"""The command line for users: help, and one screen with exit code 2 for each mistake."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ Quire = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quire:
-    """Runs the command in an empty folder; its exit code, output and errors."""
+    """Return a function that runs the command in an empty folder and returns exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
@@ -158,7 +158,7 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
 
 
 def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Among the replicas of all LLMDeployments of the file."""
+    """The machine is divided among the replicas of all LLMDeployments of the file."""
     machine = Machine(memory_bytes=24 * 2**30, cpus=2, gpu_memory_bytes=(), multiplies_bfloat16=True)
     monkeypatch.setattr(cli, "this_machine", lambda: machine)
     one = DOCUMENT % (", maxModelLength: 512, dtype: BFloat16", "")

@@ -1,4 +1,4 @@
-"""A YAML file becomes specs, or one screen that says what is wrong where."""
+"""A YAML file becomes specs, or one screen with all errors and their paths."""
 
 from pathlib import Path
 

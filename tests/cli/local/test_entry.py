@@ -1,4 +1,4 @@
-"""The command as a process: Ctrl-C before it has begun and after it has ended, and an output that takes no more."""
+"""The command as a process: Ctrl-C before its start and after its end, and a closed output."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""``quire up`` as a person runs it, with the real engine and gateway: answers, survives a crash, leaves nothing."""
+"""``quire up`` with the real engine and gateway: it answers, survives a crash, and leaves no process."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ SLOW_START_SECONDS = 200
 
 @dataclass
 class Quire:
-    """A quire command under way."""
+    """A running quire command."""
 
     process: Process
     file: Path
@@ -46,7 +46,7 @@ class Quire:
     base_url: str
 
     async def event(self, kind: str, **fields: object) -> dict[str, object]:
-        """The next event of this kind with these fields."""
+        """Return the next event of this kind with these fields."""
         assert self.process.stdout is not None
         async with asyncio.timeout(SLOW_START_SECONDS):
             while line := await self.process.stdout.readline():
@@ -56,13 +56,13 @@ class Quire:
         raise AssertionError(f"ended without {kind} {fields}")
 
     def leaders(self) -> dict[str, ProcessIdentity]:
-        """What it started itself, by name, as far as it lives."""
+        """Return the live processes that it started itself, by name."""
         records = read_state(run_folder(state_home(self.environ), self.file))["processes"]
         assert isinstance(records, list)
         return {r["name"]: found for r in records if (found := identify(r["pid"])) is not None}
 
     def processes(self) -> list[int]:
-        """That, and all that those started."""
+        """Return these processes and all their descendants."""
         return [member.pid for leader in self.leaders().values() for member in session_members(leader)]
 
     def replica_url(self) -> str:

@@ -1,4 +1,4 @@
-"""Keys without a cluster: in a file that the environment names, or a refusal that says how."""
+"""Keys without a cluster: a file that the environment names, or an error that names the variable."""
 
 from collections.abc import Mapping
 from pathlib import Path

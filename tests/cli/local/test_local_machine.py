@@ -1,4 +1,4 @@
-"""What a machine may give: the least of the hardware and the container's limits."""
+"""The capacity of a machine: the minimum of the hardware and the container's limits."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder of a run: held by one at a time; what an earlier run left is ended, and nothing else."""
+"""The folder of a run: one run at a time may use it, and only processes that an earlier run left are ended."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ PARENT = [
 
 @pytest.fixture
 def stranger() -> Iterator[ProcessIdentity]:
-    """A process that is none of ours."""
+    """Yield a process that no run has started."""
     process = subprocess.Popen(SLEEP, start_new_session=True)
     identity = identify(process.pid)
     assert identity is not None
@@ -49,7 +49,7 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_takes_no_text_is_refused_before_anything_starts_and_not_held(tmp_path: Path) -> None:
-    """As on a full disk, where empty files can still be made."""
+    """On a full disk, empty files can still be created."""
     in_the_way = tmp_path / "run" / ".endpoints.json.new"
     in_the_way.mkdir(parents=True)
     with pytest.raises(FileProblem, match=r"run, for logs and state, cannot be written: Is a directory"):
@@ -66,7 +66,7 @@ def test_files_of_one_name_in_two_places_have_two_folders(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
 async def test_a_new_run_ends_what_a_killed_one_left(tmp_path: Path) -> None:
-    """Also what the left process started, though the one that was written down has ended meanwhile."""
+    """Processes that the left one started are ended too, even if the recorded one has exited in the meantime."""
     for leader_lives in (True, False):
         parent = subprocess.Popen(PARENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         assert parent.stdout is not None and parent.stdin is not None

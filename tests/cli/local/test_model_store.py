@@ -1,4 +1,4 @@
-"""Where models come from: folders as they stand, and a hub on loopback, downloaded once, resumed after a cut."""
+"""Sources of models: existing folders, and a hub on loopback with one download that resumes after an interruption."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 class Bar:
-    """Keeps the progress it is told, and says when there was some."""
+    """A progress bar that records its updates and signals the first."""
 
     def __init__(self) -> None:
         self.told: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Replicas as processes: numbers, victims, what the gateway is told, what the autoscaler sees."""
+"""Replicas as processes: their number, victims, the gateway's endpoints, and the autoscaler's observations."""
 
 import json
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ class Cluster:
         return {status.name: status.phase for status in self.local.statuses(name)}
 
     async def until(self, *ready: str, name: str = "chat") -> None:
-        """Until exactly these replicas are there, and ready."""
+        """Wait until exactly these replicas exist and are ready."""
         await self.watch.until(lambda: self.phases(name) == dict.fromkeys(ready, Phase.READY))
 
     def endpoints(self, name: str = "chat") -> dict[str, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""One kept process: it gets ready, is started again when it ends, drains when told, and leaves nothing behind."""
+"""A supervised process: it becomes ready, restarts when it ends, drains on request, and leaves nothing behind."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from quire_cli.local.supervision import KeptProcess, Launch, Phase
 
 
 class Kept:
-    """A kept fake engine, its task and its changes."""
+    """A supervised fake engine, its task and its changes."""
 
     def __init__(self, process: KeptProcess, task: asyncio.Task[None], watch: Watch, phases: list[Phase]) -> None:
         self.process, self.task, self.watch, self.phases = process, task, watch, phases
@@ -172,7 +172,7 @@ async def test_what_a_process_started_itself_ends_with_it(
 
 
 async def test_watching_by_a_pipe_works_as_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no PR_SET_PDEATHSIG: signals are passed on, and the end of the pipe ends the command."""
+    """Without PR_SET_PDEATHSIG, signals are passed on, and the end of the pipe ends the command."""
     monkeypatch.setattr("quire_cli.local.process._WATCH_BY", "pipe")
     log = tmp_path / "log"
     script = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"

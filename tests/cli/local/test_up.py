@@ -1,4 +1,4 @@
-"""``quire up`` with the real gateway and fake engines: what it starts, says, survives, and leaves (nothing)."""
+"""``quire up`` with the real gateway and fake engines: what it starts, prints and survives."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ MODEL = {
     "vocab_size": 100,
     "max_position_embeddings": 512,
 }
-"""Its KV cache takes 512 bytes a token in float32: 2 × 2 layers × 2 KV heads × 16 × 4."""
+"""Its KV cache takes 512 bytes per token in float32: 2 × 2 layers × 2 KV heads × 16 × 4."""
 
 
 def document(name: str = "chat", **spec: object) -> str:
@@ -51,7 +51,7 @@ def document(name: str = "chat", **spec: object) -> str:
 
 
 class Lines(io.StringIO):
-    """The JSON lines as they come."""
+    """An output that collects the JSON lines as they arrive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Lines(io.StringIO):
 
 
 class Run:
-    """One ``quire up`` under way."""
+    """A running ``quire up``."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
 
 
 async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
-    """It cannot clean up; the parent-death watchers do."""
+    """The command cannot clean up; the parent-death watchers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (
         "import sys; from quire_cli import app\n"

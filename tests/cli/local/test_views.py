@@ -1,4 +1,4 @@
-"""What a person sees: a table with phases and figures, or JSON lines."""
+"""The output for users: a table with phases and figures, or JSON lines."""
 
 import io
 import json

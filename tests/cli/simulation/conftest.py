@@ -1,4 +1,4 @@
-"""Small fleets whose every step can be reckoned by hand, and scalers that do as a test says."""
+"""Small fleets whose steps can be computed by hand, and autoscalers with scripted decisions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ ENGINE = EngineModel(
 
 @dataclass
 class Script:
-    """Asks for what the test wrote, from the times it wrote on, and keeps what it was shown."""
+    """An autoscaler that requests scripted numbers from given times on, and keeps its observations."""
 
     replicas: Mapping[float, int] = field(default_factory=dict)
     period_seconds: float = 10.0
@@ -42,7 +42,7 @@ class Script:
 
 @dataclass
 class Story:
-    """A run, and the scaler that was in it."""
+    """A run and the autoscaler in it."""
 
     run: Run
     script: Script
@@ -53,7 +53,7 @@ Play = Callable[..., Story]
 
 @pytest.fixture
 def play() -> Play:
-    """Simulate requests given as (time, prompt tokens, output tokens), on ``ENGINE`` with changes by name."""
+    """Return a function that simulates requests of (time, prompt tokens, output tokens) on a changed ``ENGINE``."""
 
     def play(
         *requests: tuple[float, int, int] | Request,

@@ -1,4 +1,4 @@
-"""One replica, and times that can be reckoned by hand: chunks, batches, queues, blocks, prefixes, stalls."""
+"""One replica, with times that can be computed by hand: chunks, batches, queues, blocks, prefixes, stalls."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_the_token_budget_is_shared_in_order_of_arrival(play):
 
 def test_a_prompt_joins_those_that_decode_at_their_next_step(play):
     run = play((0.0, 100, 100), (0.25, 100, 1)).run
-    # Steps end at 0.2, 0.31 and 0.52: the second is under way when the prompt arrives, the third has it.
+    # Steps end at 0.2, 0.31 and 0.52: the second is in progress when the prompt arrives, the third contains it.
     assert run.requests[1].first_token == pytest.approx(0.31 + 0.1 + 0.01 + 0.1)
 
 
@@ -71,7 +71,7 @@ def test_no_more_sequences_run_than_may(play):
 
 
 def test_who_does_not_fit_waits_and_nobody_overtakes(play):
-    # Ten blocks of 16: the second does not fit beside the first, and the third, which would, stays behind it.
+    # Ten blocks of 16: the second does not fit next to the first, and the third, which would, stays behind it.
     run = play((0.0, 96, 11), (1.0, 96, 1), (1.0, 16, 1), engine={"kv_tokens": 160}).run
     first, second, third = run.requests
     assert first.finish == pytest.approx(0.196 + 10 * 0.11)
@@ -90,7 +90,7 @@ def test_where_blocks_run_out_the_last_is_preempted_and_computes_anew(play):
     assert (first.preemptions, second.preemptions) == (0, 1)
     both = 0.1 + 0.128 + 16 * 0.12  # 64 to 80 tokens
     assert first.finish == pytest.approx(both + (39 - 16) * 0.11)
-    # 81 tokens are known of the other: as a prompt they fit beside nobody, and draw the next token.
+    # 81 tokens are known of the other: as a prompt they fit next to no other, and sample the next token.
     assert second.first_token == pytest.approx(0.228)
     assert second.finish == pytest.approx(first.finish + 0.1 + 0.081 + (39 - 17) * 0.11)
 
@@ -112,7 +112,7 @@ def test_a_prompt_gets_a_quarter_of_a_bound_that_decoding_alone_exceeds(play):
 )
 def test_a_prefix_that_was_computed_is_found_again(play, caching, cached):
     prompts = [
-        Request(0.0, 1030, 1, (1, 2, 3)),  # its last block is not whole
+        Request(0.0, 1030, 1, (1, 2, 3)),  # its last block is partial
         Request(10.0, 1024, 1, (1, 9)),
         Request(20.0, 1100, 1, (1, 2, 4)),
     ]
@@ -127,7 +127,7 @@ def test_the_last_token_of_a_prompt_is_always_computed(play):
 
 
 def test_the_least_recently_used_prefix_is_forgotten_first(play):
-    # Room for four blocks of 512: the third prompt takes the place of the first one's second block.
+    # Room for four blocks of 512: the third prompt evicts the first one's second block.
     prompts = [
         Request(0.0, 1025, 1, (1, 2)),
         Request(10.0, 513, 1, (3,)),

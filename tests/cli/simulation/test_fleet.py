@@ -1,4 +1,4 @@
-"""Replicas that start, go, die, slow down or can't be scraped, and the gateway before them."""
+"""Replicas that start, stop, die, slow down or cannot be scraped, and the gateway in front of them."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_start_up_delays_vary_by_the_seed_alone(play):
 
 
 def test_pending_and_draining_replicas_hold_their_hardware(play):
-    # The second is asked for at 10 s, given up at 20 s before it is ready; the other drains its request.
+    # The second is requested at 10 s and dropped at 20 s before it is ready; the other drains its request.
     run = play((0.0, 100, 300), (55.0, 100, 1), script={10.0: 2, 20.0: 1}).run
     assert run.holding == (HoldingStep(0.0, 1), HoldingStep(10.0, 2), HoldingStep(20.0, 1))
 
@@ -91,7 +91,7 @@ def test_a_crash_fails_what_the_busiest_replica_had_and_it_comes_back(play):
         for replica in seen.replicas
         if replica.name == died and replica.sample
     ]
-    assert totals[0] == 2 and totals[1] == 0, "its counters begin anew"
+    assert totals[0] == 2 and totals[1] == 0, "its counters start again"
     assert story.run.holding == (HoldingStep(0.0, 2),), "it holds its hardware meanwhile"
 
 
@@ -108,7 +108,7 @@ def test_slow_replicas_take_longer_while_the_fault_lasts(play):
 
 def test_a_replica_slows_down_in_the_midst_of_decoding(play):
     run = play((0.0, 100, 101), faults=(SlowReplicas(start=5.2, seconds=100.0, factor=2.0),)).run
-    before = 46  # steps of 0.11 s begun by 5.2 s
+    before = 46  # steps of 0.11 s started by 5.2 s
     assert run.requests[0].finish == pytest.approx(0.2 + before * 0.11 + (100 - before) * 0.22)
 
 
@@ -117,7 +117,7 @@ def test_replicas_that_share_cores_slow_one_another_down_while_both_are_busy(pla
     run = play((0.0, 100, 101), (1.25, 100, 1), initial_replicas=2, slowdown=(1.0, 2.0)).run
     first, second = run.requests
     assert second.first_token - second.arrival == pytest.approx(0.4)
-    begun = 10  # the step under way at 1.25 s ends at 1.3 s at its own pace
+    begun = 10  # the step in progress at 1.25 s ends at 1.3 s at its own pace
     assert first.finish == pytest.approx(0.2 + begun * 0.11 + 2 * 0.22 + (100 - begun - 2) * 0.11)
 
 

@@ -1,4 +1,4 @@
-"""What holds for every trace, engine, law and bad luck."""
+"""Invariants for every trace, engine, policy and random failure."""
 
 from itertools import pairwise
 
@@ -67,7 +67,7 @@ def scenarios(draw):
 
 
 class Whims:
-    """Any number of replicas, by a list; keeps what it saw."""
+    """An autoscaler that requests any numbers of replicas from a list and keeps its observations."""
 
     def __init__(self, wishes):
         self.wishes = wishes
@@ -131,7 +131,7 @@ def test_the_same_gives_the_same(told, scenario, wishes):
 
 
 def one_engine(model, told, *, prefix_block_tokens=40, looks=()):
-    """The requests on one engine, which is looked at, and so cut, at these times besides."""
+    """Return one engine after the requests, polled at the given times, which also split its work."""
     engine = Engine(model, name="r", prefix_block_tokens=prefix_block_tokens)
     sequences = [
         Sequence(request, order=order, prefix_block_tokens=prefix_block_tokens)

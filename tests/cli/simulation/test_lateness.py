@@ -1,4 +1,4 @@
-"""What counts as late, and what is scored."""
+"""The definition of a late request, and the score."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_only_what_comes_after_the_warm_up_is_scored(play):
 
 
 def test_attainment_is_the_share_in_time(play):
-    # The second waits 3.1 s for the first, whose budget of 2,000 it doesn't get.
+    # The second waits 3.1 s for the first, whose budget of 2,000 it does not get.
     run = play((0.0, 5000, 1), (0.0, 2000, 1), engine={"max_batched_tokens": 2000}).run
     assert [is_late(r) for r in run.requests] == [False, True]
     assert run.attainment() == 0.5

@@ -1,4 +1,4 @@
-"""``quire simulate`` as a person uses it: what it tells, what it writes, and what it says of mistakes."""
+"""``quire simulate`` for users: its output, its files, and its error messages."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def policy(tmp_path):
 
 
 def run(*arguments, capsys=None):
-    """Exit code and everything that was said."""
+    """Run the command and return exit code and output."""
     try:
         cli.main(["simulate", *map(str, arguments)])
         code = 0

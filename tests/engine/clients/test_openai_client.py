@@ -1,4 +1,4 @@
-"""OpenAI's own Python client against the demo model, unchanged: what it calls, what it sends, what it raises."""
+"""OpenAI's own Python client against the demo model, unchanged: its calls, parameters and exceptions."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from quire_engine.server.openai.unsupported import UNSUPPORTED
 ASK: Any = [{"role": "user", "content": "What is a list?"}]
 START = "The list"
 STILL: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
-"""Always the same answer, of exactly max_tokens."""
+"""Parameters with which the answer is always the same and has exactly max_tokens."""
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
         **options,
         metadata={"project": "x"},
         store=True,
-        user="someone",
+        user="client-7",
         safety_identifier="s",
         service_tier="auto",
         prompt_cache_key="k",
@@ -141,7 +141,7 @@ def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
     ("create", "schema"), [(ChatCompletions.create, ChatCompletionRequest), (Completions.create, CompletionRequest)]
 )
 def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any], schema: Any) -> None:
-    """Taken or refused with a reason, but never an unknown field."""
+    """An argument is accepted or rejected with a reason, but never an unknown field."""
     transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(UNSUPPORTED) == set()
 
@@ -253,7 +253,7 @@ def test_the_client_waits_and_tries_again_when_the_queue_is_full(
     options: dict[str, Any] = {"model": "demo", "prompt": START, "extra_body": {"ignore_eos": True}}
     with start_server(*flags, fake={"step_seconds": 0.01}) as server, ThreadPoolExecutor(2) as pool:
         client = openai.OpenAI(base_url=f"{server.address}/v1", api_key=server.key, max_retries=0)
-        for _ in range(3):  # so that the queue's drain is known
+        for _ in range(3):  # so that the drain rate of the queue is known
             client.completions.create(**options, max_tokens=1)
         with client, client.completions.create(**options, max_tokens=3000, stream=True) as running:
             next(iter(running))

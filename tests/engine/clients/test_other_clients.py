@@ -1,4 +1,4 @@
-"""Other people's client libraries, from an environment of their own, against the demo model."""
+"""Other client libraries, from their own environment, against the demo model."""
 
 import subprocess
 from pathlib import Path
@@ -12,7 +12,7 @@ PYTHON = Path(__file__).parents[3] / ".venv-clients" / "bin" / "python"
 
 @pytest.mark.parametrize(("script", "calls"), [("langchain_calls.py", 12), ("litellm_calls.py", 16)])
 def test_a_librarys_usual_calls_work_unchanged(demo_server: Any, script: str, calls: int) -> None:
-    """Each script makes its calls in turn and names each that worked."""
+    """Each script makes its calls in sequence and names each that worked."""
     assert PYTHON.is_file(), "there is no .venv-clients: run make setup-dev"
     done = subprocess.run(
         [PYTHON, SCRIPTS / script, demo_server.address, demo_server.key],

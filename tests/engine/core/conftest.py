@@ -1,4 +1,4 @@
-"""Small worlds for the core: a cache layout, an engine over the runner that checks it, and what it must answer."""
+"""Small setups of the core: a cache layout, an engine with the checking runner, and the expected answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ EOS = 0
 
 @dataclass
 class World:
-    """An engine, and what its sequences have said so far."""
+    """An engine and the tokens of its sequences so far."""
 
     engine: Engine
     scheduler: Scheduler
@@ -32,7 +32,7 @@ class World:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedSequence] = field(default_factory=dict)
     reported: dict[int, list[int]] = field(default_factory=dict)
-    """Prompt tokens whose logprobs were told."""
+    """Prompt tokens whose logprobs were reported."""
 
     def add(
         self,
@@ -74,7 +74,7 @@ class World:
         return step
 
     def run(self, most_steps: int = 5000) -> None:
-        """Until nothing is left to do."""
+        """Run until no work is left."""
         for _ in range(most_steps):
             if not self.engine.has_work:
                 return
@@ -104,8 +104,11 @@ def make_world(
     step_costs: StepCosts | None = None,
     tokens_at_once: int = 1,
 ) -> World:
-    """``max_stall`` and ``max_step``, while nobody decodes, in seconds as the runner's ``token_seconds`` has them; 0
-    and None are no bound."""
+    """Return a function that creates a ``World``.
+
+    ``max_stall`` is the stall bound and ``max_step`` that of steps without decoding, in seconds of the runner's
+    ``token_seconds``; 0 and None mean no bound.
+    """
     layout = KVCacheLayout(
         block_size=block_size,
         groups=tuple(
@@ -134,7 +137,7 @@ def make_world(
 
 
 def expected_tokens(prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, max_model_len: int) -> list[int]:
-    """What the fake model says to a prompt, worked out without an engine."""
+    """Return the fake model's answer to a prompt, computed without an engine."""
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
     digest = 0
     for token_id in prompt:

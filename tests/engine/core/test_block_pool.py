@@ -1,4 +1,4 @@
-"""Blocks are given out least worth keeping first, found again by digest, and never lost."""
+"""Blocks are allocated in ascending order of value, found again by digest, and never lost."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ def digest(number: int) -> bytes:
 
 
 def pool_with_chains(num_blocks: int, *lengths: int) -> tuple[BlockPool, list[list[int]]]:
-    """A pool whose chains of published blocks were released one after another."""
+    """Return a pool whose chains of published blocks were released one after another."""
     pool = BlockPool(num_blocks)
     chains = [pool.allocate(length) for length in lengths]
     for chain in chains:

@@ -1,4 +1,4 @@
-"""A step is schedule, execute, commit; overlapped, the commit is that of the step before."""
+"""A step is schedule, execute, commit; with overlap, the commit is that of the step before."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The runner that checks the scheduler does notice: each of its rules is broken once."""
+"""The runner that checks the scheduler detects errors: each of its rules is broken once."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ def admission(row: int) -> Admission:
 
 
 def batch(number: int, **changes: Any) -> Batch:
-    """Row 0 reads three tokens into blocks 4 and 5, then goes on by one."""
+    """Return a batch in which row 0 reads three tokens into blocks 4 and 5 and then continues by one."""
     first = number == 1
     plain = Batch(
         step=number,
@@ -44,7 +44,7 @@ def batch(number: int, **changes: Any) -> Batch:
 
 
 def second_row(block: int) -> dict[str, Any]:
-    """Another sequence that writes two tokens into ``block``."""
+    """Return another sequence, which writes two tokens into ``block``."""
     return {
         "rows": [1],
         "num_computed": [0],
@@ -100,7 +100,7 @@ def test_engine_that_forgets_a_block_is_noticed(make_world: Callable[..., Any]) 
 
 
 def swapping(**copies: Any) -> FakeRunner:
-    """Row 0 was written to blocks 4 and 5, and these were copied out; then ``copies`` bring something back."""
+    """Return a runner whose row 0 was written to blocks 4 and 5 and copied out; ``copies`` bring something back."""
     layout = KVCacheLayout(block_size=2, groups=(KVCacheGroup(layers=(0,), num_blocks=8, num_swap_blocks=3),))
     runner = FakeRunner(layout=layout, vocab_size=50)
     runner.execute(batch(1)).sample()

@@ -1,4 +1,4 @@
-"""Answers to one prompt: it is computed once, whatever the cache, the chunks and the fate of the first of them."""
+"""Answers to one prompt: it is computed once, whatever the cache, the chunks and the end of the first of them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def test_eight_answers_compute_their_prompt_once(
     )
     fork(world, PROMPT, 8, max_tokens=5)
     world.run()
-    # 62 full blocks are shared; what is left of the prompt is computed by each.
+    # 62 full blocks are shared; each sequence computes the rest of the prompt.
     assert world.engine.counters.scheduled_tokens == 1000 + 7 * (1000 % 16) + 8 * 4
     params = SamplingParams(max_tokens=5, ignore_eos=True)
     answer = expected_tokens(PROMPT, params, vocab_size=50, max_model_len=1100)
@@ -64,13 +64,13 @@ def test_children_come_in_the_very_step_that_ends_the_prompt(make_world: MakeWor
     first = world.step()
     assert first.output.first_scheduled_keys == [1]
     assert world.engine.gauges().num_waiting == 3
-    # Ten tokens of the prompt are left; two children take two each, and who came after them what is left.
+    # Ten tokens of the prompt are left; two children get two each, and those behind them get the rest.
     assert world.step().output.first_scheduled_keys == [2, 3, 4]
     world.run()
 
 
 def test_windowed_prompt_is_shared_as_well(make_world: MakeWorld) -> None:
-    """Here a chunk is bounded by the window's blocks, so that budget is left beside an unfinished prompt."""
+    """The window's blocks limit a chunk here, so some budget is left after an unfinished prompt."""
     world = make_world(windows=(None, 8), num_blocks=40, budget=100, max_num_seqs=4, caching=False)
     fork(world, PROMPT[:90], 3, max_tokens=2)
     world.run()

@@ -1,4 +1,4 @@
-"""Under the scheduler: those who decode never wait long for prompts, and prompts are finished all the same."""
+"""The stall bound under the scheduler: running sequences never wait long for prompts, and prompts still finish."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,13 +17,13 @@ from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound, StepCost
 
 Make = Callable[..., Any]
 TOKEN = 0.001
-"""Seconds that the fake runner says a token takes."""
+"""The seconds per token that the fake runner reports."""
 COSTS = StepCosts(fixed=4 * TOKEN, per_token=0.5 * TOKEN, per_pair=1e-7 * TOKEN)
-"""Half of what prompts really take, as on a machine that has become busier since the warm-up."""
+"""Half of the actual cost of prompts, as on a machine that became busier after the warm-up."""
 
 
 def streaming(make_world: Make, *, max_stall: float, **shape: Any) -> Any:
-    """Four sequences that decode for long, one step after their prompts."""
+    """Return four sequences that decode for long, one step after their prompts."""
     here = make_world(
         num_blocks=600,
         budget=256,
@@ -43,7 +43,7 @@ def streaming(make_world: Make, *, max_stall: float, **shape: Any) -> Any:
 
 
 def run_prompts(here: Any, prompts: dict[int, int], *, learnt: bool = True) -> list[int]:
-    """Tokens of each step until all of them have drawn a token."""
+    """Return the tokens of each step until all sequences have sampled a token."""
     for key, length in prompts.items():
         assert here.add(key, [key % 40 + 1] * length, max_tokens=2) is None
     steps = []
@@ -61,7 +61,7 @@ def run_prompts(here: Any, prompts: dict[int, int], *, learnt: bool = True) -> l
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
 def test_steps_stay_within_the_bound_while_prompts_come(make_world: Make, policy: str, overlap: bool) -> None:
     here = streaming(make_world, max_stall=64 * TOKEN, policy=policy, overlap=overlap)
-    run_prompts(here, {50: 400})  # from whose chunks the real cost is learnt
+    run_prompts(here, {50: 400})  # the actual cost is learned from their chunks
     steps = run_prompts(here, {51: 900, 52: 5, 53: 300})
     assert max(steps) <= 64
     assert sorted(steps)[len(steps) // 2] > 40, "the time that there is, is used"
@@ -98,7 +98,7 @@ def test_a_prompt_that_has_begun_is_finished_before_the_next_begins(make_world: 
 
 
 def slow_world(make_world: Make, **shape: Any) -> Any:
-    """A machine on which a token of a prompt takes 20 ms and the weights half a second: a 5B model on two cores."""
+    """Return a machine on which a prompt token takes 20 ms and the weights half a second: a 5B model on two cores."""
     costs = StepCosts(fixed=0.5, per_token=0.02, per_pair=1e-9)
     return make_world(
         num_blocks=1000,
@@ -114,7 +114,7 @@ def slow_world(make_world: Make, **shape: Any) -> Any:
 
 @dataclass(frozen=True)
 class Timed:
-    """A forward pass that says to have taken so long."""
+    """A forward pass that reports a given duration."""
 
     forward: Any
     seconds: float
@@ -125,7 +125,7 @@ class Timed:
 
 
 def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
-    """The seconds of each step until then, on a fake clock, by the costs that the world's machine has."""
+    """Return the seconds of each step until then, on a fake clock, by the costs of the world's machine."""
     seconds: list[float] = []
 
     class Clocked:
@@ -143,7 +143,7 @@ def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
 
 
 def test_no_step_is_long_while_nobody_decodes(make_world: Make) -> None:
-    """4,000 tokens would take 41 s in one step, of which no request that comes meanwhile has any use."""
+    """4,000 tokens would take 41 s in one step, which would delay every request that arrives in the meantime."""
     here = slow_world(make_world)
     assert here.add(1, [1] * 4000, max_tokens=2) is None
     seconds = clocked(here, lambda: 1 in here.tokens)
@@ -151,7 +151,7 @@ def test_no_step_is_long_while_nobody_decodes(make_world: Make) -> None:
     assert sorted(seconds)[len(seconds) // 2] > 0.85 * MAX_STEP_SECONDS, "the time that there is, is used"
 
 
-@pytest.mark.parametrize("streams", [0, 1], ids=["nobody decodes", "a sequence decodes"])
+@pytest.mark.parametrize("streams", [0, 1], ids=["no sequence decodes", "a sequence decodes"])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("length", [1, 10])
 def test_short_prompt_does_not_wait_for_a_long_one(make_world: Make, length: int, overlap: bool, streams: int) -> None:
@@ -191,7 +191,7 @@ def test_prompts_that_are_not_short_keep_their_order(make_world: Make) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """What steps cost on a machine: the weights are read once, or multiplied with each row where that takes longer."""
+    """The cost of steps on a machine: weights are read once, or multiplied with each row where that takes longer."""
 
     weights: float
     row: float
@@ -199,7 +199,7 @@ class CostModel:
     pair: float
     noise: float
     context: float = 0.0
-    """For each token that a chunk looks back on, whatever its length."""
+    """The cost per token of context of a chunk, whatever its length."""
 
     def seconds(self, batch: Batch, chance: Random) -> float:
         total = 1.15 * max(self.weights, self.row * sum(batch.num_scheduled))
@@ -212,15 +212,15 @@ class CostModel:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoop:
-    """What users see of a server under a constant number of requests."""
+    """The results of a server under a constant number of requests."""
 
     tokens_per_second: float
     itl: list[float]
-    """Between tokens of one answer, in ascending order."""
+    """Inter-token latencies, in ascending order."""
 
 
 def serve(machine: CostModel, *, max_stall: float, workload: tuple[int, int, int], guess: float = 1.0) -> ClosedLoop:
-    """Serve a workload of input tokens, output tokens and requests at once, five times as many requests in all."""
+    """Serve a workload of input tokens, output tokens and concurrency, with five times as many requests in total."""
     inputs, outputs, concurrency = workload
     layout = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=4000),))
     config = SchedulerConfig(

@@ -1,4 +1,4 @@
-"""The policy ``fair``: whatever one tenant queues, the others get their share of what is computed."""
+"""The policy ``fair``: whatever one tenant queues, the others get their share of the computation."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Make = Callable[..., Any]
 
 
 class Sequences:
-    """Makes sequences, which arrive one after another."""
+    """A factory of sequences, which arrive one after another."""
 
     def __init__(self, share: FairShare) -> None:
         self.share = share
@@ -72,7 +72,7 @@ def test_drawn_tokens_count_for_more_than_those_of_prompts(sequences: Sequences)
     for tenant in "ababab":
         sequences.push(tenant, length=10)
     sequences.share.drew(ran[:1] * 10)
-    # Ten drawn for a are two prompts of b.
+    # Ten sampled tokens of a are worth two prompts of b.
     assert OUTPUT_WEIGHT == 2 * PROMPT_WEIGHT
     assert names([sequences.admit() for _ in range(4)]) == "bbab"
 
@@ -95,7 +95,7 @@ def test_nobody_saves_up_credit_while_idle(sequences: Sequences) -> None:
         sequences.admit()
     for _ in range(20):
         sequences.push("b")
-    # Not twenty times b, though a had so much more.
+    # Not twenty times b, although a had so much more.
     assert names([sequences.admit() for _ in range(6)]) == "bababa"
 
 
@@ -182,7 +182,7 @@ PROMPT, ANSWER = 40, 8
 
 
 def tokens_until_first(here: Any, key: int) -> int:
-    """Tokens that the engine computes until the sequence has one."""
+    """Return the tokens that the engine computes until the sequence has one."""
     before = here.engine.counters.scheduled_tokens
     while key not in here.tokens:
         here.step()
@@ -207,7 +207,7 @@ def test_five_hundred_queued_prompts_cost_another_tenant_one_prompts_service(mak
         assert here.add(1000, list(range(1, PROMPT + 1)), max_tokens=ANSWER, tenant="b") is None
         waits[name] = tokens_until_first(here, 1000)
     assert waits["alone"] == PROMPT
-    # What is left of a prompt, the others' answers meanwhile, and the step that was scheduled already.
+    # The rest of a prompt, the answers of the others in the meantime, and the step that was already scheduled.
     assert waits["fair"] - waits["alone"] <= PROMPT + ANSWER + (16 if overlap else 0)
     assert waits["fcfs"] > 100 * waits["fair"]
 
@@ -224,7 +224,7 @@ def test_a_tenant_is_let_in_where_another_has_every_row(make_world: Make) -> Non
         before = here.engine.counters.steps
         tokens_until_first(here, 1000)
         steps[policy] = here.engine.counters.steps - before
-    # A row becomes free when a has drawn a few more tokens, not when one of its long answers ends.
+    # A row becomes free after a few more tokens of a, not at the end of one of its long answers.
     assert steps["fair"] <= 8 and steps["fcfs"] > 200
 
 
@@ -242,7 +242,7 @@ def test_a_tenant_is_let_in_where_another_has_every_block(make_world: Make) -> N
 
 
 def test_memory_is_taken_from_the_tenant_that_had_most(make_world: Make) -> None:
-    """Not from who came last."""
+    """It is not taken from the sequence that came last."""
     here = make_world(policy="fair", num_blocks=24, max_num_seqs=4, budget=64, max_model_len=90)
     for key in range(3):
         assert here.add(key, [key + 1] * 8, max_tokens=60, tenant="a") is None
@@ -264,7 +264,7 @@ def test_memory_is_taken_from_the_tenant_that_had_most(make_world: Make) -> None
 def test_tenants_with_a_backlog_are_served_alike(
     make_world: Make, lengths: list[tuple[int, int]], more: list[tuple[int, int]], rows: int, overlap: bool
 ) -> None:
-    """As the paper proves: however they differ, by no more than what runs at once and one prompt (theorem 4.4)."""
+    """The paper bounds their difference by the work that runs at once and one prompt (theorem 4.4)."""
     here = make_world(policy="fair", num_blocks=300, max_num_seqs=rows, budget=16, overlap=overlap, caching=False)
     tenant_of: dict[int, str] = {}
     waiting: dict[str, int] = {"a": 0, "b": 0}

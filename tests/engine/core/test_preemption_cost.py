@@ -1,4 +1,4 @@
-"""Which way of preemption is chosen, and from which measurements."""
+"""The choice of the preemption mode, and the measurements behind it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +136,6 @@ def test_blocks_that_another_holds_are_not_counted_as_lost(make_world: MakeWorld
     world.add(2, [1] * 18, max_tokens=8)
     world.step()
     victim = world.scheduler._running[-1]
-    # Four blocks of the prompt are shared, the fifth is its own.
+    # Four blocks of the prompt are shared, the fifth is not.
     assert world.scheduler._kv.prepare_to_lose(victim) == Loss(tokens=2, blocks_out=(5,), blocks_in=(1,))
     world.run()

@@ -1,4 +1,4 @@
-"""What is in the cache already is not computed again, and only the right ones find it."""
+"""Cached tokens are not computed again, and only the matching prompts find them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ def test_tenants_salts_families_and_generations_have_different_roots(
 
 
 def cached_after(world: World, key: int, prompt: list[int], **options: Any) -> int:
-    """Run one more request; prompt tokens it found in the cache."""
+    """Run one more request and return how many of its prompt tokens were cached."""
     world.add(key, prompt, **options)
     world.run()
     cached: int = world.finished[key].num_cached_tokens
@@ -144,12 +144,12 @@ def test_preempted_sequence_finds_its_own_blocks(make_world: Callable[..., World
         world.run()
         assert world.finished[2].num_preemptions == 1
         computed[caching] = world.engine.counters.scheduled_tokens - 2 * (15 + 19)
-    # The first sequence took the tail of its chain; the head was still there.
+    # The first sequence evicted the tail of its chain; the head was still there.
     assert 0 < computed[True] < computed[False]
 
 
 def test_block_whose_chunk_found_no_room_is_not_found(make_world: Callable[..., World]) -> None:
-    """Its first tokens are there, the rest was never computed: nobody may take it for a full block."""
+    """Its first tokens are there, the rest was never computed, so no sequence may use it as a full block."""
     world = make_world(num_blocks=8, max_num_seqs=2, budget=4)
     world.add(1, [1, 1, 1], max_tokens=29)
     world.add(2, range(1, 22), max_tokens=2)
@@ -163,5 +163,5 @@ def test_block_whose_chunk_found_no_room_is_not_found(make_world: Callable[..., 
 def test_windowed_groups_find_a_prefix_by_what_is_still_visible(make_world: Callable[..., World]) -> None:
     world = make_world(windows=(None, 6), num_blocks=16)
     cached_after(world, 1, PROMPT, max_tokens=1)
-    # The windowed group let go of the first blocks, but it keeps them findable until they are taken.
+    # The windowed group released the first blocks, but it keeps them findable until they are reused.
     assert cached_after(world, 2, [*PROMPT, 30], max_tokens=1) == 16

@@ -18,7 +18,7 @@ def asking(**changes: Any) -> SamplingParams:
 
 
 def batches(here: Any) -> list[Batch]:
-    """Every batch the runner of this world gets from now on."""
+    """Return a list that collects every batch of the runner from now on."""
     seen: list[Batch] = []
     execute = here.runner.execute
     here.engine._runner = type("Watched", (), {"execute": lambda self, batch: seen.append(batch) or execute(batch)})()
@@ -69,7 +69,7 @@ def test_logits_of_few_positions_are_computed_at_a_time(make_world: World) -> No
     here.add(3, PROMPT)
     here.run()
     counts = [sum(len(asked.next_token_ids) for asked in batch.prompt_logprobs) for batch in seen]
-    # One more than allowed where every sequence gets the one token that it always gets.
+    # One more than allowed if every sequence gets its guaranteed token.
     assert max(counts) <= 7 and sum(counts) == 2 * (len(PROMPT) - 1)
     assert here.reported == {1: PROMPT[1:], 2: PROMPT[1:]}
 

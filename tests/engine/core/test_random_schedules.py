@@ -1,4 +1,4 @@
-"""Any schedule keeps the books: blocks and rows add up, and each answer is the one the request gets alone."""
+"""Any schedule keeps the books: blocks and rows add up, and each answer equals that of the request alone."""
 
 import os
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.sampling_params import SamplingParams
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600"))
-"""`make soak` asks for thousands."""
+"""`make soak` runs thousands."""
 
 VOCABULARY = 7
 MAX_MODEL_LEN = 60
 
-# Prompts that share beginnings, of any length, some over the cache's size.
+# Prompts of any length that share beginnings; some are larger than the cache.
 prompts = st.builds(
     lambda head, tail: [1, 2, 3, 4, 5, 6] * head + tail,
     st.integers(0, 4),
@@ -50,7 +50,7 @@ actions = st.lists(
     min_size=6,
     max_size=30,
 )
-# Caches of 40 to 70 tokens, where one answer may take 60 and up to six are at work: most worlds preempt.
+# Caches of 40 to 70 tokens, with answers of up to 60 and up to six of them at once: most runs preempt.
 worlds = st.fixed_dictionaries(
     {
         "cache_tokens": st.integers(40, 70),
@@ -69,19 +69,19 @@ worlds = st.fixed_dictionaries(
         "max_step": st.sampled_from([None, 12.0, 30.0]),
     }
 )
-# What the runner says it spends on a token, and on copying a block: now one is cheaper, now the other.
+# The runner's reported cost of a token and of copying a block; either may be cheaper.
 speeds = st.tuples(st.sampled_from([1.0, 1.0, 0.0]), st.sampled_from([0.1, 0.5, 1.0, 4.0, 0.0]))
 
 
 class Play:
-    """Acts a script out, and remembers what each request should say."""
+    """An execution of a script that remembers the expected answer of each request."""
 
     def __init__(self, here: Any, expected_tokens: Callable[..., list[int]]) -> None:
         self.here = here
         self.expected_tokens = expected_tokens
         self.expected: dict[int, list[int]] = {}
         self.prompts: dict[int, list[int]] = {}
-        """Of those that ask for their prompt's logprobs."""
+        """The prompts of requests that ask for prompt logprobs."""
         self.cancelled: set[int] = set()
 
     def add(
@@ -137,7 +137,7 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     if world["overlap"]:
         shape["tokens_at_once"] = 1
     num_blocks = world["cache_tokens"] // world["block_size"]
-    # Without a start value nothing is swapped, so that the copies' speed is never learnt.
+    # Without a start value nothing is swapped, so the speed of copies would never be learned.
     rates = MeasuredRates(
         prefill_tokens_per_second=1.0 / speed[0] if speed[0] else None,
         swap_bytes_per_second=1.0 / speed[1] if speed[1] else None,

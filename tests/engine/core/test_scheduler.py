@@ -1,4 +1,4 @@
-"""What a step computes: budget, order, admission, preemption, cancellation, refusal."""
+"""The contents of a step: budget, order, admission, preemption, cancellation, rejection."""
 
 import gc
 import sys
@@ -17,7 +17,7 @@ MakeWorld = Callable[..., World]
 
 
 def record(world: World) -> list[Batch]:
-    """The batches of the steps to come, as they come."""
+    """Return a list that collects the batches of later steps."""
     batches: list[Batch] = []
     runner = world.runner
 
@@ -31,7 +31,7 @@ def record(world: World) -> list[Batch]:
 
 
 def steps_of(world: World) -> list[Batch]:
-    """Run to the end; the batches."""
+    """Run to the end and return the batches."""
     batches = record(world)
     world.run()
     return batches
@@ -59,7 +59,7 @@ def test_long_prompt_leaves_a_token_for_each_behind_it(make_world: MakeWorld) ->
     world.add(2, [2], max_tokens=6, priority=1)
     world.step()
     world.add(3, [3] * 17, max_tokens=1, priority=0)
-    # Admitted with what was left over, it is served first from then on, and lacks more than the budget.
+    # It was admitted with the remaining budget, comes first from then on, and needs more than the budget.
     assert counts(steps_of(world))[:4] == [[1, 1, 6], [6, 1, 1], [5, 1, 1], [1, 1]]
 
 
@@ -117,7 +117,7 @@ def test_cached_prefix_counts_as_there(make_world: MakeWorld) -> None:
     world.step()
     world.add(2, prompt, max_tokens=4)
     world.step()
-    # Eight blocks each would not fit, were seven of them not shared.
+    # Eight blocks each would not fit if seven of them were not shared.
     assert world.engine.gauges().num_running == 2
 
 
@@ -192,7 +192,7 @@ def test_rows_and_blocks_of_the_preempted_come_back_at_once(make_world: MakeWorl
     assert gauges.blocks_used == 5
 
 
-# --- cancellation and refusal ---
+# --- cancellation and rejection ---
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -281,7 +281,7 @@ def test_overlapped_step_feeds_draws_back(make_world: MakeWorld) -> None:
     batches = steps_of(world)
     assert [batch.feedback_tokens for batch in batches] == [[], [0], [0], [0]]
     assert [batch.token_ids for batch in batches] == [[1, 2, 3], [0], [0], [0]]
-    assert world.engine.counters.discarded_tokens == 0  # the end by length is foreseen
+    assert world.engine.counters.discarded_tokens == 0  # the end by length is known in advance
 
 
 def test_stop_found_one_step_late_discards_one_token(
@@ -341,14 +341,14 @@ def test_stop_token_is_among_the_tokens_and_named(make_world: MakeWorld) -> None
 
 
 def calls_of_a_step(world: World) -> int:
-    """Python calls in one schedule(), a measure that does not depend on the machine."""
+    """Return the number of Python calls in one schedule(), which does not depend on the machine."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    # A collection in the midst would count too: hypothesis hooks into it.
+    # A garbage collection would count too, because hypothesis hooks into it.
     gc.disable()
     sys.setprofile(count)
     try:

@@ -1,4 +1,4 @@
-"""Prompt tokens of a step follow from what steps cost, so that those who decode never wait for long."""
+"""The cost of steps limits their prompt tokens, so that running sequences never wait for long."""
 
 from random import Random
 
@@ -28,15 +28,15 @@ def work_of(start: int, count: int) -> PromptWork:
         # A step is expected to take 234 ms, since steps vary, and decoding takes 20 of these.
         (bound_of(), 0, 208),
         (bound_of(1.0), 0, 828),
-        # Eight thousand tokens to look back on make one three times as costly.
+        # Eight thousand tokens of context make a prompt token three times as costly.
         (bound_of(), 8192, 69),
         (bound_of(per_token=1e-5, per_pair=2.5e-9), 0, 9_671),
         # Never less than a block.
         (bound_of(per_token=0.1), 0, 16),
-        # Decoding alone takes as long as the bound: a quarter for prompts.
+        # Decoding alone takes as long as the bound, so prompts get a quarter.
         (bound_of(fixed=0.25), 0, 57),
         (bound_of(fixed=9.0), 0, 57),
-        # Nothing measured: small at first.
+        # Without measurements it starts small.
         (StallBound(0.25, at_least=16), 0, 16),
     ],
 )
@@ -53,7 +53,7 @@ def test_what_is_planned_already_is_taken_off() -> None:
 
 
 class Machine:
-    """Steps cost what this says, give or take; a prompt runs on it in chunks while others decode."""
+    """A machine with these costs plus noise. It computes a prompt in chunks while other sequences decode."""
 
     def __init__(self, *, fixed: float, per_token: float, per_pair: float, noise: float = 0.0) -> None:
         self.costs = (fixed, per_token, per_pair)
@@ -89,14 +89,14 @@ MACHINES = {
 def test_steps_stay_within_the_bound_whatever_the_machine_and_the_first_guess(
     costs: dict[str, float], seed_error: float
 ) -> None:
-    """A guess is wrong by a factor where the machine was busy at warm-up, or is now."""
+    """An estimate is wrong by a factor if the machine was busy at warm-up or is busy now."""
     machine = Machine(**costs, noise=0.05)
     bound = bound_of(**{name: seed_error * seconds for name, seconds in costs.items()})
     machine.prefill(bound, 4000)  # learns
     steps = [seconds for _ in range(5) for seconds in machine.prefill(bound, 4000)]
     assert max(steps) < 0.25 * 1.4
     assert sorted(steps)[len(steps) * 9 // 10] < 0.25 * 1.02
-    # And the time that there is, is used.
+    # The available time is used.
     if len(steps) > 20:
         assert sorted(steps)[len(steps) // 2] > 0.25 * 0.75
 
@@ -111,7 +111,7 @@ def test_steps_stay_within_the_bound_whatever_the_machine_and_the_first_guess(
     ],
 )
 def test_chunks_at_both_ends_of_a_prompt_take_equally_long(wrong: dict[str, float]) -> None:
-    """Costs that are not told apart make first chunks too long and last ones too short, or the other way round."""
+    """Costs that are not separated make first chunks too long and last ones too short, or the reverse."""
     costs = MACHINES["long contexts"]
     machine, bound = Machine(**costs), bound_of(**{name: costs[name] * wrong.get(name, 1.0) for name in costs})
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""When a drawn token ends a sequence, and under which name."""
+"""The sampled tokens that end a sequence, and the reported reasons."""
 
 import pytest
 

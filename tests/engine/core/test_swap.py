@@ -1,4 +1,4 @@
-"""A sequence that is swapped out comes back without computing anything again, and gives its host blocks back."""
+"""A sequence that was swapped out returns without recomputation and frees its host blocks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ TIGHT: dict[str, Any] = {"num_blocks": 12, "budget": 40, "max_num_seqs": 3, "pre
 
 
 def record(world: World) -> list[Batch]:
-    """The batches of the steps to come, as they come."""
+    """Return a list that collects the batches of later steps."""
     batches: list[Batch] = []
     execute = world.runner.execute
 
@@ -33,11 +33,11 @@ def step_until_preempted(world: World) -> None:
         world.step()
         if world.engine.counters.preemptions:
             return
-    raise AssertionError("nobody was preempted")
+    raise AssertionError("no sequence was preempted")
 
 
 def step_until_swapped(world: World) -> Any:
-    """The sequence that was swapped out."""
+    """Step until a sequence is swapped out, and return it."""
     step_until_preempted(world)
     [victim] = [sequence for sequence in world.scheduler._sequences.values() if sequence.swap_tables is not None]
     return victim
@@ -49,7 +49,7 @@ def step_until_swapped(world: World) -> Any:
 def test_swapped_sequence_computes_nothing_again(
     make_world: MakeWorld, expected_tokens: Expected, overlap: bool, caching: bool, windows: tuple[int | None, ...]
 ) -> None:
-    # With windows alone a sequence stays small: only what begins smaller yet grows into another's blocks.
+    # With windows alone a sequence stays small: only a smaller one still grows into another's blocks.
     num_blocks, length = (12, 14) if None in windows else (6, 3)
     shape = {**TIGHT, "num_blocks": num_blocks}
     world = make_world(**shape, num_swap_blocks=20, overlap=overlap, caching=caching, windows=windows)
@@ -108,7 +108,7 @@ def test_host_blocks_of_a_cancelled_sequence_are_free_at_once(make_world: MakeWo
 def test_stop_that_is_found_while_swapped_out_gives_the_host_blocks_back(
     make_world: MakeWorld, expected_tokens: Expected
 ) -> None:
-    """One step ahead, the last draw of a victim is still under way when it is swapped out."""
+    """With overlap, the last sample of a victim is still in progress when it is swapped out."""
     prompts = {1: [1] * 14, 2: [2] * 14, 3: [3] * 14}
     calm = make_world(**{**TIGHT, "num_blocks": 64}, num_swap_blocks=20, overlap=True)
     for key, prompt in prompts.items():
@@ -118,7 +118,7 @@ def test_stop_that_is_found_while_swapped_out_gives_the_host_blocks_back(
     for key, prompt in prompts.items():
         probe.add(key, prompt, max_tokens=20)
     victim = step_until_swapped(probe)
-    # What it draws in the step under way when it is swapped out is what ends it, in the same world once more.
+    # The token that it samples in the step in progress ends it; the second run is the same otherwise.
     last = calm.tokens[victim.key][victim.num_output - 1]
     assert last not in calm.tokens[victim.key][: victim.num_output - 1]
     world = make_world(**TIGHT, num_swap_blocks=20, overlap=True)
@@ -158,7 +158,7 @@ def test_copies_out_come_before_copies_in_and_name_each_host_block_once(make_wor
 
 
 def test_sequence_cancelled_before_its_copies_were_taken_leaves_none(make_world: MakeWorld) -> None:
-    """One step ahead, a step may come to nothing but a preemption: its copies go with the next, if still wanted."""
+    """With overlap, a step may contain only a preemption: its copies run with the next step if still needed."""
     world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
     for key in (1, 2):
         world.add(key, [key] * 14, max_tokens=20)

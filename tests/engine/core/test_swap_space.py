@@ -1,4 +1,4 @@
-"""Host blocks: taken, given back, and copied as the next step is told."""
+"""Host blocks: allocated, freed, and copied with the next step."""
 
 import pytest
 

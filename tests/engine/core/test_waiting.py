@@ -1,4 +1,4 @@
-"""The queue of sequences without a row keeps order, and its counts, whatever leaves from the middle."""
+"""The queue of waiting sequences keeps order and counts when any of them leaves."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""A program in the place of the trials: ``SHIM_ENDINGS`` says by NAME=ENDING what becomes of each."""
+"""A replacement of the trials program: ``SHIM_ENDINGS`` defines the result of each trial as NAME=ENDING."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""The engine's tests at every lower level that this machine can do: with the instructions of older CPUs.
+"""The engine's tests at every lower CPU level that this machine supports, with the instructions of older CPUs.
 
-The level is set as the engine sets it for its process, by the environment of a pytest of its own; machine code of each
-level is kept between runs.
+The environment of a separate pytest sets the level as the engine does for its process. The machine code of each level
+is cached between runs.
 """
 
 import os
@@ -41,6 +41,6 @@ def test_the_engine_at_a_lower_level(level: CpuLevel, tmp_path: Path) -> None:
 
 
 def _numba_folder() -> Path:
-    """Return the folder of machine code that every run on this machine shares; each level has its own below it."""
+    """Return the folder of machine code that every run on this machine shares; each level has a folder below it."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path("~/.cache").expanduser()) / "quire" / "numba"

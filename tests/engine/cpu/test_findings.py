@@ -1,4 +1,4 @@
-"""Trials in children that die, and what is kept of them."""
+"""Trials in child processes that die, and the stored findings."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -91,16 +91,16 @@ def test_every_instruction_that_may_be_claimed_has_a_trial() -> None:
 def test_instructions_that_this_cpu_claims_work() -> None:
     claimed = [trial for trial, flags in CLAIMS.items() if flags <= this_machine().flags]
     failed = run_trials(INSTRUCTIONS, claimed, os.environ)
-    assert failed.keys() <= {"amx-bf16", "amx-int8"}  # which virtual machines may claim in vain
+    assert failed.keys() <= {"amx-bf16", "amx-int8"}  # virtual machines may claim these without support
 
 
-# --- what is concluded from them ---
+# --- conclusions ---
 
 Fails = Callable[[str, str | None], dict[str, str]]
 
 
 def trying(fails: Fails) -> tuple[list[str | None], findings.RunTrials]:
-    """The limits of oneDNN that were tried, and a program that fails by them."""
+    """Return the list of tried oneDNN limits, and a program that fails by them."""
     tried: list[str | None] = []
 
     def run(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def test_a_users_limit_of_onednn_is_not_raised_by_a_trial() -> None:
     assert set(tried) == {"AVX512_CORE", "AVX2"}
 
 
-# --- what is kept ---
+# --- stored findings ---
 
 
 def test_findings_come_back_for_the_same_machine_only() -> None:

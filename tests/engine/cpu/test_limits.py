@@ -1,4 +1,4 @@
-"""From findings about a CPU to the limits of an engine process."""
+"""The limits of an engine process that follow from findings about a CPU."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A whole start on a CPU that claims more than works: a trial or the engine process is killed by SIGILL."""
+"""A whole start on a CPU that claims more than it supports: SIGILL kills a trial or the engine process."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,7 +35,7 @@ def test_a_cpu_that_refuses_instructions_is_served_on(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(kept.file_of("numba", "any").parent))  # compiled code is kept
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(kept.file_of("numba", "any").parent))  # compiled code is reused
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "shim"))
     monkeypatch.setenv("SHIM_REFUSES", f"{program} {variable}")

@@ -1,4 +1,4 @@
-"""A small model, and what keeps it: an S3 server and an OCI registry on loopback, each behind a proxy that can fail."""
+"""A small model, and its stores: an S3 server and an OCI registry on loopback, each behind a proxy that can fail."""
 
 import json
 import logging
@@ -29,14 +29,14 @@ _FROM_OUTSIDE = ("AWS_", "HF_", "DOCKER_", "REGISTRY_")
 
 @pytest.fixture(scope="session")
 def model() -> dict[str, bytes]:
-    """Files by name."""
+    """Return the files by name."""
     weights = safetensors(ELEMENTS)
     return {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights, "tokenizer.json": b"{}"}
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of this machine's own logins, and no address outside it that would be asked for some."""
+    """Remove this machine's own logins and addresses from the environment."""
     for name in os.environ:
         if name.startswith(_FROM_OUTSIDE):
             monkeypatch.delenv(name)
@@ -46,7 +46,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def fetch(tmp_path: Path) -> Callable[..., object]:
-    """Fetch a source to the cache of this test; waits between attempts are short."""
+    """Return a function that fetches a source to the cache of this test, with short waits between attempts."""
 
     async def fetched(
         text: str,
@@ -75,7 +75,7 @@ def hub(model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[Hu
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of a store with the bucket `models`; each test puts its model below a prefix of its own."""
+    """Yield the address of a store with the bucket `models`; each test puts its model below its own prefix."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
@@ -88,7 +88,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """The store as the environment names it, with credentials."""
+    """Yield the proxy of the store that the environment names, with credentials."""
     proxy = FaultyProxy(s3_server)
     with serving(proxy) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
@@ -99,7 +99,7 @@ def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPr
 
 @pytest.fixture(scope="session")
 def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the reference implementation of a registry."""
+    """Yield the address of the reference implementation of a registry."""
     try:
         program = debian_programs("docker-registry", ("docker-registry",))["docker-registry"]
     except ClusterError as error:
@@ -129,7 +129,7 @@ def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def registry(registry_server: str) -> Iterator[RegistryClient]:
-    """The registry behind its proxy, and a way to push to it."""
+    """Yield a client of the registry behind its proxy, which can also push."""
     proxy = FaultyProxy(registry_server)
     with serving(proxy) as address:
         yield RegistryClient(server=registry_server, host=address.removeprefix("http://"), proxy=proxy)

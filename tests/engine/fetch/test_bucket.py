@@ -1,4 +1,4 @@
-"""s3://: objects become a folder, checked and resumed; and what a store refuses is said in words."""
+"""s3://: objects become a folder, verified and resumed; messages for errors of the store."""
 
 import asyncio
 import hashlib
@@ -33,7 +33,7 @@ def put(server: str, key: str, data: bytes, **headers: str) -> None:
 
 @pytest.fixture
 def prefix(s3_server: str, bucket: FaultyProxy, model: dict[str, bytes], tmp_path: Path) -> str:
-    """Where this test's model is, among things an engine does not read."""
+    """Return the prefix of this test's model, which contains also files that an engine does not read."""
     prefix = f"team/{tmp_path.name}"
     for name, data in model.items():
         put(s3_server, f"{prefix}/{name}", data)
@@ -61,7 +61,7 @@ async def test_what_is_replaced_in_the_bucket_is_another_version(
     put(s3_server, f"{prefix}/tokenizer.json", b'{"new": 1}')
     second = await fetch(f"s3://models/{prefix}")
     assert first != second and (second / "tokenizer.json").read_bytes() == b'{"new": 1}'
-    assert (first / "tokenizer.json").read_bytes() == b"{}", "whoever reads it may go on"
+    assert (first / "tokenizer.json").read_bytes() == b"{}", "readers of the old version may continue"
 
 
 async def test_a_download_goes_on_where_a_connection_broke_if_the_object_is_still_the_same(
@@ -156,7 +156,7 @@ REFUSALS = {
 def test_what_a_store_refuses_is_said_with_what_would_be_right(
     status: int, body: str, message: str, hint: str | None
 ) -> None:
-    """To the AWS library, and to the transfer: the words are the same."""
+    """The AWS library and the transfer report errors with the same messages."""
     where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
     told = {name: text for name, text in re.findall("<(Code|Message|Region)>([^<]*)<", body)}
     headers = {"x-amz-bucket-region": told.get("Region")}
@@ -189,9 +189,9 @@ async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: 
 async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(
     prefix: str, fetch: Fetch, bucket: FaultyProxy
 ) -> None:
-    with pytest.raises(FetchError, match=r"s3://models/team holds nothing, but folders: .*/"):
+    with pytest.raises(FetchError, match=r"s3://models/team has no files, but it has folders: .*/"):
         await fetch("s3://models/team")
-    with pytest.raises(FetchError, match="s3://models/nowhere holds nothing"):
+    with pytest.raises(FetchError, match="s3://models/nowhere has no files"):
         await fetch("s3://models/nowhere")
     with pytest.raises(FetchError, match="has no safetensors weights"):
         await fetch(f"s3://models/{prefix}/original")
@@ -229,7 +229,7 @@ async def test_half_a_pair_of_credentials_is_said(
 async def test_a_pods_own_web_identity_is_traded_for_credentials(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As a service account's role gives it: the token's file and the role are in the environment, and nothing else."""
+    """The environment has only the token's file and the role, as with the role of a service account."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     (tmp_path / "token").write_text("eyJhbGciOiJSUzI1NiJ9.e30.c2lnbmVk")

@@ -1,4 +1,4 @@
-"""quire-engine org/name: which words are folders, which are sources, and the download into a folder of one's own."""
+"""quire-engine org/name: how arguments are classified as folders and sources, and the download into a given folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`quire-fetch` as the init container of a pod runs it: several at once, killed, stopped, without room."""
+"""`quire-fetch` as the init container of a pod runs it: several at once, killed, stopped, with a full disk."""
 
 import os
 import resource
@@ -23,7 +23,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Begins a fetch in a process of its own; whatever still runs in the end is killed."""
+    """Yield a function that starts a fetch in its own process; processes that still run at the end are killed."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(source: str, to: Path, *options: str, most_bytes: int | None = None) -> subprocess.Popen[str]:
@@ -50,7 +50,7 @@ def start() -> Iterator[Start]:
 
 
 def wait_for_part(folder: Path, size: int) -> Path:
-    """The unfinished weights, once there is so much of them."""
+    """Return the unfinished weights when they have this size."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         for part in folder.rglob(".model.safetensors.part"):
@@ -104,7 +104,7 @@ def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
 
 
 def test_a_disk_that_runs_full_in_the_middle_is_said(hub: HubStub, start: Start, tmp_path: Path) -> None:
-    """A limit of the process on the size of its files fails as a full disk does, but for the number of the error."""
+    """A limit on the size of the process's files fails like a full disk, with another error number."""
     out, err = start("hf://org/tiny", tmp_path / "m", most_bytes=1_500_000).communicate(timeout=60)
     assert "org/tiny can't be kept in" in err and "File too large" in err and "Traceback" not in err
 

@@ -1,4 +1,4 @@
-"""One holder at a time, with flock and without; one that dies keeps nobody waiting, one that lives is not robbed."""
+"""One holder at a time, with and without flock: a dead holder blocks others only briefly, a live one keeps the lock."""
 
 import asyncio
 import fcntl
@@ -19,9 +19,9 @@ from quire_engine.fetch.folder_lock import LockPace, locked
 
 PACE = LockPace(poll_seconds=0.02, beat_seconds=0.05, stale_seconds=0.5, say_seconds=0.1)
 UNHURRIED = replace(PACE, stale_seconds=60.0)
-"""Whoever has the lock within half of that did not wait for a beat to stand still."""
+"""A process that gets the lock within half of that did not wait for a heartbeat to stop."""
 BEATS = replace(PACE, stale_seconds=2.0)
-"""A holder on a busy machine may miss some."""
+"""A holder on a busy machine may miss some heartbeats."""
 HOLDER = """
 import asyncio, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ asyncio.run(hold())
 
 @contextmanager
 def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the lock until it is killed."""
+    """Yield another process that holds the lock until it is killed."""
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         yield process
@@ -47,7 +47,7 @@ def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture(params=["flock", "no flock"])
 def flock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the file system has it."""
+    """Return True if the file system supports flock."""
     if request.param == "no flock":
         monkeypatch.setattr(fcntl, "flock", no_flock)
     return bool(request.param == "flock")
@@ -80,7 +80,7 @@ async def test_a_holder_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> N
         waiting = asyncio.create_task(held_for_a_moment(tmp_path, said, UNHURRIED))
         while not said:
             await asyncio.sleep(0.01)
-        assert said[0].endswith(f":{process.pid}"), "who holds it is told"
+        assert said[0].endswith(f":{process.pid}"), "the message names the holder"
         process.kill()
         process.wait()
         await asyncio.wait_for(waiting, UNHURRIED.stale_seconds / 2)  # the kernel knows that it is dead

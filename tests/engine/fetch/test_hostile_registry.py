@@ -1,4 +1,4 @@
-"""A registry that means harm or is broken: it gets no login, and neither memory, disk nor time without end."""
+"""A malicious or broken registry gets no login and cannot exhaust memory, disk or time."""
 
 import re
 import tarfile

@@ -1,4 +1,4 @@
-"""hf://: a model of a hub on loopback, resumed after a cut; and what the hub refuses is said in words."""
+"""hf://: a model of a hub on loopback, resumed after an interruption; messages for errors of the hub."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Layers of images that nobody vetted: whatever they hold, nothing beside their own folder is touched or shown."""
+"""Layers of untrusted images: whatever they contain, nothing outside their own folder is changed or read."""
 
 from pathlib import Path
 
@@ -10,14 +10,14 @@ from quire_engine.fetch import image_layers
 from quire_engine.fetch.registry import Blob
 
 IMAGE = "registry.example/m:1"
-# Each link is harmless by itself: "c" leads to "others" while "d/e" is none, and "l" is "../x" seen from elsewhere.
+# Each link is harmless alone: "c" leads to "others" while "d/e" does not exist, and "l" is "../x" from elsewhere.
 UP_BY_LINKS = archive({"d/x": b""}, members=[link("c", "d/e/../../others"), link("d/e", ".")])
 HARD_LINKS = archive({}, members=[link("a/b/l", "../x"), link("l", "a/b/l", hard=True)])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A version's folder, and beside it somebody else's."""
+    """Return a version's folder, with the folder of another model next to it."""
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "model.safetensors").write_bytes(b"theirs")
     version = tmp_path / "version.partial"

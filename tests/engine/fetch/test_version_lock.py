@@ -1,4 +1,4 @@
-"""Versions of a model on a full volume: those that an engine uses stay, the others go, the oldest first."""
+"""Versions of a model on a full volume: those in use stay, the others are deleted, the oldest first."""
 
 import os
 import shutil

@@ -1,5 +1,7 @@
-"""What a step and a streamed token cost has not grown: counts, and ratios to a loop of the same kind, against
-``bounds.json``. Nothing here is a time of its own, so that a busy machine changes no verdict.
+"""The cost of a step and of a streamed token has not grown.
+
+Counts, and ratios to a loop of the same kind, are compared with ``bounds.json``. No absolute time is compared, so a
+busy machine does not change the result.
 """
 
 import json
@@ -13,13 +15,13 @@ from quire_guard import bounds
 
 ROOT = Path(__file__).resolve().parents[3]
 RECORDED = bounds.read()
-# Half a minute's work, which a busy machine draws out: that alone is no fault.
+# This takes half a minute, and longer on a busy machine, which is no failure.
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="session")
 def measured() -> bounds.Measures:
-    """In a process of its own: no other test has filled its caches or set its threads."""
+    """Return the measures of a separate process, in which no other test has filled caches or set threads."""
     folders = (ROOT / "tests/support", ROOT, os.environ.get("PYTHONPATH", ""))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(folder) for folder in folders if str(folder))}
     done = subprocess.run(
@@ -47,7 +49,7 @@ def test_cost_grows_with_scheduled_sequences_in_proportion_and_not_with_those_th
     few = counts["scheduler: instructions per sequence, 1 to 64"]
     many = counts["scheduler: instructions per sequence, 64 to 256"]
     assert many <= 1.02 * few
-    # Whether the first that waits may run is asked once a step, however many wait.
+    # One check per step whether the first waiting sequence may run, however many wait.
     assert measured["exact"]["scheduler: more instructions with 1,000 waiting"] < few
 
 

@@ -1,4 +1,4 @@
-"""The guard itself: what costs twice as much is caught, and what it says helps."""
+"""The guard itself: it detects doubled costs, and its message helps."""
 
 import mmap
 from collections.abc import Callable

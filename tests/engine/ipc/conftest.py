@@ -1,4 +1,4 @@
-"""An engine process over the fake runner, and what it reports."""
+"""An engine process with the fake runner, and its reports."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,7 +29,7 @@ def make_config(**scheduler: Any) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(path=Path("/nowhere/model")),
         cache=CacheOptions(),
-        # Without the bound on stalls, what a step takes in hangs on no measured time.
+        # Without the stall bound, the contents of steps do not depend on measured times.
         scheduler=SchedulerOptions(**{"check_integrity": True, "max_generation_stall_seconds": 0.0} | scheduler),
         server=ServerOptions(),
         threads=1,
@@ -37,7 +37,7 @@ def make_config(**scheduler: Any) -> EngineConfig:
 
 
 class Reports:
-    """What the engine said of itself; ``until`` waits for a report like that."""
+    """The reports of an engine; ``until`` waits for a matching one."""
 
     def __init__(self) -> None:
         self.ready: list[Ready] = []
@@ -68,7 +68,7 @@ class Reports:
                 await self._changed.wait()
 
     async def until_idle(self) -> None:
-        """Until the engine reports that it has nothing to do, and all blocks back."""
+        """Wait until the engine reports that it is idle and all blocks are free."""
 
         def idle(reports: "Reports") -> bool:
             last = reports.stats[-1] if reports.stats else None
@@ -84,7 +84,7 @@ MakeClient = Callable[..., EngineClient]
 
 @pytest.fixture
 async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClient]:
-    """Clients over the fake runner, closed at the end. They are started by the test."""
+    """Yield a factory of clients with the fake runner, which are closed at the end. The test starts them."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     clients: list[EngineClient] = []
 
@@ -98,7 +98,7 @@ async def make_client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeClie
         **options: Any,
     ) -> EngineClient:
         if function == FAKE:
-            options.setdefault("num_blocks", 300)  # few: they are counted after every step
+            options.setdefault("num_blocks", 300)  # few blocks, because they are counted after every step
         config = make_config(**(scheduler or {}))
         if supervision is not None:
             limits = EngineProcessOptions(hang_timeout_seconds=supervision.hang_timeout_seconds)

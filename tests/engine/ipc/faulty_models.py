@@ -1,4 +1,4 @@
-"""Models that go wrong, for the engine process to load by ``RunnerFactory``."""
+"""Models that fail, for the engine process to load by ``RunnerFactory``."""
 
 import os
 import signal
@@ -32,14 +32,14 @@ def load_forever(config: EngineConfig) -> LoadedModel:
 
 
 def load_refused(config: EngineConfig, *, works_at: str) -> LoadedModel:
-    """The CPU refuses an instruction at every level but one."""
+    """Load a model on a CPU that rejects an instruction at every level except one."""
     if config.cpu is None or config.cpu.level != works_at:
         os.kill(os.getpid(), signal.SIGILL)
     return load_fake_model(config)
 
 
 def load_once(config: EngineConfig, *, once: str) -> LoadedModel:
-    """The first process is as it should be; those after it load for ever."""
+    """Load normally in the first process and hang in all later ones."""
     if Path(once).exists():
         load_forever(config)
     Path(once).touch()
@@ -54,12 +54,12 @@ class FailingRunner(FakeRunner):
 
 
 def load_slow(config: EngineConfig, *, step_seconds: float, expected_seconds: float) -> LoadedModel:
-    """Every step takes long, and the warm-up measured how long."""
+    """Load a model whose steps take long, and whose warm-up measured another duration."""
     costs = StepCosts(fixed=expected_seconds, per_token=1e-6, per_pair=1e-9)
     return replace(load_fake_model(config, step_seconds=step_seconds), step_costs=costs)
 
 
 def load_failing_later(config: EngineConfig) -> LoadedModel:
-    """Its fourth step fails."""
+    """Load a model whose fourth step fails."""
     model = load_fake_model(config)
     return replace(model, runner=FailingRunner(layout=model.layout, vocab_size=model.vocab_size))

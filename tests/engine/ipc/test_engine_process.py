@@ -1,4 +1,4 @@
-"""A real engine process over the fake runner: it answers, it is watched, it is replaced, and it never stays behind."""
+"""A real engine process with the fake runner: it answers, is watched and replaced, and never stays behind."""
 
 import asyncio
 import os
@@ -54,7 +54,7 @@ async def read_all(stream: Stream) -> list[int]:
 
 
 def process_ends(pid: int, timeout: float) -> bool:
-    """Waits for the end of any process, a child or not."""
+    """Wait for the end of any process and return True if it came in time."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -188,7 +188,7 @@ async def test_stopped_engine_is_noticed_and_replaced(started: Started, reports:
 async def test_hang_limit_follows_the_expected_time_of_steps(
     started: Started, expected_seconds: float, killed: bool
 ) -> None:
-    """Each step takes longer than the hang timeout, as its costs say, or although they do not."""
+    """Each step takes longer than the hang timeout, with or without costs that predict it."""
     client = await started(
         function="faulty_models:load_slow",
         step_seconds=2.0,
@@ -206,7 +206,7 @@ async def test_hang_limit_follows_the_expected_time_of_steps(
 
 async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started, reports: Reports) -> None:
     client = await started(supervision=SupervisionOptions(hang_timeout_seconds=3.0))
-    await reports.until(lambda reports: len(reports.stats) >= 5)  # answers to pings: nothing else is going on
+    await reports.until(lambda reports: len(reports.stats) >= 5)  # answers to pings: the engine is idle
     assert client.state == "ready" and client.restarts == 0
 
 
@@ -239,7 +239,7 @@ async def test_replacement_that_does_not_get_ready_in_time_is_the_end(
 
 @pytest.fixture
 def at_amx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CpuChoice:
-    """A CPU of which every trial was right."""
+    """Return a CPU on which every trial succeeded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = KeptFindings(facts=("a machine",), findings=Findings(claimed=tuple(CLAIMS)))
     return CpuChoice(found, option="auto", environment={})
@@ -280,7 +280,7 @@ async def test_failed_step_is_told_in_one_line(started: Started, capfd: pytest.C
     client = await started(function="faulty_models:load_failing_later")
     with pytest.raises(Unavailable, match="failed while running a step: RuntimeError: the third step was too much"):
         await read_all(client.submit([1], sampling(10)))
-    assert "Traceback" in capfd.readouterr().err  # our bug: the log has it all
+    assert "Traceback" in capfd.readouterr().err  # a bug of ours: the log has the traceback
 
 
 async def test_engine_that_keeps_dying_is_given_up(make_client: MakeClient, reports: Reports) -> None:

@@ -29,7 +29,7 @@ from quire_engine.ipc.messages import (
 
 
 class Script:
-    """Says one message each time the loop asks, and ``Shutdown`` when it would wait for more."""
+    """A channel that returns one message per request of the loop, and ``Shutdown`` when the loop would wait."""
 
     def __init__(self, *messages: ToEngine | None) -> None:
         self.inbox = deque(messages)
@@ -119,7 +119,7 @@ def test_steps_that_are_expected_to_be_long_are_announced(run: Run) -> None:
     """A block of tokens takes 32 s here, more than a tenth of the hang timeout; decoding does not."""
     script, _ = run(submit(1, max_tokens=3), costs=StepCosts(fixed=1.0, per_token=2.0, per_pair=1e-9))
     kinds = [type(message) for message in script.sent if isinstance(message, StepExpected | Outputs)]
-    # 20 tokens are two steps, of which the first samples nothing but begins the request.
+    # 20 tokens are two steps, of which the first samples nothing but starts the request.
     assert kinds == [StepExpected, Outputs, StepExpected, Outputs, StepExpected, Outputs, Outputs]
     assert [round(message.seconds, 1) for message in script.of(StepExpected)] == [33.0, 9.0, 0.0]
 

@@ -1,4 +1,4 @@
-"""A stream keeps what arrives until it is read, and ends once."""
+"""A stream keeps its contents until they are read, and ends once."""
 
 import asyncio
 

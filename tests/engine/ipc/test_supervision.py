@@ -1,4 +1,4 @@
-"""When an engine counts as hung, and how often another is started."""
+"""The conditions under which an engine counts as hung, and the number of restarts."""
 
 import signal
 
@@ -28,7 +28,7 @@ def test_restart_budget(times: list[float], delays: list[float | None]) -> None:
     [
         pytest.param("." * 9, 0.0, False, id="not silent for long enough"),
         pytest.param("." * 10, 0.0, True, id="silent"),
-        pytest.param("." * 9 + "h" + "." * 9, 0.0, False, id="one message starts anew"),
+        pytest.param("." * 9 + "h" + "." * 9, 0.0, False, id="one message restarts the time"),
         pytest.param("." * 10, 6.0, True, id="a step within the timeout"),
         pytest.param("." * 19, 12.0, False, id="a step that is expected to take long"),
         pytest.param("." * 20, 12.0, True, id="ten times as long as expected"),
@@ -67,7 +67,7 @@ def test_limits_of_the_cpu_reach_the_engine_process() -> None:
 
 
 def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idle() -> None:
-    """They spin for a moment first, which only a passive policy lets the engine stop."""
+    """The threads first spin for a moment, which the engine can stop only with the passive policy."""
     environment = compute_environment(3, {"PATH": "/bin", "OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "ACTIVE"})
     assert environment["PATH"] == "/bin"
     assert environment["OMP_WAIT_POLICY"] == "PASSIVE"

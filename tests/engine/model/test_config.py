@@ -1,4 +1,4 @@
-"""config.json of a model folder: what is read from it, and everything that is wrong with it at once."""
+"""config.json of a model folder: the parsed values, and all errors at once."""
 
 import json
 from dataclasses import replace
@@ -170,7 +170,7 @@ def test_gemma_3_rotates_otherwise_within_windows(
 ) -> None:
     config = parsed(architectures=["Gemma3ForCausalLM"], sliding_window=8, sliding_window_pattern=2, **changes)
     assert config.ropes == (local, everywhere)
-    # Still so where the window hides nothing.
+    # It also applies if the window hides nothing.
     assert without_idle_windows(config, 8).ropes == (local, everywhere)
 
 

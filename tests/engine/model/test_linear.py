@@ -42,7 +42,7 @@ def test_every_backend_computes_the_layer(dtype: torch.dtype, rows: int, with_bi
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_backend_takes_a_transposed_weight(dtype: torch.dtype) -> None:
-    """As GPT-2's are: held [K, N]."""
+    """GPT-2's weights are transposed: [K, N]."""
     torch.manual_seed(3)
     weight, bias, x = torch.randn(48, 80).to(dtype).t(), torch.randn(80).to(dtype), torch.randn(3, 48).to(dtype)
     for backend in [*backends(dtype), Int8LinearBackend(TorchLinearBackend(dtype))]:
@@ -62,7 +62,7 @@ def test_half_precision_is_left_to_torch() -> None:
 
 
 def test_few_numbers_of_rows_are_ever_computed() -> None:
-    """Each has its own kernels; the processes' environment bounds how many are kept."""
+    """Each number has its own kernels; the processes' environment limits how many are cached."""
     filled = [filled_up(rows) for rows in range(2049)]
     assert filled[:9] == list(range(9)) and filled[2048] == 2048 and len(set(filled)) == 63
     assert all(rows <= more <= max(rows + 3, rows * 9 / 8) for rows, more in enumerate(filled))
@@ -92,9 +92,9 @@ def test_one_that_is_as_fast_as_another_is_the_first_of_them() -> None:
     ("times", "chosen"),
     [
         ({"onednn": (0.2, 2.0), "torch": (0.3, 2.9)}, "onednn"),
-        ({"onednn": (0.2, 2.0), "torch": (0.19, 1.9)}, "onednn"),  # as a neighbour's noise would have it
+        ({"onednn": (0.2, 2.0), "torch": (0.19, 1.9)}, "onednn"),  # with the noise of a neighbouring process
         ({"onednn": (0.2, 3.1), "torch": (0.3, 1.5)}, "torch"),  # by the mean of ratios, not the sum
-        ({"onednn": (0.2, 2.0), "fbgemm fp16": (0.18, 1.9)}, "onednn"),  # too little for what it rounds
+        ({"onednn": (0.2, 2.0), "fbgemm fp16": (0.18, 1.9)}, "onednn"),  # too small a gain for its rounding error
         ({"onednn": (0.2, 2.0), "fbgemm fp16": (0.1, 2.0)}, "fbgemm fp16"),
         ({"fbgemm fp16": (9.0, 9.0)}, "fbgemm fp16"),
     ],

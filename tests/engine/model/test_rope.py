@@ -1,4 +1,4 @@
-"""Rotary frequencies and tables against transformers', which reads the same config.json."""
+"""Rotary frequencies and tables compared with those of transformers for the same config.json."""
 
 import math
 from typing import Any
@@ -37,7 +37,7 @@ def parsed(raw: dict[str, Any]) -> RopeConfig:
 
 
 def check(rope: RopeConfig, rotary_dim: int, longest: int, theirs: Any) -> None:
-    """Frequencies, and the table where float32 angles, which transformers uses, are as good as ours."""
+    """Compare frequencies, and the table where the float32 angles of transformers are accurate enough."""
     found = rotation(rope, rotary_dim, longest)
     torch.testing.assert_close(torch.tensor(found.frequencies), theirs.inv_freq, rtol=1e-6, atol=0.0)
     assert math.isclose(found.magnitude, theirs.attention_scaling, rel_tol=1e-9)
@@ -62,7 +62,7 @@ def check(rope: RopeConfig, rotary_dim: int, longest: int, theirs: Any) -> None:
         {**YARN, "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 0.5},
         {**YARN, "mscale": 0.707},
         {**YARN, "attention_factor": 1.5},
-        # So short that the ramp begins and ends at one component.
+        # So short that the ramp starts and ends at one component.
         {**YARN, "original_max_position_embeddings": 6},
     ],
     ids=str,

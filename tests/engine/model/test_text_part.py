@@ -1,4 +1,4 @@
-"""Configurations and tensor names of text parts, as the checkpoints of the hub write them."""
+"""Configurations and tensor names of text parts, as in the checkpoints of the hub."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Folders that transformers is to run: which it is, what is refused before weights are read, and what loading finds."""
+"""Folders for the transformers backend: their detection, errors before weights are read, and the load check."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A folder with a config.json and nothing else."""
+    """Return a function that writes a folder with only a config.json."""
 
     def make(raw: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
         (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -220,7 +220,7 @@ from .configuration_own import OwnConfig
 class OwnForCausalLM(GPT2LMHeadModel):
     config_class = OwnConfig
 """
-# What a token embeds to depends on all tokens before it in the batch, whoever's they are.
+# The embedding of a token depends on all tokens before it in the batch, also those of other sequences.
 LEAKING = (
     FAITHFUL
     + """
@@ -233,7 +233,7 @@ LEAKING = (
 
 @pytest.fixture
 def own_code(tmp_path: Path, gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
-    """A folder whose model is code that lies in it."""
+    """Yield a function that writes a folder whose model is custom code."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(tmp_path / "modules")
     folder = tmp_path / "own"

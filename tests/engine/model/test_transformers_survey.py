@@ -1,6 +1,6 @@
-"""Every causal type that transformers has, judged without weights: how many run over our cache, and why others do not.
+"""Every causal model type of transformers, probed without weights: how many run with our cache, and why others fail.
 
-ADR 0026 contains this table. A new release of transformers changes it; what then changes is to be looked at.
+ADR 0026 contains this table. A new release of transformers changes it; the changes are then to be reviewed.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ def describe(model_type: str, **changes: Any) -> Description:
     model_class = getattr(transformers, name if isinstance(name, str) else name[0])
     try:
         config = tiny_config(model_type, **changes)
-    except Exception:  # its configuration does not take sizes as small as ours
+    except Exception:  # its configuration does not accept sizes as small as ours
         config = AutoConfig.for_model(model_type, **changes)
     return describe_config(model_class, config, {})
 
@@ -40,7 +40,7 @@ def verdict(model_type: str) -> str:
         judge_class(describe(model_type))
     except Unservable as error:
         return error.kind
-    except Exception:  # it stands for no model: only other configurations have one
+    except Exception:  # it has no model; only other configurations use it
         return "configuration"
     return "served"
 
@@ -64,7 +64,7 @@ def test_every_causal_type_is_served_or_refused_for_a_reason() -> None:
     assert {verdicts[name] for name in ("falcon", "bloom", "mpt", "gptj", "gpt_neo")} == {"no attention interface"}
 
 
-# One of each that differs from the families of the parity table.
+# One model of each kind that differs from the families of the parity table.
 @pytest.mark.parametrize(
     ("model_type", "changes", "windows"),
     [
@@ -89,7 +89,7 @@ def test_a_random_model_says_packed_what_it_says_alone(
     checkpoint.pack_linears(model, probe.linears, choose_linear_backend(torch.float32))
     shape = make_shape(description, layers, probe)
     check_faithful(model, TransformersModel(model, layers, shape.windows), shape, torch.float32, torch.device("cpu"))
-    with pytest.raises(ModelFolderError, match="cannot be served faithfully"):  # the check would have told
+    with pytest.raises(ModelFolderError, match="cannot be served faithfully"):  # the load check would have detected it
         wrong = torch.nn.Module.get_submodule(model, layers.names[0])
         unlike = TransformersModel(model, layers, shape.windows)
         unlike._places[wrong] = unlike._places[model.get_submodule(layers.names[-1])]

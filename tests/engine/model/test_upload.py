@@ -1,4 +1,4 @@
-"""Tensors on their way to the device, through two buffers that are filled while the other is taken."""
+"""The upload of tensors to the device through two buffers, of which one is filled while the other is copied."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ CHUNK = 64
 
 @dataclass
 class FakeEvent:
-    """Notes how it is used; like CUDA's, it may be waited for before it was ever recorded."""
+    """An event that records its use; like CUDA's, it may be waited for before it was recorded."""
 
     log: list[str] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ def test_a_buffer_is_filled_again_only_after_it_was_taken() -> None:
     buffers = tuple(torch.empty(CHUNK, dtype=torch.uint8) for _ in events)
     upload = StagedUpload(torch.device("cpu"), buffers, events)
     upload(torch.zeros(3 * CHUNK + 1, dtype=torch.uint8))  # four chunks
-    upload(torch.zeros(1, dtype=torch.uint8))  # goes on with the first buffer
+    upload(torch.zeros(1, dtype=torch.uint8))  # continues with the first buffer
     assert events[0].log == ["wait", "record"] * 3
     assert events[1].log == ["wait", "record"] * 2
 

@@ -1,4 +1,4 @@
-"""Checkpoints: found, checked, read; and every way in which one can be bad."""
+"""Checkpoints: found, checked and read, and all kinds of invalid ones."""
 
 import json
 import sys
@@ -53,7 +53,7 @@ def tensors(config: ModelConfig = CONFIG) -> dict[str, Tensor]:
 
 
 def check(folder: Path, config: ModelConfig = CONFIG) -> None:
-    """What loading does before and while it reads."""
+    """Check a folder as loading does before and during the read."""
     source = open_checkpoint(folder)
     for name in check_tensors(LLAMA, config, source.shapes(), "the checkpoint"):
         source.read(name)
@@ -299,10 +299,10 @@ def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
             "lacks absent.safetensors, which model.safetensors.index.json names; copy or download the rest",
         ),
         ({"model.safetensors.index.json": '{"weight_map": {}}'}, "weight_map is empty"),
-        ({"model.safetensors.index.json": '{"weight_map": {"x": 5}}'}, "5 is no name of a file beside it"),
+        ({"model.safetensors.index.json": '{"weight_map": {"x": 5}}'}, "5 is not the name of a file next to it"),
         (
             {"model.safetensors.index.json": '{"weight_map": {"x": "../other/a.safetensors"}}'},
-            "'../other/a.safetensors' is no name of a file beside it",
+            "'../other/a.safetensors' is not the name of a file next to it",
         ),
         ({"model.safetensors.index.json": '{"weight_map": ["x"]}'}, "is not an index of safetensors files"),
     ],
@@ -395,7 +395,7 @@ def test_every_supported_architecture_has_a_family() -> None:
 
 
 class ReadOf:
-    """What a checkpoint would give, from tensors at hand."""
+    """A checkpoint with the given tensors."""
 
     def __init__(self, content: dict[str, Tensor]) -> None:
         self.names = content.keys()

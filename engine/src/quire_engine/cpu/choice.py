@@ -1,7 +1,8 @@
-"""What an engine may use of this machine's CPU, from its first process to its last.
+"""The choice of the CPU instructions that an engine uses, for all its processes.
 
-``find_out`` takes what an earlier start found, or tries everything in the background while the API process loads; then
-``CpuChoice`` says what each engine process is limited to, and goes one level lower where one was killed by SIGILL.
+``find_out`` reads the findings of an earlier start, or tries everything in the background while the API process loads.
+``CpuChoice`` then gives the limits of each engine process, and goes one level lower after a process was killed by
+SIGILL.
 """
 
 import logging
@@ -37,7 +38,7 @@ class CpuChoice:
         return self._option
 
     def step_down(self) -> None:
-        """Go one level lower, from now on and at later starts; there must be a lower one."""
+        """Go one level lower, now and for later starts; there must be a lower level."""
         assert self.limits.level is not None and self.limits.lower is not None
         self._found = replace(self._found, died_at=(*self._found.died_at, self.limits.level))
         write_kept(self._found)
@@ -53,7 +54,7 @@ class CpuChoice:
 
 
 class FindingOut:
-    """Findings of an earlier start, or trials that are under way."""
+    """The findings of an earlier start, or running trials."""
 
     def __init__(self, kept_findings: KeptFindings | None, trials: "_Trials | None", options: DeviceOptions) -> None:
         self._kept = kept_findings
@@ -62,11 +63,11 @@ class FindingOut:
 
     @property
     def is_known(self) -> bool:
-        """Whether ``choice`` returns at once."""
+        """True if ``choice`` returns at once."""
         return self._trials is None
 
     def choice(self) -> CpuChoice | None:
-        """Return the limits, once the trials have ended; None where this kind of machine has no levels."""
+        """Wait for the trials and return the limits; None if this kind of machine has no levels."""
         found = self._kept if self._trials is None else self._trials.result()
         if found is None:
             return None
@@ -74,7 +75,7 @@ class FindingOut:
 
 
 class _Trials:
-    """Trials in a thread, which waits for child programs."""
+    """The trials, run in a thread that waits for child programs."""
 
     def __init__(self, machine: Machine, environment: Mapping[str, str], run: RunTrials | None) -> None:
         self._machine = machine
@@ -85,7 +86,7 @@ class _Trials:
         self._thread.start()
 
     def result(self) -> KeptFindings | None:
-        """Wait for the trials, and keep what they found."""
+        """Wait for the trials, and store their findings."""
         self._thread.join()
         if self._found is None:
             return None
@@ -101,7 +102,7 @@ class _Trials:
 
 
 def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: RunTrials | None = None) -> FindingOut:
-    """Take what is kept of this machine, or begin to try it. ``run`` runs the trials."""
+    """Return the stored findings of this machine, or start the trials. ``run`` replaces the function that runs them."""
     machine = machine or this_machine()
     if options.device == "cuda" or not machine.is_x86_64:
         return FindingOut(None, None, options)
@@ -111,7 +112,7 @@ def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: Run
 
 
 def report(choice: CpuChoice | None) -> dict[str, Any] | None:
-    """Return what ``quire-engine --cpu-report`` prints, for programs that plan for this machine."""
+    """Return the JSON of ``quire-engine --cpu-report``, for programs that plan for this machine."""
     if choice is None:
         return None
     return {
@@ -122,7 +123,7 @@ def report(choice: CpuChoice | None) -> dict[str, Any] | None:
 
 
 def log_choice(choice: CpuChoice | None) -> None:
-    """Say what the CPU is used for, and where nothing can be kept of it."""
+    """Log the level of the CPU, and why the findings cannot be stored."""
     if choice is None:
         return
     _log.info("CPU: %s", choice.limits.sentence)

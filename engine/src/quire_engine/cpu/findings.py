@@ -1,7 +1,7 @@
-"""Tries what the CPU claims in child programs that may die, and keeps the result for the machine.
+"""Trials of the instructions that the CPU reports, in child programs that may die; the findings are stored.
 
-Instructions take a tenth of a second, torch's libraries as long as torch takes to load. A child that dies is started
-again for the trials that are left; where one of oneDNN's fails, oneDNN is limited further and tried again.
+Instructions take a tenth of a second, torch's libraries as long as torch takes to load. If a child dies, another one
+runs the remaining trials. If a trial of oneDNN fails, oneDNN is limited further and tried again.
 """
 
 import os
@@ -23,12 +23,12 @@ ONEDNN_TRIALS = ("onednn-float32", "onednn-bfloat16", "onednn-float16", "onednn-
 _OTHER_TRIALS = ("fbgemm-float16",)
 
 _LOADING_SECONDS = 180.0
-"""What a busy machine may take to load torch."""
+"""The time that a busy machine may need to load torch."""
 _TRIAL_SECONDS = 30.0
 _KILLED = "killed by SIGKILL"
 
 RunTrials = Callable[[str, Sequence[str], Mapping[str, str]], dict[str, str]]
-"""From a program's module, names of trials and an environment to what failed and why."""
+"""A function from a program's module, names of trials and an environment to the failed trials and their reasons."""
 
 _REACHED_BY = {
     "AVX2": "avx512",
@@ -36,41 +36,41 @@ _REACHED_BY = {
     "AVX512_CORE_BF16": "avx512-fp16",
     "AVX512_CORE_FP16": "amx-bf16",
 }
-"""A limit of oneDNN leaves something out only on a CPU that claims this as well."""
+"""The instructions that a CPU must report so that a limit of oneDNN excludes something."""
 
 
 class TrialsInterrupted(OSError):
-    """An error for trials that were stopped from outside, so that nothing is known of the CPU."""
+    """An error for trials that were stopped from outside, so that nothing is known about the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFindings:
-    """A file of the cache folder."""
+    """A file in the cache folder."""
 
     facts: tuple[str, ...]
     findings: Findings
     died_at: tuple[CpuLevel, ...] = ()
-    """Levels at which an engine process was killed by SIGILL although every trial was right."""
+    """The levels at which an engine process was killed by SIGILL although every trial was correct."""
 
 
 def facts_of(machine: Machine, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return all that the findings depend on: the machine, and a user's own limit of oneDNN."""
+    """Return everything that determines the findings: the machine, and a user's own limit of oneDNN."""
     return (*machine.facts, f"{ONEDNN_VARIABLE}: {environment.get(ONEDNN_VARIABLE, '')}")
 
 
 def read_kept(facts: tuple[str, ...]) -> KeptFindings | None:
-    """Return what an earlier start found; None where there is nothing, or it is damaged or of another machine."""
+    """Return the findings of an earlier start, or None if the file is absent, damaged or for another machine."""
     found = kept.read(KIND, kept.key_of(facts), KeptFindings)
     return found if found is not None and found.facts == facts else None
 
 
 def write_kept(found: KeptFindings) -> None:
-    """Keep the findings under the machine's facts."""
+    """Store the findings under the machine's facts."""
     kept.write(KIND, kept.key_of(found.facts), found)
 
 
 def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | None = None) -> Findings:
-    """Try everything that the machine's CPU claims and return what was found."""
+    """Try everything that the machine's CPU reports, and return the findings."""
     run = run or run_trials
     claimed = claimed_trials(machine.flags)
     failed = run("quire_engine.cpu.instruction_trials", claimed, environment)
@@ -86,15 +86,15 @@ def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | N
             break
         name, why = next(iter(of_onednn.items()))
         onednn_failed[limit or "none"] = f"{name.removeprefix('onednn-')}: {why}"
-    # What still fails at the lowest limit of oneDNN is avoided altogether.
+    # Trials that still fail at the lowest limit of oneDNN are avoided altogether.
     failed = failed | found
     return Findings(claimed=claimed, failed=failed, onednn_limit=limit, onednn_failed=onednn_failed)
 
 
 def _ladder(claimed: Sequence[str], failed: Mapping[str, str]) -> Iterator[str | None]:
-    """Yield the limits of oneDNN to try: none at first, then each that leaves more out on this CPU.
+    """Yield the limits of oneDNN to try: first no limit, then each limit that excludes more on this CPU.
 
-    What has failed by itself is not tried through oneDNN.
+    Instructions that failed directly are not tried through oneDNN.
     """
     trusted = [limit for limit in ONEDNN_LADDER if _REACHED_BY[limit] in claimed]
     broken = [place for place, limit in enumerate(trusted) if _REACHED_BY[limit] in failed]
@@ -105,10 +105,10 @@ def _ladder(claimed: Sequence[str], failed: Mapping[str, str]) -> Iterator[str |
 
 
 def run_trials(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Run the trials in a child, and in another one those that are left where it dies; return what failed and why.
+    """Run the trials in a child, and the remaining ones in another child if it dies; return failures and reasons.
 
-    Raises TrialsInterrupted where a child is killed by SIGKILL. No instruction does that, but the kernel does where
-    memory is short, and would do it to every further child.
+    Raise TrialsInterrupted if a child is killed by SIGKILL. No instruction causes that, but the kernel sends it when
+    memory is short, and would send it to every further child.
     """
     failed: dict[str, str] = {}
     left = list(names)
@@ -123,13 +123,13 @@ def run_trials(module: str, names: Sequence[str], environment: Mapping[str, str]
         if why == _KILLED:
             raise TrialsInterrupted("a child program was killed by SIGKILL, as Linux does where memory is short")
         if not tried and why.startswith("ended"):
-            break  # it cannot even be started; the engine process will say so itself
+            break  # The child cannot even be started; the engine process will report the reason itself.
         failed[left.pop(0)] = why
     return failed
 
 
 def _run_child(module: str, names: Sequence[str], environment: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """Return what each trial came to that ended, and how the child ended; None where it ended as it should."""
+    """Return the outcome of each finished trial, and how the child ended, or None if it ended normally."""
     command = (sys.executable, "-P", "-m", module, *names)
     tried: dict[str, str] = {}
     with subprocess.Popen(
@@ -151,7 +151,7 @@ def _run_child(module: str, names: Sequence[str], environment: Mapping[str, str]
 
 
 def _lines(stream: IO[bytes], *, first: float, then: float) -> Iterator[str]:
-    """Yield whole lines until the end. Raises TimeoutError where one does not come in time."""
+    """Yield whole lines until the end. Raise TimeoutError if a line does not arrive in time."""
     descriptor, buffer, seconds = stream.fileno(), b"", first
     deadline = time.monotonic() + seconds
     while True:

@@ -1,7 +1,7 @@
-"""A program that runs single instructions on known numbers and says after each whether the result was right.
+"""A program that runs single instructions on known numbers and reports after each whether the result was correct.
 
-``python -m quire_engine.cpu.instruction_trials NAME…`` may die of any of them: ``findings`` reads what it said last.
-The instructions are assembled by LLVM, as those of our kernels are. It needs neither torch nor numba.
+``python -m quire_engine.cpu.instruction_trials NAME…`` may die of any of them: ``findings`` reads its last output. LLVM
+assembles the instructions, as it does for our kernels. The program needs neither torch nor numba.
 """
 
 import array
@@ -21,7 +21,7 @@ _MOST_SECONDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
-    """Instructions over three operands in memory: ``$0`` the sums, ``$1`` and ``$2`` the factors.
+    """Instructions with three operands in memory: ``$0`` the sums, ``$1`` and ``$2`` the factors.
 
     ``$3`` is the stride of a tile's rows and ``$4`` its configuration.
     """
@@ -48,7 +48,7 @@ def _halves(values: list[float]) -> bytes:
 
 
 def _bfloat16s(values: list[float]) -> bytes:
-    """Return the upper halves of values that bfloat16 holds exactly."""
+    """Return the upper halves of values that are exact in bfloat16."""
     packed = _floats(values)
     return b"".join(packed[place + 2 : place + 4] for place in range(0, len(packed), 4))
 
@@ -62,7 +62,7 @@ def _fused(width: int) -> tuple[bytes, bytes, bytes, bytes]:
 
 def _avx2() -> Instructions:
     sums, left, right, expected = _fused(8)
-    # The sum is a product of floats and, to use the integer unit as well, zero added to its bits.
+    # The sum is a product of floats plus zero added to its bits, which uses the integer unit as well.
     product = "vfmadd231ps %ymm2, %ymm1, %ymm0\nvpxor %ymm1, %ymm1, %ymm1\nvpaddd %ymm1, %ymm0, %ymm0"
     return Instructions(
         features="",
@@ -194,7 +194,7 @@ TRIALS: dict[Trial, Callable[[], Instructions]] = {
 
 
 def run_trial(trial: Trial) -> str:
-    """Run the instructions, and return ``ok`` or what is wrong. The process may die of them."""
+    """Run the instructions, and return ``ok`` or the error. The process may die of them."""
     if trial.startswith("amx") and not _tiles_are_permitted():
         return "Linux does not permit the use of tiles"
     wanted = TRIALS[trial]()
@@ -226,7 +226,7 @@ def _run(wanted: Instructions, sums: "ctypes.Array[ctypes.c_char]") -> None:
 
 
 def _function(assembly: str) -> str:
-    """Return LLVM's text of a function around the assembly, which may use any register."""
+    """Return the LLVM text of a function around the assembly, which may use any register."""
     text = assembly.replace("\n", "\\0A")
     used = [f"~{{xmm{number}}}" for number in range(16)]
     clobbers = ",".join((*used, "~{memory}", "~{dirflag}", "~{fpsr}", "~{flags}"))
@@ -250,7 +250,7 @@ def _tiles_are_permitted() -> bool:
 
 
 def main(names: list[str]) -> int:
-    signal.alarm(_MOST_SECONDS)  # also where nobody waits for it any more
+    signal.alarm(_MOST_SECONDS)  # The alarm also ends the process when its parent no longer waits for it.
     for name in names:
         print("begin", name, flush=True)
         print("end", name, run_trial(name), flush=True)  # type: ignore[arg-type]

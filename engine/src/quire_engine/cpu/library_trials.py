@@ -1,7 +1,7 @@
-"""A program that multiplies small matrices through torch's libraries and says after each whether the result was right.
+"""A program that multiplies small matrices with torch's libraries and reports whether each result was correct.
 
-``python -m quire_engine.cpu.library_trials NAME…`` may die of any of them: ``findings`` reads what it said last, and
-runs it again with oneDNN limited further. The first line says that torch could be loaded.
+``python -m quire_engine.cpu.library_trials NAME…`` may die of any of them: ``findings`` reads its last output, and runs
+it again with oneDNN limited further. The first line reports that torch could be loaded.
 """
 
 import signal
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Trial = Callable[[Tensor, Tensor], Tensor]
-"""From x [T, K] and weight [N, K] to x W^T."""
+"""A function from x [T, K] and weight [N, K] to x W^T."""
 
 _MOST_SECONDS = 120
 _ROWS, _INPUTS, _OUTPUTS = (1, 5, 64), 96, 80
@@ -56,9 +56,9 @@ TRIALS: dict[str, tuple[Trial, ...]] = {
 
 
 def run_trial(name: str) -> str:
-    """Run every way of the trial, and return ``ok`` or what is wrong. The process may die of it.
+    """Run every variant of the trial, and return ``ok`` or the error. The process may die of it.
 
-    The factors are small whole numbers, so that every type holds them and their products exactly.
+    The factors are small integers, so that every type represents them and their products exactly.
     """
     weight = (torch.arange(_OUTPUTS * _INPUTS).view(_OUTPUTS, _INPUTS) % 5 - 2).float()
     for rows in _ROWS:
@@ -68,15 +68,15 @@ def run_trial(name: str) -> str:
             try:
                 found = multiply(x, weight)
             except (AttributeError, RuntimeError):
-                continue  # torch says so itself where it has no such way; that does no harm
-            # Sums beyond 256 are rounded to bfloat16 as they are stored.
+                continue  # torch raises an error if it has no such variant; that does no harm.
+            # Sums beyond 256 are rounded to bfloat16 when they are stored.
             if not torch.allclose(found.double(), expected, rtol=1e-2, atol=0.0):
                 return "wrong results"
     return "ok"
 
 
 def main(names: list[str]) -> int:
-    signal.alarm(_MOST_SECONDS)  # also where nobody waits for it any more
+    signal.alarm(_MOST_SECONDS)  # The alarm also ends the process when its parent no longer waits for it.
     print("loaded", flush=True)
     for name in names:
         print("begin", name, flush=True)

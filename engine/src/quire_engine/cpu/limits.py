@@ -1,8 +1,8 @@
-"""From what was found out about a CPU to what an engine process may use: pure functions.
+"""The decision which CPU instructions an engine process may use, given the findings: pure functions.
 
-A *level* is what people choose and read: ``avx2``, ``avx512``, ``avx512-bf16``, ``amx``. An engine process is limited
-to a level through the variables that oneDNN, torch, MKL, FBGEMM and our own kernels read as they are loaded. A variable
-is set only where the CPU claims more than may be used, and never to more than a user's own value allows.
+A *level* is the name that people choose and read: ``avx2``, ``avx512``, ``avx512-bf16``, ``amx``. An engine process is
+limited to a level by the variables that oneDNN, torch, MKL, FBGEMM and our own kernels read when they are loaded. A
+variable is set only if the CPU reports more than may be used, and never above a user's own value.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 CpuLevel = Literal["avx2", "avx512", "avx512-bf16", "amx"]
 
 LEVELS: tuple[CpuLevel, ...] = ("avx2", "avx512", "avx512-bf16", "amx")
-"""From the lowest to the highest."""
+"""All levels, from the lowest to the highest."""
 
 Trial = Literal["avx2", "avx-vnni", "avx512", "avx512-vnni", "avx512-bf16", "avx512-fp16", "amx-bf16", "amx-int8"]
 
@@ -26,14 +26,14 @@ CLAIMS: Mapping[Trial, frozenset[str]] = {
     "amx-bf16": frozenset({"amx_tile", "amx_bf16"}),
     "amx-int8": frozenset({"amx_tile", "amx_int8"}),
 }
-"""Linux's names of the features that a CPU with these instructions lists."""
+"""The features, by Linux's names, that a CPU with these instructions lists."""
 
 KERNELS_VARIABLE = "QUIRE_KERNELS_LEVEL"
-"""Limits our own kernels to one of ``quire_kernels.precompiled.levels``."""
+"""The variable that limits our own kernels to one of ``quire_kernels.precompiled.levels``."""
 
 ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 ONEDNN_LADDER = ("AVX2", "AVX512_CORE_VNNI", "AVX512_CORE_BF16", "AVX512_CORE_FP16")
-"""Limits of oneDNN that are worth trying, from the lowest to the highest; without a limit it uses AMX as well."""
+"""The limits of oneDNN to try, from the lowest to the highest; without a limit it uses AMX as well."""
 
 _ORDERS: Mapping[str, tuple[str, ...]] = {
     ONEDNN_VARIABLE: (
@@ -64,21 +64,21 @@ _BY_LEVEL: Mapping[CpuLevel, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What the trials found out about a machine."""
+    """The findings of the trials on a machine."""
 
     claimed: tuple[Trial, ...]
     """The instructions that the CPU lists."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Of the claimed instructions and of ``library`` trials: why they must not be used."""
+    """The reason why a reported instruction or a ``library`` trial must not be used."""
     onednn_limit: str | None = None
-    """The highest limit of oneDNN at which all its trials are right; None where none is needed."""
+    """The highest limit of oneDNN at which all its trials are correct; None if it needs no limit."""
     onednn_failed: dict[str, str] = field(default_factory=dict)
-    """By a higher limit of oneDNN (``none`` is no limit): what failed there."""
+    """The trials that failed at a higher limit of oneDNN (``none`` means no limit)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A feature that the CPU claims and the engine does not use."""
+    """A feature that the CPU reports and the engine does not use."""
 
     feature: str
     reason: str
@@ -86,30 +86,30 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuLimits:
-    """What an engine process may use of the CPU."""
+    """The CPU instructions that an engine process may use."""
 
     level: CpuLevel | None
-    """None is a CPU without AVX2, for which there is no limit to set."""
+    """None for a CPU without AVX2, which has no limit."""
     kernels: str | None
-    """The level of our own kernels, by the name that ``quire_kernels`` gives it."""
+    """The level of our own kernels, by its name in ``quire_kernels``."""
     environment: dict[str, str]
     left_out: tuple[LeftOut, ...] = ()
     avoid: tuple[str, ...] = ()
-    """Library trials that failed: the engine process must not run them."""
+    """The library trials that failed: the engine process must not run this code."""
 
     @property
     def lower(self) -> CpuLevel | None:
-        """The next lower level; None where there is none."""
+        """The next lower level, or None."""
         place = 0 if self.level is None else LEVELS.index(self.level)
         return LEVELS[place - 1] if place else None
 
     @property
     def multiplies_bfloat16(self) -> bool:
-        """Whether bfloat16 is multiplied in hardware; elsewhere it is emulated, hundreds of times slower."""
+        """True if the hardware multiplies bfloat16; without it the emulation is hundreds of times slower."""
         return self.level in ("avx512-bf16", "amx")
 
     def as_json(self) -> dict[str, Any]:
-        """Return the limits as programs read them."""
+        """Return the limits as JSON for other programs."""
         return {
             "level": self.level,
             "kernels": self.kernels,
@@ -119,7 +119,7 @@ class CpuLimits:
 
     @property
     def sentence(self) -> str:
-        """The level and what is left out, as logs and reports say it."""
+        """The level and the unused features, for logs and reports."""
         level = self.level or "below avx2"
         if not self.left_out:
             return f"level {level}; everything that the CPU claims works"
@@ -127,7 +127,7 @@ class CpuLimits:
 
 
 def claimed_trials(flags: frozenset[str]) -> tuple[Trial, ...]:
-    """Return the instructions that a CPU with these flags claims to have."""
+    """Return the instructions that a CPU with these flags reports."""
     return tuple(trial for trial, needed in CLAIMS.items() if needed <= flags)
 
 
@@ -138,7 +138,7 @@ def limit_cpu(
     died_at: tuple[CpuLevel, ...] = (),
     environment: Mapping[str, str],
 ) -> CpuLimits:
-    """Return what may be used: what works, up to the ``option`` and below every level at which an engine has died.
+    """Return what may be used: what works, up to ``option`` and below every level at which an engine has died.
 
     ``environment`` is the user's: a limit that it sets counts as well.
     """
@@ -208,7 +208,7 @@ def _kernel_level(instructions: frozenset[str], level: CpuLevel | None) -> str |
 
 
 def least(variable: str, *values: str | None) -> str:
-    """Return the lowest of the values. A value that is not known is a user's own, and stays."""
+    """Return the lowest of the values. An unknown value is a user's own, and is returned unchanged."""
     given = [value for value in values if value]
     order = _ORDERS.get(variable, ())
     unknown = [value for value in given if value not in order]

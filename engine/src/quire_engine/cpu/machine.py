@@ -1,4 +1,4 @@
-"""What tells one machine from another where instructions are tried and layers are timed."""
+"""The identity of a machine on which instructions are tried and layers are timed."""
 
 import os
 import platform
@@ -19,16 +19,16 @@ class Machine:
 
     flags: frozenset[str]
     facts: tuple[str, ...]
-    """All that results depend on: model, microcode and flags of the CPU, release of the kernel, versions."""
+    """Everything that results depend on: model, microcode and flags of the CPU, kernel release, versions."""
 
     @property
     def is_x86_64(self) -> bool:
-        """Whether the trials are for this kind of machine."""
+        """True if the trials support this kind of machine."""
         return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
-    """Read ``/proc/cpuinfo``; a system without it has neither flags nor a name."""
+    """Return the machine from ``/proc/cpuinfo``; a system without that file has neither flags nor a model name."""
     fields = _first_cpu(cpuinfo)
     flags = frozenset((fields.get("flags") or fields.get("Features") or "").split())
     facts = (

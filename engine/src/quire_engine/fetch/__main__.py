@@ -1,6 +1,6 @@
 """``quire-fetch``: download a model from a hub, a bucket or a registry.
 
-``--to`` is what the init container of a pod runs: the folder becomes a link to files that are cached beside it.
+``--to`` is what the init container of a pod runs: the folder becomes a link to files that are cached next to it.
 ``--cache`` and ``--describe`` serve the ``quire`` command, which reads JSON lines from standard output. A version in a
 cache is complete or absent, processes that share a volume download it once, and an interrupted download is resumed.
 """
@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         help="hf://org/name@revision, s3://bucket/path or oci://registry/name:tag/path",
     )
     place = parser.add_mutually_exclusive_group(required=True)
-    place.add_argument("--to", type=Path, metavar="FOLDER", help="the model's folder; its files are cached beside it")
+    place.add_argument("--to", type=Path, metavar="FOLDER", help="the model's folder; its files are cached next to it")
     place.add_argument(
         "--cache", type=Path, metavar="FOLDER", help="a cache of models; progress and result are JSON lines"
     )

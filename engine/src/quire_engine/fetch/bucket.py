@@ -1,8 +1,8 @@
-"""s3:// as an ``Origin``: the objects of a bucket, by the AWS library's listing, credentials and signatures.
+"""s3:// as an ``Origin``: the objects of a bucket, with the AWS library's listing, credentials and signatures.
 
-Region, endpoint, profile and credentials are found as all AWS tools find them: the environment, the shared files, a web
-identity, the pod's or the machine's role. With none at all the bucket is asked as a public one. The library signs an
-address for each file, and ``transfer`` moves the bytes as it does any other's.
+Region, endpoint, profile and credentials come from the usual places of AWS tools: the environment, the shared files, a
+web identity, the role of the pod or the machine. Without any credentials the bucket is accessed as a public one. The
+library signs a URL for each file, and ``transfer`` downloads it like any other.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from quire_engine.fetch.remote_files import (
 )
 
 _ADDRESS_SECONDS = 3600
-"""How long a signed address may be used to begin a download; each attempt gets a new one."""
+"""The time for which a signed URL can start a download; each attempt gets a new one."""
 _ASK_AT_ONCE = 8
 _MAX_SHOWN = 8
 _DEFAULT_REGION = "us-east-1"
@@ -69,7 +69,9 @@ class BucketOrigin(PlainFiles):
             objects = {_name(entry): entry for entry in self._objects()}
             check_weights(str(self._source), list(objects))
             if "config.json" not in objects:
-                raise FetchError(f"{self._source} holds no config.json", hint="a model's folder is as a hub has it")
+                raise FetchError(
+                    f"{self._source} has no config.json", hint="the folder must have the layout of a model on a hub"
+                )
             body = self._read(objects["config.json"]["Key"])
             weights = [entry for name, entry in objects.items() if name.endswith(".safetensors")]
             with ThreadPoolExecutor(_ASK_AT_ONCE) as pool:
@@ -77,14 +79,14 @@ class BucketOrigin(PlainFiles):
         try:
             config = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise FetchError(f"config.json of {self._source} can't be read as JSON: {error}") from error
+            raise FetchError(f"config.json of {self._source} cannot be read as JSON: {error}") from error
         return Description(config=config, parameters=parameters)
 
     def request(self, file: RemoteFile) -> Request:
         parameters = {"Bucket": self._source.bucket, "Key": file.address}
         with explained(lambda: self._where):
             url = self._client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=_ADDRESS_SECONDS)
-        # Whatever is here already is of this very object.
+        # Data that is already here belongs to this version of the object.
         return Request(url=url, headers={"If-Match": file.tag} if file.tag else {})
 
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
@@ -100,7 +102,7 @@ class BucketOrigin(PlainFiles):
         return ssl.create_default_context(cafile=chosen) if chosen else True
 
     def _objects(self) -> list[dict[str, Any]]:
-        """Those that an engine reads; raises FetchError if there is nothing."""
+        """Return the objects that an engine reads. Raise FetchError if the prefix has no objects."""
         start = f"{self._source.prefix}/" if self._source.prefix else ""
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._source.bucket, Prefix=start, Delimiter="/"
@@ -111,7 +113,9 @@ class BucketOrigin(PlainFiles):
             found += [entry for entry in page.get("Contents", ()) if entry["Key"] != start]
             folders += [entry["Prefix"].removeprefix(start) for entry in page.get("CommonPrefixes", ())]
         if not found:
-            raise FetchError(f"{self._source} holds nothing{_shown(folders)}", hint="check the path; it is a folder's")
+            raise FetchError(
+                f"{self._source} has no files{_shown(folders)}", hint="check the path; it must be a folder"
+            )
         return [entry for entry in found if is_wanted(_name(entry))]
 
     def _file(self, entry: dict[str, Any]) -> RemoteFile:
@@ -128,7 +132,7 @@ class BucketOrigin(PlainFiles):
         try:
             return count_parameters(lambda start, size: self._read(entry["Key"], start, size), entry["Size"])
         except NoWeights as error:
-            raise FetchError(f"{_name(entry)} of {self._source} is no whole safetensors file: {error}") from error
+            raise FetchError(f"{_name(entry)} of {self._source} is not a complete safetensors file: {error}") from error
 
     def _read(self, key: str, start: int = 0, size: int | None = None) -> bytes:
         part = {} if size is None else {"Range": f"bytes={start}-{start + size - 1}"}
@@ -139,7 +143,7 @@ class BucketOrigin(PlainFiles):
     def _client(self) -> Any:
         session = botocore.session.Session()
         anonymous = session.get_credentials() is None
-        # AWS_REGION is what pods are given; the library itself reads AWS_DEFAULT_REGION.
+        # Pods get AWS_REGION, but the library itself reads AWS_DEFAULT_REGION.
         region = self._source.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         config = Config(
             signature_version=UNSIGNED if anonymous else "s3v4",
@@ -161,7 +165,7 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def _checksum(head: dict[str, Any]) -> Checksum | None:
-    """SHA-256 where whoever uploaded the object gave one; else its MD5, where the entity tag is that."""
+    """Return the SHA-256 if the upload supplied one, else the MD5 if the entity tag is one, else None."""
     given = head.get("ChecksumSHA256")
     if given is not None and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in given:
         return Checksum(algorithm=Algorithm.SHA256, hex=b64decode(given).hex())
@@ -175,4 +179,4 @@ def _shown(folders: Sequence[str]) -> str:
     if not folders:
         return ""
     more = f" and {len(folders) - _MAX_SHOWN} more" if len(folders) > _MAX_SHOWN else ""
-    return f", but folders: {', '.join(folders[:_MAX_SHOWN])}{more}"
+    return f", but it has folders: {', '.join(folders[:_MAX_SHOWN])}{more}"

@@ -1,6 +1,6 @@
-"""What a bucket refuses, in words for a person: by the code that S3 gives, and by what the AWS library raises.
+"""Errors of a bucket, with messages for people: from S3's error codes and from the AWS library's exceptions.
 
-For ``bucket``. The codes are those of Amazon S3, which others that speak its protocol use as well.
+For ``bucket``. The codes are those of Amazon S3, which other stores with its protocol use as well.
 """
 
 import re
@@ -15,7 +15,7 @@ from quire_engine.errors import FetchError
 from quire_engine.fetch.remote_files import Answer, Unreachable, first_line
 
 ATTEMPTS = 4
-"""Of one call of the library, before it gives up."""
+"""The attempts of one call of the library before it fails."""
 _PASSING = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "Throttling", "503", "500"})
 _CREDENTIALS = (
     "locally they come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE or a role; on a cluster from the "
@@ -42,7 +42,7 @@ class Where:
 
 @contextmanager
 def explained(where: Callable[[], Where]) -> Iterator[None]:
-    """What the AWS library raises, as a FetchError. ``where`` is asked for when something was raised."""
+    """Raise the AWS library's exceptions as FetchError. ``where`` is called only when there is one."""
     try:
         yield
     except aws.ClientError as error:
@@ -62,7 +62,7 @@ def explained(where: Callable[[], Where]) -> Iterator[None]:
 
 
 def of_answer(answer: Answer, where: Where, *, key: str) -> FetchError | None:
-    """For an answer to a signed address; None where a new one may do."""
+    """Return the error for an answer to a signed URL, or None if a new URL may work."""
     code, message = _element(answer.body, "Code"), _element(answer.body, "Message")
     if code in _PASSING or (code == "AccessDenied" and "expired" in message.lower()):
         return None
@@ -120,6 +120,6 @@ def _denied(where: Where, said: str) -> FetchError:
 
 
 def _element(body: bytes, name: str) -> str:
-    """Of S3's small XML answers; empty if it is not there."""
+    """Return an element of S3's small XML answers, or an empty string."""
     found = re.search(rf"<{name}>([^<]*)</{name}>".encode(), body)
     return found.group(1).decode(errors="replace") if found else ""

@@ -1,10 +1,11 @@
-"""One holder at a time of a folder that processes, pods and nodes share, perhaps over a network file system.
+"""An exclusive lock on a folder that processes, pods and nodes share, possibly over a network file system.
 
-Used by ``model_cache``. flock tells at once who holds it and lets go when its process dies, however it dies; but some
-file systems know it only within one node, and some not at all. So the holder also writes who it is, with a beat that
-counts on. Whoever comes after: the same kernel and the same mount, and flock is free: the holder is dead. Else its beat
-must have stood still for a while. Clocks are not compared, only what changes. Where even that fails (a holder stopped
-for minutes and continued) two write the same bytes to the same places, and what is whole is decided by checksums.
+Used by ``model_cache``. flock reports the holder at once and is released when its process dies, however it dies. But on
+some file systems it works only within one node, and on some not at all. The holder therefore also writes its identity
+and a heartbeat counter to a file. If another process has the same kernel and the same mount, and flock is free, the
+holder is dead. Otherwise its heartbeat must have stopped for a while. Only changes are compared, never clocks. If even
+that fails (a holder was paused for minutes and continued), two processes write the same bytes to the same places, and
+checksums decide what is complete.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ class LockPace:
     poll_seconds: float = 0.5
     beat_seconds: float = 5.0
     stale_seconds: float = 45.0
-    """How long a beat stands still before its holder is given up."""
+    """The time without a heartbeat after which the holder counts as dead."""
     say_seconds: float = 30.0
 
 
@@ -39,7 +40,10 @@ class LockPace:
 async def locked(
     folder: Path, *, waiting: Callable[[str], None] = lambda holder: None, pace: LockPace | None = None
 ) -> AsyncIterator[None]:
-    """Hold ``folder`` meanwhile; ``waiting`` is told, now and then, who holds it. Raises OSError."""
+    """Hold the lock on ``folder`` within the block. Raise OSError.
+
+    waiting  called from time to time with the name of the current holder while this waits
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = _Lock(folder, pace or LockPace())
     try:
@@ -52,9 +56,9 @@ async def locked(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
     holder: str
-    """Unique to one holding."""
+    """Unique for each acquisition."""
     kernel: str
-    """Equal where flock decides between two."""
+    """Equal for processes between which flock is reliable."""
     name: str
 
 
@@ -96,10 +100,10 @@ class _Lock:
                 if self._is_mine():
                     self._owner_path.unlink()
         if self._file is not None:
-            self._file.close()  # and with it the flock
+            self._file.close()  # This also releases the flock.
 
     def _flock(self) -> bool | None:
-        """Whether it is ours now; None where the file system has none."""
+        """Return whether flock succeeded; None if the file system does not support it."""
         assert self._file is not None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,7 +116,7 @@ class _Lock:
         return True
 
     def _take(self, text: str | None, *, sure: bool, stale: bool) -> bool:
-        """Become the owner, if nobody is or who is must be dead."""
+        """Become the owner if there is no owner, or if it must be dead."""
         if text is not None:
             dead = sure and _parsed(text).kernel == self._me.kernel
             if not (dead or stale) or not self._bury(text):
@@ -125,7 +129,7 @@ class _Lock:
         return True
 
     def _bury(self, text: str) -> bool:
-        """Take the owner away; of several that try, one succeeds, and none takes away whoever came since."""
+        """Remove the owner's file. Of several processes one succeeds, and none removes a later owner."""
         grave = self._owner_path.with_name(f"lock.owner.{self._me.holder}")
         try:
             self._owner_path.rename(grave)
@@ -143,7 +147,7 @@ class _Lock:
         beat = 0
         while not self._over.wait(self._pace.beat_seconds):
             beat += 1
-            with suppress(OSError):  # a beat may fail; several in a row make others take over, as they should
+            with suppress(OSError):  # A single heartbeat may fail; after several in a row, another process takes over.
                 if self._is_mine():
                     fresh.write_text(self._text(beat))
                     fresh.replace(self._owner_path)
@@ -160,7 +164,7 @@ def _kernel(folder: Path) -> str:
     try:
         boot = _BOOT_ID.read_text().strip()
     except OSError:
-        boot = socket.gethostname()  # not Linux: a laptop, with nobody else's pods on it
+        boot = socket.gethostname()  # This is not Linux but a laptop, without other users' pods.
     return f"{boot}/{folder.stat().st_dev}"
 
 
@@ -172,9 +176,9 @@ def _read(path: Path) -> str | None:
 
 
 def _parsed(text: str) -> _Owner:
-    """Who it is; nobody known where the text was cut short."""
+    """Return the owner; an unknown one if the text is incomplete."""
     try:
         body = json.loads(text)
         return _Owner(holder=str(body["holder"]), kernel=str(body["kernel"]), name=str(body["name"]))
     except (ValueError, KeyError, TypeError):
-        return _Owner(holder=text, kernel="", name="somebody")
+        return _Owner(holder=text, kernel="", name="an unknown process")

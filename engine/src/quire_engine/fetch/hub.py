@@ -1,8 +1,8 @@
 """hf:// as an ``Origin``: the commit, files and configuration of a model on a Hugging Face hub.
 
-The hub's own client library lists them. It starts a file again in each process, so ``transfer`` moves the bytes.
-HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and a login mean what they mean to the hub's own tools. Every failure is a
-FetchError, or Unreachable if a cached version may serve instead.
+The hub's own client library lists the files. It would restart a file in each process, so ``transfer`` downloads them.
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and a login have the same meaning as for the hub's own tools. Every failure is a
+FetchError, or Unreachable if a cached version may be used instead.
 """
 
 import os
@@ -43,7 +43,7 @@ from quire_engine.fetch.remote_files import (
 
 _TIMEOUT_SECONDS = 20.0
 _TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
-"""The root of the errors of the HTTP library under the hub's client, which changed from one version to the next."""
+"""The root of the errors of the HTTP library below the hub's client, which differs between versions."""
 
 
 class HubOrigin(PlainFiles):
@@ -74,7 +74,7 @@ class HubOrigin(PlainFiles):
 
 
 def list_files(repository: str, revision: str) -> Listing:
-    """The files an engine needs, at the commit the revision now names."""
+    """Return the files that an engine needs, at the current commit of the revision."""
     with explained(repository, revision):
         info = _api().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
     commit = info.sha or revision
@@ -93,7 +93,7 @@ def list_files(repository: str, revision: str) -> Listing:
 
 
 def describe(repository: str, revision: str) -> Description:
-    """Configuration and number of parameters, for some kilobytes."""
+    """Return configuration and number of parameters by downloading a few kilobytes."""
     commit = list_files(repository, revision).version
     url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
     with explained(repository, revision):
@@ -105,7 +105,7 @@ def describe(repository: str, revision: str) -> Description:
 
 
 def in_the_hubs_own_cache(listing: Listing) -> Path | None:
-    """The folder where the hub's own tools have put all of these files already."""
+    """Return the folder in which the hub's own tools have stored all of these files, or None."""
     folders: set[Path] = set()
     for file in listing.files:
         found = try_to_load_from_cache(listing.model, file.name, revision=listing.version)
@@ -116,7 +116,7 @@ def in_the_hubs_own_cache(listing: Listing) -> Path | None:
 
 
 def request_headers() -> dict[str, str]:
-    """Who asks, and with which token."""
+    """Return the headers that identify this client and its token."""
     token = get_token()
     return {"User-Agent": f"quire/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
@@ -126,7 +126,7 @@ def _api() -> HfApi:
 
 
 def _endpoint() -> str | None:
-    """Read each time: the library reads it once, when it is imported."""
+    """Return HF_ENDPOINT. The hub's library reads it only once, when it is imported."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -138,7 +138,7 @@ def _checksum(sibling: RepoSibling) -> Checksum | None:
 
 @contextmanager
 def explained(repository: str, revision: str) -> Iterator[None]:
-    """What the hub's client raises, in words for a person. The order is from the special to the general."""
+    """Raise the exceptions of the hub's client as FetchError. The order is from special to general."""
     hub = _endpoint() or "huggingface.co"
     try:
         yield

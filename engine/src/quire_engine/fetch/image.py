@@ -1,7 +1,7 @@
-"""oci:// as an ``Origin``: the layers of an image or an artifact of a registry, made into the folder that they are.
+"""oci:// as an ``Origin``: the layers of an image or artifact in a registry, unpacked into the model's folder.
 
-Blobs are downloaded to ``.layers`` in the version's folder, applied in order, and deleted one by one: the room needed
-beside the model is that of one layer.
+Blobs are downloaded to ``.layers`` in the version's folder, applied in order, and deleted one by one, so the additional
+space is that of one layer.
 """
 
 import json
@@ -36,12 +36,12 @@ from quire_engine.fetch.remote_files import (
 )
 
 _LOOKED_THROUGH_BYTES = 16 << 20
-"""Of an archive, for its config.json."""
+"""The part of an archive that is searched for config.json."""
 _MAX_CONFIG_BYTES = 8 << 20
 
 
 class ImageOrigin:
-    """The image, or the folder of it that the source names."""
+    """The image, or the folder in it that the source names."""
 
     def __init__(self, source: ImageSource) -> None:
         self._source = source
@@ -83,7 +83,7 @@ class ImageOrigin:
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
         if answer.status == 401 and file.name not in self._refused:
             self._refused.add(file.name)
-            self._registry.forget_token()  # it may have run out just now
+            self._registry.forget_token()  # The token may just have expired.
             return None
         return self._registry.refusal(answer)
 
@@ -111,7 +111,7 @@ class ImageOrigin:
 
     def _apply(self, layer: Layer, blob: Path, folder: Path, stopped: Callable[[], bool]) -> None:
         if layer.kind is Kind.FILE:
-            # Two files of equal content are one blob.
+            # Two files with equal content are one blob.
             blob = Path(shutil.copyfile(blob, blob.with_name(f"{blob.name}.copy"))) if self._is_shared(layer) else blob
         apply(layer, blob, folder, below=self._source.path, image=self._source.image, stopped=stopped)
 
@@ -128,7 +128,7 @@ class ImageOrigin:
         return folder
 
     def describe(self) -> Description:
-        """See ``Origin``. Of archives only the beginning is looked through."""
+        """See ``Origin``. Only the beginning of archives is searched."""
         _, layers = self._digest_and_layers
         files = {PurePosixPath(layer.path).name: layer for layer in layers if layer.kind is Kind.FILE}
         if "config.json" in files:
@@ -141,7 +141,7 @@ class ImageOrigin:
 
     def _from_archives(self, layers: Sequence[Layer]) -> bytes:
         wanted = PurePosixPath(self._source.path) / "config.json"
-        for layer in reversed(layers):  # the last one counts
+        for layer in reversed(layers):  # The last layer wins.
             found = _member(_Ranges(self._registry, layer), wanted)
             if found is not None:
                 return found
@@ -171,7 +171,7 @@ class ImageOrigin:
 
 
 class _Ranges:
-    """The beginning of a blob as a file to read from."""
+    """The beginning of a blob as a readable file."""
 
     _PIECE = 1 << 20
 
@@ -183,7 +183,7 @@ class _Ranges:
         while len(self._left) < size and self._at < min(self._blob.size_bytes, _LOOKED_THROUGH_BYTES):
             piece = self._registry.read(self._blob.digest, self._at, self._PIECE)
             if not piece:
-                break  # it is shorter than the manifest says
+                break  # The blob is shorter than the manifest says.
             self._at += len(piece)
             self._left += piece
         found, self._left = self._left[:size], self._left[size:]
@@ -191,7 +191,7 @@ class _Ranges:
 
 
 def _member(stream: _Ranges, wanted: PurePosixPath) -> bytes | None:
-    """A file of an archive of which the end may be missing."""
+    """Return a file of an archive whose end may be missing, or None."""
     try:
         with opened(cast(IO[bytes], stream), lambda: False) as archive:
             for member in archive:

@@ -1,7 +1,7 @@
-"""Layers of an image into a folder: archives unpacked one over the other, single files put where their title says.
+"""The unpacking of an image's layers into a folder: archives in order, and single files at the paths in their titles.
 
-For ``image``. Only what is below the folder that the source names comes out of an archive, and nothing that would lead
-out of it. Each layer may be applied again from its start, so a kill in the middle costs one layer.
+For ``image``. Only content below the folder that the source names is extracted, and nothing that would lead out of it.
+Each layer can be applied again from its start, so a kill in the middle costs one layer.
 """
 
 import os
@@ -22,7 +22,9 @@ from quire_engine.errors import FetchError
 from quire_engine.fetch.registry import Blob
 
 KEPT = ".layers"
-"""In a version's folder: blobs that are not applied yet, and a mark for each layer that is. Never an image's own."""
+"""The subfolder of a version for blobs that are not applied yet, and for a mark per applied layer.
+
+An image must not contain this name itself."""
 _ARCHIVE = re.compile(r".*[.+]tar([.+](gzip|zstd))?")
 _TITLES = ("org.opencontainers.image.title", "org.cncf.model.filepath")
 _UNPACK = "io.deis.oras.content.unpack"
@@ -41,11 +43,11 @@ class Layer:
     blob: Blob
     kind: Kind
     path: str
-    """Where a file belongs; empty for an archive."""
+    """The path of a file; empty for an archive."""
 
 
 def layer_of(blob: Blob, image: str) -> Layer:
-    """What a layer is, by its media type and title. Raises FetchError for what is neither."""
+    """Return a layer's kind, by its media type and title. Raise FetchError for a layer that is neither."""
     title = next((blob.annotations[name] for name in _TITLES if name in blob.annotations), "")
     if _ARCHIVE.fullmatch(blob.media_type) or blob.annotations.get(_UNPACK) == "true":
         return Layer(blob=blob, kind=Kind.ARCHIVE, path="")
@@ -58,7 +60,7 @@ def layer_of(blob: Blob, image: str) -> Layer:
 
 
 def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, stopped: Callable[[], bool]) -> None:
-    """Lay the layer whose blob is ``source`` over ``folder``. Raises FetchError and OSError."""
+    """Apply the layer whose blob is ``source`` to ``folder``. Raise FetchError and OSError."""
     if layer.kind is Kind.FILE:
         _check_parents(folder, PurePosixPath(layer.path), image)
         target = folder / layer.path
@@ -77,7 +79,7 @@ def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, s
 
 @contextmanager
 def opened(raw: IO[bytes], stopped: Callable[[], bool]) -> Iterator[tarfile.TarFile]:
-    """The archive in a stream, however it is compressed: the first bytes tell, whatever the media type says."""
+    """Open the archive in a stream. Its first bytes give the compression, whatever the media type says."""
     start = raw.read(4)
     stream = _Stream(raw, start, stopped)
     if start.startswith(_GZIP):
@@ -91,7 +93,7 @@ def opened(raw: IO[bytes], stopped: Callable[[], bool]) -> Iterator[tarfile.TarF
 
 
 class _Stream:
-    """Bytes from front to back, which end where nobody waits for them any more."""
+    """A forward-only stream, which ends when the operation is stopped."""
 
     def __init__(self, raw: IO[bytes], start: bytes, stopped: Callable[[], bool]) -> None:
         self._raw, self._start, self._stopped = raw, start, stopped
@@ -109,7 +111,7 @@ class _Stream:
 
 
 class _Unpacking:
-    """One archive over what the layers below it left."""
+    """The unpacking of one archive over the result of the layers below it."""
 
     def __init__(self, folder: Path, below: PurePosixPath, image: str) -> None:
         self._folder, self._below, self._image = folder, below, image
@@ -124,7 +126,7 @@ class _Unpacking:
     def _remove(self, whiteout: PurePosixPath) -> None:
         gone = whiteout.parent
         if whiteout.name != _OPAQUE:
-            gone = _inside(str(gone / whiteout.name.removeprefix(_WHITEOUT)), self._image)  # ".wh..." removes ".."
+            gone = _inside(str(gone / whiteout.name.removeprefix(_WHITEOUT)), self._image)  # ".wh..." names ".."
         if not (gone.is_relative_to(self._below) or self._below.is_relative_to(gone)):
             return
         _check_parents(self._folder, whiteout, self._image)
@@ -151,7 +153,7 @@ class _Unpacking:
                 os.fsync(file.fileno())
 
     def _check_link(self, member: tarfile.TarInfo, path: PurePosixPath) -> None:
-        """A link out of the folder would have no target there."""
+        """Raise FetchError for a link out of the folder, whose target would not exist."""
         if member.issym():
             goal = os.path.normpath(path.parent / member.linkname)
         elif member.islnk():
@@ -165,7 +167,7 @@ class _Unpacking:
             )
 
     def check_links(self) -> None:
-        """A link that was harmless when it came may lead elsewhere by now, through others that came after it."""
+        """Raise FetchError for a link that leads out of the folder through links that were unpacked later."""
         root = Path(os.path.realpath(self._folder)) / self._below
         for parent, folders, files in os.walk(self._folder / self._below):
             for path in (Path(parent, name) for name in (*folders, *files)):
@@ -177,14 +179,14 @@ class _Unpacking:
 
 
 def _check_parents(folder: Path, path: PurePosixPath, image: str) -> None:
-    """Nothing is written or removed through a link, wherever it leads."""
+    """Raise FetchError if the path goes through a link; nothing is written or removed there."""
     for parent in path.parents:
         if (folder / parent).is_symlink() and parent.parts:
             raise FetchError(f"{image} holds {path} below a link", hint=_ADVICE)
 
 
 def _inside(name: str, image: str) -> PurePosixPath:
-    """A path of the image, relative to its root. Raises FetchError for one that leads out."""
+    """Return a path of the image relative to its root. Raise FetchError if it leads out of the image."""
     path = PurePosixPath(name.lstrip("/"))
     if ".." in path.parts or "\0" in name or path.parts[:1] == (KEPT,):
         raise FetchError(f"{image} holds {name!r}, which leads out of its folder; nothing of it is kept")

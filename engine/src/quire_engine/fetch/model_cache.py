@@ -1,8 +1,8 @@
-"""The cache of fetched models, on a laptop or on a claim that pods share: each version is whole, or not there at all.
+"""The cache of fetched models, on a laptop or on a volume that pods share; each version is complete or absent.
 
-``fetch`` joins an ``Origin``, a lock and a ``transfer``. Layout: ``NAME/VERSION/`` holds a model once it is whole;
-``NAME/VERSION.partial/`` what there is of it until then; ``NAME/refs/REFERENCE`` names the version last seen, for when
-nobody answers. Folders are renamed into place last, so that one that is there is complete.
+``fetch`` combines an ``Origin``, a lock and a ``transfer``. Layout: ``NAME/VERSION/`` is a complete model;
+``NAME/VERSION.partial/`` is an incomplete one; ``NAME/refs/REFERENCE`` names the last known version, which is used if
+the origin is unreachable. Folders are renamed into place last, so an existing folder is complete.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _ROOM = "make room there, or let QUIRE_CACHE name a folder on a larger disk; on 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How a fetch goes about it."""
+    """The options of a fetch: network patience, lock timing and messages."""
 
     patience: Patience = field(default_factory=Patience)
     pace: LockPace = field(default_factory=LockPace)
@@ -39,7 +39,7 @@ class Manner:
 
 
 class Cache:
-    """One source's place in the cache."""
+    """The place of one source in the cache."""
 
     def __init__(self, root: Path, source: RemoteSource) -> None:
         self.folder = root / source.cache_name
@@ -59,11 +59,11 @@ class Cache:
         fresh.replace(path)
 
     def complete(self, version: str) -> None:
-        """What is partial is whole."""
+        """Rename the partial version to the complete one."""
         try:
             self.partial(version).rename(self.whole(version))
         except OSError:
-            if not self.whole(version).is_dir():  # else another was there first, where no lock held it back
+            if not self.whole(version).is_dir():  # Otherwise another process was first, on a file system without locks.
                 raise
         lock_file(self.whole(version)).touch()
         folder = os.open(self.folder, os.O_RDONLY)
@@ -73,7 +73,7 @@ class Cache:
             os.close(folder)
 
     def make_room(self, version: str, *, is_enough: Callable[[], bool], say: Say) -> None:
-        """Remove incomplete versions, then the versions that no engine uses, as long as there is not enough room."""
+        """Remove incomplete versions, then versions that no engine uses, until there is enough space."""
         for path in self.folder.glob(f"*{_PARTIAL}"):
             if path != self.partial(version):
                 shutil.rmtree(path, ignore_errors=True)
@@ -86,7 +86,10 @@ class Cache:
 async def fetch(
     source: RemoteSource, origin: Origin, root: Path, *, progress: Progress, manner: Manner | None = None
 ) -> Path:
-    """The folder with the whole model; raises FetchError. Cancelled, it leaves what the next call goes on with."""
+    """Return the folder with the complete model. Raise FetchError.
+
+    If this is cancelled, the next call continues with the data that was downloaded.
+    """
     manner = manner or Manner()
     cache = Cache(root, source)
     known = cached_model(root, source)
@@ -112,12 +115,12 @@ async def fetch(
 
 
 async def _aside(ask: Callable[[], Listing]) -> Listing:
-    """In a thread that nobody waits for once this is cancelled: a place that hangs holds up no Ctrl-C."""
+    """Run ``ask`` in a thread that is abandoned on cancellation, so that a hanging server does not block Ctrl-C."""
     loop, answer = asyncio.get_running_loop(), asyncio.Future[Listing]()
 
     def settle(outcome: Listing | Exception) -> None:
         if answer.done():
-            return  # cancelled meanwhile
+            return  # The caller was cancelled.
         if isinstance(outcome, Exception):
             answer.set_exception(outcome)
         else:
@@ -128,7 +131,7 @@ async def _aside(ask: Callable[[], Listing]) -> Listing:
             outcome: Listing | Exception = ask()
         except Exception as error:
             outcome = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits
+        with suppress(RuntimeError):  # The loop is closed; there is no caller any more.
             loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, name="ask-origin", daemon=True).start()
@@ -186,7 +189,7 @@ def _check_room(cache: Cache, origin: Origin, listing: Listing, say: Say) -> Non
 
 def _free(folder: Path) -> int:
     usage = shutil.disk_usage(folder)
-    return usage.free if usage.total else sys.maxsize  # some network file systems do not say
+    return usage.free if usage.total else sys.maxsize  # Some network file systems report no size.
 
 
 def _explained(error: OSError, model: str, root: Path) -> FetchError:

@@ -1,7 +1,7 @@
-"""What an OCI registry says of an image: its manifest, checked by digest, and how its blobs are asked for.
+"""A client for OCI registries: an image's manifest, checked by digest, and requests for its blobs.
 
-For ``image``. Follows the OCI distribution specification and the token protocol of its reference implementation.
-Registries on this machine are spoken to in plain HTTP, all others by HTTPS.
+For ``image``. It follows the OCI distribution specification and the token protocol of its reference implementation.
+Registries on this machine are accessed by plain HTTP, all others by HTTPS.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from quire_engine.fetch.remote_files import Answer, Unreachable, first_line
 
 _TIMEOUT_SECONDS = 20.0
 _MAX_ANSWER_BYTES = 8 << 20
-"""Of a manifest, a token or a refusal; the registries' own limit is 4 MiB."""
+"""The limit for a manifest, a token or an error; the registries' own limit is 4 MiB."""
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _ACCEPT = {"Accept": ", ".join((*_MANIFESTS, *_INDEXES))}
 _ARCHITECTURES = {"x86_64": "amd64", "AMD64": "amd64", "aarch64": "arm64"}
 _TOKEN_SECONDS = 60.0
-"""How long a token holds that does not say."""
+"""The lifetime of a token that does not state one."""
 _CREDENTIALS = (
     "locally run `docker login`; on a cluster let spec.model.credentials.secretName name a secret of the type "
     "kubernetes.io/dockerconfigjson"
@@ -72,7 +72,7 @@ class Registry:
         self._valid_until = float("inf")
 
     def manifest(self) -> Manifest:
-        """The image's, for this machine's platform where there are several."""
+        """Return the image's manifest; of several, the one for this machine's platform."""
         with self._client() as client:
             digest, body = self._read_manifest(client, self._source.reference)
             if body.get("mediaType") in _INDEXES or "manifests" in body:
@@ -89,18 +89,18 @@ class Registry:
         return f"{self._base}/blobs/{digest}"
 
     def headers(self) -> dict[str, str]:
-        """For a blob, with a token that holds for a while yet."""
+        """Return the headers for a blob request, with a token that remains valid for a while."""
         if self._authorization is None or time.monotonic() > self._valid_until:
             with self._client() as client:
                 self._ask(client, "HEAD", f"{self._base}/manifests/{self._source.reference}", _ACCEPT)
         return {"Authorization": self._authorization} if self._authorization else {}
 
     def forget_token(self) -> None:
-        """It was refused."""
+        """Forget the token after it was refused."""
         self._authorization = None
 
     def read(self, digest: str, start: int, size: int) -> bytes:
-        """So many bytes of a blob, or fewer at its end."""
+        """Return ``size`` bytes of a blob from ``start``, or fewer at its end."""
         headers = {"Range": f"bytes={start}-{start + size - 1}", "Accept-Encoding": "identity"}
         read = b""
         with self._client() as client, self._explained():
@@ -120,8 +120,10 @@ class Registry:
         said = _said(answer.body)
         if answer.status in (401, 403):
             if self._login is None:
-                return FetchError(f"{registry} does not show {image} to everybody{said}", hint=_CREDENTIALS)
-            return FetchError(f"{registry} does not show {image} to {_whom(self._login)}{said}", hint=_CREDENTIALS)
+                return FetchError(f"{registry} does not allow anonymous access to {image}{said}", hint=_CREDENTIALS)
+            return FetchError(
+                f"{registry} does not allow {_whom(self._login)} to read {image}{said}", hint=_CREDENTIALS
+            )
         if answer.status == 404:
             return FetchError(f"{registry} has no {image}{said}", hint="check name and tag; it may also be private")
         return FetchError(f"{registry} refused {image}: HTTP {answer.status}{said}")
@@ -158,7 +160,7 @@ class Registry:
         return digest, body
 
     def _choose(self, index: Mapping[str, Any]) -> str:
-        """The digest of the manifest for this machine; a model's own is the same for all."""
+        """Return the digest of the manifest for this machine; an artifact with one manifest is for all machines."""
         entries = [entry for entry in index.get("manifests") or () if isinstance(entry, Mapping)]
         images = [e for e in entries if "vnd.docker.reference.type" not in (e.get("annotations") or {})]
         here = ("linux", _ARCHITECTURES.get(platform.machine(), platform.machine()))
@@ -169,7 +171,7 @@ class Registry:
         return str(fitting[0]["digest"])
 
     def _ask(self, client: httpx.Client, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-        """With a token if one is asked for; raises FetchError for all but success."""
+        """Send a request, with a token if the registry requires one. Raise FetchError for all answers but success."""
         with self._explained():
             answer = self._send(client, method, url, headers)
             if answer.status == 401 and (challenge := answer.headers.get("WWW-Authenticate")):
@@ -192,7 +194,7 @@ class Registry:
         return answer
 
     def _capped(self, response: httpx.Response) -> Answer:
-        """Its body, if that is as short as all but blobs are."""
+        """Return the answer with its body, which only for blobs may exceed the limit."""
         body = bytearray()
         for piece in response.iter_bytes():
             body += piece
@@ -211,18 +213,18 @@ class Registry:
             self._authorization = f"Basic {b64encode(f'{login.user}:{login.password}'.encode()).decode()}"
             return
         if scheme.lower() != "bearer" or "realm" not in parameters:
-            return  # what the registry says next tells the person
+            return  # The registry's next answer explains the problem.
         scope = parameters.get("scope") or f"repository:{self._repository}:pull"
         wanted = {"service": parameters.get("service", ""), "scope": scope}
         realm = parameters["realm"]
         if self._base.startswith("https://") and not realm.startswith("https://"):
             raise FetchError(
                 f"{self._source.registry} wants a login sent to {realm[:200]}, which is not HTTPS",
-                hint="nothing was sent there; ask whoever runs the registry",
+                hint="nothing was sent there; contact the operator of the registry",
             )
         if login is not None and login.is_identity_token:
             form = {"grant_type": "refresh_token", "refresh_token": login.password, "client_id": "quire", **wanted}
-            # Wherever else it might be sent on to, the token in the form would go along.
+            # A redirect would forward the token in the form.
             asked = client.stream("POST", realm, data=form, follow_redirects=False)
         else:
             auth = None if login is None else (login.user, login.password)
@@ -266,7 +268,7 @@ def _whom(login: Login) -> str:
 
 
 def _said(body: bytes) -> str:
-    """The registry's own words, as the specification has errors."""
+    """Return the registry's own error message, in the format of the specification."""
     try:
         errors: Sequence[Mapping[str, Any]] = json.loads(body)["errors"]
         return f" ({errors[0]['code']}: {errors[0].get('message', '')})"[:300]

@@ -1,8 +1,8 @@
-"""Who we are to a registry: the user and password that `docker login` or a pull secret keeps for it.
+"""The login for a registry: the user and password that `docker login` or a pull secret stores.
 
-For ``registry``. DOCKER_AUTH_CONFIG holds such a file's content (in pods: the secret of the spec); else
-REGISTRY_AUTH_FILE, DOCKER_CONFIG/config.json and ~/.docker/config.json are looked into, and the credential helpers that
-they name are asked.
+For ``registry``. DOCKER_AUTH_CONFIG contains the content of such a file (in pods: the secret of the spec). Without it,
+REGISTRY_AUTH_FILE, DOCKER_CONFIG/config.json and ~/.docker/config.json are read, and the credential helpers that they
+name are run.
 """
 
 import json
@@ -23,11 +23,11 @@ class Login:
     user: str
     password: str = field(repr=False)
     is_identity_token: bool = False
-    """The password is to be traded for a token."""
+    """True if the password must be exchanged for a token."""
 
 
 def find_login(registry: str, environ: Mapping[str, str]) -> Login | None:
-    """The login for this registry, None if there is none; FetchError for a file that can't be read."""
+    """Return the login for this registry, or None. Raise FetchError for a file that cannot be read."""
     for where, body in _configurations(environ):
         found = _from_auths(registry, body, where) or _from_helper(registry, body)
         if found is not None:
@@ -107,5 +107,5 @@ def _from_helper(registry: str, body: Mapping[str, object]) -> Login | None:
         said = json.loads(done.stdout)
         user, secret = str(said["Username"]), str(said["Secret"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
-        return None  # it has none for this registry, which is then asked without
+        return None  # The helper has no login for this registry, which is then accessed without one.
     return Login(user=user, password=secret, is_identity_token=user == "<token>")

@@ -1,7 +1,7 @@
-"""What all places a model is fetched from have in common: files with sizes and checksums, and how to ask for them.
+"""The common part of all model sources: files with sizes and checksums, and the requests for them.
 
-Implemented by ``hub_download``, ``bucket`` and ``image``; used by ``transfer``, which moves the bytes, and
-``model_cache``, which keeps them. Every failure is a FetchError, or Unreachable where what was kept may still do.
+Implemented by ``hub``, ``bucket`` and ``image``; used by ``transfer``, which downloads the files, and ``model_cache``,
+which keeps them. Every failure is a FetchError, or Unreachable if a cached version may be used instead.
 """
 
 import hashlib
@@ -16,25 +16,25 @@ from typing import Protocol
 from quire_engine.errors import FetchError
 
 Progress = Callable[[int, int], None]
-"""Bytes that are here, bytes in all."""
+"""A function that gets the downloaded bytes and the total bytes."""
 Say = Callable[[str], None]
-"""A line for a person."""
+"""A function that prints a line for a person."""
 
 _WANTED = ("*.json", "*.safetensors", "tokenizer.model", "vocab.txt", "merges.txt", "*.jinja")
-"""What an engine reads: never pickles, never code."""
+"""The files that an engine reads: never pickles, never code."""
 _SKIPPED = ("*/*", "consolidated*.safetensors")
-"""Folders hold other formats of the same weights."""
+"""Subfolders contain other formats of the same weights."""
 
 
 class Unreachable(FetchError):
-    """Nobody answers there, or it may not be asked."""
+    """An error for a server that does not answer or may not be accessed."""
 
 
 class Algorithm(StrEnum):
     SHA256 = "SHA-256"
     MD5 = "MD5"
     GIT = "git blob SHA-1"
-    """Of the file with its length before it, as git names what it keeps."""
+    """The SHA-1 of the length and the content, as git computes it for its objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Checksum:
     hex: str
 
     def start(self, size_bytes: int) -> "hashlib._Hash":
-        """What the bytes are fed to."""
+        """Return the hash object for the file's bytes."""
         match self.algorithm:
             case Algorithm.SHA256:
                 return hashlib.sha256()
@@ -56,27 +56,27 @@ class Checksum:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
     name: str
-    """Where it is kept, below the folder of its version."""
+    """The file's path below the folder of its version."""
     size_bytes: int
     checksum: Checksum | None
-    """None where the place gives none that could be checked."""
+    """None if the source provides no verifiable checksum."""
     address: str
-    """Where its origin finds it."""
+    """The file's address within its origin."""
     tag: str = ""
-    """The entity tag that it must still have; empty where its address can't change its content."""
+    """The required entity tag; empty if the address already identifies the content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """One version of a model, as it is there now."""
+    """One version of a model, with its current files."""
 
     model: str
-    """As messages name it."""
+    """The model's name in messages."""
     version: str
     """A file name; equal only for equal files."""
     files: tuple[RemoteFile, ...]
     spare_bytes: int = 0
-    """Room needed for a while beside the files themselves."""
+    """The space that is needed temporarily in addition to the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One that brought no file."""
+    """An answer that contains no file."""
 
     status: int
     body: bytes
@@ -96,59 +96,59 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What can be known of a model without its weights."""
+    """The facts about a model that are known without its weights."""
 
     config: object
     parameters: int | None
-    """None where the weights could not be asked."""
+    """None if the weights' headers could not be read."""
 
 
 class Origin(Protocol):
-    """One source. The methods block, and are called in a thread."""
+    """A source of models. The methods block, and are called in a thread."""
 
     def listing(self) -> Listing:
-        """What there is now."""
+        """Return the current version and its files."""
         ...
 
     def describe(self) -> Description:
-        """Configuration and number of parameters, for some kilobytes."""
+        """Return configuration and number of parameters by downloading a few kilobytes."""
         ...
 
     def elsewhere(self, listing: Listing) -> Path | None:
-        """A folder of this machine that has all of it already."""
+        """Return a folder on this machine that already has all files, or None."""
         ...
 
     def request(self, file: RemoteFile) -> Request:
-        """How to ask for a file now."""
+        """Return the request for a file, valid now."""
         ...
 
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
-        """Why it was refused; None where asking anew may do."""
+        """Return the error for an answer, or None if another attempt may succeed."""
         ...
 
     def unreachable(self, error: BaseException) -> Unreachable:
-        """That the network failed too often."""
+        """Return the error after the network failed too often."""
         ...
 
     def trust(self) -> ssl.SSLContext | bool:
-        """Whose certificates are believed; True is the usual ones."""
+        """Return the trusted certificates; True means the default ones."""
         ...
 
     def is_applied(self, file: RemoteFile, folder: Path) -> bool:
-        """Whether a file that is gone from ``folder`` has been made into what it is for."""
+        """Return whether a file that is no longer in ``folder`` has already been applied."""
         ...
 
     def finish(self, listing: Listing, folder: Path, *, say: Say, stopped: Callable[[], bool]) -> None:
-        """Make the model of the files, all of which are in ``folder``. Goes on where it was cut off."""
+        """Create the model from the files, all of which are in ``folder``; continue after an interruption."""
         ...
 
     def model_folder(self, whole: Path) -> Path:
-        """The model in the folder of its version; FetchError if it is not in there."""
+        """Return the model's folder within the folder of its version. Raise FetchError if it is missing."""
         ...
 
 
 class PlainFiles:
-    """For origins whose files are the model."""
+    """A base for origins whose files are the model."""
 
     def elsewhere(self, listing: Listing) -> Path | None:
         return None
@@ -167,7 +167,7 @@ class PlainFiles:
 
 
 def is_wanted(name: str) -> bool:
-    """Whether an engine reads a file of this name, relative to the model's folder."""
+    """Return whether an engine reads a file of this name, relative to the model's folder."""
     return any(fnmatch(name, pattern) for pattern in _WANTED) and not any(fnmatch(name, p) for p in _SKIPPED)
 
 

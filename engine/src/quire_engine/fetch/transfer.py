@@ -1,7 +1,7 @@
-"""The bytes of a model's files, whatever they come from: by ranges over HTTP, several files at once, each one checked.
+"""The download of a model's files by HTTP range requests, several files at once, each verified.
 
-Under ``model_cache``, over an ``Origin``, which says what to ask for. A file is ``.NAME.part`` until it has the length
-and the checksum it should have; what there is of it is gone on with after a cut, a kill or a stop.
+Used by ``model_cache`` with an ``Origin``, which provides the requests. A file is named ``.NAME.part`` until its length
+and checksum are correct. An interrupted download continues with the data that is there.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How a transfer bears with the network."""
+    """The timeouts and retries of a transfer."""
 
     read_timeout_seconds: float = 30.0
     attempts: int = 6
-    """In a row without a new byte."""
+    """Attempts in a row without a new byte."""
     first_wait_seconds: float = 1.0
-    """Doubled with each."""
+    """Doubled with each attempt."""
 
 
 async def transfer(origin: Origin, listing: Listing, folder: Path, *, progress: Progress, patience: Patience) -> None:
-    """Have every file of the listing in ``folder``. Raises FetchError and OSError."""
+    """Download every missing file of the listing to ``folder``. Raise FetchError and OSError."""
     total = sum(file.size_bytes for file in listing.files)
     missing = [file for file in listing.files if not _is_here(origin, file, folder)]
     here = {file.name: file.size_bytes for file in listing.files if file not in missing}
@@ -49,7 +49,7 @@ async def transfer(origin: Origin, listing: Listing, folder: Path, *, progress: 
     if not missing:
         return
     gate = asyncio.Semaphore(_AT_ONCE)
-    # A range is one of the bytes as they are.
+    # Ranges refer to the unencoded bytes.
     headers = {"User-Agent": f"quire/{__version__}", "Accept-Encoding": "identity"}
     timeout = httpx.Timeout(patience.read_timeout_seconds)
     async with httpx.AsyncClient(
@@ -61,11 +61,11 @@ async def transfer(origin: Origin, listing: Listing, folder: Path, *, progress: 
                     one = _Transfer(client, origin, listing.model, file, folder, arrived, patience)
                     files.create_task(one.run(gate))
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group  # one reason is enough; the others are mostly the same
+            raise group.exceptions[0] from group  # One reason is enough; the others are mostly the same.
 
 
 def missing_bytes(origin: Origin, listing: Listing, folder: Path) -> int:
-    """How much has yet to come."""
+    """Return the number of bytes that are still missing."""
     files = (file for file in listing.files if not _is_here(origin, file, folder))
     return sum(file.size_bytes - min(_size(part_of(folder, file)), file.size_bytes) for file in files)
 
@@ -76,7 +76,7 @@ def part_of(folder: Path, file: RemoteFile) -> Path:
 
 
 class _Transfer:
-    """One file, until it is whole."""
+    """The download of one file until it is complete."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class _Transfer:
             self._part.replace(self._target)
 
     async def _attempt(self, start: int) -> Exception | None:
-        """Fetch what is missing; the transient problem that ended it early, if one did."""
+        """Fetch the missing part; return the transient problem that ended it early, or None."""
         request = await asyncio.to_thread(self._origin.request, self._file)
         headers = dict(request.headers)
         if start:
@@ -144,14 +144,14 @@ class _Transfer:
             out.seek(start)
             out.truncate()
             async for piece in response.aiter_raw(_PIECE_BYTES):
-                # In a thread: a slow volume holds up neither the other files nor the beat of the lock.
+                # A thread, so that a slow volume delays neither the other files nor the heartbeat of the lock.
                 await asyncio.to_thread(_write, out, piece)
                 self._arrived(self._file.name, out.tell())
                 if out.tell() > self._file.size_bytes:
-                    return  # not the file that was promised; it must not fill the disk
+                    return  # This is not the listed file; it must not fill the disk.
 
     def _check(self) -> None:
-        """Raise FetchError, and forget the file, unless it is what its origin says it is."""
+        """Raise FetchError, and delete the file, unless its size and checksum match the listing."""
         problem = None
         with self._part.open("rb") as file:
             size = _size(self._part)
@@ -161,7 +161,7 @@ class _Transfer:
                 assert self._file.checksum is not None
                 problem = f"its {self._file.checksum.algorithm} is not what it should be"
             else:
-                os.fsync(file.fileno())  # a file that is in place is whole, also after a power cut
+                os.fsync(file.fileno())  # A file in its final place must be complete, also after a power failure.
         if problem is not None:
             self._part.unlink()
             raise FetchError(f"{self._file.name} of {self._model} came damaged: {problem}", hint="run again")
@@ -178,7 +178,7 @@ class _Transfer:
 
 def _write(out: BinaryIO, piece: bytes) -> None:
     out.write(piece)
-    out.flush()  # what is counted as arrived outlives a kill
+    out.flush()  # Data that is reported as arrived must survive a kill.
 
 
 def _is_here(origin: Origin, file: RemoteFile, folder: Path) -> bool:

@@ -1,7 +1,7 @@
 """A lock on each version of a cached model: an engine holds it while it runs, and only unused versions are removed.
 
 Used by ``model_cache``, which removes old versions if a volume is full, and by ``quire-engine``. The lock is a file
-beside the version's folder, because engines mount the volume read-only; flock releases it however a process ends.
+next to the version's folder, because engines mount the volume read-only; flock releases it however a process ends.
 Versions without a lock file were downloaded by an older quire, whose engines hold no lock: they are never removed.
 """
 
@@ -18,7 +18,7 @@ _IDLE_SECONDS = 3600.0
 """Between a download, or its check, and the start of the engine there is no lock; an image may have to be pulled."""
 _LEVELS = 8
 _MOUNTS = Path("/proc/self/mountinfo")
-# File systems whose flock is seen by everybody who mounts them; those of one node are mounted by one node.
+# File systems whose flock works for all processes that mount them; those of one node are mounted by one node only.
 _ONE_NODE = frozenset({"ext4", "ext3", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay"})
 _SHARED = frozenset({"nfs", "nfs4", "ceph"})
 
@@ -49,7 +49,7 @@ def lock_file(version: Path) -> Path:
 
 @contextmanager
 def in_use(version: Path) -> Iterator[bool]:
-    """Keep the version meanwhile, and for an hour afterwards. False: it is being removed, or it is not there."""
+    """Keep the version within the block, and for an hour afterwards. Yield False if it is absent or being removed."""
     try:
         file = os.open(lock_file(version), os.O_RDONLY)
     except OSError:
@@ -62,7 +62,7 @@ def in_use(version: Path) -> Iterator[bool]:
             yield False
             return
         except OSError:
-            pass  # without locks nothing is removed either
+            pass  # Without locks, no version is removed either.
         with suppress(OSError):
             os.utime(lock_file(version))
         yield version.is_dir()
@@ -71,7 +71,7 @@ def in_use(version: Path) -> Iterator[bool]:
 
 
 def remove_unused(folder: Path, *, keep: Path) -> bool:
-    """Remove the version in ``folder`` that has been unused for longest; False if there is none to remove."""
+    """Remove the version in ``folder`` that has been unused for longest; return False if none can be removed."""
     if not locks_reach_everybody(folder):
         return False
     candidates = [lock for lock in folder.glob(f"*{SUFFIX}") if lock != lock_file(keep)]
@@ -88,7 +88,7 @@ def _remove(lock: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed first: a version that is there is complete.
+        # Rename first, because an existing version must be complete.
         removed = version.with_name(f".{version.name}.removed")
         version.rename(removed)
         lock.unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def _used_at(lock: Path) -> float:
 
 
 def locks_reach_everybody(folder: Path, mounts: Path = _MOUNTS) -> bool:
-    """Return whether a lock here is seen by all processes that can mount the volume, on any node."""
+    """Return whether all processes that can mount the volume, on any node, see a lock here."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:

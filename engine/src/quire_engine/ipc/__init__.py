@@ -1,1 +1,1 @@
-"""The way between the API process and the engine process: messages, the engine's loop, the asynchronous client."""
+"""The connection between the API process and the engine process: messages, the engine's loop, the async client."""

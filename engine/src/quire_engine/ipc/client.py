@@ -1,6 +1,6 @@
-"""The engine as the API process sees it: requests go in, their tokens come out, whatever happens to the process behind.
+"""The engine client of the API process: it sends requests, returns their tokens, and survives the loss of a process.
 
-Imports neither torch nor the engine. Used from one event loop.
+It imports neither torch nor the engine, and is used from one event loop.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -35,17 +35,17 @@ _RETRY_AFTER_SECONDS = 5
 
 
 class Observer(Protocol):
-    """Who wants to know of every report, e.g. metrics."""
+    """A listener for all reports of the engine, e.g. metrics."""
 
     def engine_ready(self, ready: Ready) -> None: ...
 
     def engine_sent(self, prompt_tokens: int) -> None:
-        """It was given a prompt to compute."""
+        """Record that the engine got a prompt to compute."""
 
     def engine_stats(self, stats: Stats) -> None: ...
 
     def engine_lost(self) -> None:
-        """What it said last holds no more."""
+        """Discard the last report, which is no longer valid."""
 
 
 class TokenStream(Protocol):
@@ -56,15 +56,15 @@ class TokenStream(Protocol):
     async def read(self) -> Update:
         """Wait for updates and return them.
 
-        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended.
+        Raise InvalidRequest if the engine rejects the request, Unavailable if the engine ended.
         """
 
     def cancel(self) -> None:
-        """Stop the sequence; a read under way ends with a finish for the reason ``abort``."""
+        """Stop the sequence; a waiting read ends with the finish reason ``abort``."""
 
 
 class EngineService(Protocol):
-    """The engine as the server uses it: EngineClient, or a smaller one in tests."""
+    """The interface of the engine for the server: EngineClient, or a fake in tests."""
 
     @property
     def ready(self) -> Ready | None:
@@ -80,7 +80,7 @@ class EngineService(Protocol):
 
     @property
     def cpu(self) -> CpuLimits | None:
-        """The CPU instructions that the engine process may use; None where they were not tried."""
+        """The CPU instructions that the engine process may use; None if they were not tried."""
 
     def submit(
         self,
@@ -93,17 +93,17 @@ class EngineService(Protocol):
         cache_salt: str | None = None,
         parent: int | None = None,
     ) -> TokenStream:
-        """Hand a sequence to the engine. Raises Unavailable while there is no engine process.
+        """Send a sequence to the engine. Raise Unavailable while there is no engine process.
 
         ``parent`` is the key of the first stream with the same prompt of the same HTTP request.
         """
 
     def reset_prefix_cache(self) -> None:
-        """Let no prefix computed so far be found any more. Raises Unavailable while there is no engine process."""
+        """Make all cached prefixes unusable. Raise Unavailable while there is no engine process."""
 
 
 class EngineClient:
-    """``start`` it, ``submit`` to it, ``close`` it."""
+    """The client of the engine processes: ``start`` it, ``submit`` sequences, ``close`` it."""
 
     def __init__(
         self,
@@ -115,7 +115,10 @@ class EngineClient:
         spawned: Spawned | None = None,
         cpu: CpuChoice | None = None,
     ) -> None:
-        """``spawned`` is the first engine process, where it was begun before; ``cpu`` limits every one."""
+        """Create the client.
+
+        ``spawned`` is the first engine process if it was started before; ``cpu`` limits every process.
+        """
         options = supervision or SupervisionOptions.of(config.engine_process)
         self._supervisor = Supervisor(config, factory or RunnerFactory(), options, self, spawned, cpu)
         self._observer = observer
@@ -125,15 +128,13 @@ class EngineClient:
         """The last report of the running engine process."""
 
     async def start(self) -> Ready:
-        """Returns when the engine is ready; raises EngineStartError, in the engine's words, where it will not be."""
+        """Start the engine and return when it is ready. Raise EngineStartError with the engine's reason if it fails."""
         return await self._supervisor.start()
 
     async def close(self) -> None:
-        """End the engine process. What is under way gets Unavailable: drain before, if it should not."""
+        """End the engine process. Running requests fail with Unavailable: drain before if they should finish."""
         await self._supervisor.close()
         self._fail_all("the server is stopping")
-
-    # --- how it stands ---
 
     @property
     def state(self) -> State:
@@ -141,12 +142,12 @@ class EngineClient:
 
     @property
     def ready(self) -> Ready | None:
-        """None while the engine process starts, or is being replaced."""
+        """The report of the running engine process; None while it starts or is being replaced."""
         return self._supervisor.ready
 
     @property
     def cpu(self) -> CpuLimits | None:
-        """What engine processes may use of the CPU; None where it was not tried."""
+        """The CPU instructions that engine processes may use; None if they were not tried."""
         return self._supervisor.cpu
 
     @property
@@ -155,14 +156,12 @@ class EngineClient:
 
     @property
     def failure(self) -> str | None:
-        """Why there will be no engine any more; None while there may."""
+        """The reason why there will be no engine process any more; None while there may be one."""
         return self._supervisor.failure
 
     @property
     def num_in_flight(self) -> int:
         return len(self._streams)
-
-    # --- requests ---
 
     def submit(
         self,
@@ -175,8 +174,10 @@ class EngineClient:
         cache_salt: str | None = None,
         parent: int | None = None,
     ) -> Stream:
-        """Hand a request to the engine. ``parent`` is the key of a stream with the same prompt, submitted before, for
-        the same client. Raises Unavailable while there is no engine."""
+        """Send a request to the engine. Raise Unavailable while there is no engine process.
+
+        ``parent`` is the key of an earlier stream with the same prompt of the same HTTP request.
+        """
         if self.state != "ready":
             raise self._unavailable()
         key = next(self._keys)
@@ -205,7 +206,7 @@ class EngineClient:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[Update, None]:
-        """The same as an iterator of updates; closing it cancels the request."""
+        """Yield the updates of a request; closing the generator cancels it."""
         stream = self.submit(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
         try:
             while True:
@@ -217,7 +218,7 @@ class EngineClient:
             stream.cancel()
 
     def reset_prefix_cache(self) -> None:
-        """Nothing computed so far is found by its prefix any more. Raises Unavailable while there is no engine."""
+        """Make all cached prefixes unusable. Raise Unavailable while there is no engine process."""
         if self.state != "ready":
             raise self._unavailable()
         self._supervisor.send(ResetPrefixCache())
@@ -239,8 +240,6 @@ class EngineClient:
             retry_after_seconds=_RETRY_AFTER_SECONDS,
         )
 
-    # --- what the supervisor hands on ---
-
     def has_work(self) -> bool:
         return bool(self._streams)
 
@@ -260,7 +259,7 @@ class EngineClient:
                     self._observer.engine_ready(message)
 
     def _take(self, outputs: Outputs) -> None:
-        """Hand each stream what it got. A key without a stream was cancelled while the step ran."""
+        """Give each stream its outputs. A key without a stream was cancelled while the step ran."""
         streams = self._streams
         for key, cached in zip(outputs.first_scheduled_keys, outputs.first_scheduled_cached, strict=True):
             if (stream := streams.get(key)) is not None:

@@ -1,8 +1,8 @@
-"""The engine process: takes requests in, steps the engine, sends out what it drew.
+"""The engine process: it receives requests, steps the engine, and sends the sampled tokens.
 
-Started by ``ipc.supervision`` as ``python -m quire_engine.ipc.loop``. The model, and torch with it, is loaded here and
-nowhere else. It ends when it is told to, when the API process is gone, or when a step fails: a fault in the middle of a
-step leaves rows and blocks in doubt, so the process says what happened and the supervisor starts another.
+Started by ``ipc.supervision`` as ``python -m quire_engine.ipc.loop``. Only this process loads the model and torch. It
+ends on a shutdown message, when the API process is gone, or when a step fails: after a failure within a step the state
+of rows and blocks is unknown, so the process reports the error and the supervisor starts another one.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ LAST_WORDS_MILLISECONDS = 2000
 
 
 class Channel:
-    """The socket to the API process. Sending never waits: what the other side has not read yet is kept in memory."""
+    """The socket to the API process. Sending never blocks: unread messages stay in memory."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -69,7 +69,7 @@ class Channel:
         self._socket.send(self._encoder.encode(message))
 
     def wait(self) -> None:
-        """Until there is something to receive."""
+        """Wait until there is a message to receive."""
         self._socket.poll(None)
 
     def receive(self) -> ToEngine | None:
@@ -102,7 +102,7 @@ class EngineLoop:
         self._received_prompt_tokens = 0
 
     def run(self) -> None:
-        """Until told to shut down."""
+        """Run until a shutdown message."""
         while self._take_in():
             if self._engine.has_work:
                 self._step()
@@ -113,7 +113,7 @@ class EngineLoop:
                 self._channel.wait()
 
     def _take_in(self) -> bool:
-        """Everything that has arrived; False on a shutdown."""
+        """Handle all messages that have arrived; return False on a shutdown."""
         while (message := self._channel.receive()) is not None:
             self._changed = True
             match message:
@@ -125,7 +125,7 @@ class EngineLoop:
                 case ResetPrefixCache():
                     self._engine.forget_prefixes()
                 case Ping():
-                    pass  # that something came is enough: an idle loop tells how it stands
+                    pass  # Any message makes an idle loop send its stats.
                 case Shutdown():
                     return False
         return True
@@ -152,7 +152,7 @@ class EngineLoop:
             self._engine.check_integrity()
 
     def _announce(self, expected_seconds: float) -> None:
-        """Tell the API process to be patient with a step, or that it need not be any more."""
+        """Announce a long step to the API process, so that it waits longer, or the end of long steps."""
         is_long = hang_limit(self._hang_timeout_seconds, expected_seconds) > self._hang_timeout_seconds
         seconds = expected_seconds if is_long else 0.0
         if seconds != self._announced_seconds:
@@ -175,7 +175,7 @@ class EngineLoop:
 
 
 def outputs_message(step: Step) -> Outputs:
-    """What a step drew, as it is sent."""
+    """Return the outputs of a step as a message."""
     output = step.output
     return Outputs(
         keys=output.keys,
@@ -190,20 +190,17 @@ def outputs_message(step: Step) -> Outputs:
     )
 
 
-# --- the process ---
-
-
-def _outlive_nobody(lifeline: BinaryIO) -> None:
-    """End with the API process, however it ends and whatever this process is doing then."""
+def _end_with_parent(parent_pipe: BinaryIO) -> None:
+    """End this process when the API process ends, however it ends and whatever this process is doing."""
 
     def watch() -> None:
-        while lifeline.read(1):
+        while parent_pipe.read(1):
             pass
         os._exit(0)
 
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+    threading.Thread(target=watch, name="parent-death watcher", daemon=True).start()
     if sys.platform == "linux":
-        # The thread above cannot run while the process is stopped; the kernel can kill it even then.
+        # The thread cannot run while the process is stopped; the kernel can kill it even then.
         parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL)
 
@@ -215,7 +212,7 @@ def _load(factory: start_up.RunnerFactory, config: EngineConfig) -> LoadedModel:
 
 
 def serve(wanted: start_up.StartUp) -> int:
-    """Load, say so, and step until told to stop; the exit status."""
+    """Load the model, report it, step until the shutdown, and return the exit status."""
     channel = Channel(wanted.address)
     channel.send(Connected())
     doing = "loading the model"
@@ -225,7 +222,7 @@ def serve(wanted: start_up.StartUp) -> int:
         engine = make_engine(model, scheduler=wanted.config.scheduler, cache=wanted.config.cache)
         phases = {"process": process_seconds, **model.phase_seconds}
         channel.send(_ready(model, phases, max_num_seqs=wanted.config.scheduler.max_num_seqs))
-        # What was made while loading stays: the collector need not look through it again between steps.
+        # Objects from loading stay alive, so the garbage collector need not visit them between steps.
         gc.collect()
         gc.freeze()
         doing = "running a step"
@@ -269,14 +266,14 @@ def main() -> int:
     # Ctrl-C and a stop of the whole group reach this process too; the API process drains first and then ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Unbuffered: what the lifeline thread reads must not be held by a lock when the process ends.
-    lifeline = os.fdopen(0, "rb", buffering=0, closefd=False)
-    line = lifeline.readline()
+    # Unbuffered, because the watcher thread's read must not hold a lock when the process ends.
+    parent_pipe = os.fdopen(0, "rb", buffering=0, closefd=False)
+    line = parent_pipe.readline()
     if not line.strip():
         print("this is the engine process of quire-engine, which starts it itself; run quire-engine", file=sys.stderr)
         return 2
     wanted = start_up.decode(line)
-    _outlive_nobody(cast("BinaryIO", lifeline))
+    _end_with_parent(cast("BinaryIO", parent_pipe))
     logs.set_up_engine(wanted.config.log)
     return serve(wanted)
 

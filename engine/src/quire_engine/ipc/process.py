@@ -1,4 +1,4 @@
-"""One engine process, and the socket to it: started, spoken to, ended. Whether to start another is not decided here.
+"""One engine process and its socket: how it is started, used and ended. The supervisor decides about restarts.
 
 ``spawn`` needs no event loop: the first process loads torch while the API process loads its own libraries.
 """
@@ -30,22 +30,22 @@ from quire_engine.ipc.messages import FromEngine, ToEngine
 _STDERR = 2
 
 _CACHED_KERNELS = 320
-"""oneDNN compiles a kernel, of half a MiB, for each shape of weight and number of tokens, and keeps 1024 of them: more
-than half a GiB once steps of every size have run. Compiling one anew takes about a millisecond."""
+"""oneDNN compiles a kernel of half a MiB for each shape of weight and number of tokens, and by default keeps 1024 of
+them: more than half a GiB once steps of every size have run. Compiling one again takes about a millisecond."""
 
-# About 150 microseconds: the regions of a step are less apart.
+# About 150 microseconds: the parallel regions of a step are closer together than that.
 _SPINS = "10000"
 
 
 def compute_environment(threads: int, environment: Mapping[str, str], cpu: CpuLimits | None = None) -> dict[str, str]:
-    """Return the environment of an engine process, which thread pools and libraries read as torch loads.
+    """Return the environment of an engine process, which thread pools and libraries read when torch loads.
 
-    Waiting threads spin for a moment and then sleep, or sleep at once: ``runner.waiting`` changes that as it runs,
-    which takes a passive policy.
+    Waiting threads spin for a moment and then sleep, or sleep at once: ``runner.waiting`` changes that at run time,
+    which needs a passive policy.
     """
     count = str(threads)
     return {
-        # oneDNN's own cache, and that of torch's wrapper around it, which keeps alive what the other forgets.
+        # oneDNN's own cache, and that of torch's wrapper around it, which would keep evicted kernels alive.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": str(_CACHED_KERNELS),
         "LRU_CACHE_CAPACITY": str(_CACHED_KERNELS),
         **environment,
@@ -62,16 +62,16 @@ def compute_environment(threads: int, environment: Mapping[str, str], cpu: CpuLi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawned:
-    """An engine process that was begun and loads by itself; what it says waits in the socket until somebody follows it.
+    """An engine process that was started and loads by itself; its messages wait in the socket until they are read.
 
-    Made by ``spawn``; leaving its context ends it, followed or not.
+    Created by ``spawn``; leaving its context ends the process.
     """
 
     child: "subprocess.Popen[bytes]"
     context: "zmq.Context[zmq.Socket[bytes]]"
     socket: "zmq.Socket[bytes]"
     folder: Path
-    """Of the socket's name."""
+    """The folder of the socket's file."""
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +82,7 @@ class Spawned:
         self.child.wait()
 
     def release(self) -> None:
-        """Everything but the process."""
+        """Release everything except the process."""
         assert self.child.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.child.stdin.close()
@@ -90,24 +90,24 @@ class Spawned:
         self.unlink()
 
     def unlink(self) -> None:
-        """Remove the socket's name: once the process is connected nobody else needs it."""
+        """Remove the socket's file, which is not needed once the process is connected."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a process, by its exit status; a signal's number below zero."""
+    """The end of a process, by its exit status; a negative status is a signal's number."""
 
     status: int
 
     @property
     def illegal_instruction(self) -> bool:
-        """Whether the CPU refused an instruction."""
+        """True if the CPU refused an instruction."""
         return self.status == -signal.SIGILL
 
     @property
     def reason(self) -> str:
-        """The end in words."""
+        """The reason of the end as text."""
         if self.status >= 0:
             return f"the engine process ended with exit status {self.status}; its own words are above"
         name = signal.Signals(-self.status).name
@@ -116,7 +116,7 @@ class Ended:
 
 
 class EngineProcess:
-    """Follows a process from within an event loop; ``end`` it in any case."""
+    """A running engine process within an event loop; call ``end`` in any case."""
 
     def __init__(self, spawned: Spawned) -> None:
         self._spawned = spawned
@@ -131,7 +131,7 @@ class EngineProcess:
         return self._spawned.child.pid
 
     def send(self, message: ToEngine) -> None:
-        """Never waits; to be called once the process has said something, that is, is connected."""
+        """Send a message without waiting; the process must be connected, that is, have sent a message."""
         self._socket.send(self._encoder.encode(message))
 
     async def receive(self) -> FromEngine:
@@ -146,7 +146,7 @@ class EngineProcess:
         return Ended(await asyncio.shield(self._status))
 
     async def end(self) -> None:
-        """Kill what still runs, and leave nothing behind."""
+        """Kill the process if it still runs, and release all its resources."""
         self._spawned.child.kill()
         await asyncio.shield(self._status)
         self._socket.close(linger=0)
@@ -160,12 +160,12 @@ def _tell_the_end(child: "subprocess.Popen[bytes]", status: "asyncio.Future[int]
         if not status.done():
             status.set_result(code)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # The loop is closed; there is no waiter any more.
         status.get_loop().call_soon_threadsafe(tell)
 
 
 def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
-    """Begins an engine process. Raises OSError where none can be started."""
+    """Start an engine process. Raise OSError if that is impossible."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
     address = f"ipc://{folder}/engine"
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -181,18 +181,18 @@ def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
     began = monotonic()
     try:
         child = subprocess.Popen(
-            # Nothing of the working directory is imported.
+            # Modules of the working directory are not imported.
             (sys.executable, "-P", "-m", "quire_engine.ipc.loop"),
             stdin=subprocess.PIPE,
             stdout=_STDERR,
             env=compute_environment(config.threads, os.environ, config.cpu),
         )
-    except BaseException:  # Ctrl-C as well
+    except BaseException:  # This includes Ctrl-C.
         context.destroy(linger=0)
         shutil.rmtree(folder, ignore_errors=True)
         raise
     assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended already, and that is told by its status
+    with contextlib.suppress(BrokenPipeError):  # The process has already ended; its status gives the reason.
         child.stdin.write(
             start_up.encode(start_up.StartUp(address=address, began=began, config=config, factory=factory))
         )

@@ -1,4 +1,4 @@
-"""How an engine process learns what to be: one line of JSON on its standard input, which then stays open.
+"""The start-up line of an engine process: one line of JSON on its standard input, which then stays open.
 
 The line comes from the API process alone: no flag and no variable reaches ``RunnerFactory``. When the input ends, the
 API process is gone, and the engine process ends too.
@@ -13,7 +13,7 @@ from quire_engine.config import EngineConfig
 
 
 class RunnerFactory(msgspec.Struct, frozen=True, kw_only=True):
-    """What loads the model: ``module:function``, called with the EngineConfig and ``options`` by keyword."""
+    """The function that loads the model: ``module:function``, called with the EngineConfig and keywords ``options``."""
 
     function: str = "quire_engine.runner:load_model"
     options: dict[str, bool | int | float | str | list[int]] = {}
@@ -21,9 +21,9 @@ class RunnerFactory(msgspec.Struct, frozen=True, kw_only=True):
 
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
     address: str
-    """Where the API process listens, as ZeroMQ writes it."""
+    """The address on which the API process listens, in ZeroMQ's format."""
     began: float
-    """When the process was started, by the monotonic clock."""
+    """The start time of the process on the monotonic clock."""
     config: EngineConfig
     factory: RunnerFactory
 

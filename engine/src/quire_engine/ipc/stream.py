@@ -1,7 +1,7 @@
-"""One sequence under way, as the API process follows it.
+"""One running sequence, as the API process follows it.
 
-The engine's steps do not wait for whoever reads: what arrives in the meantime is kept together, and one ``read`` takes
-all of it. What nobody reads is bounded: a client that does not take its answer loses it. Used from the event loop only.
+The engine's steps do not wait for readers: outputs are accumulated, and one ``read`` returns all of them. The unread
+amount is bounded: the answer of a client that does not read it is ended. Used from the event loop only.
 """
 
 import asyncio
@@ -12,30 +12,30 @@ from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.errors import RequestError, RequestTimeout
 
 MAX_UNREAD_BYTES = 2**20
-"""Some 26,000 tokens, or 600 with twenty logprobs each."""
+"""About 26,000 tokens, or 600 with twenty logprobs each."""
 
 _TOKEN_BYTES, _LOGPROBS_BYTES, _LOGPROB_BYTES = 40, 250, 70
-"""What CPython takes for one in a list, about."""
+"""The approximate sizes of list entries in CPython."""
 
 
 @dataclass(slots=True)
 class Update:
-    """All that happened to one sequence since it was read last."""
+    """All outputs of one sequence since the last read."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
-    """As many as tokens, where they were asked for."""
+    """One entry per token, if they were requested."""
     first_scheduled_time: float | None = None
-    """When its first step began: told once."""
+    """The start of the sequence's first step, reported once."""
     finished: FinishedSequence | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
-    """Of the prompt's tokens from the second on, where they were asked for: all before the first token, or with it."""
+    """The logprobs of the prompt's tokens from the second on, if requested: all before or with the first token."""
     num_cached_tokens: int | None = None
     """The prompt tokens that were found in the prefix cache, reported with ``first_scheduled_time``."""
 
 
 class Stream:
-    """Made by ``EngineClient.submit``. ``give_up`` tells the engine that nobody waits for it any more."""
+    """A stream of outputs, created by ``EngineClient.submit``. ``give_up`` tells the engine to stop the sequence."""
 
     __slots__ = ("_ended", "_error", "_give_up", "_news", "_unread", "_update", "_waiter", "key")
 
@@ -45,16 +45,16 @@ class Stream:
         self._update = Update()
         self._news = False
         self._unread = 0
-        """Bytes in the update that nobody has read, about."""
+        """The approximate number of unread bytes in the update."""
         self._ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def read(self) -> Update:
-        """Waits for news; the last update has ``finished`` set.
+        """Wait for outputs and return them; the last update has ``finished`` set.
 
-        Raises InvalidRequest where the engine refuses the request, Unavailable where the engine ended, RequestTimeout
-        where too much was left unread.
+        Raise InvalidRequest if the engine rejects the request, Unavailable if the engine ended, RequestTimeout if too
+        much was left unread.
         """
         assert self._waiter is None, "one reader at a time"
         while not self._news:
@@ -70,12 +70,10 @@ class Stream:
         return update
 
     def cancel(self) -> None:
-        """Stop it; a read under way ends with a finish for the reason ``abort``. No effect after the end."""
+        """Stop the sequence; a waiting read ends with the finish reason ``abort``. No effect after the end."""
         if not self._ended:
             self._give_up(self.key)
             self.finish(FinishedSequence(self.key, "abort", None, 0, 0))
-
-    # --- what the client hands on ---
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         update = self._update
@@ -108,7 +106,7 @@ class Stream:
         self._wake()
 
     def fail(self, error: RequestError) -> None:
-        """What was drawn before can still be read; then the error is raised."""
+        """End the stream with an error; earlier outputs can still be read before it is raised."""
         self._ended = True
         self._error = error
         if self._waiter is not None and not self._waiter.done():

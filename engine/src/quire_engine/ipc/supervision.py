@@ -1,7 +1,7 @@
-"""Keeps an engine process alive: starts it, notices when it is dead or hangs, and puts another in its place.
+"""The supervisor of the engine process: it starts it, detects when it ends or hangs, and replaces it.
 
-The decisions (``RestartBudget``, ``silence``) are plain values without a clock; ``Supervisor`` acts on them in the
-API process's event loop. It does not know requests: ``Owner`` does.
+The decisions (``RestartBudget``, ``silence``) are plain values without a clock; ``Supervisor`` acts on them in the API
+process's event loop. It does not know requests: ``Owner`` does.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ _LAST_WORDS_SECONDS = 0.3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionOptions:
     start_timeout_seconds: float = 900.0
-    """From start to ready; after a loss, the time for all attempts together."""
+    """The time from start to ready; after a loss, the time for all attempts together."""
     hang_timeout_seconds: float = 60.0
-    """The longest silence: without a step while requests run, without an answer to a ping while there are none. A step
-    that is expected to be long may take longer."""
+    """The longest silence: without a step while requests run, without an answer to a ping otherwise. A step that is
+    expected to be long may take longer."""
     restart_delays_seconds: tuple[float, ...] = (0.0, 1.0, 5.0, 15.0, 30.0)
-    """Before the first, second, … restart within ``restart_window_seconds``; there are no more than that."""
+    """The delays before the first, second, … restart within ``restart_window_seconds``; more restarts are not made."""
     restart_window_seconds: float = 600.0
     close_timeout_seconds: float = 5.0
 
@@ -49,14 +49,14 @@ class SupervisionOptions:
 
 @dataclass(slots=True)
 class RestartBudget:
-    """How often an engine may be restarted before the pod's own restart is the better cure."""
+    """The number of restarts of an engine before the restart of its pod is the better remedy."""
 
     delays: tuple[float, ...]
     window: float
     _past: deque[float] = field(default_factory=deque)
 
     def next_delay(self, now: float) -> float | None:
-        """Seconds to wait before the restart that is due now; None where there were too many."""
+        """Return the seconds to wait before the restart that is due now; None after too many restarts."""
         while self._past and self._past[0] <= now - self.window:
             self._past.popleft()
         if len(self._past) == len(self.delays):
@@ -67,30 +67,29 @@ class RestartBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """The end of an engine process that nobody asked for."""
+    """The unintended end of an engine process."""
 
     reason: str
     ended: Ended | None = None
-    """None where it did not end by itself."""
+    """None if the process did not end by itself."""
 
 
 def level_after(loss: Loss, limits: CpuLimits | None) -> CpuLevel | None:
-    """Return the lower level of the CPU at which the next engine process starts, after the CPU refused an instruction;
-    None where the level stays."""
+    """Return the lower CPU level for the next engine process after an illegal instruction; None if the level stays."""
     refused = loss.ended is not None and loss.ended.illegal_instruction
     return limits.lower if refused and limits is not None else None
 
 
 class Owner(Protocol):
-    """Who uses the engine."""
+    """The user of the engine."""
 
     def has_work(self) -> bool:
-        """Whether the engine is making steps, of which it tells unasked."""
+        """Return whether requests run, so that the engine sends messages without being pinged."""
 
     def receive(self, message: FromEngine) -> None: ...
 
     def engine_down(self, reason: str) -> None:
-        """Whatever was under way is lost."""
+        """Fail all running requests."""
 
 
 class Supervisor:
@@ -103,7 +102,10 @@ class Supervisor:
         spawned: Spawned | None = None,
         cpu: CpuChoice | None = None,
     ) -> None:
-        """``spawned`` is the first process, where it was begun before; ``cpu`` limits every process."""
+        """Create the supervisor.
+
+        ``spawned`` is the first process if it was started before; ``cpu`` limits every process.
+        """
         self._cpu = cpu
         self._config = config
         self._factory = factory
@@ -116,23 +118,23 @@ class Supervisor:
         self._started: asyncio.Future[Ready] | None = None
         self._heard = False
         self._expected_seconds = 0.0
-        """The expected time of the current step, as far as the engine process announced it."""
+        """The expected time of the current step, if the engine process announced one."""
         self._lost_at: float | None = None
-        """When the last engine process that was ready stopped being so."""
+        """The time at which the last ready engine process was lost."""
         self._exit_code = 1
         self.state: State = "starting"
         self.ready: Ready | None = None
         self.restarts = 0
         self.failure: str | None = None
-        """Why the state is ``failed``."""
+        """The reason for the state ``failed``."""
 
     @property
     def cpu(self) -> CpuLimits | None:
-        """What engine processes may use of the CPU; None where nothing is known of it."""
+        """The CPU instructions that engine processes may use; None if they are unknown."""
         return None if self._cpu is None else self._cpu.limits
 
     async def start(self) -> Ready:
-        """Returns when the engine is ready the first time; raises EngineStartError where it will not be."""
+        """Return when the engine is ready for the first time. Raise EngineStartError if it fails."""
         assert self._task is None, "started twice"
         self._started = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(self._started), name="engine supervisor")
@@ -143,7 +145,7 @@ class Supervisor:
         self._process.send(message)
 
     async def close(self) -> None:
-        """End the engine process, at once but in order, and everything that belongs to it."""
+        """Send a shutdown to the engine process, end it, and release everything that belongs to it."""
         was_ready = self.state == "ready"
         self.state = "stopped"
         if self._task is not None:
@@ -155,14 +157,12 @@ class Supervisor:
                 await self._task
         if self._started is not None and not self._started.done():
             self._started.set_exception(EngineStartError("stopped before the engine was ready"))
-            self._started.exception()  # whoever waits for it is told; nobody has to
-
-    # --- from start to end, again and again ---
+            self._started.exception()  # Mark the exception as retrieved, because the caller of start() may be gone.
 
     async def _run(self, started: "asyncio.Future[Ready]") -> None:
         try:
             await self._keep_alive(started)
-        except Exception:  # a fault of ours: without its supervisor an engine is not to be trusted
+        except Exception:  # A bug: without its supervisor, an engine is not reliable.
             logger.exception("the supervisor failed")
             self._fail("the supervisor of the engine process failed; see its log")
             self.ready = None
@@ -178,7 +178,7 @@ class Supervisor:
                 return
             self.ready = None
             if self._steps_down(loss) and not started.done():
-                continue  # there are few levels, so this ends
+                continue  # There are few levels, so this ends.
             if not started.done():
                 self._fail(reason)
                 started.set_exception(EngineStartError(reason, self._exit_code))
@@ -199,7 +199,7 @@ class Supervisor:
             await asyncio.sleep(delay)
 
     def _steps_down(self, loss: Loss) -> bool:
-        """Go one level of the CPU lower where the loss calls for it, say so, and return whether that was done."""
+        """Go one CPU level lower if the loss requires it, log that, and return whether it was done."""
         lower = level_after(loss, self.cpu)
         if self._cpu is None or lower is None:
             return False
@@ -209,14 +209,14 @@ class Supervisor:
         return True
 
     def _lost(self) -> None:
-        """The process is of no use any more: from now on nothing is sent to it."""
+        """Record that the process is lost: nothing is sent to it any more."""
         if self.state == "ready":
             self.state = "restarting"
             self._lost_at = monotonic()
         self.ready = None
 
     def _lost_for(self) -> float:
-        """How long there has been no engine where there was one."""
+        """Return how long there has been no engine since one was lost."""
         return 0.0 if self._lost_at is None or self.ready is not None else monotonic() - self._lost_at
 
     def _stopped(self) -> bool:
@@ -244,7 +244,7 @@ class Supervisor:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._lost()
             if done == {ending}:
-                # It may have said why just before it ended.
+                # The process may have sent the reason just before it ended.
                 await asyncio.wait({listening}, timeout=_LAST_WORDS_SECONDS)
             ended = ending.result() if ending.done() else None
             said = next((task.result() for task in (listening, watching) if task.done()), None)
@@ -259,7 +259,7 @@ class Supervisor:
             await process.end()
 
     async def _listen(self, process: EngineProcess, started: "asyncio.Future[Ready]", ready: asyncio.Event) -> str:
-        """Hand on what the engine says, until it says that it cannot go on."""
+        """Handle the engine's messages until it reports a failure, and return the reason."""
         while True:
             message = await process.receive()
             self._heard = True
@@ -279,7 +279,7 @@ class Supervisor:
             self._owner.receive(message)
 
     async def _watch(self, ready: asyncio.Event) -> str:
-        """Returns when the engine has been silent for too long."""
+        """Return the reason when the engine has been silent for too long."""
         limit = self._options.start_timeout_seconds
         try:
             await asyncio.wait_for(ready.wait(), timeout=limit - self._lost_for())

@@ -1,1 +1,1 @@
-"""What a model is: its configuration, its layers by family, its weights. Knows nothing of requests or batches."""
+"""Models: their configuration, their layers by family, and their weights. Independent of requests and batches."""

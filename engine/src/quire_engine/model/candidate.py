@@ -1,6 +1,6 @@
-"""A model folder that was found servable, before its weights are read: by a native family, or by transformers.
+"""A servable model folder before its weights are read, for a native family or for transformers.
 
-To the runner both are a shape now and a ``CausalLM`` later; ``loader`` decides between them.
+For the runner both are first a shape and later a ``CausalLM``; ``loader`` selects one.
 """
 
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ class BuiltModel:
     model: CausalLM
     weight_bytes: int
     bytes_per_weight: int
-    """Of those that are multiplied by."""
+    """The bytes per weight that is multiplied."""
     looked_up_bytes: int
-    """Of these: tables of which rows are looked up, while everything else is multiplied by."""
+    """The bytes of lookup tables within ``weight_bytes``; all other weights are multiplied."""
     seconds: float
-    """From nothing to the whole model."""
+    """The seconds for the whole construction."""
     packing_seconds: float = 0.0
-    """Of these: making layers of tensors that were read, where the two can be told apart."""
+    """The seconds of packing within ``seconds``, if it can be measured separately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class BuildOptions:
     dtype: torch.dtype
     backend: LinearBackend
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    """Where the weights will lie."""
+    """The device of the weights."""
 
 
 class Candidate(Protocol):
@@ -45,18 +45,18 @@ class Candidate(Protocol):
 
     @property
     def served_by(self) -> str:
-        """What runs the layers, for the log: ``quire's llama family`` or ``transformers' GPT2LMHeadModel``."""
+        """The code of the layers, for the log: ``quire's llama family`` or ``transformers' GPT2LMHeadModel``."""
         ...
 
     @property
     def is_native(self) -> bool:
-        """Whether every layer is one of ours, of which we know that it neither waits for the device nor mixes rows."""
+        """True if every layer is native: such layers neither wait for the device nor mix rows."""
         ...
 
     def limited_to(self, longest: int) -> "Candidate":
-        """The same for sequences of at most so many tokens."""
+        """Return the same candidate for sequences of at most ``longest`` tokens."""
         ...
 
     def build(self, options: BuildOptions) -> BuiltModel:
-        """Reads the weights. Raises ModelFolderError."""
+        """Read the weights and return the model. Raise ModelFolderError."""
         ...

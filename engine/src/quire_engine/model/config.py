@@ -1,7 +1,7 @@
-"""A model folder's config.json as a frozen ModelConfig: read once at start-up, every problem at once.
+"""The configuration in a model folder's config.json: it is read once, and all problems are reported together.
 
-Only what decides the arithmetic is here. Which families exist is the registry's business; how a checkpoint's tensors
-are called is the family's. Needs no torch, so a folder can be judged before torch is loaded.
+Only fields that affect the computation are here. The registry knows the families, and a family knows the names of its
+checkpoint's tensors. This module needs no torch, so a folder can be checked before torch is loaded.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from quire_engine.model.text_part import text_config
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config, read_generation_config
 
 MAX_LAYERS = 10_000
-"""Far beyond any model: what is read by layer must not fill the memory before a shape is found to be wrong."""
+"""Far above any model: per-layer data must not fill the memory before the shape is found to be invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +28,21 @@ class ModelConfig(ModelShape):
 
     rms_norm_eps: float
     ropes: tuple[RopeConfig, ...]
-    """By layer."""
+    """One entry per layer."""
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
     rotary_dim: int
-    """Components of a head that are rotated: the first ones."""
+    """The number of rotated components of a head, which are the first ones."""
     attention_scale: float
-    """What products of queries and keys are multiplied by."""
+    """The factor of the products of queries and keys."""
     attention_soft_cap: float | None
     logit_soft_cap: float | None
     experts: ExpertsConfig | None = None
 
 
 def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverrides = NO_OVERRIDES) -> ModelConfig:
-    """Reads a model folder's configuration. Raises ModelFolderError that lists every problem."""
+    """Return a model folder's configuration. Raise ModelFolderError that lists every problem."""
     if not folder.is_dir():
         raise ModelFolderError(f"{folder} is not a folder; --model takes a folder in Hugging Face layout")
     file = folder / "config.json"
@@ -60,7 +60,7 @@ def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverr
 def parse_config(
     raw: dict[str, Any], generation: dict[str, Any], supported: tuple[str, ...], problems: list[str]
 ) -> ModelConfig | None:
-    """The configuration, or None with the reasons in ``problems``."""
+    """Return the configuration, or None with the reasons in ``problems``."""
     fields = Fields(raw, problems)
     architecture = _architecture(raw, supported, problems)
     dialect = find_dialect(architecture)
@@ -117,7 +117,7 @@ def parse_config(
 
 
 def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None, rotary_dim: int) -> list[str]:
-    """What is wrong between fields that are right each by itself."""
+    """Return the inconsistencies between fields that are valid individually."""
     problems = []
     if heads % kv_heads:
         problems.append(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
@@ -148,7 +148,7 @@ def _attention_scale(fields: Fields, dialect: Dialect, head_dim: int) -> float:
 
 
 def _soft_cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """An explicit null is none, an absent field the family's default."""
+    """Return the soft cap: None for an explicit null, the family's default for an absent field."""
     value = fields.raw.get(name, default)
     return None if value is None else fields.positive_float(name, default=default)
 
@@ -166,7 +166,7 @@ def _architecture(raw: dict[str, Any], supported: tuple[str, ...], problems: lis
 
 
 def stored_dtype(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> str | None:
-    """What config.json says the checkpoint is stored in: transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
+    """Return the checkpoint's dtype in config.json: transformers 5 writes ``dtype``, 4 wrote ``torch_dtype``."""
     raw = read_config(folder, overrides)
     text = raw.get("text_config")
     for place in (raw, text if isinstance(text, dict) else {}):
@@ -177,7 +177,7 @@ def stored_dtype(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> str
 
 
 def read_eos_token_ids(raw: dict[str, Any], generation: dict[str, Any], problems: list[str]) -> tuple[int, ...]:
-    """Those of generation_config.json go first: there a chat model names the token that ends a turn as well."""
+    """Return the ids; generation_config.json has priority, because chat models name the end-of-turn token there."""
     name = "eos_token_id"
     value = generation[name] if generation.get(name) is not None else raw.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]

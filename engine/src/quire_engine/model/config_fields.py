@@ -1,4 +1,4 @@
-"""Reads typed fields from a JSON object, noting each problem and going on with a harmless value."""
+"""A reader of typed fields of a JSON object, which records each problem and continues with a harmless value."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -10,7 +10,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """``raw``'s fields. What a getter returns after noting a problem only serves to find the next problem."""
+    """The fields of ``raw``. The value that a getter returns after a problem only helps to find further problems."""
 
     raw: dict[str, Any]
     problems: list[str]
@@ -31,7 +31,7 @@ class Fields:
         return 0
 
     def layer_types(self, layers: int) -> tuple[str, ...]:
-        """The kind of attention of each layer; empty where ``layer_types`` is not given."""
+        """Return the kind of attention of each layer; an empty tuple if ``layer_types`` is absent."""
         value = self.raw.get("layer_types")
         if value is None:
             return ()
@@ -55,7 +55,7 @@ class Fields:
         return ()
 
     def indices(self, name: str, count: int) -> tuple[int, ...]:
-        """Whole numbers below ``count``; none where the field is not given."""
+        """Return integers from 0 to ``count`` - 1; an empty tuple if the field is absent."""
         value = self._get(name, [])
         if isinstance(value, list) and all(type(item) is int and 0 <= item < count for item in value):
             return tuple(value)
@@ -83,11 +83,11 @@ class Fields:
     def _note(self, name: str, value: Any, right: str) -> None:
         shown = repr(value) if len(repr(value)) <= _SHOWN_CHARACTERS else f"{repr(value)[:_SHOWN_CHARACTERS]}…"
         problem = f"{self.prefix}{name} {'is missing' if value is None else f'is {shown}'}; {right}"
-        # A field that is read twice, for a layer and for its experts say, has one problem.
+        # A field that is read twice, for example for a layer and for its experts, has one problem.
         if problem not in self.problems:
             self.problems.append(problem)
 
 
 def _is_number(value: Any) -> bool:
-    """A finite one: JSON as Python reads it knows NaN and Infinity."""
+    """Return whether the value is a finite number; Python's JSON parser accepts NaN and Infinity."""
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

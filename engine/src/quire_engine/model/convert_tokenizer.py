@@ -1,6 +1,7 @@
-"""``python -m quire_engine.model.convert_tokenizer FOLDER FILE``: writes the tokenizer of FOLDER as a tokenizer.json.
+"""The program that converts a folder's tokenizer to tokenizer.json.
 
-Run by ``text.conversion`` in a process of its own, so that transformers stays out of the API process.
+``python -m quire_engine.model.convert_tokenizer FOLDER FILE`` is run by ``text.conversion`` in its own process, so that
+the API process does not import transformers.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Decoder-only families that are one shape with variations: which tensors, and how to build, given its ``Traits``.
+"""Decoder-only families with one structure and variations: their tensors, and their construction from ``Traits``.
 
-A family's own module says in what it differs and nothing else. What varies between two checkpoints of one family
-(sizes, windows, tied embeddings) is in ``ModelConfig`` instead.
+A family's own row states only its differences. What varies between checkpoints of one family (sizes, windows, tied
+embeddings) is in ``ModelConfig`` instead.
 """
 
 import functools
@@ -74,12 +74,12 @@ def _tensor_shapes(traits: Traits, config: ModelConfig, names: Collection[str]) 
 
 
 def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:
-    """Those of layer ``index``."""
+    """Return the experts of layer ``index``, or None."""
     return config.experts if config.experts is not None and config.experts.in_layer[index] else None
 
 
 def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """By name within a layer, of one without experts."""
+    """Return the tensor shapes of a layer without experts, by name within the layer."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     projections = {f"self_attn.{name}": (rows, hidden) for name, rows in zip(_QKV, (q, kv, kv), strict=True)}
@@ -99,7 +99,7 @@ def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, .
 
 
 class _LayerNorms(NamedTuple):
-    """Names of the norms over the hidden size, in the order in which they are applied."""
+    """The names of the norms over the hidden size, in the order in which they are applied."""
 
     attention: str
     attention_out: str | None
@@ -108,7 +108,7 @@ class _LayerNorms(NamedTuple):
 
 
 def _layer_norms(traits: Traits) -> _LayerNorms:
-    after = "post_attention_layernorm"  # of what attention gives, or of what the feed-forward layers take
+    after = "post_attention_layernorm"  # the norm of the attention's output, or of the feed-forward layers' input
     if traits.norm_outputs:
         return _LayerNorms("input_layernorm", after, "pre_feedforward_layernorm", "post_feedforward_layernorm")
     return _LayerNorms("input_layernorm", None, after, None)
@@ -137,7 +137,7 @@ def _build(
     layers = tuple(
         _build_layer(traits, config, index, read, backend, tables[rope]) for index, rope in enumerate(config.ropes)
     )
-    # Rounded as the embedding is, which is how it was rounded in training.
+    # The scale is rounded to the embedding's dtype, as in training.
     scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype))
     return DecoderStack(
         embedding=embedding,
@@ -173,7 +173,7 @@ def _build_layer(
     prefix = f"model.layers.{index}"
 
     def linear(part: str, names: tuple[str, ...]) -> Linear:
-        """One layer of several projections of the same input, their outputs side by side."""
+        """Return one layer for several projections of the same input; their outputs are concatenated."""
         weight = torch.cat([read(f"{prefix}.{part}.{name}.weight") for name in names])
         biased = _has_bias(traits, config, f"{part}.{names[0]}")
         joined = torch.cat([read(f"{prefix}.{part}.{name}.bias") for name in names]) if biased else None
@@ -240,7 +240,7 @@ def _stack_experts(
 def _pack_experts(
     gelu: bool, names: ExpertNames, config: ExpertsConfig, layer: str, read: ReadTensor, backend: LinearBackend
 ) -> PackedExperts:
-    """One expert after the other, each packed before the next is read."""
+    """Build the experts one after the other; each is packed before the next one is read."""
 
     def expert(index: int) -> GatedMlp:
         return GatedMlp(

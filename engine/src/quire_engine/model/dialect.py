@@ -1,6 +1,6 @@
-"""How an architecture's config.json is read where architectures differ: which layers have a sliding window, defaults.
+"""The differences between architectures in config.json: which layers have a sliding window, and default values.
 
-Needs no torch, as ``config`` does not. An architecture that is not listed reads as Llama's.
+Like ``config``, this module needs no torch. An architecture that is not listed is read like Llama.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,11 @@ def one_rope(
 
 
 def local_and_global_rope(raw: dict[str, Any], windows: Windows, problems: list[str]) -> tuple[RopeConfig, ...]:
-    """One for layers with a window and one for the others: by kind of layer in ``rope_parameters`` (transformers 5), or
-    ``rope_local_base_freq`` and ``rope_theta`` (before)."""
+    """Return one rotation for layers with a window and one for the others.
+
+    They come from ``rope_parameters`` by kind of layer (transformers 5), or from ``rope_local_base_freq`` and
+    ``rope_theta`` (before).
+    """
     given = raw.get("rope_parameters")
     by_kind = given if isinstance(given, dict) else {}
     full, local = dict(raw), {"rope_theta": raw.get("rope_local_base_freq")}
@@ -38,13 +41,16 @@ def no_window(fields: Fields, layers: int) -> Windows:
 
 
 def one_window(fields: Fields, layers: int) -> Windows:
-    """In every layer, where ``sliding_window`` is given."""
+    """Return a window for every layer if ``sliding_window`` is present."""
     given = fields.raw.get("sliding_window") is not None
     return (fields.positive_int("sliding_window") if given else None,) * layers
 
 
 def window_if_used(fields: Fields, layers: int) -> Windows:
-    """Where ``use_sliding_window`` is set: in those ``layer_types`` lists, or from ``max_window_layers`` on."""
+    """Return windows if ``use_sliding_window`` is set.
+
+    They are for ``layer_types``, or for layers from ``max_window_layers`` on.
+    """
     if not fields.boolean("use_sliding_window", default=False):
         return (None,) * layers
     window = fields.positive_int("sliding_window", default=4096)
@@ -54,19 +60,19 @@ def window_if_used(fields: Fields, layers: int) -> Windows:
 
 
 def same_window_if_used(fields: Fields, layers: int) -> Windows:
-    """Where ``use_sliding_window`` is set: in every layer."""
+    """Return the same window for every layer if ``use_sliding_window`` is set."""
     if not fields.boolean("use_sliding_window", default=False):
         return (None,) * layers
     return (fields.positive_int("sliding_window", default=4096),) * layers
 
 
 def every_other_window(fields: Fields, layers: int) -> Windows:
-    """In the layers that ``layer_types`` lists, else in the first, the third and so on."""
+    """Return a window for the layers in ``layer_types``, else for the first, the third and so on."""
     return _patterned(fields, layers, period=2)
 
 
 def all_but_every_nth_window(fields: Fields, layers: int) -> Windows:
-    """In the layers that ``layer_types`` lists, else in all but every ``sliding_window_pattern``-th."""
+    """Return a window for the layers in ``layer_types``, else for all but every ``sliding_window_pattern``-th layer."""
     return _patterned(fields, layers, period=fields.positive_int("sliding_window_pattern", default=6))
 
 
@@ -81,23 +87,23 @@ def _patterned(fields: Fields, layers: int, period: int) -> Windows:
 class Dialect:
     windows: Callable[[Fields, int], Windows] = no_window
     head_dim: int | None = None
-    """Where the config gives none; None is hidden size / heads."""
+    """The default; None means hidden size / heads."""
     partial_rotary: bool = False
-    """Whether ``partial_rotary_factor`` is heeded."""
+    """If set, ``partial_rotary_factor`` is used."""
     tie_word_embeddings: bool = False
-    """Where the config does not say."""
+    """The default."""
     rms_norm_eps: float = 1e-6
-    """Where the config does not say."""
+    """The default."""
     activation: tuple[str, str] = ("hidden_act", "silu")
-    """The field that names it, and the one the family has."""
+    """The name of the config field, and the family's activation."""
     query_scalar: int | None = None
-    """Attention scores are divided by the root of ``query_pre_attn_scalar``, this by default; None: of the head dim."""
+    """The default of ``query_pre_attn_scalar``, by whose root attention scores are divided; None: the head dim."""
     attention_soft_cap: float | None = None
     logit_soft_cap: float | None = None
-    """Default of the ``attn_logit_softcapping``, ``final_logit_softcapping`` field; None where it is not given."""
+    """The defaults of ``attn_logit_softcapping`` and ``final_logit_softcapping``; None means no cap."""
     caps_attention: bool = False
-    """Whether ``attn_logit_softcapping`` is heeded."""
+    """If set, ``attn_logit_softcapping`` is used."""
     caps_logits: bool = False
-    """Whether ``final_logit_softcapping`` is heeded."""
+    """If set, ``final_logit_softcapping`` is used."""
     parse_ropes: Callable[[dict[str, Any], Windows, list[str]], tuple[RopeConfig, ...]] = one_rope
     parse_experts: Callable[[Fields, int], ExpertsConfig | None] = lambda fields, layers: None

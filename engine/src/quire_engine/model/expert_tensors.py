@@ -1,5 +1,4 @@
-"""How checkpoints hold the experts of a layer: each by itself, as on the hub, or all as one tensor, as transformers 5
-holds them in memory.
+"""The layouts of experts in checkpoints: one tensor per expert, as on the hub, or one for all, as in transformers 5.
 
 Legend: E experts, I intermediate size of an expert, H hidden size.
 """
@@ -12,14 +11,14 @@ from torch import Tensor
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
 from quire_engine.model.family import ReadTensor
 
-# Where transformers' own names are in use, whatever the family's.
+# transformers' own names, which apply to all families.
 _FUSED_PART, _GATE_UP, _DOWN = "mlp", "experts.gate_up_proj", "experts.down_proj"
 
 
 def expert_shapes(
     names: ExpertNames, config: ExpertsConfig, hidden: int, layer: str, found: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """The tensors of the sparse layer ``layer``, by the names that ``found`` points to; else the family's own."""
+    """Return the tensors of the sparse layer ``layer``, by the layout of ``found``; else by the family's own."""
     count, inner = config.num_experts, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {_router(names, layer, found): (count, hidden)}
     if _is_fused(layer, found):
@@ -37,27 +36,29 @@ def expert_shapes(
 
 
 def read_router(names: ExpertNames, layer: str, read: ReadTensor) -> Tensor:
-    """[E, H]"""
+    """Return the router's weight [E, H]."""
     return read(_router(names, layer, read.names))
 
 
 def read_gate_and_up(names: ExpertNames, layer: str, expert: int, read: ReadTensor) -> list[Tensor]:
-    """[I, H] each, or both as one [2 I, H]."""
+    """Return gate and up [I, H] of an expert, or both as one [2 I, H]."""
     if _is_fused(layer, read.names):
         return [read(f"{layer}.{_FUSED_PART}.{_GATE_UP}", expert)]
     return [read(_single(names, layer, expert, projection)) for projection in (names.gate, names.up)]
 
 
 def read_down(names: ExpertNames, layer: str, expert: int, read: ReadTensor) -> Tensor:
-    """[H, I]"""
+    """Return the expert's down projection [H, I]."""
     if _is_fused(layer, read.names):
         return read(f"{layer}.{_FUSED_PART}.{_DOWN}", expert)
     return read(_single(names, layer, expert, names.down))
 
 
 def read_stacked(names: ExpertNames, layer: str, num_experts: int, read: ReadTensor) -> tuple[Tensor, Tensor]:
-    """Gate and up of all experts [E, 2 I, H], and down [E, H, I]. Where each is by itself, no more than one is held
-    twice."""
+    """Return gate and up of all experts [E, 2 I, H], and down [E, H, I].
+
+    If the experts are separate tensors, at most one of them is in memory twice.
+    """
     if _is_fused(layer, read.names):
         fused = (read(f"{layer}.{_FUSED_PART}.{name}") for name in (_GATE_UP, _DOWN))
         gate_up, down = (tensor.contiguous() for tensor in fused)

@@ -1,6 +1,6 @@
-"""What a config.json says of mixtures of experts: how many there are, how many a token goes to, and in which layers.
+"""The mixture-of-experts part of a config.json: experts, experts per token, and the layers that have them.
 
-Reading only; needs no torch. How experts are called in checkpoints, ``expert_tensors`` knows.
+This module only reads and needs no torch. ``expert_tensors`` knows the names of experts in checkpoints.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from quire_engine.model.config_fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """What a family calls the parts of its sparse layers."""
+    """A family's names for the parts of its sparse layers."""
 
     part: str
-    """Of the layer: what router and experts are in."""
+    """The part of the layer that contains router and experts."""
     gate: str
     up: str
     down: str
@@ -24,15 +24,16 @@ class ExpertsConfig:
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    """Of one expert."""
+    """The size of one expert."""
     normalise_weights: bool
-    """The weights of a token's experts sum to 1; else they are what softmax over all experts gave them."""
+    """True if the weights of a token's experts are scaled to a sum of 1; otherwise they are softmax over all experts.
+    """
     in_layer: tuple[bool, ...]
     """Which layers have experts; the others have one feed-forward layer."""
 
 
 def mixtral_experts(fields: Fields, layers: int) -> ExpertsConfig:
-    """In every layer."""
+    """Return experts for every layer."""
     num_experts, per_token = _counts(fields, "num_local_experts", default=8, per_token=2)
     return ExpertsConfig(
         num_experts=num_experts,
@@ -44,7 +45,7 @@ def mixtral_experts(fields: Fields, layers: int) -> ExpertsConfig:
 
 
 def qwen3_moe_experts(fields: Fields, layers: int) -> ExpertsConfig:
-    """In every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` does not list."""
+    """Return experts for every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` does not list."""
     # transformers writes the count under Mixtral's name as well.
     name = "num_experts" if fields.raw.get("num_experts") is not None else "num_local_experts"
     num_experts, per_token = _counts(fields, name, default=128, per_token=8)

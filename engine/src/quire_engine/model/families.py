@@ -1,7 +1,7 @@
 """The families of models that quire runs natively: one row for each architecture of config.json.
 
-A row says how the configuration is read, which layers there are, and which larger models contain the family as their
-text part. A family that needs nothing new from ``decoder`` is added here and nowhere else. Needs no torch.
+A row describes how the configuration is read, which layers there are, and which larger models contain the family as
+their text part. A family that needs nothing new from ``decoder`` is added here only. This module needs no torch.
 """
 
 import functools
@@ -24,24 +24,24 @@ from quire_engine.model.experts import ExpertNames, mixtral_experts, qwen3_moe_e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """In what a family differs from Llama."""
+    """The differences between a family and Llama."""
 
     qkv_bias: bool = False
-    """Queries, keys and values have a bias whatever the config says, the output projection has none."""
+    """Queries, keys and values have a bias and the output projection has none, independently of the config."""
     qk_norm: bool = False
-    """Each head's queries and keys are normalised before they are rotated."""
+    """Each head's queries and keys are normalized before the rotation."""
     fused: bool = False
-    """The checkpoint holds queries, keys and values as one tensor, and gate and up as one."""
+    """The checkpoint stores queries, keys and values as one tensor, and gate and up as one."""
     norm_outputs: bool = False
-    """What attention and feed-forward give is normalised before it is added to the residual stream."""
+    """The outputs of attention and feed-forward layers are normalized before they are added to the residual stream."""
     norm_offset: float = 0.0
     """Added to the weights of every norm."""
     scale_embedding: bool = False
     """Embeddings are multiplied by the square root of the hidden size."""
     gelu: bool = False
-    """The feed-forward layers' gate passes through gelu (by tanh), else silu."""
+    """The feed-forward layers' gate uses gelu (with tanh), else silu."""
     experts: ExpertNames | None = None
-    """How experts are called, in the layers in which the config has them."""
+    """The names of experts, for layers that have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class NativeFamily:
     dialect: Dialect = field(default_factory=Dialect)
     traits: Traits
     text_part_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By the architecture of a larger model, the values that its checkpoints leave out of ``text_config``."""
+    """The values that checkpoints of a larger model leave out of ``text_config``, by its architecture."""
 
 
 _GELU = ("hidden_activation", "gelu_pytorch_tanh")
@@ -142,6 +142,6 @@ SUPPORTED = tuple(sorted(FAMILIES))
 
 
 def find_dialect(architecture: str) -> Dialect:
-    """Return how an architecture's config.json is read; an unknown one is read as Llama's."""
+    """Return the dialect of an architecture's config.json; an unknown one is read like Llama."""
     family = FAMILIES.get(architecture)
     return Dialect() if family is None else family.dialect

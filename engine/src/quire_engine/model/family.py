@@ -1,4 +1,4 @@
-"""What a family of models is to the rest: which tensors its checkpoints hold, and how to build a model of them."""
+"""The interface of a family of models: the tensors of its checkpoints, and the construction of a model from them."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,31 +15,30 @@ from quire_kernels.kv_cache import KVCache
 class ReadTensor(Protocol):
     @property
     def names(self) -> Collection[str]:
-        """Of all tensors that the checkpoint holds."""
+        """The names of all tensors in the checkpoint."""
         ...
 
     def __call__(self, name: str, part: int | None = None) -> Tensor:
-        """The checkpoint's tensor of that name, checked, in the model's dtype; or one part along its first dimension,
-        and no more than that is read."""
+        """Return the named tensor, checked and in the model's dtype, or read only one part of its first dimension."""
         ...
 
 
 class CausalLM(Protocol):
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Logits [R, V]; reads and writes each layer's cache."""
+        """Return logits [R, V]; read and write each layer's cache."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Functions, not classes: a family differs in names and shapes, and in how it puts shared layers together."""
+    """A family as functions, not classes: families differ in names, shapes and the combination of shared layers."""
 
     tensor_shapes: Callable[[ModelConfig, Collection[str]], Mapping[str, tuple[int, ...]]]
-    """(config, names): every tensor that a checkpoint must hold which has tensors of these names. They matter where
-    a family's checkpoints come in several layouts; of no names, it is the usual one."""
+    """(config, names): the tensors that a checkpoint with these names must contain. The names select the layout if a
+    family's checkpoints have several; without names, it is the usual one."""
 
     is_ignorable: Callable[[ModelConfig, str], bool]
-    """Whether a tensor beyond those may be passed over: one that is computed, or a copy of another."""
+    """(config, name): return whether another tensor may be ignored, because it is computed or a copy."""
 
     build: Callable[[ModelConfig, ReadTensor, LinearBackend, int], CausalLM]
-    """(config, read, backend, positions): reads each tensor once, layer by layer."""
+    """(config, read, backend, positions): read each tensor once, layer by layer, and return the model."""

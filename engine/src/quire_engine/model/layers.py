@@ -1,10 +1,10 @@
-"""The layers native families are built from, over the kernels: a decoder stack as plain objects, no nn.Module.
+"""The layers of native families, based on the kernels: a decoder stack as plain objects, without nn.Module.
 
-A family's builder makes them from weights; ``DecoderStack`` runs them. All that a step needs comes in as
-``ModelInputs``: no layer reads a global.
+A family's builder creates them from weights; ``DecoderStack`` runs them. ``ModelInputs`` contains everything that a
+step needs: no layer reads a global.
 
-Legend: T tokens, R rows of logits, H hidden size, HQ/HK query/KV heads, D head dim, DR its rotated part, P positions,
-V vocabulary.
+Legend: T tokens, R rows of logits, H hidden size, HQ/HK query/KV heads, D head dim, DR its rotated part, P positions, V
+vocabulary.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from quire_kernels.store_kv import store_kv
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupInputs:
-    """What the layers of one KV cache group share in a step."""
+    """The inputs that the layers of one KV cache group share in a step."""
 
     slots: Tensor  # [T] int64
     plan: AttentionPlan
@@ -34,7 +34,7 @@ class ModelInputs:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     groups: tuple[GroupInputs, ...]
-    logits_rows: Tensor  # [R] int64, rising: the tokens whose successors will be drawn or reported
+    logits_rows: Tensor  # [R] int64, ascending: the tokens whose successors are sampled or reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class GatedMlp:
     gate_up: Linear  # H to 2 I
     down: Linear  # I to H
     gelu: bool
-    """The gate passes through gelu, else silu."""
+    """The gate uses gelu, else silu."""
 
     def __call__(self, x: Tensor) -> Tensor:
         activate = gelu_tanh_and_mul if self.gelu else silu_and_mul
@@ -82,7 +82,7 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExperts:
-    """Each with weights of its own, in the form that the CPU multiplies by; called one after the other."""
+    """Experts with separate packed weights for the CPU, called one after the other."""
 
     experts: tuple[GatedMlp, ...]
 
@@ -92,7 +92,7 @@ class PackedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackedExperts:
-    """The weights of all in two tensors, of which a device takes what its tokens need."""
+    """The weights of all experts in two tensors; a device reads the parts that its tokens need."""
 
     gate_up: Tensor  # [E, 2 I, H]
     down: Tensor  # [E, H, I]
@@ -104,13 +104,13 @@ class StackedExperts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlp:
-    """Several feed-forward layers, the experts, of which each token goes to a few."""
+    """Several feed-forward layers, the experts; each token is routed to a few of them."""
 
     router: Linear  # H to the number of experts
     experts: PackedExperts | StackedExperts
     per_token: int
     normalise: bool
-    """The weights of a token's experts sum to 1."""
+    """True if the weights of a token's experts are scaled to a sum of 1."""
 
     def __call__(self, x: Tensor) -> Tensor:
         routes = route_tokens(self.router(x), self.per_token, normalise=self.normalise)
@@ -119,7 +119,7 @@ class SparseMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """The ``out`` norms, where a family has them, are of what the residual stream is about to be given."""
+    """A decoder layer. The ``out`` norms, if a family has them, apply before the addition to the residual stream."""
 
     attention_norm: Norm
     attention: Attention
@@ -131,7 +131,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderStack:
-    """A pre-norm decoder. The residual stream is added to inside each norm, so it is read and written once."""
+    """A pre-norm decoder. Each norm also adds to the residual stream, which is therefore read and written once."""
 
     embedding: Tensor  # [V, H]
     layers: tuple[DecoderLayer, ...]
@@ -141,7 +141,7 @@ class DecoderStack:
     logit_soft_cap: float | None
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Logits [R, V] of ``inputs.logits_rows``; ``caches`` has one per layer."""
+        """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer."""
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
@@ -170,7 +170,7 @@ def _cap(logits: Tensor, soft_cap: float) -> Tensor:
 
 
 def _normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
-    """Adds to the residual stream in place, and normalises it."""
+    """Add to the residual stream in place, and normalize it."""
     if addend is None:
         return rms_norm(residual, norm.weight, norm.eps)
     return rms_norm(addend, norm.weight, norm.eps, residual)

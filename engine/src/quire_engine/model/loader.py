@@ -1,4 +1,4 @@
-"""From a model folder to a native family's model: configuration, checked weights, packed layers, how long it took."""
+"""The loader of native models: configuration, checked weights, packed layers, and the time they took."""
 
 import logging
 import time
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeCandidate:
-    """A ``model.candidate.Candidate``."""
+    """A ``model.candidate.Candidate`` of a native family."""
 
     folder: Path
     shape: ModelConfig
     longest: int
-    """Tokens of the longest sequence."""
+    """The number of tokens of the longest sequence."""
     part_of: str | None = None
     """The architecture of the larger model whose text part this is."""
 
@@ -46,7 +46,7 @@ class NativeCandidate:
         return replace(self, shape=without_idle_windows(self.shape, longest), longest=longest)
 
     def build(self, options: BuildOptions) -> BuiltModel:
-        """Reads the weights layer by layer, each cast to the dtype and packed before the next is read."""
+        """Read the weights layer by layer; each is converted to the dtype and packed before the next is read."""
         started = time.perf_counter()
         config, family = self.shape, find_family(self.shape.architecture)
         source: TensorSource
@@ -58,14 +58,14 @@ class NativeCandidate:
             source = source if self.part_of is None else TextTensors(source)
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
-        # Angles for one position more than the longest sequence has: a step may run ahead of the stop that ends it.
+        # One more angle than the longest sequence has positions: a step may run ahead of the stop that ends it.
         read = Reader(source, options.dtype)
         model = family.build(config, read, options.backend, self.longest + 1)
         numbers = sum(prod(shape) for shape in expected.values())
         table = config.vocab_size * config.hidden_size
         multiplied = sum(prod(shape) for shape in expected.values() if len(shape) > 1) - table
         if tied := config.tie_word_embeddings and options.backend.copies:
-            # Rows are looked up in the one, and the LM head multiplies by the other, 2 to 5 times faster.
+            # Rows are looked up in one copy, and the LM head multiplies by the other, 2 to 5 times faster.
             numbers, multiplied = numbers + table, multiplied + table
         elif config.tie_word_embeddings:
             table = 0
@@ -97,7 +97,7 @@ class NativeCandidate:
 
 
 def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> NativeCandidate:
-    """Raises ModelFolderError with every problem of the folder's configuration."""
+    """Return a native candidate. Raise ModelFolderError with every problem of the folder's configuration."""
     config = load_config(folder, SUPPORTED, overrides)
     raw = read_config(folder, overrides)
     return NativeCandidate(
@@ -111,7 +111,7 @@ def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDE
 def find_candidate(
     folder: Path, *, impl: ModelImpl, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
 ) -> Candidate:
-    """Raises ModelFolderError with the reasons why the folder cannot be served."""
+    """Return a native or a transformers candidate. Raise ModelFolderError with the reasons if there is neither."""
     if impl == "transformers" or (impl == "auto" and not _is_native(folder, overrides)):
         from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
 
@@ -120,7 +120,7 @@ def find_candidate(
 
 
 def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
-    """Whether there is a family by the architecture's name; what cannot be read is the native loader's to refuse."""
+    """Return whether there is a family for the architecture; the native loader also reports unreadable folders."""
     try:
         raw = read_config(folder, overrides)
     except ModelFolderError:

@@ -1,6 +1,6 @@
-"""What a config.json says of rotary position embedding: the base, and how a checkpoint stretches it to longer contexts.
+"""The rotary position embedding in a config.json: the base, and the checkpoint's scaling to longer contexts.
 
-Reading only; ``rope_frequencies`` computes with it. No torch.
+This module only reads and needs no torch; ``rope_frequencies`` computes the frequencies.
 """
 
 import math
@@ -12,14 +12,14 @@ from quire_engine.model.config_fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """All frequencies divided by one factor (position interpolation, arXiv 2306.15595)."""
+    """A scaling that divides all frequencies by one factor (position interpolation, arXiv 2306.15595)."""
 
     factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's: long waves divided by the factor, short ones kept, a smooth passage between."""
+    """The scaling of Llama 3.1: long waves are divided by the factor, short ones are kept, with a smooth transition."""
 
     factor: float
     low_freq_factor: float
@@ -29,21 +29,23 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YarnScaling:
-    """YaRN (arXiv 2309.00071): components that turn seldom are interpolated, those that turn often are kept, a ramp
-    between; and queries and keys both grow by one factor."""
+    """YaRN (arXiv 2309.00071): slowly rotating components are interpolated, fast ones are kept, with a ramp between.
+
+    Queries and keys are also multiplied by one factor.
+    """
 
     factor: float
     original_max_position_embeddings: int
     beta_fast: float
     beta_slow: float
     truncate: bool
-    """The ramp begins and ends at whole components."""
+    """True if the ramp starts and ends at whole components."""
     attention_factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (arXiv 2402.13753): a factor for each frequency; one set up to the original length, one beyond."""
+    """LongRoPE (arXiv 2402.13753): one factor per frequency, in two sets: up to the original length, and beyond."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]
@@ -61,21 +63,21 @@ class RopeConfig:
 
 
 _TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
-# As the first Phi-3 checkpoints called it.
+# The name in the first Phi-3 checkpoints.
 _LONGROPE_BEFORE = "su"
 
 
 def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 10_000.0) -> RopeConfig:
-    """From ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
+    """Return the rotation from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
     name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
     given = raw.get(name)
     if given is not None and not isinstance(given, dict):
         problems.append(f"{name} is {given!r}; an object is needed")
         given = None
-    # An old checkpoint names its theta at the top, and the kind of scaling "type".
+    # An old checkpoint has its theta at the top level, and calls the kind of scaling "type".
     merged = {"rope_theta": raw.get("rope_theta"), **(given or {})}
     merged["rope_type"] = merged.get("rope_type") or merged.get("type")
-    # Phi-3 names the length it was trained with at the top, and there it is heeded first.
+    # Phi-3 has the original length at the top level, where it takes precedence.
     if raw.get("original_max_position_embeddings") is not None:
         merged["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     if merged["rope_type"] == _LONGROPE_BEFORE or (merged["rope_type"] == "yarn" and "short_factor" in merged):
@@ -86,7 +88,7 @@ def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 
 
 
 def reach(rope: RopeConfig, positions: int) -> int:
-    """Return the positions that a model can use: YaRN stretches the original length by its factor."""
+    """Return the positions that a model can use: YaRN extends the original length by its factor."""
     scaling = rope.scaling
     if not isinstance(scaling, YarnScaling):
         return positions
@@ -104,7 +106,7 @@ def _parse_scaling(fields: Fields, model: Fields) -> Scaling | None:
         case "longrope":
             return _parse_longrope(fields, model)
         case "dynamic":
-            # It begins to stretch beyond max_position_embeddings, and no longer sequence is served.
+            # It only scales beyond max_position_embeddings, and no longer sequence is served.
             fields.positive_float("factor")
             return None
         case _:
@@ -132,7 +134,7 @@ def _parse_yarn(fields: Fields, model: Fields) -> YarnScaling:
     fast, slow = fields.positive_float("beta_fast", default=32.0), fields.positive_float("beta_slow", default=1.0)
     if fast < slow:
         fields.problems.append(f"{fields.prefix}beta_fast {fast} is below {fields.prefix}beta_slow {slow}")
-    # Both or none: one alone is not heeded.
+    # Both or none: one alone has no effect.
     scales = [fields.raw.get(name) for name in ("mscale", "mscale_all_dim")]
     inferred = yarn_magnitude(factor)
     if all(scales):
@@ -167,7 +169,7 @@ def _parse_longrope(fields: Fields, model: Fields) -> LongRopeScaling:
 
 
 def rotation_problems(rope: RopeConfig, rotary_dim: int) -> list[str]:
-    """What is wrong between the scaling and the components of a head that are rotated."""
+    """Return the inconsistencies between the scaling and the number of rotated components of a head."""
     if not isinstance(rope.scaling, LongRopeScaling):
         return []
     return [

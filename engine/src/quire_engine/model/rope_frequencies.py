@@ -1,8 +1,7 @@
-"""From what a config says of rotary position embedding to radians per position: arithmetic on floats, no torch.
+"""The rotary frequencies in radians per position, computed from the configuration with plain floats, without torch.
 
-A paged cache holds keys as they were rotated, and cannot turn them again when their sequence grows. So LongRoPE's two
-sets of factors are not switched within a sequence, as transformers does: the longest sequence that is served decides,
-once, for all.
+A paged cache stores rotated keys and cannot rotate them again when their sequence grows. LongRoPE's two sets of factors
+are therefore not switched within a sequence, as transformers does: the longest served sequence selects one set for all.
 """
 
 import math
@@ -14,13 +13,13 @@ from quire_engine.model.rope import LinearScaling, Llama3Scaling, LongRopeScalin
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotation:
     frequencies: tuple[float, ...]
-    """Radians per position of each pair of rotated components."""
+    """The radians per position of each pair of rotated components."""
     magnitude: float = 1.0
-    """What rotated queries and keys are multiplied by, each."""
+    """The factor of rotated queries and of rotated keys."""
 
 
 def rotation(rope: RopeConfig, rotary_dim: int, longest: int) -> Rotation:
-    """``longest`` is the number of tokens of the longest sequence that will be served."""
+    """Return the rotation; ``longest`` is the number of tokens of the longest sequence that will be served."""
     plain = tuple(rope.theta ** (-2.0 * i / rotary_dim) for i in range(rotary_dim // 2))
     match rope.scaling:
         case LinearScaling(factor=factor):
@@ -53,7 +52,7 @@ def _yarn(plain: tuple[float, ...], theta: float, scaling: YarnScaling) -> tuple
     rotary_dim = 2 * len(plain)
 
     def component(turns: float) -> float:
-        """That turns so often within the original length; between two components where the number is not whole."""
+        """Return the component with this number of turns within the original length, as a decimal number."""
         length = scaling.original_max_position_embeddings
         return rotary_dim * math.log(length / (turns * 2.0 * math.pi)) / (2.0 * math.log(theta))
 

@@ -1,7 +1,7 @@
-"""The text part of a checkpoint that also sees images: its configuration and its tensors, as a decoder's own.
+"""The text part of a checkpoint that also supports images: its configuration and tensors, as those of a decoder.
 
-``…ForConditionalGeneration`` checkpoints contain a decoder of a family that has a model of its own. Here its fields and
-tensor names become those of that family; what belongs to images is not read. Needs no torch.
+``…ForConditionalGeneration`` checkpoints contain a decoder of a family with its own model. Here its fields and tensor
+names become those of that family; image parts are not read. This module needs no torch.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ from quire_engine.model.families import FAMILIES
 _TEXT_PARTS = {
     whole: (name, defaults) for name, family in FAMILIES.items() for whole, defaults in family.text_part_of.items()
 }
-"""By the architecture of a larger model, that of its decoder and the values that its checkpoints leave out."""
+"""The decoder's architecture and the values that its checkpoints leave out, by the larger model's architecture."""
 _OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
-"""Fields that are written beside ``text_config`` and mean the decoder."""
+"""The fields next to ``text_config`` that describe the decoder."""
 _PREFIXES = (("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."))
 _LATER_PREFIX = "model.language_model."
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
 def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the configuration of the decoder in a larger model; None where ``raw`` is no such model."""
+    """Return the configuration of the decoder in a larger model; None if ``raw`` is not such a model."""
     named = raw.get("architectures")
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     part = next((_TEXT_PARTS[name] for name in names if name in _TEXT_PARTS), None)
@@ -28,7 +28,7 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
         return None
     family, defaults = part
     given = raw.get("text_config")
-    # Qwen's first checkpoints have the decoder's fields at the top.
+    # Qwen's first checkpoints have the decoder's fields at the top level.
     own = given if isinstance(given, dict) else {name: value for name, value in raw.items() if name != "vision_config"}
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
     text = {**defaults, **{name: value for name, value in own.items() if value is not None}, **whole}
@@ -39,7 +39,7 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _one_rotation(rope: dict[str, Any]) -> dict[str, Any]:
-    """Return a rotation without sections for time, height and width: a text has the same position in each."""
+    """Return a rotation without sections for time, height and width, in which a text has equal positions."""
     plain = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
     for name in ("type", "rope_type"):
         if plain.get(name) == "mrope":
@@ -48,7 +48,7 @@ def _one_rotation(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_tensor(name: str) -> str | None:
-    """Return the decoder's own name of a tensor of the checkpoint; None for a tensor of images."""
+    """Return the decoder's own name for a tensor of the checkpoint; None for a tensor of the image part."""
     if name.removeprefix("model.").startswith(_OF_IMAGES):
         return None
     if name.startswith(_LATER_PREFIX):

@@ -1,7 +1,7 @@
-"""How a checkpoint's tensor gets onto the device: as it lies in the mapped file, through pinned host memory.
+"""The upload of a checkpoint's tensor from the mapped file to the device, through pinned host memory.
 
-A mapped file's pages cannot be pinned, and copying from them by the driver waits for each. So a tensor goes in chunks
-through two pinned buffers: while the device takes one, the CPU reads the file's next pages into the other.
+A mapped file's pages cannot be pinned, and the driver's copies from them would each block. A tensor is therefore copied
+in chunks through two pinned buffers: while the device reads one, the CPU copies the file's next pages into the other.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torch import Tensor
 _CHUNK_BYTES = 32 << 20
 
 Upload = Callable[[Tensor], Tensor]
-"""A contiguous tensor in host memory to the same on the device."""
+"""A function from a contiguous tensor in host memory to the same tensor on the device."""
 
 
 class Event(Protocol):
-    """``torch.cuda.Event``, as far as it is used here."""
+    """The part of ``torch.cuda.Event`` that is used here."""
 
     def record(self) -> None: ...
 
@@ -25,7 +25,7 @@ class Event(Protocol):
 
 
 class StagedUpload:
-    """``buffers`` are of bytes, in host memory, of one length; ``events`` one for each."""
+    """An upload through ``buffers`` of bytes in host memory, all of one length, with one event per buffer."""
 
     def __init__(self, device: torch.device, buffers: tuple[Tensor, ...], events: tuple[Event, ...]) -> None:
         self._device = device
@@ -39,7 +39,7 @@ class StagedUpload:
         for begin in range(0, len(source), len(self._buffers[0])):
             part = source[begin : begin + len(self._buffers[0])]
             buffer, event = self._buffers[self._turn][: len(part)], self._events[self._turn]
-            event.synchronize()  # what it was last filled with has been taken
+            event.synchronize()  # the device has read its last content
             buffer.copy_(part)
             target[begin : begin + len(part)].copy_(buffer, non_blocking=True)
             event.record()
@@ -48,7 +48,7 @@ class StagedUpload:
 
 
 def make_upload(device: torch.device) -> Upload:
-    """On a CPU a tensor stays where it is: in the file's pages, until something is made of it."""
+    """Return the upload for a device. On a CPU a tensor stays in the file's pages until it is converted."""
     if device.type == "cpu":
         return lambda tensor: tensor
     buffers = tuple(torch.empty(_CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2))

@@ -1,9 +1,9 @@
-"""A checkpoint's tensors: found, checked against what the family expects, and read one by one.
+"""The tensors of a checkpoint: they are located, compared with the family's expectations, and read one by one.
 
-safetensors files are mapped into memory, so a tensor's bytes are read from disk when it is first used. A page stays in
-this process's memory as long as the file is mapped, so files are let go of and mapped anew while they are read: none is
-ever held whole. On a GPU each tensor goes straight there, and is checked and converted there. Checked before anything
-is read: each tensor there, of the right shape, none unexpected.
+safetensors files are mapped into memory, so a tensor's bytes are read from disk when they are first used. A page stays
+in this process's memory as long as the file is mapped, so files are unmapped and mapped again while they are read: none
+is ever completely in memory. On a GPU each tensor is uploaded directly, and checked and converted there. Before any
+tensor is read, all must be present with the expected shape, and none may be unexpected.
 """
 
 import json
@@ -30,26 +30,26 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN_PROBLEMS = 10
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAPPED_BYTES = 64 << 20
-"""Read from the mapped files before they are let go of: mapping one anew costs the reading of its header."""
+"""The bytes read from the mapped files before they are unmapped; mapping one again costs reading its header."""
 
 
 class TensorSource(Protocol):
-    """Where weights come from."""
+    """A source of weights."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str, part: int | None = None) -> Tensor:
-        """Or one part of it along the first dimension."""
+        """Return a tensor, or one part of it along the first dimension."""
         ...
 
 
 class Safetensors:
-    """A folder's safetensors files: one, or several with an index."""
+    """The safetensors files of a folder: one, or several with an index."""
 
     def __init__(
         self, folder: Path, files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], upload: Upload
     ) -> None:
-        """``files`` says by tensor name which file holds it; ``upload`` takes tensors to where they are read to."""
+        """Create the source. ``files`` has the file of each tensor; ``upload`` copies tensors to the device."""
         self._folder = folder
         self._files = files
         self._shapes = shapes
@@ -61,7 +61,7 @@ class Safetensors:
         return self._shapes
 
     def read(self, name: str, part: int | None = None) -> Tensor:
-        """On a CPU it lies in the file's pages, which stay in memory as long as it does."""
+        """Return a tensor. On a CPU it lies in the file's pages, which stay in memory as long as the tensor."""
         mapped = self._map(name, part)
         if mapped.dtype not in _DTYPES:
             raise ModelFolderError(
@@ -88,7 +88,7 @@ class Safetensors:
 
 
 class TextTensors:
-    """The tensors of the text part of a larger model, under the names of the decoder alone."""
+    """The tensors of the text part of a larger model, under the decoder's own names."""
 
     def __init__(self, whole: TensorSource) -> None:
         self._whole = whole
@@ -105,7 +105,7 @@ class TextTensors:
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """``--load-format dummy``: random values of the right shapes, made on the generator's device: for benchmarks."""
+    """Random values of the right shapes on the generator's device (``--load-format dummy``), for benchmarks."""
 
     expected: Mapping[str, tuple[int, ...]]
     generator: torch.Generator
@@ -122,7 +122,7 @@ class RandomWeights:
 
 
 class Reader:
-    """A ``family.ReadTensor``. ``seconds`` is how long reading has taken so far, without what was made of it."""
+    """A ``family.ReadTensor``. ``seconds`` is the time spent reading so far, without processing."""
 
     def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
         self._source = source
@@ -143,20 +143,22 @@ class Reader:
                 raise ModelFolderError(
                     f"tensor {name} holds {largest:g}, and float16 ends at 65504; use --dtype bfloat16 or float32"
                 )
-        # What is so small is kept as it is: a view would keep a whole file mapped for it.
+        # Small tensors are kept unchanged, and a view would keep a whole file mapped.
         read = in_own_memory(converted) if converted.dim() == 1 else converted
         self.seconds += time.perf_counter() - began
         return read
 
 
 def in_own_memory(tensor: Tensor) -> Tensor:
-    """For a tensor that is kept as it was read: a copy that no longer lies in a mapped file, which may change or be
-    removed while the model is served."""
+    """Return a copy of a tensor that is kept unchanged, outside the mapped file.
+
+    The file may change or be removed while the model is served.
+    """
     return tensor.clone() if tensor.device.type == "cpu" else tensor
 
 
 def open_checkpoint(folder: Path, upload: Upload = lambda mapped: mapped) -> Safetensors:
-    """Raises ModelFolderError where there is no whole safetensors checkpoint."""
+    """Return the checkpoint. Raise ModelFolderError if there is no complete safetensors checkpoint."""
     index = _read_index(folder)
     names = sorted(set(index.values())) if index else [_only_file(folder)]
     absent = [name for name in names if not (folder / name).is_file()]
@@ -186,7 +188,7 @@ def _few(names: list[str]) -> str:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """File names by tensor; nothing where there is no index."""
+    """Return the file name of each tensor; an empty dict if there is no index."""
     file = folder / _INDEX
     if not file.is_file():
         return {}
@@ -197,7 +199,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         raise ModelFolderError(f"{file} is not an index of safetensors files: {error!r}") from error
     wrong = [name for name in named.values() if not isinstance(name, str) or Path(name).name != name]
     if wrong or not named:
-        problem = f"{wrong[0]!r} is no name of a file beside it" if wrong else "weight_map is empty"
+        problem = f"{wrong[0]!r} is not the name of a file next to it" if wrong else "weight_map is empty"
         raise ModelFolderError(f"{file} is not an index of safetensors files: {problem}")
     return named
 
@@ -235,7 +237,7 @@ def _open(file: Path) -> Any:
 def check_tensors(
     family: Family, config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str
 ) -> Mapping[str, tuple[int, ...]]:
-    """The tensors that will be read. Raises ModelFolderError that names what is missing, misshapen or unexpected."""
+    """Return the tensors to read. Raise ModelFolderError that names missing, misshapen and unexpected ones."""
     expected = family.tensor_shapes(config, found.keys())
     problems = [f"tensor {name} is missing" for name in expected if name not in found]
     problems += [

@@ -1,4 +1,4 @@
-"""langchain-openai's usual calls, unchanged but for the address. Run in .venv-clients: ADDRESS KEY."""
+"""langchain-openai's usual calls, with only the address changed. Run in .venv-clients: ADDRESS KEY."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI
 
 address, key = sys.argv[1:]
-# One loop for all: the libraries keep their connections, which belong to a loop.
+# One loop for all calls: the libraries keep their connections, which belong to a loop.
 loop = asyncio.Runner()
 
 
 def token_ids(text: str) -> list[int]:
-    """As the server counts them: langchain's own tokenizer would have to be fetched."""
+    """Return token ids as the server counts them: langchain's own tokenizer would have to be downloaded."""
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{address}/tokenize", json.dumps({"prompt": text}).encode(), headers)
     with urllib.request.urlopen(request) as response:

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-# Else it fetches a list of prices.
+# Otherwise it downloads a list of prices.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 import litellm
 
@@ -13,7 +13,7 @@ litellm.telemetry = False
 litellm.suppress_debug_info = True
 
 address, key = sys.argv[1:]
-# One loop for all: the libraries keep their connections, which belong to a loop.
+# One loop for all calls: the libraries keep their connections, which belong to a loop.
 loop = asyncio.Runner()
 place: dict[str, Any] = {"api_base": f"{address}/v1", "api_key": key, "num_retries": 0}
 options: dict[str, Any] = {**place, "messages": [{"role": "user", "content": "What is a list?"}], "max_tokens": 8}
@@ -66,7 +66,7 @@ def with_every_option_of_openai(model: str) -> None:
         presence_penalty=0.1,
         frequency_penalty=0.1,
         logit_bias={5: -1},
-        user="someone",
+        user="client-7",
         logprobs=True,
         top_logprobs=2,
     )

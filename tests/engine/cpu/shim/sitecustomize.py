@@ -1,4 +1,4 @@
-"""A CPU that refuses instructions, for ``test_refused_instructions``: Python imports this as it starts, by PYTHONPATH.
+"""A CPU that rejects instructions, for ``test_refused_instructions``: Python imports this at its start by PYTHONPATH.
 
 ``SHIM_REFUSES`` names a program and a variable: the program is killed by SIGILL unless the variable is set.
 """

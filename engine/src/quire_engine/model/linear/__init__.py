@@ -1,4 +1,4 @@
-"""Linear layers: how weights are held and multiplied by (``backends``), and which way is taken here (``selection``)."""
+"""Linear layers: formats and products of weights (``backends``), and the choice for this machine (``selection``)."""
 
 from quire_engine.model.linear.backends import (
     DeterministicLinearBackend,

@@ -1,11 +1,10 @@
-"""How a linear layer holds its weights and multiplies by them: the seam for packed, 16-bit and 8-bit backends.
+"""The backends of linear layers, which store and multiply weights: packed, 16-bit and 8-bit.
 
-A backend takes each weight as it comes off the checkpoint and gives back a callable; it need not keep the original.
-Which one runs, ``selection`` says.
+A backend converts each weight from the checkpoint into a callable; it need not keep the original. ``selection`` decides
+which backend runs.
 
-Libraries cut a product's sum differently for different numbers of rows, so that a row's last bits depend on who shares
-its batch. ``DeterministicLinearBackend`` cuts it one way, at some cost in speed; the layers that ``packed_linear`` runs
-do so at none.
+Libraries split a product's sum differently for different numbers of rows, so a row's last bits depend on the batch.
+``DeterministicLinearBackend`` uses one split, at some cost in speed; the layers of ``packed_linear`` do so at no cost.
 
 Legend: T rows, K inputs, N outputs.
 """
@@ -31,7 +30,7 @@ from quire_kernels.packed_linear import (
 )
 
 Linear = Callable[[Tensor], Tensor]
-"""[T, K] to [T, N]: x W^T + bias."""
+"""A function from [T, K] to [T, N]: x W^T + bias."""
 
 _log = logging.getLogger(__name__)
 _WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -40,17 +39,17 @@ _WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16
 class LinearBackend(Protocol):
     @property
     def name(self) -> str:
-        """Whose code multiplies, and how weights are held, for the log: ``onednn bf16``."""
+        """The library and the format of the weights, for the log: ``onednn bf16``."""
         ...
 
     @property
     def weights(self) -> str:
-        """How the weights are held, as reported to people: float32, bf16, fp16, int8."""
+        """The format of the weights in reports: float32, bf16, fp16, int8."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the activations."""
+        """The dtype of the activations."""
         ...
 
     @property
@@ -58,20 +57,20 @@ class LinearBackend(Protocol):
 
     @property
     def copies(self) -> bool:
-        """Whether a layer holds its weights in a form of its own, beside the tensor it was made of."""
+        """True if a layer keeps its own copy of the weights in another format."""
         ...
 
     def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
-        """A layer of ``weight`` [N, K], at any strides, and ``bias`` [N], in the dtype the activations will have.
+        """Return a layer for ``weight`` [N, K], at any strides, and ``bias`` [N], in the dtype of the activations.
 
-        ``precise`` asks for the weights as they are, of a layer whose outputs are compared with one another: the
-        router of a mixture of experts.
+        ``precise`` requests unquantized weights, for a layer whose outputs are compared with one another: the router of
+        a mixture of experts.
         """
         ...
 
 
 class TorchLinearBackend:
-    """Weights as they are, through ``torch.nn.functional.linear``: cuBLAS on a GPU."""
+    """A backend with unchanged weights and ``torch.nn.functional.linear``: cuBLAS on a GPU."""
 
     copies = False
 
@@ -84,7 +83,7 @@ class TorchLinearBackend:
 
 
 class DeterministicLinearBackend:
-    """Weights as they are, through our own kernel: a row's result is the same bits whatever the other rows."""
+    """A backend with unchanged weights and our own kernel: a row's result has the same bits in every batch."""
 
     copies = False
 
@@ -97,13 +96,13 @@ class DeterministicLinearBackend:
 
 
 class OneDnnLinearBackend:
-    """Weights packed once into the blocks oneDNN multiplies by.
+    """A backend with weights that are packed once in oneDNN's blocked format.
 
-    Against torch's own linear this is 2 to 3 times faster in float32 where MKL holds back its AVX-512 path (AMD), and
-    1.2 to 1.6 times faster in bfloat16 up to 64 rows, for not packing at each call.
+    Compared with torch's own linear this is 2 to 3 times faster in float32 on CPUs where MKL does not use its AVX-512
+    path (AMD), and 1.2 to 1.6 times faster in bfloat16 up to 64 rows, because it does not pack at each call.
 
-    oneDNN compiles a kernel for each number of rows, in 0.3 to 6 ms, and steps of a busy engine have all kinds of
-    numbers: rows are filled up to one of few.
+    oneDNN compiles a kernel for each number of rows, in 0.3 to 6 ms, and steps of a busy engine have many different
+    numbers. Rows are therefore padded to one of a few numbers.
     """
 
     copies = True
@@ -130,10 +129,10 @@ class OneDnnLinearBackend:
 
 
 class PairLinearBackend:
-    """bfloat16 through our own kernel, by the instruction for pairs of them (AVX512-BF16).
+    """A backend for bfloat16 with our own kernel and the instruction for bfloat16 pairs (AVX512-BF16).
 
-    Against oneDNN's 1.0 to 1.5 times as fast at 1 row, 0.8 to 1.3 times at 16, as fast at 256; and a row's result is
-    the same bits in every batch.
+    Compared with oneDNN it is 1.0 to 1.5 times as fast at 1 row, 0.8 to 1.3 times at 16, and as fast at 256. A row's
+    result has the same bits in every batch.
     """
 
     dtype = torch.bfloat16
@@ -147,9 +146,9 @@ class PairLinearBackend:
 
 
 class FloatLinearBackend:
-    """float32 through our own kernel, whose rows have the same bits in every batch.
+    """A backend for float32 with our own kernel, whose rows have the same bits in every batch.
 
-    It is about twice as fast as oneDNN's at 1 row, where the time is that of reading, and about as fast at more.
+    It is about twice as fast as oneDNN at 1 row, where reading the weights takes most of the time, and as fast at more.
     """
 
     dtype = torch.float32
@@ -161,8 +160,10 @@ class FloatLinearBackend:
 
 
 class HalfLinearBackend:
-    """float32 activations by weights held in float16, which FBGEMM widens as it reads them: half the bytes of float32
-    where a CPU multiplies nothing shorter (AVX2)."""
+    """A backend for float32 activations with float16 weights, which FBGEMM widens while it reads them.
+
+    This halves the bytes of float32 on CPUs that multiply no shorter type (AVX2).
+    """
 
     dtype = torch.float32
     weights, name, bytes_per_weight = "fp16", "fbgemm fp16", 2
@@ -188,10 +189,10 @@ class HalfLinearBackend:
 
 
 class Int8LinearBackend:
-    """int8 weights with a scale for each output, by activations quantised row by row as they come (W8A8).
+    """A backend with int8 weights, one scale per output, and activations quantized row by row at run time (W8A8).
 
-    FBGEMM's own dynamic int8 has one scale for a whole batch, so that a sequence's output would depend on its
-    batch-mates; here it does not, to the last bit.
+    FBGEMM's own dynamic int8 has one scale for a whole batch, so a sequence's output would depend on the rest of the
+    batch. Here it does not depend on it, to the last bit.
     """
 
     weights, name, bytes_per_weight = "int8", "quire int8", 1
@@ -208,7 +209,7 @@ class Int8LinearBackend:
 
 
 def filled_up(rows: int) -> int:
-    """The number of rows that so many are computed as: at most an eighth more, or three, and 62 numbers up to 2,048."""
+    """Return the padded number of rows: at most an eighth more, or three; there are 62 such numbers up to 2,048."""
     if rows <= 8:
         return rows
     step = 4 if rows <= 64 else max(8, 1 << (rows - 1).bit_length() - 4)

@@ -1,6 +1,6 @@
-"""Which linear backend runs: what there is for a dtype on this CPU, and the fastest by the times that were taken.
+"""The selection of the linear backend: the candidates for a dtype on this CPU, and the fastest by measured times.
 
-What is chosen from what times is a function of values; ``timing`` takes the times, ``runner.arithmetic`` keeps them.
+The choice is a function of the times; ``timing`` measures them, ``runner.arithmetic`` stores them.
 """
 
 import functools
@@ -25,14 +25,14 @@ from quire_kernels.packed_linear import multiplies_bytes, supports_bfloat16
 
 Quantization = Literal["none", "int8"]
 Times = Mapping[str, tuple[float, ...]]
-"""Of each backend by name: milliseconds, for each number of rows that was tried."""
+"""The milliseconds for each number of rows that was tried, by the backend's name."""
 
 _log = logging.getLogger(__name__)
 
 WORTH_LEAVING = 1.1
-"""How many times faster than the first another must be: times are taken beside whatever else the machine does."""
+"""The factor by which another backend must be faster than the first one, because the machine may be busy meanwhile."""
 WORTH_ROUNDING = 1.15
-"""How many times faster a backend must be that rounds the weights once more."""
+"""The factor by which a backend that rounds the weights once more must be faster."""
 
 
 def choose_linear_backend(
@@ -43,7 +43,7 @@ def choose_linear_backend(
     quantization: Quantization = "none",
     avoid: Collection[str] = (),
 ) -> LinearBackend:
-    """Return the backend that needs no timing: the likeliest of those for a dtype, or the one that was asked for."""
+    """Return the backend without timing: the probably fastest one for a dtype, or the requested one."""
     if device_type != "cpu":
         return DeterministicLinearBackend(dtype) if deterministic else TorchLinearBackend(dtype)
     chosen = _same_bits(dtype) if deterministic else candidates(dtype, avoid=avoid)[0]
@@ -57,10 +57,10 @@ def choose_linear_backend(
 def candidates(
     dtype: torch.dtype, *, may_round: bool = False, avoid: Collection[str] = ()
 ) -> tuple[LinearBackend, ...]:
-    """Return what can multiply in this dtype here, the likeliest first.
+    """Return the backends that support this dtype here, the probably fastest first.
 
-    may_round  float32 weights may be held in float16, as nobody asked for float32
-    avoid      trials of ``quire_engine.cpu`` that failed: what they tried must not even be tried here
+    may_round  float32 weights may be stored in float16, because float32 was not requested
+    avoid      trials of ``quire_engine.cpu`` that failed: their code must not run here
     """
     found: list[LinearBackend] = []
     if f"onednn-{str(dtype).removeprefix('torch.')}" not in avoid and _packs(dtype):
@@ -79,16 +79,17 @@ def _same_bits(dtype: torch.dtype) -> LinearBackend:
 
 
 def _own(dtype: torch.dtype) -> LinearBackend | None:
-    """Return the backend of our own kernel; None where there is none for the dtype on this CPU."""
+    """Return the backend of our own kernel, or None if there is no kernel for the dtype on this CPU."""
     if dtype == torch.float32:
         return FloatLinearBackend()
     return PairLinearBackend() if dtype == torch.bfloat16 and supports_bfloat16() else None
 
 
 def fastest(times: Times, *, among: Collection[str] | None = None) -> str:
-    """Return the way of the least cost, ``among`` some if given.
+    """Return the name with the lowest cost, limited to ``among`` if it is given.
 
-    The first must be beaten by ``WORTH_LEAVING``, and rounding the weights once more by ``WORTH_ROUNDING``.
+    Another backend must be better than the first by ``WORTH_LEAVING``, and one that rounds the weights once more by
+    ``WORTH_ROUNDING``.
     """
     names = [name for name in times if among is None or name in among]
 
@@ -101,7 +102,7 @@ def fastest(times: Times, *, among: Collection[str] | None = None) -> str:
 
 
 def cost(times: tuple[float, ...]) -> float:
-    """Return the geometric mean over the numbers of rows: each counts by its ratio to another way's."""
+    """Return the geometric mean over the numbers of rows, so that each counts by its ratio to another backend."""
     return math.exp(sum(map(math.log, times)) / len(times))
 
 
@@ -119,14 +120,14 @@ def _packs(dtype: torch.dtype) -> bool:
 
 @functools.cache
 def _widens_half() -> bool:
-    """Return whether this torch has FBGEMM's product by float16 weights."""
+    """Return whether this torch has FBGEMM's product with float16 weights."""
     return _is_there(HalfLinearBackend(TorchLinearBackend(torch.float32)))
 
 
 def _is_there(backend: LinearBackend) -> bool:
-    """Return whether torch has the backend's operators for this CPU and its limits, which only a call tells.
+    """Return whether torch has the backend's operators for this CPU and its limits, which only a call can show.
 
-    Whether their results are right was tried in child programs (``quire_engine.cpu``).
+    Whether their results are correct was tried in child programs (``quire_engine.cpu``).
     """
     small = torch.zeros((32, 48), dtype=backend.dtype)
     try:

@@ -1,8 +1,8 @@
-"""The start-up benchmark of ways to compute a layer: each candidate on the linear layers of the model itself.
+"""The start-up benchmark of linear backends, on the sizes of the model's own linear layers.
 
-Few rows read each weight for hardly any work, many rows compute: so ways are timed at one row, at some and at many.
-What is read is the time of one thread, not of a clock on the wall: the machine may be busy, and times taken then are
-kept for quieter hours.
+With few rows, reading the weights dominates; with many rows, computing does. Backends are therefore timed at one row,
+at some and at many. The time is that of one thread instead of the wall clock, because the machine may be busy and the
+results are stored for later starts.
 
 Legend: T rows, K inputs, N outputs.
 """
@@ -20,19 +20,19 @@ from quire_engine.model.linear.selection import Times
 from quire_engine.model.shape import ModelShape
 
 ROWS = (1, 16, 256)
-"""A step that decodes one sequence, one that decodes several, and one with a prompt in it."""
+"""A step that decodes one sequence, one that decodes several, and one with a prompt."""
 SHARING_ROWS = (1, 4, 16, 64)
 _TURNS = 3
 _MOST_WEIGHTS = 24 << 20
-"""A layer is timed in several copies, so that its weights do not stay in a cache; together at most so many."""
+"""The maximum number of weights in all copies of a layer. Several copies keep the weights out of a cache."""
 _LARGEST_LAYER = 6 << 20
 _HOPELESS = 20.0
-"""How many times slower than another a way must be at few rows for more rows not to be tried."""
+"""The factor by which a backend must be slower at few rows so that more rows are not tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSizes:
-    """The weights of one decoder layer, each [N, K], and how many layers the model has."""
+    """The weights of one decoder layer, each [N, K], and the number of layers of the model."""
 
     weights: tuple[tuple[int, int], ...]
     layers: int
@@ -57,7 +57,7 @@ def layer_sizes(shape: ModelShape) -> LayerSizes:
 
 
 def timed_sizes(sizes: LayerSizes) -> LayerSizes:
-    """Return the sizes to time: a layer of many weights is made smaller at the same proportions."""
+    """Return the sizes to time: a layer of many weights is scaled down in proportion."""
     if sizes.count <= _LARGEST_LAYER:
         return sizes
     scale = math.sqrt(_LARGEST_LAYER / sizes.count)
@@ -71,7 +71,7 @@ def _multiple(size: float) -> int:
 
 @torch.inference_mode()
 def time_ways(backends: Sequence[LinearBackend], sizes: LayerSizes) -> Times:
-    """Return the milliseconds of one thread that one layer takes by each backend, for each of ``ROWS``."""
+    """Return the milliseconds that one layer takes on one thread, by backend, for each of ``ROWS``."""
     found: dict[str, tuple[float, ...]] = {}
     with one_thread():
         for backend in backends:
@@ -88,7 +88,7 @@ def _time_way(backend: LinearBackend, sizes: LayerSizes, best: Sequence[float]) 
         if taken and taken[-1] > _HOPELESS * best[place - 1]:
             taken.append(taken[-1] * rows / ROWS[place - 1])
             continue
-        # Many rows compute for longer than they read: one copy is enough.
+        # With many rows computing dominates: one copy is enough.
         used = layers[:1] if rows == ROWS[-1] else layers
         taken.append(time_layers(used, sizes, rows, backend.dtype, time.thread_time) / len(used))
     return tuple(taken)
@@ -96,7 +96,7 @@ def _time_way(backend: LinearBackend, sizes: LayerSizes, best: Sequence[float]) 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on the calling thread alone, whose own time can be read whatever else the machine does."""
+    """Compute on the calling thread only, whose CPU time is meaningful on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -118,7 +118,7 @@ def pack_layer(backend: LinearBackend, sizes: LayerSizes) -> list[Linear]:
 def time_layers(
     layers: Sequence[list[Linear]], sizes: LayerSizes, rows: int, dtype: torch.dtype, clock: Callable[[], float]
 ) -> float:
-    """Return the least milliseconds of a few runs over all the layers."""
+    """Return the minimum milliseconds of a few runs over all the layers."""
     inputs = [torch.full((rows, inputs), 0.01, dtype=dtype) for _, inputs in sizes.weights]
 
     def run() -> None:
@@ -130,7 +130,7 @@ def time_layers(
 
 
 def least_milliseconds(run: Callable[[], None], clock: Callable[[], float]) -> float:
-    """Return the least of a few runs, after one that warms up."""
+    """Return the minimum of a few runs after a warm-up."""
     run()
     taken = []
     for _ in range(_TURNS):

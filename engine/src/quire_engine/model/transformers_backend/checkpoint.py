@@ -1,7 +1,7 @@
-"""From a folder's safetensors to transformers' model in one floating-point type, its linear layers packed by ours.
+"""The loading of a folder's safetensors into transformers' model in one dtype, with linear layers packed by us.
 
-The files are checked as a native family's are before transformers reads them: pickles, and files cut short, never reach
-it. What transformers then misses, does not expect or finds misshapen is an error that names it.
+The files are checked like those of a native family before transformers reads them: pickles and truncated files never
+reach it. Tensors that transformers then reports as missing, unexpected or misshapen are errors that name them.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ _SHOWN_PROBLEMS = 10
 
 
 class PackedLinear(nn.Module):
-    """A linear layer as a backend holds it; it has no weights to look at."""
+    """A linear layer in a backend's format; it has no weight attribute."""
 
     def __init__(self, multiply: Linear, outputs: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PackedLinear(nn.Module):
 
 
 def load_weights(folder: Path, description: Description, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Raises ModelFolderError."""
+    """Return the model with its weights. Raise ModelFolderError."""
     open_checkpoint(folder)
     model_class: Any = description.model_class
     try:
@@ -47,19 +47,19 @@ def load_weights(folder: Path, description: Description, dtype: torch.dtype, dev
             attn_implementation=SERVING,
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are told by name below
+            ignore_mismatched_sizes=True,  # the error below names them
             output_loading_info=True,
         )
-    except Exception as error:  # shapes that do not fit, and whatever else a model's own code may raise
+    except Exception as error:  # mismatched shapes, and anything that a model's own code may raise
         raise ModelFolderError(f"{folder} cannot be loaded by transformers: {error}") from error
     _check_loading(folder, info)
-    model.to(device)  # transformers' own way onto a device needs another package
+    model.to(device)  # transformers' own device placement needs another package
     _check_values(folder, model)
     return _ready(model)
 
 
 def random_weights(description: Description, dtype: torch.dtype, seed: int, device: torch.device) -> PreTrainedModel:
-    """``--load-format dummy``, made on the device."""
+    """Return a model with random weights on the device (``--load-format dummy``)."""
     torch.manual_seed(seed)
     with device:
         model = description.model_class._from_config(description.config, dtype=dtype, attn_implementation=SERVING)
@@ -93,12 +93,12 @@ def _check_values(folder: Path, model: PreTrainedModel) -> None:
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
-    """Tied weights count once."""
+    """Return the bytes of all weights; tied weights count once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
 def looked_up_bytes(model: PreTrainedModel) -> int:
-    """The table of embeddings, unless the LM head multiplies by it."""
+    """Return the bytes of the embedding table, unless the LM head multiplies by it."""
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if not isinstance(table, nn.Embedding) or (head is not None and getattr(head, "weight", None) is table.weight):
         return 0
@@ -106,12 +106,12 @@ def looked_up_bytes(model: PreTrainedModel) -> int:
 
 
 def packed_numbers(model: PreTrainedModel, names: tuple[str, ...]) -> int:
-    """Weights of the named layers."""
+    """Return the number of weights in the named layers."""
     return sum(model.get_submodule(name).get_parameter("weight").numel() for name in names)
 
 
 def pack_linears(model: PreTrainedModel, names: tuple[str, ...], backend: LinearBackend) -> None:
-    """Puts ``backend``'s layers in the place of the named ones, one by one, so that little is held twice."""
+    """Replace the named layers by the backend's, one by one, so that few weights are in memory twice."""
     for name in names:
         parent_name, _, own_name = name.rpartition(".")
         parent = model.get_submodule(parent_name)

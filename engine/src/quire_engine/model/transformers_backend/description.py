@@ -1,7 +1,7 @@
-"""A model folder's configuration as transformers reads it: which class runs it, how far its positions go, what ends it.
+"""A model folder's configuration as transformers reads it: the class, the number of positions, the end tokens.
 
-Refuses what cannot work by its kind, before anything is built: encoder-decoders, layers that keep a state, code in the
-folder that nobody allowed.
+It rejects unsupported kinds of models before anything is built: encoder-decoders, layers that keep a state, and custom
+code that is not allowed.
 """
 
 import importlib.metadata
@@ -37,14 +37,14 @@ _POSITION_LIMITS = ("max_position_embeddings", "max_sequence_length", "max_seq_l
 class Description:
     model_class: type[PreTrainedModel]
     config: PreTrainedConfig
-    """Of the language model, where it is a part of a larger one."""
+    """The configuration of the language model, which may be a part of a larger one."""
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     runs_folder_code: bool
 
 
 def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES) -> Description:
-    """Raises Unservable, or ModelFolderError where the folder is none or its files cannot be read."""
+    """Return the description. Raise Unservable, or ModelFolderError if the folder or its files cannot be read."""
     raw, generation = read_config(folder, overrides), read_generation_config(folder, overrides)
     custom = _is_custom(raw)
     if custom and not trust_remote_code:
@@ -63,7 +63,7 @@ def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverride
 
 
 def name_of(folder: Path) -> str:
-    """What the folder calls its model: the architecture, else the type."""
+    """Return the name of the folder's model: the architecture, else the type."""
     raw = read_json_object(folder / "config.json")
     named = raw.get("architectures")
     return str(named[0]) if isinstance(named, list) and named else f"the model type {raw.get('model_type')}"
@@ -76,7 +76,7 @@ def describe_config(
     *,
     runs_folder_code: bool = False,
 ) -> Description:
-    """What a configuration says of the model; raises Unservable where that rules it out."""
+    """Return the description of a configuration. Raise Unservable if the model is not supported."""
     if config.is_encoder_decoder:
         raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
     if getattr(config, "quantization_config", None) is not None:
@@ -104,7 +104,7 @@ def describe_config(
 
 
 def find_class(config: PreTrainedConfig, architectures: tuple[str, ...]) -> type[PreTrainedModel]:
-    """transformers' class for the first architecture that is a causal language model; without any, the type's own."""
+    """Return transformers' class for the first causal architecture in the list, else for the type."""
     if config.is_encoder_decoder:
         raise Unservable("encoder-decoder", "is an encoder-decoder; a decoder-only causal language model is needed")
     names = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
@@ -130,7 +130,7 @@ def _architectures(raw: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _is_custom(raw: dict[str, Any]) -> bool:
-    """Whether only the folder's own code can run it: transformers' own, where there is any, goes first."""
+    """Return whether only the folder's own code can run the model: transformers' own code takes precedence."""
     named = _architectures(raw)
     known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
     is_known = raw.get("model_type") in CONFIG_MAPPING and (not named or any(name in known for name in named))
@@ -148,7 +148,7 @@ def _load_config(folder: Path, raw: dict[str, Any], *, trust_remote_code: bool) 
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except Exception as error:  # whatever a configuration class makes of values it did not expect
+    except Exception as error:  # the exception of a configuration class for unexpected values can be of any type
         raise Unservable("configuration", f"has a configuration that cannot be read: {_one_line(error)}") from error
     return config
 
@@ -157,7 +157,7 @@ def _read_from(config: PreTrainedConfig, raw: dict[str, Any]) -> PreTrainedConfi
     """Return a configuration of the same class with the fields of ``raw``."""
     try:
         changed: PreTrainedConfig = type(config).from_dict(raw)
-    except Exception as error:  # whatever a configuration class makes of values it did not expect
+    except Exception as error:  # the exception of a configuration class for unexpected values can be of any type
         raise Unservable("configuration", f"has no configuration with --hf-overrides: {_one_line(error)}") from error
     return changed
 
@@ -178,14 +178,14 @@ def _check_layers(model_class: type[PreTrainedModel], config: PreTrainedConfig) 
     found = [kind for kind in _STATEFUL_LAYERS if kind in kinds]
     if found or model_class._is_stateful:
         raise Unservable("keeps a state", _STATE.format(", ".join(found) or config.model_type))
-    # What picks a few of many tokens may look like full attention as long as there are few.
+    # A layer that selects a few of many tokens may look like full attention as long as there are few.
     unknown = sorted({str(kind) for kind in kinds} - set(_KNOWN_LAYERS))
     if unknown:
         raise Unservable("other attention", f"has layers that our kernel does not compute ({', '.join(unknown)})")
 
 
 def _settle_rope(config: PreTrainedConfig) -> None:
-    """Within ``max_position_embeddings`` the scaling called dynamic scales nothing: so said, it looks at no values."""
+    """Replace dynamic scaling by the default, which is equal within ``max_position_embeddings`` and reads no values."""
     given = getattr(config, "rope_parameters", None)
     for rope in _ropes(given):
         if rope.get("rope_type") == "dynamic":
@@ -193,7 +193,7 @@ def _settle_rope(config: PreTrainedConfig) -> None:
 
 
 def _ropes(given: Any) -> list[dict[str, Any]]:
-    """One, or by kind of layer."""
+    """Return the rotations: one, or one for each kind of layer."""
     if not isinstance(given, dict):
         return []
     return [given] if "rope_type" in given else [rope for rope in given.values() if isinstance(rope, dict)]
@@ -204,7 +204,7 @@ def _longest(config: PreTrainedConfig) -> int:
     longest = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     if longest is None:
         raise Unservable("configuration", "does not say how many positions it has (max_position_embeddings)")
-    # Beyond its original positions this scaling changes the angles of all sequences of a batch when one grows longer.
+    # Beyond its original positions, this scaling changes the angles of all sequences of a batch when one grows longer.
     originals = [
         rope["original_max_position_embeddings"]
         for rope in _ropes(getattr(config, "rope_parameters", None))

@@ -1,4 +1,4 @@
-"""A loaded transformers model as the runner calls it: one flat batch of all sequences' tokens, logits for chosen rows.
+"""A loaded transformers model for the runner: one flat batch of all sequences' tokens, logits for selected rows.
 
 Legend: T tokens, R rows of logits, V vocabulary.
 """
@@ -24,7 +24,7 @@ class TransformersModel:
         }
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Logits [R, V]."""
+        """Return logits [R, V]."""
         output = self._model(
             input_ids=inputs.token_ids.unsqueeze(0),  # [1, T]
             position_ids=inputs.positions.unsqueeze(0),

@@ -1,4 +1,4 @@
-"""Why a model cannot run over our cache: found before its weights are read, and told by name."""
+"""The reasons why a model cannot run with our cache: they are found before its weights are read, and have names."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ Kind = Literal[
 
 
 class Unservable(Exception):
-    """``str(error)`` says what is in the way, with the model as its subject."""
+    """An unsupported model; ``str(error)`` states the reason, with the model as its subject."""
 
     def __init__(self, kind: Kind, reason: str) -> None:
         super().__init__(reason)
