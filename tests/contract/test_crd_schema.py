@@ -20,12 +20,14 @@ from quire_operator.domain.resource import (
     DType,
     Invalid,
     MetricsSource,
+    PolicyType,
     Preemption,
     PrefixCaching,
     Problem,
     PullPolicy,
     RolloutStrategy,
     SchedulingPolicy,
+    SelectPolicy,
     Spec,
     names,
 )
@@ -151,6 +153,10 @@ ENUMS: dict[str, type[StrEnum]] = {
     "spec.engine.schedulingPolicy": SchedulingPolicy,
     "spec.autoscaling.mode": AutoscalingMode,
     "spec.autoscaling.metricsSource": MetricsSource,
+    "spec.autoscaling.behavior.scaleUp.policies[0].type": PolicyType,
+    "spec.autoscaling.behavior.scaleUp.selectPolicy": SelectPolicy,
+    "spec.autoscaling.behavior.scaleDown.policies[0].type": PolicyType,
+    "spec.autoscaling.behavior.scaleDown.selectPolicy": SelectPolicy,
     "spec.rollout.strategy": RolloutStrategy,
 }
 

@@ -19,6 +19,7 @@ E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
 _SHOWN = 60
+_PERCENT = re.compile("(100|[1-9]?[0-9])%")
 _MAX_LEVELS = 50
 """Of what is passed on as it is: several times what Kubernetes itself has, and safe to go through by recursion."""
 
@@ -156,6 +157,16 @@ class Fields:
         if not minimum <= value <= maximum:
             bound = f">= {minimum}" if value < minimum else f"<= {maximum}"
             self.problem(key, f"must be {bound}, got {shown(value)}")
+            return default
+        return value
+
+    def count_or_percent(self, key: str, *, default: int) -> int | str:
+        """A whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
+        value = self.raw(key)
+        if not isinstance(value, str):
+            return self.integer(key, default=default)
+        if _PERCENT.fullmatch(value) is None:
+            self.problem(key, f'must be a whole number or a percentage up to 100 such as "25%", got {shown(value)}')
             return default
         return value
 
