@@ -1,4 +1,4 @@
-"""A whole server on a loopback port, over an engine that tests direct: real HTTP, real tokenizer, no model."""
+"""A whole server on a loopback port with an engine that tests control: real HTTP, real tokenizer, no model."""
 
 import asyncio
 import socket
@@ -49,7 +49,7 @@ EOS = "<|eos|>"
 
 
 def small_tokenizer() -> Tokenizer:
-    """One token a byte, so that tests can count."""
+    """Return a tokenizer with one token per byte, so that tests can count."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +67,7 @@ def ids_of(text: str) -> list[int]:
 
 
 class FakeStream:
-    """One sequence; the test says what is drawn."""
+    """One sequence, whose tokens the test chooses."""
 
     def __init__(self, key: int, prompt: list[int], params: SamplingParams, routing: dict[str, Any]) -> None:
         self.key = key
@@ -91,7 +91,7 @@ class FakeStream:
         self._updates.put_nowait(Update([], None, time.monotonic()))
 
     def report_prompt(self) -> None:
-        """Where it was asked for: rank 3 for each token."""
+        """Report prompt logprobs if they were requested: rank 3 for each token."""
         wanted = self.params.prompt_logprobs
         if wanted is not None:
             entries = [
@@ -124,7 +124,7 @@ class FakeStream:
 
 @dataclass
 class FakeEngine:
-    """With ``says``, every request is answered so at once, a token an update; without it the test draws."""
+    """An engine that answers every request with ``says``, a token per update; without it the test chooses tokens."""
 
     says: str | None = None
     ready: Ready | None = None
@@ -135,7 +135,7 @@ class FakeEngine:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     resets: int = 0
     refuses: Exception | None = None
-    """What ``submit`` raises."""
+    """The exception that ``submit`` raises."""
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, **routing: Any) -> FakeStream:
         if self.refuses is not None:
@@ -264,7 +264,7 @@ async def running(
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: pytest has its own."""
+    """A uvicorn server without its signal handlers, because pytest has its own."""
 
     def capture_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -272,7 +272,10 @@ class QuietServer(uvicorn.Server):
 
 @pytest.fixture
 def serving() -> Callable[..., Any]:
-    """``async with serving(says="Hello") as server``"""
+    """Return a factory of servers.
+
+    ``async with serving(says="Hello") as server``
+    """
 
     def start(says: str | None = None, *, ready: bool = True, **options: Any) -> Any:
         return running(FakeEngine(says=says, ready=some_ready() if ready else None), **options)

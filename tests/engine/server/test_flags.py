@@ -55,7 +55,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # The model is m in both, and no flag sets what the CPU supports.
+    # The model is m in both, and no flag sets the features of the CPU.
     assert sorted(untouched) == [
         "cpu",
         "device.enforce_eager",

@@ -1,4 +1,4 @@
-"""What clients may send, and what they are told when it is wrong."""
+"""The bodies that clients may send, and the errors for invalid ones."""
 
 import json
 from typing import Any
