@@ -36,6 +36,7 @@ from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.rendering.pool import Renderer
+from quire_engine.text.answers.formats import formats_of
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
@@ -213,6 +214,8 @@ async def running(
     tls: ReloadingTls | None = None,
     tracing: Tracing | None = None,
     renderer: Renderer | None = None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
     **options: Any,
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
@@ -232,6 +235,7 @@ async def running(
         tokenizer=TOKENIZER,
         renderer=renderer or (None if template is None else InlineRenderer(ChatTemplate(template, {"eos_token": EOS}))),
         sampling_defaults=defaults or SamplingDefaults(),
+        formats=formats_of(template, tool_call_parser, reasoning_parser),
         vocab_size=TOKENIZER.vocab_size,
         priorities=priorities,
         services=services,

@@ -33,6 +33,7 @@ EVERY_FLAG = """\
     --cpu-level avx2
     --revision v1 --download-dir d --root-path /llm --default-chat-template-kwargs {"a":1}
     --hf-overrides {"vocab_size":7} --override-generation-config {"top_k":5} --tokenizer tok
+    --tool-call-parser hermes --reasoning-parser none
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
