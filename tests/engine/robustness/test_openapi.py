@@ -47,7 +47,8 @@ SEMANTIC = re.compile(
     r"context of \d+ tokens|prompt: is empty|differs from max_tokens|best_of: (is \d+;|should equal n)"
     r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
-    r"|either prompt or messages|content: is required|continue_final_message|tool_choice: |should be a JSON object in a string|at most \d+ are accepted"
+    r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
+    r"|tool_choice: |should be a JSON object in a string"
 )
 """Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
 

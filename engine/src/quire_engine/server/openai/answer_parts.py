@@ -18,7 +18,7 @@ _ID_BYTES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPlan:
-    """How the answers of one request are read."""
+    """The plan by which the answers of one request are read."""
 
     formats: AnswerFormats
     prompt_end: str

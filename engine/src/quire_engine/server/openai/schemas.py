@@ -501,9 +501,7 @@ class ChatCompletionRequest(GenerationRequest):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = Field(None, description="auto unless set, where the request has tools.")
     parallel_tool_calls: bool | None = Field(None, description="With false, an answer has at most one tool call.")
-    include_reasoning: bool | None = Field(
-        None, description="With false, answers do not contain the model's reasoning."
-    )
+    include_reasoning: bool | None = Field(None, description="With false, answers omit the model's reasoning.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False

@@ -21,7 +21,7 @@ class ToolFormat:
     """vLLM's names."""
     format: Format
     detect: Callable[[str], bool]
-    """Whether a chat template with this source belongs to a model of the format."""
+    """A test of whether a chat template with this source belongs to a model of the format."""
     start: tuple[str, ...] = ()
     """The tags with which a call begins, which also end a model's reasoning."""
     markers: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class ReasoningFormat:
     start: str
     end: str
     detect: Callable[[str], bool]
-    """Whether a chat template with this source belongs to a model of the format."""
+    """A test of whether a chat template with this source belongs to a model of the format."""
     always: bool = False
     """True where an answer begins with reasoning even if neither it nor the prompt has the first tag."""
 
@@ -141,7 +141,6 @@ TOOL_FORMATS = (
     ),
 )
 
-_THINK = {"start": "<think>", "end": "</think>"}
 REASONING_FORMATS = (
     ReasoningFormat(names=("openai_gptoss", "harmony", "gpt_oss"), start="", end="", detect=_HARMONY),
     ReasoningFormat(names=("mistral",), start="[THINK]", end="[/THINK]", detect=_has("[THINK]", "[/THINK]")),
@@ -157,10 +156,11 @@ REASONING_FORMATS = (
             *("qwen3", "deepseek_v3", "glm45", "glm47", "holo2", "nemotron_v3", "granite_thinking_parser", "mimo"),
             *("step3p5", "ernie45", "poolside_v1", "ling3", "olmo3"),
         ),
-        **_THINK,
+        start="<think>",
+        end="</think>",
         detect=_has("</think>"),
     ),
-    ReasoningFormat(names=("deepseek_r1",), **_THINK, detect=_never, always=True),
+    ReasoningFormat(names=("deepseek_r1",), start="<think>", end="</think>", detect=_never, always=True),
     ReasoningFormat(
         names=("seed_oss",), start="<seed:think>", end="</seed:think>", detect=_has("<seed:think>", "</seed:think>")
     ),
@@ -177,7 +177,7 @@ class AnswerFormats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
     renders_tools: bool = False
-    """Whether the chat template has a place for tools."""
+    """True where the chat template has a place for tools."""
 
     def markers(self, *, tools: bool) -> tuple[str, ...]:
         """Return the tags that a parser of these formats has to see, also where they are special tokens."""

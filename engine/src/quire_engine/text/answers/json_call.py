@@ -6,7 +6,7 @@ from quire_engine.text.answers.reader import Decoded, Reader, Steps, decoded
 
 
 def json_call(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -> Steps:
-    """Read a call. The result is False where the text is none: nothing is consumed then, and no event was added.
+    """Read a call. The result is False where the text is no call: nothing is consumed then, and no event was added.
 
     The call starts as soon as its name and the start of its arguments are known; what follows cannot make it text.
     """
@@ -24,7 +24,7 @@ def json_call(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -
 
 
 def json_calls(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -> Steps:
-    """Read one call, or an array of calls. The result is False where the first is none; nothing is consumed then."""
+    """Read one call, or an array of calls. The result is False where the first is no call; nothing is consumed then."""
     if (yield from reader.space()) != "[":
         return (yield from json_call(reader, argument_keys))
     yield from reader.literal("[")

@@ -69,7 +69,7 @@ class _Tags:
         return self._pattern.search(text, start)
 
     def open_at(self, text: str) -> int:
-        """Return the place where a tag begins that the text does not complete; its length if there is none."""
+        """Return the place where a tag begins that the text does not complete; the text's length where no tag does."""
         found = self._openings.search(text, max(0, len(text) - self.longest + 1))
         while found is not None:
             rest = text[found.start() :]
