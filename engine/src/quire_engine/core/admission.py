@@ -1,6 +1,7 @@
-"""Whether the first in the queue may run now: a row, blocks for all it has to compute, and a share of the step.
+"""Sequence admission: whether the first waiting sequence may run now.
 
-Nobody overtakes it. ``Scheduler`` lets in whom ``next`` names; nothing here changes a sequence, a block or a row.
+It needs a row, blocks for all tokens that it has to compute, and a share of the step. No sequence overtakes it.
+``Scheduler`` admits the sequence that ``next`` returns; nothing here changes a sequence, a block or a row.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from quire_engine.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """Who left the queue, where it goes on, and how many tokens this step may compute of it."""
+    """A sequence that left the queue, its placement, and the number of its tokens that this step may compute."""
 
     sequence: Sequence
     placement: Placement
@@ -26,22 +27,22 @@ class AdmissionControl:
         self._waiting = waiting
         self._kv = kv
         self._rows = rows
-        self._begun: list[Sequence] = []  # running with a part of the prompt, when this was last looked at
-        self._blocked: Sequence | None = None  # the first in the queue, when it did not fit
+        self._begun: list[Sequence] = []  # running with a part of the prompt, at the last check
+        self._blocked: Sequence | None = None  # the first in the queue, if it did not fit
         self._blocked_free: list[int] = []
 
     def begin_step(self) -> None:
-        """Forget those that have their whole prompt by now, or run no more."""
+        """Forget sequences whose prompt is complete or that no longer run."""
         if self._begun:
             before, self._begun = self._begun, [sequence for sequence in self._begun if _prefills(sequence)]
             if len(self._begun) < len(before):
-                self._blocked = None  # what was kept for them may be more than they took
+                self._blocked = None  # the blocks kept for them may be more than they took
 
     def next(self, plan: Plan, *, alone: bool, short: bool = False) -> Admitted | None:
-        """Take the first sequence from the queue; return None if it has to wait, or if the queue is empty.
+        """Remove and return the first sequence of the queue; return None if it has to wait or the queue is empty.
 
-        ``alone`` means that no sequence runs. With ``short`` it may only go if the step computes the rest of its prompt
-        in the share of short ones.
+        ``alone`` means that no sequence runs. With ``short`` it is admitted only if the step computes the rest of its
+        prompt in the share of short prompts.
         """
         admitted = self._find(plan, alone=alone, short=short)
         if admitted is not None:
@@ -58,7 +59,7 @@ class AdmissionControl:
             return None
         sequence = self._waiting.first()
         if sequence is None or self.is_blocked(sequence) or sequence.num_pending:
-            return None  # its last draw is under way where it was displaced in this very step
+            return None  # its last sampled token is pending since it was displaced in this step
         if not short and not plan.takes_prompts and sequence.swap_tables is None:
             return None
         placement = self._kv.place(sequence, alone=alone, begun=self._begun)
@@ -73,18 +74,21 @@ class AdmissionControl:
         return Admitted(sequence=sequence, placement=placement, budget=budget)
 
     def entered(self, sequence: Sequence) -> None:
-        """It runs, with its first chunk planned: what it still lacks is kept for it."""
+        """Record an admitted sequence; its missing prompt blocks are reserved."""
         if _prefills(sequence):
             self._begun.append(sequence)
 
     def is_blocked(self, sequence: Sequence) -> bool:
-        """Whether it did not fit before and no group has more free since; saves looking up its prefix each step."""
+        """Return whether the sequence did not fit before and no group has more free blocks since.
+
+        This avoids a prefix look-up in each step.
+        """
         if sequence is not self._blocked:
             return False
         return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
 
     def look_anew(self) -> None:
-        """What can be found in the cache has changed."""
+        """Forget the blocked sequence after the content of the cache changed."""
         self._blocked = None
 
 

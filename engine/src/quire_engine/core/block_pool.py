@@ -1,15 +1,15 @@
-"""The blocks of one KV cache group: who holds them, and in which order the free ones are given out.
+"""The blocks of one KV cache group: their references, and the order in which free blocks are allocated.
 
-Every operation costs O(1) a block. Free blocks form a doubly linked list inside two integer columns, so that a block
-found again by its prefix leaves the middle of the list without a search. A free block keeps its digest until it is
-given out: it is *cached*. Blank blocks are at the front of the list, cached ones behind, least recently used first.
+Every operation costs O(1) per block. Free blocks form a doubly linked list in two integer columns, so that a block that
+is found again by its prefix leaves the middle of the list without a search. A free block keeps its digest until it is
+allocated: it is *cached*. Blank blocks are at the front of the list, cached ones behind, least recently used first.
 """
 
 from collections.abc import Iterable, Mapping
 
 
 class BlockPool:
-    """free + referenced = num_blocks; ``num_cached`` of the free ones still hold a prefix that may be found."""
+    """A pool of blocks: free + referenced = num_blocks; ``num_cached`` free blocks still hold a prefix."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks > 0
@@ -29,7 +29,7 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """The ``count`` blocks least worth keeping; the caller has looked at ``num_free``."""
+        """Allocate the ``count`` least valuable free blocks; the caller has checked ``num_free``."""
         assert 0 <= count <= self.num_free
         following, references, digests = self._next, self._references, self._digests
         blocks = []
@@ -49,9 +49,10 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: list[int]) -> None:
-        """Give back one reference to each block of a chain, in the order of the chain.
+        """Return one reference to each block of a chain, in the order of the chain.
 
-        The tail is put on the list first, so that of blocks released together it is evicted before what it builds on.
+        The tail is put on the list first, so that of blocks released together it is evicted before the blocks it builds
+        on.
         """
         references = self._references
         for block in reversed(blocks):
@@ -72,7 +73,7 @@ class BlockPool:
         self.num_free += 1
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Take one more reference to blocks that were found, off the free list where they are on it."""
+        """Add a reference to blocks that were found, and remove them from the free list."""
         for block in blocks:
             if self._references[block] == 0:
                 before, after = self._previous[block], self._next[block]
@@ -88,7 +89,7 @@ class BlockPool:
         return self._references[block] > 1
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Let a full block be found. Of two blocks with one content the first stays the one that is found."""
+        """Make a full block findable. Of two blocks with equal content, the first remains the one that is found."""
         assert self._references[block] > 0
         if self._digests[block] is None and digest not in self._by_digest:
             self._digests[block] = digest
@@ -98,17 +99,17 @@ class BlockPool:
         return self._by_digest.get(digest)
 
     def find_published(self, digest: bytes) -> int:
-        """As ``find``, of one that is known to be there."""
+        """Return a block that is known to be published; see ``find``."""
         return self._by_digest[digest]
 
     def forget(self) -> None:
-        """Nothing published so far can be found any more; running sequences keep their blocks."""
+        """Make all published blocks unfindable; running sequences keep their blocks."""
         self._by_digest.clear()
         self._digests = [None] * self.num_blocks
         self.num_cached = 0
 
     def check_integrity(self, holders: Mapping[int, int]) -> None:
-        """Compare with the references that the sequences say they hold: block -> how many."""
+        """Raise AssertionError unless the references match those of the sequences (block -> count)."""
         for block, count in enumerate(self._references):
             assert count == holders.get(block, 0), f"block {block}: {count} references, {holders.get(block, 0)} holders"
         free = []

@@ -1,9 +1,10 @@
-"""The policy ``fair``: tenants take turns by how much each was served, whatever each of them queues.
+"""The policy ``fair``: the tenant that was served least goes first, however much each of them queues.
 
-Virtual token counters, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). A tenant's counter
-grows by the prompt tokens it has computed, and by each token drawn for it, which weighs more. The tenant with the
-smallest counter goes next, and within a tenant the earliest request. Who had nothing waiting is lifted to the smallest
-counter among those who have when it comes back: nobody saves up credit while idle. Requests without a tenant are one.
+It uses virtual token counters, as in Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). A tenant's
+counter grows by its computed prompt tokens and by its sampled tokens, which have a larger weight. The tenant with the
+smallest counter goes next, and within a tenant the earliest request. When a tenant without waiting requests returns,
+its counter is raised to the smallest one of the waiting tenants, so that idle tenants do not accumulate credit.
+Requests without a tenant form one tenant.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from operator import attrgetter
 from quire_engine.core.sequence import Order, Request, Sequence
 from quire_engine.core.waiting import WaitingQueue
 
-# The paper's weights: a drawn token keeps the model busy for longer than one of a prompt.
+# The paper's weights: a sampled token occupies the model for longer than a prompt token.
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 
 _order = attrgetter("order")
@@ -27,21 +28,21 @@ class _Tenant:
         self.counter = counter
         self.queue = WaitingQueue()
         self.turn = 0
-        """When it was last served or had something waiting anew: among equals the longest ago comes first."""
+        """The time at which it was last served or started to wait: among equal counters the oldest goes first."""
         self.is_listed = False
-        """Whether it has its one entry in the heap of those that may have something waiting."""
+        """True if it has its entry in the heap of tenants that may have waiting requests."""
 
 
 class FairShare:
-    """Every operation takes O(log n) of sequences and tenants; ``arrange`` sorts the running ones.
+    """A policy whose operations take O(log n) of sequences and tenants; ``arrange`` sorts the running ones.
 
-    ``_level`` is the counter of whoever was served last, and never falls. A tenant that has nothing waiting, and is not
-    ahead of the level, would be lifted to it in any case: it is forgotten.
+    ``_level`` is the counter of the tenant served last, and never falls. A tenant without waiting requests that is not
+    ahead of the level would be raised to it anyway, so it is forgotten.
     """
 
     def __init__(self) -> None:
         self._tenants: dict[str | None, _Tenant] = {}
-        # By counter, turn and arrival, as they were when entered: all three only grow.
+        # Counter, turn and arrival at the time of entry: all three only grow.
         self._heap: list[tuple[int, int, int, _Tenant]] = []
         self._turns = 0
         self._level = 0
@@ -52,8 +53,6 @@ class FairShare:
     def __len__(self) -> int:
         return self._length
 
-    # --- those who wait ---
-
     def order(self, request: Request, *, arrival: int) -> Order:
         return (0, arrival)
 
@@ -63,7 +62,7 @@ class FairShare:
         if not tenant.queue:
             leader = self._leader()
             tenant.counter = max(tenant.counter, self._level if leader is None else leader.counter)
-            # Ahead of who was served last, behind who has waited since.
+            # Ahead of the tenant served last, behind those that have waited since.
             tenant.turn = 2 * self._turns
         tenant.queue.push(sequence)
         if not tenant.is_listed:
@@ -99,7 +98,7 @@ class FairShare:
         return [sequence for tenant in self._tenants.values() for sequence in tenant.queue.sequences()]
 
     def _leader(self) -> _Tenant | None:
-        """The tenant with the smallest counter among those with something waiting."""
+        """Return the tenant with the smallest counter among those with waiting requests."""
         heap = self._heap
         while heap:
             tenant = heap[0][-1]
@@ -113,16 +112,14 @@ class FairShare:
                 return tenant
         return None
 
-    # --- those who run ---
-
     def arrange(self, running: list[Sequence]) -> None:
-        """Who was served most stands last, and gives way first."""
+        """Sort the running sequences: those of the tenant that was served most are last, and are preempted first."""
         for sequence in running:
             sequence.order = (self._counter(sequence), sequence.order[1])
         running.sort(key=_order)
 
     def displaces(self, waiting: Sequence, running: Sequence) -> bool:
-        """Only for who would still be behind after it had been served, and the other had computed its tokens again."""
+        """Return whether the tenant would still be behind after it was served and the other one recomputed."""
         lost = PROMPT_WEIGHT * (waiting.num_tokens + running.num_computed)
         return self._counter(waiting) + lost < self._counter(running)
 
@@ -139,8 +136,6 @@ class FairShare:
     def _counter(self, sequence: Sequence) -> int:
         tenant = self._tenants.get(sequence.request.tenant)
         return self._level if tenant is None else tenant.counter
-
-    # --- tenants ---
 
     def _tenant(self, name: str | None) -> _Tenant:
         tenant = self._tenants.get(name)

@@ -1,13 +1,13 @@
-"""A runner without tensors, which sees whether the scheduler keeps its word.
+"""A runner without tensors, which verifies the scheduler.
 
-Where a model would store keys and values, it stores per slot the token, its position and a running digest of all tokens
-up to it; the next token is drawn from what it *reads back* through the block table. So a block given away too early, a
-wrong block table or a wrong slot changes the text, as it would in a real cache, and most often is noticed at once.
-Drawn tokens depend on the sequence's tokens alone. It also holds the scheduler to the rules of ``Batch``: rows are
-released before they are admitted again, positions follow on one another, and the columns fit together. Blocks of the
-swap space hold copies, so that one that is given away too early, or copied in to the wrong place, shows as well.
+A model would store keys and values per slot. This runner stores the token, its position and a running digest of all
+tokens up to it, and derives the next token from what it *reads back* through the block table. A block that is reused
+too early, a wrong block table or a wrong slot therefore changes the text, as in a real cache, and is usually detected
+at once. Sampled tokens depend only on the sequence's tokens. The runner also checks the rules of ``Batch``: rows are
+released before they are admitted again, positions are consecutive, and the columns are consistent. Blocks of the swap
+space hold copies, so that errors there are visible as well.
 
-For tests and benchmarks: no flag leads here.
+For tests and benchmarks: no flag selects it.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ def next_digest(digest: int, token_id: int) -> int:
 
 
 def draw(digest: int, vocab_size: int) -> int:
-    """The token that follows a text of this digest."""
+    """Return the token that follows a text with this digest."""
     return (digest >> 7) % vocab_size
 
 
@@ -56,7 +56,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class FakeRunner:
-    """``verify`` reads back everything a query may see rather than the token before; ``step_seconds`` is slept."""
+    """A runner on a fake cache. ``verify`` reads back everything that a query may see; ``step_seconds`` is slept."""
 
     layout: KVCacheLayout
     vocab_size: int
@@ -65,12 +65,12 @@ class FakeRunner:
     rows: dict[int, _Row] = field(default_factory=dict)
     cache: list[dict[int, _Slot]] = field(default_factory=list)
     host: list[dict[int, list[_Slot | None]]] = field(default_factory=list)
-    """What each block of the swap space holds, by offset."""
+    """The content of each block of the swap space, by offset."""
     token_seconds: float = 0.0
-    """Said to be spent on each token, and on each block that is copied; neither is slept."""
+    """The reported time per token and per copied block; neither is slept."""
     copy_seconds: float = 0.0
     tokens_at_once: int = 1
-    """Tokens that a step samples for each sequence; the later ones are computed in the next step."""
+    """The tokens that a step samples for each sequence; the later ones are computed in the next step."""
     steps: int = 0
     _unsampled: bool = False
 
@@ -152,7 +152,7 @@ class FakeRunner:
         return digests
 
     def sample(self, forward: "FakeForward", masks: TokenMasks | None) -> RunnerOutput:
-        """Draw the tokens that follow the texts of a step."""
+        """Sample the tokens that follow the texts of a step."""
         self._unsampled = False
         batch = forward.batch
         rows = [self.rows[number] for number, samples in zip(batch.rows, batch.samples, strict=True) if samples]
@@ -176,7 +176,7 @@ class FakeRunner:
         )
 
     def _report(self, batch: Batch, asked: PromptPositions) -> list[TokenLogprobs]:
-        """One entry a position, each of which is computed in this step."""
+        """Return one entry per position, each of which this step computes."""
         start, count = batch.num_computed[asked.index], batch.num_scheduled[asked.index]
         row = self.rows[batch.rows[asked.index]]
         last = asked.first + len(asked.next_token_ids)
@@ -185,7 +185,7 @@ class FakeRunner:
         return [_entry(token_id, asked.num_logprobs, self.vocab_size) for token_id in asked.next_token_ids]
 
     def _write(self, row: _Row, start: int, inputs: list[int]) -> int:
-        """Store the inputs in every group; the digest after the last, as read back."""
+        """Store the inputs in every group; return the digest after the last one, as read back."""
         digests = []
         for group in range(len(self.layout.groups)):
             digest = self._read(row, group, start)
@@ -199,7 +199,7 @@ class FakeRunner:
         return digests[0]
 
     def _read(self, row: _Row, group: int, position: int) -> int:
-        """The digest of all tokens before ``position``, read from what a query there may see."""
+        """Return the digest of all tokens before ``position``, read from the slots that a query there may see."""
         window = self.layout.groups[group].window
         nearest = max(0, position - 1)
         first = max(0, position + 1 - window) if window is not None else 0
@@ -207,7 +207,7 @@ class FakeRunner:
         for past in range(first if self.verify else nearest, position):
             slot = self.cache[group][self._slot(row, group, past)]
             assert slot.position == past, f"position {past} reads what was stored for {slot.position}"
-            # Of the first token in a window the past is out of sight: its digest is taken as stored.
+            # The tokens before a window are not visible: the digest of the window's first token is used as stored.
             if self.verify and (past > first or first == 0):
                 assert slot.digest == next_digest(digest, slot.token_id), f"position {past} was overwritten"
             digest = slot.digest
@@ -223,17 +223,17 @@ class FakeRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeForward:
-    """A forward pass of the fake runner, whose tokens are not drawn yet."""
+    """A forward pass of the fake runner, whose tokens are not sampled yet."""
 
     runner: FakeRunner
     batch: Batch
     digests: list[int]
-    """A digest of the text of each sequence that samples, in the order of the rows."""
+    """The digest of the text of each sequence that samples, in the order of the rows."""
     reports: list[list[TokenLogprobs]]
     due: float | None
 
     def sample(self, masks: TokenMasks | None = None) -> "FakePending":
-        """Draw the tokens."""
+        """Sample the tokens."""
         return FakePending(self.runner.sample(self, masks), self.due)
 
 
@@ -280,7 +280,7 @@ def load_fake_model(
     asynchronous: bool = False,
     verify: bool = False,
 ) -> LoadedModel:
-    """Stands where ``quire_engine.runner.load_model`` does, for tests of what is around the runner."""
+    """Return a model with a fake runner, in place of ``quire_engine.runner.load_model``, for tests of other parts."""
     layout = KVCacheLayout(
         block_size=config.cache.block_size, groups=(KVCacheGroup(layers=(0,), num_blocks=num_blocks),)
     )

@@ -1,23 +1,27 @@
-"""Sequences of one request, n > 1: the first of them computes the prompt, the others come when it is there.
+"""Forked sequences of one request (n > 1): the first one computes the prompt, the others wait for it.
 
-A child is parked beside its parent, out of the queue, until a step schedules the end of the parent's prompt. Steps take
-effect in order, so it may be admitted in that very step: it finds the full blocks of the prompt and computes what is
-left, a block at most. Should the parent lose its blocks before, its children stay with it; should it end, they go
-their own way. ``Scheduler`` moves them; nothing here knows blocks.
+A child waits outside the queue until a step schedules the end of its parent's prompt. Steps take effect in order, so it
+may be admitted in that same step: it finds the full blocks of the prompt and computes the rest, at most one block. If
+the parent loses its blocks before, its children stay with it; if it ends, they enter the queue. ``Scheduler`` moves
+them; nothing here knows blocks.
 """
 
 from quire_engine.core.sequence import Sequence
 
 
 class ParkedChildren:
-    """By parent, in the order in which they came. No operation of a step looks at parents that do not run."""
+    """The forked sequences that wait for their parent, in arrival order per parent.
+
+    No operation of a step visits parents that do not run.
+    """
 
     def __init__(self) -> None:
         self._children: dict[int, list[Sequence]] = {}  # by the parent's key
         self._running: dict[int, Sequence] = {}  # parents that were admitted
         self._length = 0
         self.num_tokens = 0
-        """Of the parked ones, as ``WaitingQueue`` counts them: what of it they will find is not known yet."""
+        """The tokens of the waiting children, as ``WaitingQueue`` counts them; how many they will find is not known
+        yet."""
 
     def __len__(self) -> int:
         return self._length
@@ -32,7 +36,7 @@ class ParkedChildren:
         self.num_tokens += child.num_tokens
 
     def admitted(self, parent: Sequence) -> None:
-        """It runs; it may have no children."""
+        """Record that a sequence runs; it may have no children."""
         if parent.key in self._children:
             self._running[parent.key] = parent
 
@@ -40,12 +44,12 @@ class ParkedChildren:
         self._running.pop(parent.key, None)
 
     def take_ready(self) -> list[tuple[Sequence, list[Sequence]]]:
-        """Parents whose prompt is computed or scheduled to be, with their children, who leave."""
+        """Remove and return the children of parents whose prompt is computed or scheduled to be, with the parents."""
         ready = [parent for parent in self._running.values() if parent.num_computed >= parent.num_prompt]
         return [(parent, self.take_all(parent)) for parent in ready]
 
     def take_all(self, parent: Sequence) -> list[Sequence]:
-        """Its children, who leave; for a parent that ends."""
+        """Remove and return all children of a parent, which ends."""
         self._running.pop(parent.key, None)
         children = self._children.pop(parent.key, [])
         for child in children:
@@ -53,7 +57,7 @@ class ParkedChildren:
         return children
 
     def discard(self, child: Sequence) -> None:
-        """A parked one that ended."""
+        """Remove a waiting child that ended."""
         assert child.finished and child.parent is not None
         siblings = self._children[child.parent.key]
         siblings.remove(child)
@@ -70,7 +74,7 @@ class ParkedChildren:
         return [child for children in self._children.values() for child in children]
 
     def check_integrity(self, alive: dict[int, Sequence]) -> None:
-        """After a step: nobody is parked for nothing, and the numbers are those of who is."""
+        """Raise AssertionError unless every child waits for an unfinished prompt and the counts are right."""
         parked = self.sequences()
         assert (len(parked), sum(child.num_tokens for child in parked)) == (self._length, self.num_tokens)
         for child in parked:

@@ -1,4 +1,4 @@
-"""What is true of all sequences between any two calls of the scheduler. For tests, and the engine's debug switch."""
+"""The invariants of all sequences between two calls of the scheduler, for tests and the engine's debug switch."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -10,7 +10,7 @@ from quire_engine.core.sequence import Sequence
 def check_sequences(
     alive: Mapping[int, Sequence], *, running: list[Sequence], queue: Policy, parked: list[Sequence]
 ) -> None:
-    """Raise AssertionError unless each is in one place, and the numbers are those of who is there."""
+    """Raise AssertionError unless each sequence is in one place and the counts are right."""
     waiting = queue.sequences()
     assert len(waiting) == len(queue)
     assert sum(sequence.num_tokens - sequence.num_computed for sequence in waiting) == queue.num_tokens

@@ -1,6 +1,6 @@
-"""One KV cache group as the core sees it: its blocks, and how far a query of its layers looks back.
+"""One KV cache group as the core sees it: its blocks, and the window of its layers.
 
-Pure arithmetic over a ``BlockPool``; ``kv_manager`` and ``prefix_cache`` share it.
+It is pure arithmetic over a ``BlockPool``; ``kv_manager`` and ``prefix_cache`` share it.
 """
 
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ class KVGroup:
     window: int | None
 
     def first_visible(self, position: int) -> int:
-        """The first block of which a query at ``position`` sees anything."""
+        """Return the first block of which a query at ``position`` sees anything."""
         return 0 if self.window is None else max(0, position + 1 - self.window) // self.block_size
 
     def largest_chunk(self) -> int:
-        """Such that the window before a chunk and the chunk itself fit, wherever in a block they begin."""
+        """Return the largest chunk that fits together with the window before it, wherever in a block they start."""
         assert self.window is not None
         return (self.pool.num_blocks - 1) * self.block_size + 2 - self.window
 
     def blocks_at_most(self, num_tokens: int, *, max_chunk: int) -> int:
-        """The most blocks that a sequence of that many tokens ever holds."""
+        """Return the maximum number of blocks that a sequence of that many tokens ever holds."""
         blocks = -(-num_tokens // self.block_size)
         if self.window is None:
             return blocks

@@ -1,8 +1,8 @@
-"""Block tables: which blocks hold a sequence's keys and values, in every KV cache group.
+"""The block tables: the blocks that hold a sequence's keys and values, in every KV cache group.
 
-The scheduler asks; ``BlockPool`` keeps the blocks, ``PrefixCache`` finds them again, ``SwapSpace`` keeps the host's.
-All groups share one block size, so a sequence's tables grow together, all or none; they differ in what they let go of:
-a sliding-window group gives back blocks that no later query can see. Whatever changed is collected for the runner
+The scheduler uses it; ``BlockPool`` owns the blocks, ``PrefixCache`` finds them again, ``SwapSpace`` owns those of the
+host. All groups share one block size, so a sequence's tables grow together, all or none. They differ in what they
+release: a sliding-window group returns blocks that no later query can see. Changes are collected for the runner
 (``take_updates``, ``take_copies``).
 """
 
@@ -22,19 +22,22 @@ from quire_engine.core.swap_space import SwapCopies, SwapSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where a waiting sequence would go on, and what of it is there: found in the cache, or in the swap space."""
+    """The position at which a waiting sequence would continue, and its blocks in the cache or in the swap space."""
 
     position: int
-    """Tokens that need not be computed."""
+    """The number of tokens that need not be computed."""
     first_blocks: list[int]
     found: list[list[int | None]]
-    """Per group the blocks that hold them, from ``first_blocks`` on; None where one must be copied in."""
+    """Per group, the blocks of these tokens from ``first_blocks`` on; None for a block that must be copied in."""
     swapped: bool
-    """Whether the sequence's own blocks in the swap space are what it goes on from."""
+    """True if the sequence continues from its own blocks in the swap space."""
 
 
 class KVManager:
-    """``max_chunk`` bounds the tokens of one sequence in one step; what ``headroom`` blocks are for, ``place`` says."""
+    """The owner of block tables.
+
+    ``max_chunk`` bounds the tokens of one sequence in one step; for ``headroom`` see ``place``.
+    """
 
     def __init__(
         self,
@@ -62,28 +65,24 @@ class KVManager:
         self.swap_space = SwapSpace([group.num_swap_blocks for group in layout.groups])
         self._updates = tuple(BlockUpdates() for _ in self._groups)
 
-    # --- sizes ---
-
     @property
     def pools(self) -> tuple[BlockPool, ...]:
         return tuple(group.pool for group in self._groups)
 
     def num_free(self) -> list[int]:
-        """Free blocks of each group."""
+        """Return the free blocks of each group."""
         return [group.pool.num_free for group in self._groups]
 
     def wasted_slots(self, sequences: list[Sequence]) -> int:
-        """Allocated token slots that hold no token, once the steps under way are done."""
+        """Return the allocated token slots that hold no token after the steps in flight."""
         return sum(sequence.capacity - sequence.num_computed for sequence in sequences) * len(self._groups)
 
-    # --- admission ---
-
     def place(self, sequence: Sequence, *, alone: bool, begun: Iterable[Sequence]) -> Placement | None:
-        """Where a waiting sequence would go on if it were admitted now, or None where it has to wait.
+        """Return where a waiting sequence would continue if it were admitted now, or None if it has to wait.
 
-        The whole of what it must compute has to fit, though only the first chunk's blocks are taken on entering: those
-        that others which have ``begun`` still lack are theirs. ``headroom`` blocks stay free besides, unless it is
-        ``alone``, lest the next decode steps preempt it at once.
+        All tokens that it must compute have to fit, although only the first chunk's blocks are allocated at admission.
+        Blocks that the partly prefilled sequences (`begun`) still need are reserved. Unless the sequence is ``alone``,
+        ``headroom`` blocks stay free in addition, so that the next decode steps do not preempt it at once.
         """
         placement = self._look_up(sequence)
         for index, group in enumerate(self._groups):
@@ -115,7 +114,10 @@ class KVManager:
         )
 
     def _look_up_swapped(self, sequence: Sequence, tables: list[list[int]]) -> Placement:
-        """Block by block: what was left behind in the cache, and not taken since, need not be copied in."""
+        """Return the placement of a swapped sequence.
+
+        Blocks that are still in the cache need not be copied in.
+        """
         return Placement(
             position=sequence.num_computed,
             first_blocks=list(sequence.first_blocks),
@@ -127,7 +129,7 @@ class KVManager:
         )
 
     def enter(self, sequence: Sequence, placement: Placement, *, budget: int) -> int:
-        """Give an admitted sequence, which has a row, its blocks; tokens in its first chunk."""
+        """Allocate the blocks of an admitted sequence, which has a row; return the tokens of its first chunk."""
         for index in range(len(self._groups)):
             table = self._take(index, placement.found[index], sequence)
             sequence.block_tables[index] = table
@@ -145,9 +147,9 @@ class KVManager:
         return chunk
 
     def _take(self, index: int, found: list[int | None], sequence: Sequence) -> list[int]:
-        """The blocks that were found, and new ones in place of those that were not, to be copied in."""
+        """Return the blocks that were found, and new ones for the others, which are copied in."""
         pool = self._groups[index].pool
-        # Before any is allocated, lest one that was found be given out.
+        # Before any allocation, so that a found block is not allocated.
         pool.touch(block for block in found if block is not None)
         missing = [place for place, block in enumerate(found) if block is None]
         fresh = pool.allocate(len(missing))
@@ -158,11 +160,11 @@ class KVManager:
         blocks = iter(fresh)
         return [next(blocks) if block is None else block for block in found]
 
-    # --- growing and letting go ---
-
     def extend(self, sequence: Sequence, end: int) -> bool:
-        """Make the block tables reach ``end`` tokens, which the caller then schedules in this very step; False, and
-        nothing taken, where a group has too few blocks."""
+        """Extend the block tables to ``end`` tokens, which the caller schedules in this same step.
+
+        Return False, without any change, if a group has too few blocks.
+        """
         for index in self._windowed:
             self._leave_behind(index, sequence)
         missing = -(-(end - sequence.capacity) // self._block_size)
@@ -181,8 +183,11 @@ class KVManager:
         return True
 
     def leave_behind(self, running: list[Sequence]) -> None:
-        """Where blocks of a window are short, let go of all that no running sequence sees any more: each does so for
-        itself only as it grows by a block. To be called before a step is planned, lest it gives out what it reads."""
+        """Release all blocks outside the windows of running sequences if such blocks are scarce.
+
+        Each sequence otherwise does so only when it grows by a block. Call this before a step is planned, so that the
+        step's own blocks are not released.
+        """
         for index in self._windowed:
             most = len(running) + self.max_chunk // self._block_size + 1
             if self._groups[index].pool.num_free < most:
@@ -200,7 +205,7 @@ class KVManager:
             sequence.first_blocks[index] += count
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks back; what they hold may still be found by its prefix."""
+        """Release all blocks; their content may still be found by its prefix."""
         self._give_back(sequence)
         sequence.first_blocks = [0] * len(self._groups)
         sequence.num_computed = 0
@@ -220,14 +225,12 @@ class KVManager:
         updates.blocks.extend(blocks)
 
     def take_updates(self) -> tuple[BlockUpdates, ...]:
-        """What was appended to block tables since the last call."""
+        """Return and clear the blocks appended to block tables since the last call."""
         updates, self._updates = self._updates, tuple(BlockUpdates() for _ in self._groups)
         return updates
 
-    # --- swapping ---
-
     def prepare_to_lose(self, victim: Sequence) -> Loss:
-        """What a victim's way back would take, by either way."""
+        """Return the work to restore a victim, by recompute and by swap."""
         for index in self._windowed:
             self._leave_behind(index, victim)
         total = -(-victim.num_computed // self._block_size)
@@ -240,7 +243,7 @@ class KVManager:
         )
 
     def _num_shared(self, index: int, victim: Sequence) -> int:
-        """Leading blocks that another sequence holds as well: they are still there when the victim comes back soon."""
+        """Return the leading blocks that another sequence also holds: they remain if the victim returns soon."""
         if victim.first_blocks[index]:
             return 0
         pool, shared = self._groups[index].pool, 0
@@ -256,9 +259,9 @@ class KVManager:
         return "enough" if self.swap_space.has_room(counts) else "full"
 
     def swap_out(self, victim: Sequence, counts: tuple[int, ...]) -> None:
-        """Have the victim's computed blocks copied to the swap space, and take its blocks of the cache.
+        """Schedule copies of the victim's computed blocks to the swap space, and release its blocks of the cache.
 
-        It keeps ``num_computed`` and ``first_blocks``: what its host blocks hold.
+        The victim keeps ``num_computed`` and ``first_blocks``, which describe its host blocks.
         """
         victim.swap_tables = [
             self.swap_space.copy_out(index, victim.block_tables[index][:count]) for index, count in enumerate(counts)
@@ -266,13 +269,13 @@ class KVManager:
         self._give_back(victim)
 
     def drop_swapped(self, sequence: Sequence) -> None:
-        """Give back its host blocks, if it has any: they are copied in, or not needed any more."""
+        """Release the sequence's host blocks, if it has any: they are copied in or no longer needed."""
         tables, sequence.swap_tables = sequence.swap_tables, None
         if tables is not None:
             self.swap_space.release(tables)
 
     def discard_swapped(self, sequence: Sequence) -> None:
-        """The same of a sequence that ended."""
+        """Release the host blocks of a sequence that ended, and drop its pending copies."""
         if sequence.swap_tables is not None:
             self.swap_space.forget_copies(sequence.swap_tables)
             self.drop_swapped(sequence)
@@ -280,23 +283,19 @@ class KVManager:
     def take_copies(self) -> SwapCopies:
         return self.swap_space.take_copies()
 
-    # --- prefixes ---
-
     def publish_computed(self, sequence: Sequence) -> None:
-        """Let all of its full blocks be found, the one that was filled last included."""
+        """Make all full blocks of a sequence findable, including the last one."""
         self._prefixes.publish(sequence, sequence.num_computed)
 
     def forget_prefixes(self, waiting: list[Sequence]) -> None:
-        """Those in ``waiting`` that hold no block begin a new chain."""
+        """Clear the prefix cache; waiting sequences without blocks start a new chain."""
         self._prefixes.forget()
         for sequence in waiting:
             if sequence.swap_tables is None:
                 sequence.digests.clear()
 
-    # --- conservation ---
-
     def check_integrity(self, running: list[Sequence], waiting: list[Sequence]) -> None:
-        """Every block is free or held by as many sequences as it counts, and every table reaches what it should."""
+        """Raise AssertionError unless the references and the lengths of all block tables are right."""
         for sequence in waiting:
             assert not any(sequence.block_tables) and sequence.capacity == sequence.num_published == 0
             assert (sequence.num_computed > 0) == (sequence.swap_tables is not None)

@@ -1,7 +1,7 @@
-"""Who goes first: the order in which waiting sequences are admitted and running ones keep their blocks.
+"""Scheduling policies: the order in which waiting sequences are admitted and running ones keep their blocks.
 
-A policy keeps those who wait. ``fcfs`` and ``priority`` give each request its place once, when it arrives; ``fair``
-(``fair_share``) decides anew as tenants are served. ``arrival`` counts up, so that no two places are equal.
+A policy owns the waiting sequences. ``fcfs`` and ``priority`` assign each request its place once, at arrival; ``fair``
+(``fair_share``) decides again as tenants are served. ``arrival`` counts up, so no two places are equal.
 """
 
 from typing import Literal, Protocol
@@ -14,15 +14,15 @@ PolicyName = Literal["fcfs", "priority", "fair"]
 
 
 class Policy(Protocol):
-    """No operation looks at the whole queue."""
+    """A scheduling policy. No operation visits the whole queue."""
 
     num_tokens: int
-    """Tokens that the waiting sequences have to compute before they draw another one."""
+    """The tokens that the waiting sequences have to compute before they sample another one."""
 
     def __len__(self) -> int: ...
 
     def order(self, request: Request, *, arrival: int) -> Order:
-        """The sequence's place as it arrives."""
+        """Return the sequence's place at its arrival."""
         ...
 
     def push(self, sequence: Sequence) -> None: ...
@@ -32,27 +32,27 @@ class Policy(Protocol):
     def pop(self) -> Sequence: ...
 
     def discard(self, sequence: Sequence) -> None:
-        """Drop a sequence that waits and is ``finished``."""
+        """Remove a waiting sequence that is ``finished``."""
         ...
 
     def sequences(self) -> list[Sequence]:
-        """All that wait, in no order; for checks and reports, not for the step."""
+        """Return all waiting sequences, in no order; for checks and reports, not for the step."""
         ...
 
     def arrange(self, running: list[Sequence]) -> None:
-        """Put the running ones in order before a step: the first is served first, the last gives way first."""
+        """Sort the running sequences before a step: the first is served first, the last is preempted first."""
         ...
 
     def displaces(self, waiting: Sequence, running: Sequence) -> bool:
-        """Whether a sequence for which there is no room may take that of a running one."""
+        """Return whether a sequence without room may take that of a running one."""
         ...
 
     def admitted(self, sequence: Sequence) -> None:
-        """It runs for the first time; ``num_cached`` of its prompt were found in the cache."""
+        """Record the first admission of a sequence; ``num_cached`` tokens of its prompt were in the cache."""
         ...
 
     def drew(self, sequences: list[Sequence]) -> None:
-        """Each of these drew a token."""
+        """Record that each of these sequences sampled a token."""
         ...
 
 
@@ -61,20 +61,20 @@ class FirstComeFirstServed(WaitingQueue):
         return (0, arrival)
 
     def arrange(self, running: list[Sequence]) -> None:
-        """They are in order."""
+        """Do nothing: the running sequences are in order."""
 
     def displaces(self, waiting: Sequence, running: Sequence) -> bool:
         return False
 
     def admitted(self, sequence: Sequence) -> None:
-        """Nobody's place depends on it."""
+        """Do nothing: no place depends on it."""
 
     def drew(self, sequences: list[Sequence]) -> None:
-        """Nobody's place depends on it."""
+        """Do nothing: no place depends on it."""
 
 
 class ByPriority(FirstComeFirstServed):
-    """The smallest number first, as vLLM has it; those of one number in order of arrival."""
+    """A policy that serves the smallest number first, as in vLLM, and equal numbers in order of arrival."""
 
     def order(self, request: Request, *, arrival: int) -> Order:
         return (request.priority, arrival)

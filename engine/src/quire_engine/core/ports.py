@@ -1,4 +1,4 @@
-"""What the core asks of the outside world."""
+"""The interfaces that the core requires."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,26 +9,26 @@ from quire_engine.core.stall_bound import StepCosts
 
 
 class PendingOutput(Protocol):
-    """A step under way. On a CPU it is done when ``sample`` returns; on a GPU ``wait`` is where the host stops."""
+    """A step in flight. On a CPU it is done when ``sample`` returns; on a GPU ``wait`` is where the host blocks."""
 
     def wait(self) -> RunnerOutput: ...
 
 
 class ForwardPass(Protocol):
-    """A step whose logits are computed, or will be on a GPU, while the host may work on masks."""
+    """A step whose logits are computed, or will be on a GPU, while the host may prepare masks."""
 
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
-        """Sample the next tokens, or issue this. It must be called once, before the next ``Runner.execute``."""
+        """Sample the next tokens, or issue this. Call it once, before the next ``Runner.execute``."""
 
 
 class Runner(Protocol):
-    """Runs the model over a batch. Called from one thread, in step order.
+    """The runner of the model over batches. It is called from one thread, in step order.
 
-    ``execute`` may be called for step n + 1 before ``wait`` on step n: ``Batch.feedback_tokens`` names the inputs which
-    the runner fills from its own draw of step n.
+    ``execute`` may be called for step n + 1 before ``wait`` on step n: ``Batch.feedback_tokens`` names the inputs that
+    the runner fills with the tokens that it sampled in step n.
 
     Steps take effect in order, and within a step every layer stores the keys and values of all rows before any row
-    attends: the scheduler hands a block on as soon as the step that fills it (or that last reads it) was issued.
+    attends: the scheduler reuses a block as soon as the step that fills it (or reads it last) was issued.
     """
 
     def execute(self, batch: Batch) -> ForwardPass: ...
@@ -38,7 +38,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A model ready to run, and what was learnt while loading it."""
+    """A model that is ready to run, and the facts measured while it was loaded."""
 
     runner: Runner
     layout: KVCacheLayout
@@ -51,12 +51,12 @@ class LoadedModel:
     weights: str
     phase_seconds: dict[str, float]
     asynchronous: bool = False
-    """Whether ``execute`` returns before the step is done, so that scheduling one step ahead gains time."""
+    """True if ``execute`` returns before the step is done, so that scheduling one step ahead saves time."""
     prefill_tokens_per_second: float | None = None
-    """Measured at warm-up, as are the next two: where ``core.preemption_cost`` and ``core.stall_bound`` begin. None is
-    not measured."""
+    """Measured in the warm-up, like the next two: the initial values of ``core.preemption_cost`` and
+    ``core.stall_bound``. None means not measured."""
     step_costs: StepCosts | None = None
     swap_bytes_per_second: float | None = None
-    """Copying blocks between the cache and the swap space, either way."""
+    """The rate of copies of blocks between the cache and the swap space, in either direction."""
     block_bytes: tuple[int, ...] = ()
-    """Bytes of one block, keys and values of all its layers, one entry per KV cache group; empty is not known."""
+    """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""

@@ -1,11 +1,11 @@
-"""How a running sequence gives up its blocks when there are none left, and why that way.
+"""The choice between the two kinds of preemption, for a running sequence whose blocks are needed.
 
-The victim is the last in order: the lowest priority, and of those the last to arrive. It keeps its order, so it is the
-first to be admitted again.
+The victim is the last in order: the lowest priority, and among equals the last to arrive. It keeps its order, so it is
+the first to be admitted again.
 
-Recompute: its blocks are released at once; admitted anew, it computes prompt and output so far like one long prompt
-(most of which its own prefix still holds, if nobody took those blocks meanwhile). Swap: what it has computed is copied
-to host memory, and back into new blocks when it is admitted anew, where it goes on as if nothing had been.
+Recompute: its blocks are released at once. When it is admitted again, it computes prompt and output so far like one
+long prompt; most of it may still be in the prefix cache. Swap: its computed blocks are copied to host memory, and back
+into new blocks when it is admitted again, where it continues without recomputation.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ class Preemption:
 
     @property
     def label(self) -> str:
-        """As metrics name it."""
+        """The name in metrics."""
         return f"{self.kind}:{self.reason}"
 
 
 def decide(mode: PreemptionMode, *, room: SwapRoom, costs: Costs | None) -> Preemption:
-    """By which way a victim gives way. ``costs`` None is not measured."""
+    """Return the kind of preemption of a victim. ``costs`` is None if they are not measured."""
     if mode == "recompute":
         return _recompute("forced")
     if room == "none":

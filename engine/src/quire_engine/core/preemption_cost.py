@@ -1,12 +1,12 @@
-"""What a preempted sequence costs by either way back, from rates measured on this machine: pure but for the averages.
+"""The cost to restore a preempted sequence in either way, from rates measured on this machine.
 
-Recompute: the tokens to compute again, at the measured seconds per prompt token. Swap: the bytes to copy out and later
-in, at the measured seconds per byte. Both sides leave out the leading blocks that another running sequence holds too,
-where they can: these are still in the cache when the victim comes back. Blocks of its own may survive there as well if
-nobody needs them meanwhile, which would make either way cheaper; since it lost its place because blocks were needed,
-none is counted on. Time that the copies would share with the model is not taken off either.
+The functions are pure except for the averages. Recompute costs the tokens to compute again, times the measured seconds
+per prompt token. Swap costs the bytes to copy out and later in, times the measured seconds per byte. Both omit the
+leading blocks that another running sequence also holds, if possible, because these are still in the cache when the
+victim returns. The victim's own blocks may survive there as well, which would make either way cheaper; but it was
+preempted because blocks are scarce, so none is assumed. The overlap of copies and model is not subtracted either.
 
-``Scheduler.commit`` feeds the rates from what each step took; ``LoadedModel`` has what the warm-up measured.
+``Scheduler.commit`` updates the rates with each step; ``LoadedModel`` has those of the warm-up.
 """
 
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from quire_engine.core.batch import Batch, BlockCopies, RunnerOutput
 
 PROMPT_SHARE = 0.75
-"""A step says what prompts cost when at least that share of its tokens are of prompts; the others are decoded."""
+"""A step measures the cost of prompts if at least this share of its tokens are prompt tokens."""
 FEWEST_TOKENS = 64
-"""And when it has this many: smaller ones measure what any step costs."""
+"""And if it has this many tokens: smaller steps measure their fixed cost."""
 WEIGHT_OF_NEWEST = 0.2
-"""Of an exponential average: some ten samples back count."""
+"""The weight in an exponential average: about ten samples back count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What a victim stands to lose."""
+    """The work that a preemption of a victim causes."""
 
     tokens: int
-    """To compute again, if it is not swapped."""
+    """The tokens to compute again, without a swap."""
     blocks_out: tuple[int, ...]
-    """To copy out, if it is: per KV cache group."""
+    """The blocks to copy out in a swap, per KV cache group."""
     blocks_in: tuple[int, ...]
 
 
@@ -60,12 +60,12 @@ class MeasuredRates:
             self.seconds_per_byte = _averaged(self.seconds_per_byte, output.swap_seconds / num_bytes)
 
     def observe_run(self, *, num_tokens: int, prompt_tokens: int, seconds: float) -> None:
-        """Learn from a step's run of the model over ``num_tokens``, of which ``prompt_tokens`` are of prompts."""
+        """Update the rate from a run of the model over ``num_tokens``, of which ``prompt_tokens`` are of prompts."""
         if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
             self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
 
     def costs(self, loss: Loss) -> Costs | None:
-        """None where a rate is not measured yet, or it is not known how large blocks are."""
+        """Return the costs, or None if a rate or the size of blocks is unknown."""
         num_bytes = self._bytes(loss.blocks_out) + self._bytes(loss.blocks_in)
         if self.seconds_per_token is None or self.seconds_per_byte is None or not num_bytes:
             return None

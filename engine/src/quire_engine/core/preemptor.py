@@ -1,7 +1,7 @@
-"""Takes row and blocks from running sequences where there is no room for others, the last in order first.
+"""The preemption of running sequences when others need their blocks or rows, the last in order first.
 
-``Scheduler`` says for whom; ``preemption`` decides by which way each gives them up. Whoever loses its place goes back
-into the queue, where its order makes it the first again.
+``Scheduler`` decides for which sequence; ``preemption`` decides the kind. The victim returns to the queue, where its
+order makes it the first again.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from quire_engine.core.sequence import Sequence
 
 
 class Preemptor:
-    """``running`` is the scheduler's own list, in order; ``counted`` is told of every preemption."""
+    """A preemptor. ``running`` is the scheduler's own list, in order; ``counted`` is called for every preemption."""
 
     def __init__(
         self,
@@ -36,7 +36,10 @@ class Preemptor:
         self._kv, self._rows, self._rates, self._counted = kv, rows, rates, counted
 
     def make_room(self, sequence: Sequence, end: int, plan: Plan) -> bool:
-        """Extend block tables to ``end``, at the cost of those behind; False when that took the sequence itself."""
+        """Extend block tables to ``end``, and preempt later sequences for it.
+
+        Return False if the sequence itself was preempted.
+        """
         while not self._kv.extend(sequence, end):
             assert len(self._running) > 1 or self._running[-1] is not sequence, "alone it should have been refused"
             victim = self.preempt_last()
@@ -46,13 +49,13 @@ class Preemptor:
         return True
 
     def preempt_last(self) -> Sequence:
-        """The one that is named had the least claim to its place."""
+        """Preempt and return the last running sequence."""
         victim = self._running.pop()
         self._preempt(victim)
         return victim
 
     def _preempt(self, victim: Sequence) -> None:
-        """Take row and blocks from a running sequence, and put it back into the queue."""
+        """Release row and blocks of a running sequence, and put it back into the queue."""
         loss = self._kv.prepare_to_lose(victim)
         preemption = decide(self._mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss))
         if preemption.kind == "swap":

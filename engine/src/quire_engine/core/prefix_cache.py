@@ -1,13 +1,12 @@
-"""The names under which full blocks are found again: digests chained from the start of the sequence.
+"""The index of full blocks by digests, which are chained from the start of the sequence.
 
-A block's digest covers its own tokens, all tokens before it, and who may find it: the tenant, unless tenants share
+A block's digest covers its own tokens, all tokens before it, and the scope of sharing: the tenant, unless tenants share
 prefixes, and the salt of the request. Otherwise a tenant could learn from ``cached_tokens``, or from a fast answer,
-what others have asked. BLAKE2b with 128 bits: nobody can craft two prompts of one digest, which Python's own hash would
-allow.
+what other tenants have requested. BLAKE2b with 128 bits prevents crafted collisions of prompts, which Python's own hash
+would allow.
 
-Whether a sequence has digests at all is its own affair (``PrefixCache.has_digests``): with prefix caching every one
-has, without it only those that share a prompt with others of their request, under a root that is theirs alone.
-``KVManager`` is the only caller.
+With prefix caching every sequence has digests (``PrefixCache.has_digests``). Without it, only sequences that share a
+prompt within their request have them, with a root of their own. ``KVManager`` is the only caller.
 """
 
 from collections.abc import Sequence as Many
@@ -21,7 +20,7 @@ from quire_engine.core.sequence import Sequence
 DIGEST_BYTES = 16
 
 SharePrefixes = Literal["tenant", "all"]
-"""Whose prefixes a request finds: those of its own tenant, or those of all."""
+"""The prefixes that a request may find: those of its own tenant, or those of all."""
 
 
 def root_digest(*, tenant: str | None, cache_salt: str | None, family: int | None = None, generation: int = 0) -> bytes:
@@ -30,7 +29,7 @@ def root_digest(*, tenant: str | None, cache_salt: str | None, family: int | Non
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
-    """Append to ``digests``, one a block, until there are ``upto`` of them."""
+    """Append to ``digests``, one per block, until there are ``upto`` of them."""
     pack = Struct(f"{block_size}I").pack
     parent = digests[-1] if digests else root
     for start in range(len(digests) * block_size, upto * block_size, block_size):
@@ -41,7 +40,7 @@ def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, blo
 class PrefixCache:
     """An index of the blocks of all KV cache groups by their digests.
 
-    If it is not ``enabled``, only the sequences of one request find each other's prompt. ``share`` says whether
+    If it is not ``enabled``, only the sequences of one request find each other's prompt. ``share`` determines whether
     requests find prefixes of all tenants or only of their own.
     """
 
@@ -57,8 +56,11 @@ class PrefixCache:
         return self._enabled or sequence.family is not None
 
     def find(self, sequence: Sequence) -> int:
-        """Leading blocks that every group still holds, as far as a query after them can see; at least one token is
-        left to compute, since the next one is drawn from what it gives, and all whose logits are asked for."""
+        """Return the number of leading blocks that every group still holds within its window.
+
+        At least one token is left to compute, because the next one is sampled from its logits, and so are all tokens
+        whose logits are requested.
+        """
         if not self.has_digests(sequence):
             return 0
         most = (sequence.num_tokens - 1) // self._block_size
@@ -75,13 +77,13 @@ class PrefixCache:
         return hit
 
     def _is_published(self, sequence: Sequence, place: int) -> bool:
-        """In every full-attention group; windowed groups are looked at afterwards."""
+        """Return whether all full-attention groups have the block; windowed groups are checked afterwards."""
         self._extend_digests(sequence, place + 1)
         digest = sequence.digests[place]
         return all(group.window is not None or group.pool.find(digest) is not None for group in self._groups)
 
     def _find_window(self, group: KVGroup, sequence: Sequence, most: int) -> int:
-        """The longest prefix of at most that many blocks of which the group holds all that is still visible."""
+        """Return the longest prefix of at most ``most`` blocks of which the group holds all visible ones."""
         end = most
         for place in range(most - 1, -1, -1):
             if place < group.first_visible(end * self._block_size):
@@ -91,15 +93,17 @@ class PrefixCache:
         return end
 
     def find_each(self, sequence: Sequence, group: KVGroup, first: int, count: int) -> list[int | None]:
-        """For each of ``count`` blocks of a sequence, whole or not, from place ``first`` on: where one with the same
-        content is, if anywhere."""
+        """Return, for each of ``count`` blocks from place ``first`` on, a block with the same content, or None.
+
+        The last block may be incomplete.
+        """
         full = min(first + count, sequence.num_computed // self._block_size) if self.has_digests(sequence) else 0
         self._extend_digests(sequence, full)
         found = [group.pool.find(digest) for digest in sequence.digests[first:full]]
         return [*found, *[None] * (count - len(found))]
 
     def publish(self, sequence: Sequence, num_tokens: int) -> None:
-        """Let the blocks be found which are full with the first ``num_tokens`` tokens, as far as these are known."""
+        """Make the blocks findable that are full with the first ``num_tokens`` known tokens."""
         if not self.has_digests(sequence):
             return
         full = min(num_tokens, len(sequence.token_ids), sequence.capacity) // self._block_size
@@ -127,8 +131,10 @@ class PrefixCache:
         )
 
     def forget(self) -> None:
-        """Nothing computed so far can be found any more, nor what running sequences go on to build upon it: they keep
-        their chains, and chains that begin from now on have other roots."""
+        """Make all prefixes unfindable, including those that running sequences extend.
+
+        Running sequences keep their chains, and new chains have other roots.
+        """
         self._generation += 1
         for group in self._groups:
             group.pool.forget()

@@ -1,4 +1,4 @@
-"""Which requests could never be served, whatever the load, and what of them would fit. Pure."""
+"""The rejection of requests that could never be served, whatever the load, and what would fit. Pure."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,17 @@ class Refusal:
 
 
 def refuse(*, num_prompt: int, limit: int, max_model_len: int, max_cached_tokens: int | None) -> Refusal | None:
-    """``limit`` is the length at which the sequence ends; ``max_cached_tokens`` what the KV cache holds of one sequence
-    that has it to itself, None where every layer looks back over a window only."""
+    """Return why a request can never be served, or None.
+
+    ``limit`` is the length at which the sequence ends. ``max_cached_tokens`` is the capacity of the KV cache for a
+    single sequence, or None if every layer has a window.
+    """
     if num_prompt >= max_model_len:
         return Refusal(
             message=f"the prompt has {num_prompt} tokens; this model takes at most {max_model_len - 1}, "
             f"which leaves one of its {max_model_len} for the answer"
         )
-    # The last token of a sequence is drawn but never computed: it needs no slot.
+    # The last token of a sequence is sampled but never computed: it needs no slot.
     if max_cached_tokens is not None and limit - 1 > max_cached_tokens:
         most = max_cached_tokens + 1
         advice = f"max_tokens of at most {most - num_prompt} would fit" if num_prompt < most else "no answer would fit"

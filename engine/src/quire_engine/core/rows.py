@@ -1,4 +1,4 @@
-"""The rows of the runner: which are free, and which were given back since the step before."""
+"""The rows of the runner: the free ones, and those returned since the previous step."""
 
 from quire_engine.core.sequence import Sequence
 
@@ -17,14 +17,17 @@ class Rows:
         return self._free.pop()
 
     def take_back(self, sequence: Sequence) -> None:
-        """Of one that runs no longer. It may be taken again in the same step: the runner releases before it admits."""
+        """Take the row of a sequence that no longer runs.
+
+        It may be assigned again in the same step, because the runner releases before it admits.
+        """
         assert sequence.row is not None
         self._released.append(sequence.row)
         self._free.append(sequence.row)
         sequence.row = None
 
     def take_released(self) -> list[int]:
-        """For the next batch."""
+        """Return and clear the released rows, for the next batch."""
         released, self._released = self._released, []
         return released
 

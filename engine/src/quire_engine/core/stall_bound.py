@@ -1,33 +1,33 @@
-"""How many prompt tokens a step may compute, so that nobody waits for a step for long.
+"""The bound on a step's time, and the number of prompt tokens that a step may compute within it.
 
-While sequences generate, the bound is ``--max-generation-stall``: a step with a long chunk of a prompt in it is a pause
-for everyone who decodes, a *generation stall*, as Agrawal et al. call it in "Taming Throughput-Latency Tradeoff in LLM
-Inference with Sarathi-Serve" (OSDI 2024). There chunks have a fixed number of tokens, profiled beforehand; here the
-bound is in seconds, and the tokens follow from what steps were measured to cost, so that one default is right for every
-machine, model and context:
+While sequences generate, the bound is ``--max-generation-stall``: a step with a long chunk of a prompt is a pause for
+every sequence that decodes, a *generation stall*, as Agrawal et al. call it in "Taming Throughput-Latency Tradeoff in
+LLM Inference with Sarathi-Serve" (OSDI 2024). There, chunks have a fixed number of tokens, profiled beforehand. Here
+the bound is in seconds, and the tokens follow from the measured cost of steps, so that one default fits every machine,
+model and context:
 
-    seconds = share x decoding + per_token x prompt tokens + per_pair x pairs of a prompt token and one it looks back on
+    seconds = share x decoding + per_token x prompt tokens + per_pair x pairs of a prompt token and a token it sees
 
-where ``decoding`` is what a step without prompts takes. The chunks are as long as the bound allows, since every
-chunk has a cost of its own: three quarters of the steps keep within the bound, and nearly all within 1.25 times of it.
+where ``decoding`` is the time of a step without prompts. The chunks are as long as the bound allows, because every
+chunk has a fixed cost: three quarters of the steps stay within the bound, and nearly all within 1.25 times of it.
 
-Where decoding alone takes nearly as long as the bound, or longer, prompts get a quarter of it all the same: a bound
-that cannot be met should not halt them.
+If decoding alone takes nearly as long as the bound, or longer, prompts still get a quarter of it: a bound that cannot
+be met must not halt them.
 
-While no sequence generates, a step takes at most ``MAX_STEP_SECONDS``. Until a step ends, no request that arrived since
-is served and none that it computes can be cancelled, and the API process cannot tell whether the engine hangs.
+While no sequence generates, a step takes at most ``MAX_STEP_SECONDS``. Until a step ends, no new request is served, no
+running one can be cancelled, and the API process cannot detect whether the engine hangs.
 
-Pure but for what it learned: it neither reads a clock nor knows sequences.
+The class is pure except for what it learned: it neither reads a clock nor knows sequences.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from math import sqrt
 
-# Where nothing was measured: looking back on so many tokens costs as much as one token does otherwise.
+# If nothing was measured: attending to this many tokens costs as much as one token does otherwise.
 _PAIRS_PER_TOKEN = 4096.0
-# Standard deviations, relative to each cost: of a step's time, of the machine's speed from step to step, of one cost
-# apart from the others from step to step, and of what the warm-up measured.
+# Standard deviations, relative to each cost: of a step's time, of the machine's speed from step to step, of a single
+# cost from step to step, and of the warm-up's measurements.
 _NOISE = 0.08
 _SPEED_DRIFT = 0.04
 _COST_DRIFT = 0.05
@@ -35,26 +35,29 @@ _FIRST_ERRORS = (0.5, 0.2, 0.5, 0.5)
 _LARGEST_ERROR = 1.0
 _MOST_CHANGE = 4.0
 _MOST_SURPRISE = 2.5
-"""A step that took longer than so many times what was expected counts as if it had taken that long: one hiccup of the
-machine does not halt all prompts. The same holds for shorter ones."""
+"""A step that took longer than this multiple of its expected time counts as that multiple: one hiccup of the machine
+does not halt all prompts. The same holds for shorter steps."""
 _RATIOS_KEPT = 32
 _LEAST_MARGIN = 1.07
 _TOLERATED_EXCESS = 1.15
-"""Of the bound, by all but one in ``_RATIOS_KEPT`` steps."""
+"""The tolerated multiple of the bound, for all but one in ``_RATIOS_KEPT`` steps."""
 _LEAST_SHARE_OF_PROMPTS = 0.25
 SHORT_SHARE = 0.5
-"""Of the time and the tokens that a step has for prompts: the share of short ones that would wait for a long one."""
+"""The share of a step's time and prompt tokens for short prompts that would otherwise wait for a long one."""
 
 MAX_STEP_SECONDS = 2.0
-"""A step whose cost is known takes no longer, also while no sequence generates."""
+"""The maximum time of a step of known cost while no sequence generates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """Seconds, as the warm-up measures them: where the scheduler's own averages begin. All above 0."""
+    """The costs in seconds, as the warm-up measures them: the initial values of the scheduler's averages.
+
+    All above 0.
+    """
 
     fixed: float
-    """Of a step without prompts."""
+    """The time of a step without prompts."""
     per_token: float
     per_pair: float
 
@@ -74,8 +77,9 @@ class PromptWork:
 class StallBound:
     """The bounds on a step's time: ``max_seconds`` while sequences generate, else ``alone_seconds``.
 
-    ``at_least`` prompt tokens may go into every step, however slow the machine: prompts get on. Without ``costs``
-    the first chunks are no larger. Without ``alone_seconds`` prompts take what they want while no sequence generates.
+    ``at_least`` prompt tokens may be in every step, however slow the machine, so that prompts progress. Without
+    ``costs`` the first chunks are no larger. Without ``alone_seconds`` prompts are unbounded while no sequence
+    generates.
     """
 
     def __init__(
@@ -95,7 +99,7 @@ class StallBound:
         self.at_least = at_least
         self._costs = _LearntCosts(costs)
         self._ratios: deque[float] = deque((_TOLERATED_EXCESS,) * 2, maxlen=_RATIOS_KEPT)
-        """Of recent steps with prompts: seconds over what was expected."""
+        """The actual divided by the expected seconds of recent steps with prompts."""
         self._margin = self._margin_of_ratios()
 
     def expected_seconds(self, work: PromptWork) -> float:
@@ -106,27 +110,27 @@ class StallBound:
     ) -> int:
         """Return how many tokens of a prompt, from its token ``start`` on, fit into a step in addition to ``work``.
 
-        ``seconds`` is the bound of this step, by default that of one in which others generate; prompts get a ``share``
-        of what decoding leaves of it. ``extra`` tokens of ``work`` do not count against ``at_least``.
+        ``seconds`` is the bound of this step, by default that of one in which other sequences generate; prompts get a
+        ``share`` of what decoding leaves. ``extra`` tokens of ``work`` do not count against ``at_least``.
         """
         target = (self.max_seconds if seconds is None else seconds) / self._margin
         base, tokens, pairs = self._costs.parts(work)
         left = share * max(target - base, _LEAST_SHARE_OF_PROMPTS * target) - tokens - pairs
         fitting = 0
         if left > 0.0:
-            # The root of per_pair / 2 n^2 + (per_token + per_pair start) n = left, in the form that keeps its digits.
+            # The root of per_pair / 2 n^2 + (per_token + per_pair start) n = left, in the numerically stable form.
             per_pair = self._costs.per_pair
             linear = self._costs.per_token + per_pair * start
             fitting = int(2.0 * left / (linear + sqrt(linear * linear + 2.0 * per_pair * left)))
         return max(fitting, self.at_least - (work.tokens - extra))
 
     def _margin_of_ratios(self) -> float:
-        """Return by how much a step with prompts should be expected to stay below its bound, so that it keeps it."""
+        """Return the factor by which a step with prompts should be expected to stay below its bound."""
         nearly_worst = sorted(self._ratios)[-2]
         return max(_LEAST_MARGIN, nearly_worst / _TOLERATED_EXCESS)
 
     def observe(self, work: PromptWork, seconds: float) -> None:
-        """Learn from what a step took, with or without prompts in it."""
+        """Update the costs from the time of a step, with or without prompts."""
         if seconds <= 0.0:
             return
         expected = self.expected_seconds(work)
@@ -147,7 +151,7 @@ class StepBound:
     seconds: float
 
     def allowed_tokens(self, work: PromptWork, start: int, *, extra: int = 0) -> int:
-        """Return how many tokens of a prompt fit into the step in addition to ``work``; 0 or less is none."""
+        """Return how many tokens of a prompt fit into the step in addition to ``work``; none if it is 0 or less."""
         return self.bound.allowed_tokens(work, start, seconds=self.seconds, extra=extra)
 
     def is_short(self, work: PromptWork, start: int, count: int) -> bool:
@@ -158,10 +162,10 @@ class StepBound:
 class _LearntCosts:
     """A Kalman filter over the costs of a step, in relative terms.
 
-    The state is the relative error of each cost, so no cost becomes negative and its unit does not matter. What a step
-    shows corrects the costs by their share in it and by what earlier steps left uncertain: chunks of different lengths,
-    at different places of a prompt, tell the costs apart. Steps without prompts tell only of decoding, so hours of
-    these leave the costs of prompts as they are.
+    The state is the relative error of each cost, so no cost becomes negative and its unit does not matter. A step's
+    time corrects the costs by their share in it and by their remaining uncertainty: chunks of different lengths, at
+    different places of a prompt, separate the costs. Steps without prompts only inform about decoding, so hours of them
+    leave the costs of prompts unchanged.
     """
 
     __slots__ = ("_costs", "_covariance")
@@ -185,12 +189,12 @@ class _LearntCosts:
         return self._costs[3]
 
     def parts(self, work: PromptWork) -> tuple[float, float, float]:
-        """Return the seconds of a step with prompts: of what does not grow with them, of tokens, of pairs."""
+        """Return the seconds of a step with prompts: the fixed part, that of tokens, and that of pairs."""
         decoding, share, per_token, per_pair = self._costs
         return share * decoding, per_token * work.tokens, per_pair * work.pairs
 
     def learn_prompts(self, work: PromptWork, ratio: float) -> None:
-        """Learn from a step with prompts that took ``ratio`` times what was expected."""
+        """Update the costs from a step with prompts that took ``ratio`` times the expected time."""
         parts = self.parts(work)
         expected = sum(parts)
         base, tokens, pairs = (part / expected for part in parts)
@@ -206,13 +210,16 @@ class _LearntCosts:
         self._correct(error, (error[0] + error[1]) * base + error[2] * tokens + error[3] * pairs, ratio)
 
     def learn_decoding(self, ratio: float) -> None:
-        """Learn from a step without prompts."""
+        """Update the costs from a step without prompts."""
         self._covariance[0][0] += _SPEED_DRIFT**2
         error = [row[0] for row in self._covariance]
         self._correct(error, error[0], ratio)
 
     def _correct(self, error: list[float], variance: float, ratio: float) -> None:
-        """``error`` is the covariance of each cost with the expected time, ``variance`` that of the time."""
+        """Correct the costs and their covariance.
+
+        ``error`` is the covariance of each cost with the expected time, ``variance`` that of the time.
+        """
         variance += _NOISE**2
         for place, covariance in enumerate(error):
             factor = 1.0 + covariance / variance * (ratio - 1.0)

@@ -1,4 +1,4 @@
-"""What the scheduler counts, and how it stands now. Read by metrics; nothing is decided by it."""
+"""The scheduler's counters and gauges. Metrics read them; no decision depends on them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,35 +6,35 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """Since the engine started. Added to by the scheduler alone."""
+    """The counters since the engine started. Only the scheduler increments them."""
 
     steps: int = 0
     prompt_tokens: int = 0
-    """Of requests that were admitted; once each, however often they are preempted."""
+    """The prompt tokens of admitted requests; each counts once, however often it is preempted."""
     generation_tokens: int = 0
     scheduled_tokens: int = 0
     discarded_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     preemptions: dict[str, int] = field(default_factory=Counter)
-    """By kind and reason, as ``core.preemption.Preemption.label`` names them."""
+    """Preemptions by kind and reason, see ``core.preemption.Preemption.label``."""
     recomputed_tokens: int = 0
-    """Computed again after a preemption by recompute, less what was still found in the prefix cache."""
+    """The tokens computed again after a preemption by recompute, less those found in the prefix cache."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauges:
-    """Blocks are counted over all KV cache groups; ``kv_usage`` is that of the fullest."""
+    """The current state. Blocks are counted over all KV cache groups; ``kv_usage`` is that of the fullest."""
 
     num_running: int
     num_waiting: int
     queued_tokens: int
     parked_tokens: int
-    """Those of them that siblings will compute."""
+    """The part of these tokens that siblings will compute."""
     prefilling_tokens: int
-    """What running sequences lack before they can draw a token."""
+    """The tokens that running sequences lack before they can sample one."""
     blocks_total: int
     blocks_used: int
     blocks_cached: int
@@ -46,8 +46,10 @@ class Gauges:
 
 @dataclass(slots=True)
 class StepSeconds:
-    """Total seconds by part of the step. ``run`` is what the host spends with the runner in addition to ``prepare``,
-    ``swap`` and ``sample``."""
+    """The total seconds by part of the step.
+
+    ``run`` is the time that the host spends in the runner in addition to ``prepare``, ``swap`` and ``sample``.
+    """
 
     schedule: float = 0.0
     prepare: float = 0.0

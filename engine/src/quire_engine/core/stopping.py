@@ -1,4 +1,4 @@
-"""When a sequence ends by what was drawn. Stop strings are not known here: they belong to the text side."""
+"""The end of a sequence by its sampled token. Stop strings are not known here: they belong to the text side."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ FinishReason = Literal["stop", "length", "abort"]
 class Stop:
     reason: FinishReason
     token_id: int | None = None
-    """The token that ended the sequence, when the reason is stop."""
+    """The token that ended the sequence if the reason is stop."""
 
 
 def find_stop(
     token_id: int, *, stop_ids: Set[int], num_output: int, min_tokens: int, num_tokens: int, limit: int
 ) -> Stop | None:
-    """Whether the sequence ends with ``token_id``, which is counted in ``num_output`` and in ``num_tokens``.
+    """Return the stop by ``token_id``, or None; the token is counted in ``num_output`` and in ``num_tokens``.
 
     A stop token before ``min_tokens`` outputs is a token like any other. A stop token that is also the last one allowed
-    is a stop: the model had said all it wanted.
+    is a stop, because the model was finished.
     """
     if token_id in stop_ids and num_output > min_tokens:
         return Stop(reason="stop", token_id=token_id)

@@ -1,8 +1,8 @@
-"""Host memory for the blocks of preempted sequences: which of it is taken, and what the next step copies.
+"""The host memory for the blocks of preempted sequences: the used blocks, and the copies of the next step.
 
-``KVManager`` asks; the runner copies what ``take_copies`` names. Every KV cache group has host blocks of its own, of
-the size of its cache blocks. Steps take effect in order (``core.ports.Runner``), so a host block that is given back may
-be given out again by the next step, whatever is still under way.
+``KVManager`` uses it; the runner performs the copies of ``take_copies``. Every KV cache group has its own host blocks,
+of the size of its cache blocks. Steps take effect in order (``core.ports.Runner``), so a released host block may be
+allocated by the next step, whatever is still in flight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from quire_engine.core.batch import BlockCopies
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCopies:
-    """As ``Batch.swap_out`` and ``swap_in`` have it: one entry per KV cache group, or none."""
+    """The copies of a step, as in ``Batch.swap_out`` and ``swap_in``: one entry per KV cache group, or empty."""
 
     swap_out: tuple[BlockCopies, ...] = ()
     swap_in: tuple[BlockCopies, ...] = ()
@@ -31,7 +31,7 @@ _NO_COPIES = SwapCopies()
 
 
 class SwapSpace:
-    """free + taken = num_blocks, in every group."""
+    """The host blocks of all groups; in every group free + taken = num_blocks."""
 
     def __init__(self, num_blocks: Sequence[int]) -> None:
         self.num_blocks = tuple(num_blocks)
@@ -45,7 +45,7 @@ class SwapSpace:
 
     @property
     def exists(self) -> bool:
-        """Whether every group has some."""
+        """True if every group has host blocks."""
         return all(self.num_blocks)
 
     @property
@@ -53,11 +53,11 @@ class SwapSpace:
         return sum(self.num_blocks) - sum(map(len, self._free))
 
     def has_room(self, counts: Iterable[int]) -> bool:
-        """For so many blocks of each group."""
+        """Return whether each group has this many free blocks."""
         return all(count <= len(free) for count, free in zip(counts, self._free, strict=True))
 
     def copy_out(self, group: int, blocks: list[int]) -> list[int]:
-        """Have these blocks of the cache copied; the host blocks they go to. The caller has asked for room."""
+        """Schedule copies of blocks of the cache, and return their host blocks. The caller has checked for room."""
         free, copies = self._free[group], self._out[group]
         taken = [free.pop() for _ in blocks]
         copies.sources.extend(blocks)
@@ -66,19 +66,19 @@ class SwapSpace:
         return taken
 
     def copy_in(self, group: int, taken: list[int], blocks: list[int]) -> None:
-        """Have host blocks copied to blocks of the cache; they stay taken until ``release``."""
+        """Schedule copies of host blocks to blocks of the cache; they stay taken until ``release``."""
         copies = self._in[group]
         copies.sources.extend(taken)
         copies.targets.extend(blocks)
         self._pending = self._pending or bool(blocks)
 
     def release(self, tables: list[list[int]]) -> None:
-        """Give back the host blocks of one sequence, those of each group."""
+        """Release the host blocks of one sequence, in each group."""
         for free, taken in zip(self._free, tables, strict=True):
             free.extend(reversed(taken))
 
     def forget_copies(self, tables: list[list[int]]) -> None:
-        """Leave out what was to be copied there and in no step yet: another's blocks may go there in the same step."""
+        """Drop pending copies to these host blocks, because other blocks may be copied there in the same step."""
         if not self._pending:
             return
         for copies, taken in zip(self._out, tables, strict=True):
@@ -88,7 +88,7 @@ class SwapSpace:
             copies.targets[:] = [target for _, target in kept]
 
     def take_copies(self) -> SwapCopies:
-        """What the next step has to copy."""
+        """Return and clear the copies for the next step."""
         if not self._pending:
             return _NO_COPIES
         copies = SwapCopies(swap_out=_unless_empty(self._out), swap_in=_unless_empty(self._in))
@@ -96,7 +96,7 @@ class SwapSpace:
         return copies
 
     def check_integrity(self, holders: Sequence[Sequence[int]]) -> None:
-        """Compare with the host blocks that sequences say they hold, of each group."""
+        """Raise AssertionError unless the host blocks match those of the sequences, in each group."""
         for count, free, held in zip(self.num_blocks, self._free, holders, strict=True):
             assert sorted([*free, *held]) == list(range(count)), "host blocks are lost or held twice"
         for copies in self._out:

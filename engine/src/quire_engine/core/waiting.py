@@ -1,8 +1,8 @@
 """The sequences that have no row: those never admitted, and those preempted.
 
-A heap by order. A sequence that leaves from the middle (cancelled, or ended by a token drawn before it was preempted)
-is only marked, and dropped when it comes up or when the marked ones outnumber the rest: no operation looks at the whole
-queue, whatever its length.
+It is a heap by order. A sequence that leaves from the middle (cancelled, or ended by a token sampled before its
+preemption) is only marked, and dropped when it comes up or when the marked ones outnumber the rest. No operation visits
+the whole queue, whatever its length.
 """
 
 from heapq import heapify, heappop, heappush
@@ -15,7 +15,7 @@ class WaitingQueue:
         self._heap: list[tuple[Order, Sequence]] = []
         self._length = 0
         self.num_tokens = 0
-        """Tokens that the sequences here have to compute before they draw another one."""
+        """The tokens that these sequences have to compute before they sample another one."""
 
     def __len__(self) -> int:
         return self._length
@@ -39,7 +39,7 @@ class WaitingQueue:
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
-        """Drop a sequence that is here and ``finished``."""
+        """Remove a waiting sequence that is ``finished``."""
         assert sequence.finished and sequence.row is None
         self._forget(sequence)
         if len(self._heap) > 2 * self._length + 64:
@@ -51,5 +51,5 @@ class WaitingQueue:
         self.num_tokens -= sequence.num_tokens - sequence.num_computed
 
     def sequences(self) -> list[Sequence]:
-        """All of them, in no order; for checks and reports, not for the step."""
+        """Return all of them, in no order; for checks and reports, not for the step."""
         return [sequence for _, sequence in self._heap if not sequence.finished]
