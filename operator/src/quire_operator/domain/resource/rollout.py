@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quire_operator.domain.resource.fields import Fields
+from quire_operator.domain.resource.windows import RecurringWindow, read_window
 
 _NONE = (0, "0%")
+_MAX_WINDOWS = 16
 
 
 class RolloutStrategy(StrEnum):
@@ -21,8 +23,16 @@ class Rollout:
     """A number or a percentage of the replicas, which Kubernetes rounds up."""
     max_unavailable: int | str
     """The same, rounded down; where both come to 0, Kubernetes allows one replica to be unavailable."""
+    windows: tuple[RecurringWindow, ...] = ()
+    """When a rollout may start; empty: at any time."""
     progress_deadline_seconds: float | None
     """None: as long as this model may take to start."""
+
+    def next_window(self, now: float) -> float | None:
+        """Return when the next window opens; None if a rollout may start now."""
+        if not self.windows or any(window.open_until(now) is not None for window in self.windows):
+            return None
+        return min((start for window in self.windows if (start := window.next_start(now)) is not None), default=None)
 
     @property
     def surges(self) -> bool:
@@ -40,6 +50,7 @@ def read_rollout(fields: Fields) -> Rollout:
         strategy=fields.choice("strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE),
         max_surge=fields.count_or_percent("maxSurge", default=1),
         max_unavailable=fields.count_or_percent("maxUnavailable", default=0),
+        windows=_read_windows(fields),
         progress_deadline_seconds=_read_deadline(fields),
     )
     if rollout.strategy is RolloutStrategy.RECREATE:
@@ -50,6 +61,17 @@ def read_rollout(fields: Fields) -> Rollout:
         fields.problem("maxUnavailable", "must be at least 1 while maxSurge is 0: otherwise no replica can be replaced")
     fields.done()
     return rollout
+
+
+def _read_windows(fields: Fields) -> tuple[RecurringWindow, ...]:
+    listed = fields.sections("windows")
+    if len(listed) > _MAX_WINDOWS:
+        fields.problem("windows", f"must have at most {_MAX_WINDOWS} entries, got {len(listed)}")
+    found = []
+    for each in listed:
+        found.append(read_window(each))
+        each.done()
+    return tuple(window for window in found if window is not None)
 
 
 def _read_deadline(fields: Fields) -> float | None:
