@@ -53,7 +53,7 @@ def outside_window(
 ) -> Queued | None:
     """Return why a rollout must wait for a window of spec.rollout.windows, or None if it may start.
 
-    A Deployment without a ready replica serves nobody, so that its correction does not wait.
+    A Deployment without a ready replica answers no requests, so that its correction does not wait.
     """
     start = rules.next_window(now)
     if start is None or not live.ready or rollout_now == template_digest:
