@@ -1,4 +1,4 @@
-"""Whether an LLMDeployment is accepted, judged with an API server that says what a test wants."""
+"""The review of an LLMDeployment, with an API server whose answers the test chooses."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ UID = "6f3c"
 
 
 class ApiServer:
-    """Implements ``ports.DryRun``."""
+    """A ``ports.DryRun`` with chosen answers."""
 
     def __init__(self, *, owner: str | None = None, taken: str = "", answer: Exception | None = None) -> None:
         self._owner, self._taken, self._answer = owner, taken, answer
@@ -170,7 +170,7 @@ def test_a_change_of_what_is_invalid_is_judged() -> None:
 
 
 class Estimate:
-    """As much of a ``CapacityCheck`` as a review asks."""
+    """The part of a ``CapacityCheck`` that a review uses."""
 
     async def refusal(self, spec: Spec) -> BlockingCondition | None:
         return BlockingCondition(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
@@ -178,7 +178,7 @@ class Estimate:
 
 def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
     reviewer = Reviewer(
-        dry_run=ApiServer(owner="somebody"),
+        dry_run=ApiServer(owner="another-uid"),
         images=Images(engine="engine"),
         capacity=Estimate(),  # type: ignore[arg-type]
     )

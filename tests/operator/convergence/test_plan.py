@@ -1,4 +1,4 @@
-"""From what is desired and what is there to what is done, with reasons."""
+"""From the desired and the observed state to actions with reasons."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the operator makes of an LLMDeployment on a real API server, and that it then leaves it alone."""
+"""The children that the operator creates on a real API server, and that it then leaves alone."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,7 @@ QUIET_SECONDS = 15.0
 
 @pytest.fixture(scope="session")
 def deleted(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
-    """One that was made and deleted early: the garbage collector learns of a new kind within half a minute only."""
+    """Return one that was deleted early: the garbage collector learns of a new kind only within half a minute."""
     shared_space.apply("gone", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
     shared_space.wait_settled("gone")
     assert "gone-models" in shared_space.names("persistentvolumeclaims")
@@ -59,11 +59,11 @@ def test_status_tells_of_the_replica_that_does_not_run_here(demo: Namespace) -> 
 
 
 def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator: OperatorProcess) -> None:
-    """Across another reconcile that asks for nothing, and across a resync."""
+    """The time covers another reconcile without a change, and a resync."""
     audit = demo.server.audit
     demo.touch("chat", "once")
     start = audit.position()
-    time.sleep(QUIET_SECONDS)  # the thing measured is that nothing happens
+    time.sleep(QUIET_SECONDS)  # the test measures that nothing happens
     asked = audit.requests(start, user_agent=operator.identity)
     assert [str(request) for request in asked if request.is_mutating and request.resource != "leases"] == []
     assert sum(request.resource == "leases" for request in asked) >= 5, "it was alive and leading all the while"

@@ -1,4 +1,4 @@
-"""How a pod comes by its model: what is fetched before the engine starts, with which credentials, what is mounted."""
+"""The model of a pod: what is fetched before the engine starts, with which credentials, and what is mounted."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A moving model source: resolved once, stored in status, passed to pods, and what pods report of it."""
+"""A moving model source: resolved once, stored in status, passed to pods, and the versions that pods report."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ BRANCH = {"source": "hf://org/m@main"}
 
 
 class Hub:
-    """Implements the part of ``ports.ModelReader`` that resolves."""
+    """The part of a ``ports.ModelReader`` that resolves."""
 
     def __init__(self) -> None:
         self.answer: str | ModelUnknown = FIRST
@@ -32,7 +32,7 @@ class Hub:
 
 @pytest.fixture
 def moving(world: Any) -> Any:
-    """The world, with an operator that resolves."""
+    """Return the world with an operator that resolves sources."""
     world.hub = Hub()
 
     def restart() -> None:
@@ -51,7 +51,7 @@ def moving(world: Any) -> Any:
 
 
 def fetched(world: Any) -> str:
-    """The source that pods download."""
+    """Return the source that pods download."""
     pod = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]
     (fetch,) = pod["initContainers"]
     assert isinstance(fetch["args"][0], str)

@@ -1,4 +1,4 @@
-"""Conditions, the whole status, and the events that tell of its changes."""
+"""Conditions, the whole status, and the events for its changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(target=0, deployment=deployment(0, 0), pods=()),
         {"Ready": "True ScaledToZero", "Available": "False NoReplicaReady"},
     ),
-    "none while nobody asks": (
+    "none without requests": (
         view(spec=ASLEEP, target=0, deployment=deployment(0, 0), pods=()),
         {
             "Ready": "True ScaledToZero",
@@ -160,7 +160,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             "Degraded": "False AsExpected",
         },
     ),
-    "the first since somebody asked": (
+    "the first after a request": (
         view(spec=ASLEEP, target=1, deployment=deployment(1, 0), pods=(pod(),)),
         {"Ready": "False Starting", "Available": "True HeldByGateway", "Progressing": "True Scaling"},
     ),
@@ -462,7 +462,7 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("reported", "problem"),
     [
         (None, None),
         ({"type": "Autoscaling", "reason": "Enforcing", "message": "between 1 and 3 replicas"}, None),
@@ -473,6 +473,6 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
     ],
 )
 def test_a_metrics_problem_is_read_from_reason_and_message_of_its_condition(
-    told: dict[str, str] | None, problem: MetricsProblem | None
+    reported: dict[str, str] | None, problem: MetricsProblem | None
 ) -> None:
-    assert last_metrics_problem({} if told is None else {"conditions": [told]}) == problem
+    assert last_metrics_problem({} if reported is None else {"conditions": [reported]}) == problem
