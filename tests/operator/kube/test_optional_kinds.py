@@ -137,6 +137,31 @@ def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
     untold.kill()
 
 
+def test_policy_of_a_deleted_llmdeployment_stays_until_its_pods_are_gone(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    space.apply()
+    space.wait_settled("chat")
+    (pod,) = until(lambda: space.pods("chat"))
+    uid = (space.get("pods", pod) or {})["metadata"]["uid"]
+    space.patch("pods", pod, {"metadata": {"finalizers": ["quire.dev/drains"]}})  # no kubelet drains it here
+
+    space.delete("llmdeployments", "chat")
+
+    def owners() -> list[str]:
+        metadata = (space.get("networkpolicies", "chat") or {}).get("metadata", {})
+        return [owner["uid"] for owner in metadata.get("ownerReferences", [])]
+
+    until(lambda: space.get("deployments", "chat") is None and owners() == [uid], why=owners)
+    operator.kill()  # from here on the garbage collector does it alone
+    policy = space.get("networkpolicies", "chat")
+    assert policy is not None and policy["spec"]["ingress"][0]["from"] == PEERS
+
+    space.patch("pods", pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["quire.dev/drains"]}})
+    until(lambda: space.get("pods", pod) is None)
+    until(lambda: space.get("networkpolicies", "chat") is None)
+
+
 def test_a_policy_that_has_the_name_already_is_left_alone_and_replicas_run(
     space: Namespace, operator: OperatorProcess
 ) -> None:

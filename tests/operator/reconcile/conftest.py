@@ -90,13 +90,17 @@ class FakeCluster:
     def _apply(self, manifest: Manifest) -> Child:
         body: Any = manifest.body
         self.manifests[manifest.ref] = manifest
-        (owner,) = body["metadata"]["ownerReferences"]
+        owners = body["metadata"].get("ownerReferences", [])
+        controller = next(
+            (Owner(kind=o["kind"], name=o["name"], uid=o["uid"]) for o in owners if "controller" in o), None
+        )
         old = self.children.get(manifest.ref)
         child = Child(
             ref=manifest.ref,
             uid=old.uid if old else f"uid {manifest.ref}",
             version=self._next(),
-            owner=Owner(kind=owner["kind"], name=owner["name"], uid=owner["uid"]),
+            owner=controller,
+            owner_uids=frozenset(owner["uid"] for owner in owners),
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
@@ -199,6 +203,9 @@ class World:
             self.store.drop_child(KEY, ref, self.store.children(KEY)[ref].uid)
         for pod in self.cluster.pods.values():
             self.store.put_pod(KEY, pod)
+        for pod in self.store.pods(KEY):
+            if pod.name not in self.cluster.pods:
+                self.store.drop_pod(KEY, pod.name, pod.uid)
 
     def apply(self, *, uid: str = "uid-1", **spec: Any) -> None:
         """Apply as a user does."""
@@ -228,6 +235,14 @@ class World:
             self.show()
             await self.reconciler.reconcile(KEY)
         return self.cluster.asked[start:]
+
+    def delete(self) -> None:
+        """As a person would; the garbage collector removes what has an owner, but pods go on draining."""
+        gone = self.cluster.resources.pop(KEY)
+        owned = [ref for ref, child in self.cluster.children.items() if gone.uid in child.owner_uids]
+        for ref in owned:
+            del self.cluster.children[ref]
+        self.store.drop_resource(KEY, gone.uid)
 
     def change_deployment(self, **changes: Any) -> None:
         """Change the Deployment as its controller does."""

@@ -274,7 +274,7 @@ class Operator:
         self._reconciler.forget()
         await self._optional_kinds.look()
         await self._sweep()
-        for key in self._store.live_keys():
+        for key in self._store.all_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))

@@ -17,13 +17,14 @@ from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
-from quire_operator.domain.convergence.plan import plan
+from quire_operator.domain.convergence.departure import departure
+from quire_operator.domain.convergence.plan import Delete, Update, plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import Manifests, all_problems, child_refs, desired
+from quire_operator.domain.manifests.desired import POLICY, Manifests, all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
@@ -152,9 +153,10 @@ class Reconciler:
         self._claims.check(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
-            gone = self._states.pop(key, None)  # the garbage collector does the rest
+            gone = self._states.pop(key, None)
             if gone is not None:
                 gone.give_up_persisting(f"{key} is gone")
+            await self._depart(key)  # the garbage collector does the rest
             return None
         state = self._state_of(resource)
         try:
@@ -170,6 +172,26 @@ class Reconciler:
             raise
         state.conflicts = 0
         return again
+
+    async def _depart(self, key: Key) -> None:
+        """Hand what outlives an LLMDeployment over to its last pods. Its absence is read, not concluded."""
+        if self._departure(key) is None:
+            return
+        latest = await self._cluster.read_resource(key)
+        if latest is not None and not latest.deleting:
+            self._store.put_resource(latest)
+            self._enqueue(key)
+            return
+        todo = self._departure(key)
+        if todo is not None:
+            logger.info("%s: %s %s: %s", key, type(todo).__name__.lower(), POLICY.ref(key.name), todo.reason)
+        if isinstance(todo, Update):
+            self._store.put_child(key, await self._cluster.update(key, todo.manifest))
+        elif todo is not None:
+            await self._cluster.delete(key, todo.ref, todo.uid)
+
+    def _departure(self, key: Key) -> Update | Delete | None:
+        return departure(key, self._store.children(key), self._store.pods(key), self._features())
 
     async def _read_again(self, key: Key, state: ReconcileState) -> None:
         """What is there is not what we know: the watch is late, or dead, and must not be waited for."""

@@ -128,6 +128,8 @@ class Child:
     fingerprint: str
     foreign: tuple[ForeignField, ...]
     deployment: DeploymentState | None = None
+    owner_uids: frozenset[str] = frozenset()
+    """All its owners, of which the controller is one; it is removed when the last of them is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +234,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         fingerprint=fingerprint(body),
         foreign=foreign,
         deployment=_deployment(body, foreign) if kind == "Deployment" else None,
+        owner_uids=frozenset(_text(owner, "uid") for owner in _maps(metadata, "ownerReferences")),
     )
 
 
