@@ -29,6 +29,7 @@ from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
 from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 from quire_operator.adapters.kubernetes.leases import KubeLeases
+from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import Scraper
@@ -47,6 +48,7 @@ from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.downloads import Downloads
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
@@ -133,6 +135,10 @@ class Operator:
         self._models = self._hub() if settings.capacity_check else None
         self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
+        self._progress = DownloadProgress()
+        self._downloads = Downloads(
+            store=self._store, reader=self._progress, clock=self._clock, enqueue=self._workers.add
+        )
         self._reconciler = Reconciler(
             cluster=self._cluster,
             store=self._store,
@@ -142,6 +148,7 @@ class Operator:
             cluster_domain=settings.cluster_domain,
             features=self._features,
             capacity=self.capacity,
+            download=self._downloads.progress,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
             revisions=ModelRevisions(self._models, now=time.monotonic),
         )
@@ -203,6 +210,7 @@ class Operator:
                 task.cancel()
                 await asyncio.wait({task})
             await server.stop()
+            await self._progress.aclose()
             if self.capacity is not None:
                 await self.capacity.aclose()
         for task in tasks:
@@ -281,6 +289,7 @@ class Operator:
             group.create_task(self._resync())
             group.create_task(self._discover())
             group.create_task(self._autoscale())
+            group.create_task(self._downloads.follow())
 
     async def _resync(self) -> None:
         period = self._settings.resync_seconds

@@ -30,6 +30,7 @@ from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
+from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
@@ -97,9 +98,13 @@ class Reconciler:
         capacity: CapacityCheck | None = None,
         revisions: ModelRevisions | None = None,
         max_concurrent_rollouts: int = 0,
+        download: Callable[[Key], Download | None] = lambda key: None,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
-        self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
+        self._download = download
+        self._reporter = Reporter(
+            cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain, download=download
+        )
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
@@ -341,7 +346,8 @@ class Reconciler:
         """Return what a moving model source means. It is stored before pods get it, so that a crash changes nothing."""
         resolution = await self._revisions.resolution(resource, spec)
         if resolution is not None and resolution != stored_resolution(resource, spec):
-            section = model_section(resolution, spec, self._store.pods(resource.key))
+            key = resource.key
+            section = model_section(resolution, spec, self._store.pods(key), self._download(key))
             await self._reporter.write_status(resource, state, spec, {**resource.status, "model": section})
         return resolution
 

@@ -145,6 +145,7 @@ class ContainerState:
     ended_reason: str = ""
     ended_message: str = ""
     ended_code: int = 0
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +319,7 @@ def _container(status: JSON, *, init: bool) -> ContainerState:
         ended_reason=_text(ended, "reason"),
         ended_message=_text(ended, "message"),
         ended_code=_number(ended, "exitCode"),
+        running="running" in _map(status, "state"),
     )
 
 
