@@ -17,6 +17,7 @@ from quire_operator.reconcile import admission
 from quire_operator.reconcile.admission import Reviewer
 
 UID = "6f3c"
+HOSTNAME = "kubernetes.io/hostname"
 
 
 class ApiServer:
@@ -131,22 +132,23 @@ def test_change_while_a_name_is_taken_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "more", "warns"),
+    ("cache", "more", "is_refused"),
     [
         ({"size": "1Gi"}, {"replicas": 2}, True),
         ({"size": "1Gi"}, {"autoscaling": {"maxReplicas": 2}}, True),
         ({"size": "1Gi", "accessMode": "ReadWriteMany"}, {"replicas": 2}, False),
         ({"size": "1Gi"}, {"replicas": 1}, False),
         ({"claimName": "models"}, {"replicas": 2}, False),
+        ({"size": "1Gi"}, {"replicas": 2, "podTemplate": {"spec": {"nodeSelector": {HOSTNAME: "a"}}}}, False),
+        ({"size": "1Gi"}, {"replicas": 2, "podTemplate": {"spec": {"nodeSelector": {"zone": "a"}}}}, True),
     ],
 )
-def test_replicas_that_cannot_share_a_volume_are_a_warning(
-    cache: dict[str, str], more: dict[str, Any], warns: bool
+def test_replicas_that_cannot_share_a_volume_are_refused(
+    cache: dict[str, str], more: dict[str, Any], is_refused: bool
 ) -> None:
     verdict = review(body({"model": {"source": "hf://org/name", "cache": cache}} | more))
 
-    assert verdict.problems == ()
-    assert any(w.startswith("spec.model.cache.accessMode: ") for w in verdict.warnings) is warns
+    assert [problem.path for problem in verdict.problems] == (["spec.model.cache.accessMode"] if is_refused else [])
 
 
 def test_our_own_deployment_is_no_obstacle() -> None:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
@@ -68,6 +69,30 @@ def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator:
     assert [str(request) for request in asked if request.is_mutating and request.resource != "leases"] == []
     assert sum(request.resource == "leases" for request in asked) >= 5, "it was alive and leading all the while"
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
+
+
+def test_retained_claim_survives_its_llmdeployment_and_is_used_again(
+    shared_space: Namespace, operator: OperatorProcess
+) -> None:
+    model = {"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Retain"}}
+
+    def claim() -> dict[str, Any]:
+        return (shared_space.get("persistentvolumeclaims", "kept-models") or {}).get("metadata", {})
+
+    shared_space.apply("kept", model=model)
+    shared_space.wait_settled("kept")
+    before = claim()
+    assert "ownerReferences" not in before
+    shared_space.delete("llmdeployments", "kept")
+    until(lambda: shared_space.get("deployments", "kept") is None and not shared_space.pods("kept"))
+    shared_space.apply("kept", model=model)
+    shared_space.wait_settled("kept")
+    assert claim()["uid"] == before["uid"] and "deletionTimestamp" not in claim()
+
+    shared_space.apply("kept", model={"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Delete"}})
+    until(lambda: claim().get("ownerReferences"))
+    shared_space.delete("llmdeployments", "kept")
+    until(lambda: not claim())
 
 
 def test_deletion_leaves_nothing(deleted: Namespace) -> None:

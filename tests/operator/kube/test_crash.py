@@ -22,7 +22,7 @@ from quire_cluster.control_plane import ControlPlane
 
 ENGINES = "127.0.77.2"
 MADE: dict[str, Any] = {
-    "model": {"source": "hf://org/model", "cache": {"size": "1Gi"}},
+    "model": {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}},
     "replicas": 2,
     "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
 }

@@ -71,7 +71,7 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
     start = crd_installed.audit.position()
     operator = operators.start(*space.flags(), identity="rights", tick_seconds=1.0)
-    cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
+    cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     rules = {"window": "0s", "period": "1s"}
     space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
     space.wait_settled("chat")

@@ -29,6 +29,7 @@ from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.domain.status.cache_check import cache_refusal
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
@@ -254,6 +255,9 @@ class Reconciler:
             return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
+        refused, unshared = cache_refusal(resource, spec)
+        if refused is not None:
+            return ReconcileResult(blocking=refused, target=goal.replicas)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
@@ -273,7 +277,7 @@ class Reconciler:
                 nonblocking=beside or result.nonblocking,
                 again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
-        nonblocking = result.nonblocking or found.nonblocking
+        nonblocking = result.nonblocking or found.nonblocking or unshared
         return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking, queued=queued)
 
     def _slot(

@@ -19,7 +19,7 @@ from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMET
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
+from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, Retention, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
 JSON = dict[str, object]
@@ -361,6 +361,7 @@ CHILDREN = (
         render=_cache_claim,
         suffix=names.CACHE_CLAIM_SUFFIX,
         is_wanted=lambda spec, features: isinstance(spec.model.cache, NewClaim),
+        is_owned=lambda spec: not isinstance(spec.model.cache, NewClaim) or spec.model.cache.retain is Retention.DELETE,
     ),
     Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
     Child(kind="Service", api_version="v1", plural="services", render=_service),
@@ -401,5 +402,5 @@ CHILDREN = (
 )
 OPTIONAL_KINDS = frozenset(child.kind for child in CHILDREN if child.is_optional)
 NONBLOCKING_KINDS = frozenset(child.kind for child in CHILDREN if child.is_nonblocking)
-UNOWNED_KINDS = frozenset({POLICY.kind})
+UNOWNED_KINDS = frozenset({POLICY.kind, "PersistentVolumeClaim"})
 """Kinds whose objects may outlive their LLMDeployment, so that they have no controller."""

@@ -27,6 +27,7 @@ MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
 RECONCILING, STALLED = "Reconciling", "Stalled"
 """The conditions of kstatus, which Flux and helm read. Exactly one of Ready, Reconciling and Stalled is true."""
 FOREIGN_FIELDS = "ForeignFields"
+INVALID_SPEC = "InvalidSpec"
 _MAX_MESSAGE = 2000
 
 
@@ -42,7 +43,7 @@ class BlockingCondition:
     @classmethod
     def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
         """Return the condition for all problems of a spec."""
-        return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
+        return cls(reason=INVALID_SPEC, message="; ".join(map(str, problems)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
 
     deployment = view.deployment
     if view.blocking is not None or view.spec is None:
-        blocking = view.blocking or BlockingCondition(reason="InvalidSpec", message="")
+        blocking = view.blocking or BlockingCondition(reason=INVALID_SPEC, message="")
         return no(blocking.reason, blocking.message)
     if view.rival is not None:
         return no("ServedNameConflict", view.rival)
@@ -320,7 +321,7 @@ def _autoscaling(view: View) -> ConditionState:
     is_true, reason, message = False, "NotConfigured", _without_autoscaling(view)
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if view.spec is None:
-        reason, message = "InvalidSpec", "the spec is invalid"
+        reason, message = INVALID_SPEC, "the spec is invalid"
     elif view.contested is not None:
         reason = "ReplicasContested"
         message = other_autoscaler_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)
