@@ -11,6 +11,7 @@ from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
 from quire_operator.reconcile import capacity_check
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.reconciler import Reconciler
 
 MODEL = {"source": "hf://org/big"}
@@ -72,7 +73,10 @@ async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def restart() -> None:
         world.check = CapacityCheck(
-            models=world.hub, nodes=world.nodes, now=world.clock.now, enqueue=world.enqueued.append
+            hub=HubReader(world.hub, now=world.clock.now),
+            nodes=world.nodes,
+            now=world.clock.now,
+            enqueue=world.enqueued.append,
         )
         world.reconciler = Reconciler(
             cluster=world.cluster,

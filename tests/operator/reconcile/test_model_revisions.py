@@ -9,6 +9,7 @@ from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.observed import Ref, trim_pod, trim_resource
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reconciler import Reconciler
 
@@ -42,7 +43,7 @@ def moving(world: Any) -> Any:
             clock=world.clock,
             images=world.reconciler._images,
             enqueue=world.enqueued.append,
-            revisions=ModelRevisions(world.hub, now=world.clock.now),
+            revisions=ModelRevisions(HubReader(world.hub, now=world.clock.now)),
         )
 
     world.restart_resolving = restart

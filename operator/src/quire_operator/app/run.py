@@ -49,6 +49,7 @@ from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
 from quire_operator.reconcile.downloads import Downloads
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
@@ -132,8 +133,8 @@ class Operator:
             limit=settings.workers,
         )
         # Without the capacity check, the operator sends no requests to the hub.
-        self._models = self._hub() if settings.capacity_check else None
-        self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
+        self._hub = self._hub_reader() if settings.capacity_check else None
+        self.capacity = None if self._hub is None else self._capacity_check(connection, self._hub)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._progress = DownloadProgress()
         self._downloads = Downloads(
@@ -150,7 +151,7 @@ class Operator:
             capacity=self.capacity,
             download=self._downloads.progress,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
-            revisions=ModelRevisions(self._models, now=time.monotonic),
+            revisions=ModelRevisions(self._hub),
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -168,13 +169,14 @@ class Operator:
         """The kinds and namespaces that the last resync had no permission to list."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def _hub(self) -> HubFacts:
-        return HubFacts(self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT"))
+    def _hub_reader(self) -> HubReader:
+        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+        return HubReader(HubFacts(endpoint), now=time.monotonic)
 
-    def _capacity_check(self, connection: Connection, models: HubFacts) -> CapacityCheck:
+    def _capacity_check(self, connection: Connection, hub: HubReader) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
-            models=models,
+            hub=hub,
             nodes=GpuNodes(connection) if everywhere else None,
             now=time.monotonic,
             enqueue=self._workers.add,

@@ -110,7 +110,7 @@ class Reconciler:
         self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
-        self._revisions = revisions or ModelRevisions(None, now=clock.now)
+        self._revisions = revisions or ModelRevisions(None)
         self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
