@@ -28,9 +28,9 @@ def unshared_cache(spec: Spec) -> Problem | None:
     return Problem(
         path="spec.model.cache.accessMode",
         message=(
-            f"a ReadWriteOnce volume can be mounted on one node only, but up to {most} replicas may run: those on other "
-            "nodes never start. Set ReadWriteMany, use an oci:// model without a cache (an image volume), allow only one "
-            f"replica, or select one node by {_HOSTNAME} in spec.podTemplate.spec.nodeSelector"
+            f"a ReadWriteOnce volume can be mounted on one node only, but up to {most} replicas may run: those on "
+            "other nodes never start. Set ReadWriteMany, use an oci:// model without a cache (an image volume), allow "
+            f"only one replica, or select one node by {_HOSTNAME} in spec.podTemplate.spec.nodeSelector"
         ),
     )
 
