@@ -2,7 +2,7 @@
 
 Its pods drain for as long as ``spec.drain.timeout``, and the policy must apply until the last one is gone. So the
 policy has no controller. Once the LLMDeployment is gone, its Deployment and its pods become the policy's owners, and
-the garbage collector removes it with the last of them, also if no operator runs by then (ADR 0068).
+the garbage collector removes it with the last of them, also if no operator runs by then (ADR 0069).
 """
 
 from collections.abc import Mapping, Sequence
