@@ -25,6 +25,7 @@ from quire_operator.domain.resource import (
     PrefixCaching,
     Problem,
     PullPolicy,
+    Retention,
     RolloutStrategy,
     SchedulingPolicy,
     SelectPolicy,
@@ -146,6 +147,7 @@ def test_both_know_the_same_fields(node: Node) -> None:
 
 ENUMS: dict[str, type[StrEnum]] = {
     "spec.model.cache.accessMode": AccessMode,
+    "spec.model.cache.retain": Retention,
     "spec.engine.dtype": DType,
     "spec.engine.prefixCaching": PrefixCaching,
     "spec.engine.preemption": Preemption,

@@ -6,13 +6,14 @@ seldom where somebody else keeps writing it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.cluster_state.observed import Resource, own_deployment
+from quire_operator.domain.cluster_state.observed import Key, Resource, own_deployment
 from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
+from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import mixed_versions
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.domain.status.status import Event, events, status
@@ -26,8 +27,17 @@ logger = logging.getLogger(__name__)
 class Reporter:
     """Writes statuses and posts events."""
 
-    def __init__(self, *, cluster: Cluster, store: Store, clock: Clock, cluster_domain: str) -> None:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        clock: Clock,
+        cluster_domain: str,
+        download: Callable[[Key], Download | None],
+    ) -> None:
         self._cluster, self._store, self._clock, self._cluster_domain = cluster, store, clock, cluster_domain
+        self._download = download
 
     async def report(
         self,
@@ -60,6 +70,7 @@ class Reporter:
             bounds=None
             if spec is None or spec.autoscaling is None
             else recorded_bounds(spec.autoscaling, scaling_record(resource.status), now),
+            download=self._download(resource.key),
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         # A served name is restored at once, however often another client changes it.

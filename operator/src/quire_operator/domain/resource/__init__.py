@@ -23,7 +23,7 @@ from quire_operator.domain.resource.engine import (
     SchedulingPolicy,
 )
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.model import AccessMode, ExistingClaim, Model, NewClaim
+from quire_operator.domain.resource.model import AccessMode, ExistingClaim, Model, NewClaim, Retention
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import (
     Autoscaling,
@@ -70,6 +70,7 @@ __all__ = [
     "RecurringWindow",
     "RemoteSource",
     "Resources",
+    "Retention",
     "Rollout",
     "RolloutStrategy",
     "ScaleDown",

@@ -8,6 +8,7 @@ from quire_common.model_source import EXAMPLES, Source, expected, parse_source
 from quire_common.names import object_name_problem
 from quire_operator.domain.resource.fields import Fields, shown
 
+_OF_NEW_CLAIMS = ("size", "storageClassName", "accessMode", "retain")
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
 
 
@@ -16,6 +17,13 @@ class AccessMode(StrEnum):
 
     READ_WRITE_ONCE = "ReadWriteOnce"
     READ_WRITE_MANY = "ReadWriteMany"
+
+
+class Retention(StrEnum):
+    """The fate of a claim when its LLMDeployment is deleted."""
+
+    DELETE = "Delete"
+    RETAIN = "Retain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +40,7 @@ class NewClaim:
     size_bytes: int
     storage_class_name: str | None
     access_mode: AccessMode
+    retain: Retention = Retention.DELETE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +106,12 @@ def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
     size = cache.byte_size("size")
     storage_class = cache.text("storageClassName", default=None, check=object_name_problem)
     access_mode = cache.choice("accessMode", AccessMode, default=AccessMode.READ_WRITE_ONCE)
+    retain = cache.choice("retain", Retention, default=Retention.DELETE)
     cache.done()
-    if cache.has("claimName") and any(cache.has(key) for key in ("size", "storageClassName", "accessMode")):
+    if cache.has("claimName") and any(cache.has(key) for key in _OF_NEW_CLAIMS):
         fields.problem(
             "cache",
-            "claimName (an existing claim) cannot be combined with size, storageClassName or accessMode",
+            f"claimName (an existing claim) cannot be combined with {', '.join(_OF_NEW_CLAIMS)}",
         )
     elif not cache.has("claimName") and not cache.has("size"):
         fields.problem("cache", "set claimName (an existing claim) or size (a claim that quire creates)")
@@ -109,4 +119,4 @@ def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
         return ExistingClaim(claim_name=claim_name)
     if size is None:
         return None
-    return NewClaim(size_bytes=size, storage_class_name=storage_class, access_mode=access_mode)
+    return NewClaim(size_bytes=size, storage_class_name=storage_class, access_mode=access_mode, retain=retain)
