@@ -1,8 +1,8 @@
-"""What a pass came to, said: the status of an LLMDeployment and the events beside it.
+"""The report of a pass: the status of an LLMDeployment and its Events.
 
-Called by ``reconcile`` at the end of a pass, and before what the autoscaler decided is acted upon. What the status says
-is ``domain.status``'s to decide; here is whether it is written at all: not when it says so already, and ever more
-seldom where somebody else keeps writing it.
+``reconciler`` calls it at the end of a pass, and before a decision of the autoscaler is applied. ``domain.status``
+decides the content of the status. This module decides whether to write it: not if it is unchanged, and less and less
+often if another client keeps overwriting it.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes statuses and posts events."""
+    """A writer of statuses and Events."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Reporter:
         *,
         rival: str | None,
     ) -> float | None:
-        """Say in status what there is and what came of this pass; how long to wait where others write it too."""
+        """Write the status of this pass; return how long to wait if other clients write it too, else None."""
         now, other = self._clock.now(), state.other_autoscaler
         deployment, pods = own_deployment(resource, self._store.children(resource.key)), self._store.pods(resource.key)
         is_rolling = deployment is None or deployment.is_rolling
@@ -90,7 +90,7 @@ class Reporter:
     async def write_status(
         self, resource: Resource, state: ReconcileState, spec: Spec | None, wanted: Mapping[str, object]
     ) -> None:
-        """The only write of a status; none when it is what it should be, or what the server makes of that."""
+        """Write the status, unless it is stored already, as it is or as the server changes it."""
         if wanted == resource.status or state.status == (wanted, resource.status):
             return
         written = await self._cluster.write_status(resource, wanted)

@@ -20,7 +20,7 @@ SECTION = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What a moving source was resolved to."""
+    """The resolution of a moving source."""
 
     source: str
     revision: str | None
