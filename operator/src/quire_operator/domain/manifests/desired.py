@@ -19,7 +19,7 @@ from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMET
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, RolloutStrategy, Spec, names
+from quire_operator.domain.resource import Invalid, RemoteSource, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
 JSON = dict[str, object]
@@ -223,7 +223,7 @@ def _manifest(child: Child, parent: Parent) -> Manifest:
 
 def _cache_claim(parent: Parent) -> Content:
     cache = parent.spec.model.cache
-    assert isinstance(cache, NewClaim)
+    assert cache is not None
     claim: JSON = {
         "accessModes": [cache.access_mode.value],
         "resources": {"requests": {"storage": str(cache.size_bytes)}},
@@ -335,7 +335,7 @@ CHILDREN = (
         plural="persistentvolumeclaims",
         render=_cache_claim,
         suffix=names.CACHE_CLAIM_SUFFIX,
-        is_wanted=lambda spec, features: isinstance(spec.model.cache, NewClaim),
+        is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
     ),
     Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
     Child(kind="Service", api_version="v1", plural="services", render=_service),

@@ -14,8 +14,7 @@ from quire_operator.domain.resource.engine import (
     GPU_RESOURCE,
     DType,
     Engine,
-    KVCacheShare,
-    KVCacheSize,
+    KVCache,
     Preemption,
     PrefixCaching,
     PullPolicy,
@@ -23,7 +22,7 @@ from quire_operator.domain.resource.engine import (
     SchedulingPolicy,
 )
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.model import AccessMode, ExistingClaim, Model, NewClaim
+from quire_operator.domain.resource.model import AccessMode, Model, ModelCache
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import (
     Autoscaling,
@@ -48,17 +47,15 @@ __all__ = [
     "DType",
     "Drain",
     "Engine",
-    "ExistingClaim",
     "FileSource",
     "HubSource",
     "ImageSource",
     "Invalid",
-    "KVCacheShare",
-    "KVCacheSize",
+    "KVCache",
     "LatencyTarget",
     "MetricsSource",
     "Model",
-    "NewClaim",
+    "ModelCache",
     "Preemption",
     "PrefixCaching",
     "Problem",

@@ -76,9 +76,9 @@ class Fields:
         return f"{self.path}.{key}" if self.path else key
 
     def problem(self, key: str, message: str) -> None:
-        """Note what is wrong with a field; of what is no mapping that has been said already."""
+        """Note what is wrong with a field, or without a key with the mapping, unless it is not a mapping at all."""
         if self._is_mapping:
-            self.problems.append(Problem(path=self.at(key), message=message))
+            self.problems.append(Problem(path=self.at(key) if key else self.path, message=message))
 
     def knows(self, *keys: str) -> None:
         """These keys may stand here, though nobody reads them."""
@@ -167,7 +167,7 @@ class Fields:
         self.problem(key, f"must be true or false, got {shown(value)}")
         return False
 
-    def duration(self, key: str, *, default: float, minimum: float = 0.0, maximum: float = 86_400.0) -> float:
+    def duration(self, key: str, *, default: T, minimum: float = 0.0, maximum: float = 86_400.0) -> float | T:
         """Seconds of a duration string."""
         value = self.raw(key)
         if value is None:
@@ -182,19 +182,19 @@ class Fields:
             return default
         return seconds
 
-    def byte_size(self, key: str, *, minimum: int = 1) -> int | None:
-        """Bytes of a quantity such as 4Gi."""
+    def byte_size(self, key: str, *, default: T, minimum: int = 1) -> int | T:
+        """Return the bytes of a quantity such as 4Gi."""
         value = self.raw(key)
         if value is None:
-            return None
+            return default
         readable = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
         size = parse_bytes(value) if readable and isinstance(value, str | int) else None
         if size is None or size < minimum:
             self.problem(key, f'must be an amount of memory such as "4Gi" or "512Mi", got {shown(value)}')
-            return None
+            return default
         return size
 
-    def choice(self, key: str, kind: type[E], *, default: E) -> E:
+    def choice(self, key: str, kind: type[E], *, default: T) -> E | T:
         """Return one of the words of ``kind``."""
         value = self.raw(key)
         if value is None:
@@ -205,10 +205,6 @@ class Fields:
         near = _near(value, words)
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
-
-    def optional_choice(self, key: str, kind: type[E]) -> E | None:
-        """Return one of the words of ``kind``, or None if the field is absent."""
-        return self.choice(key, kind, default=next(iter(kind))) if self.has(key) else None
 
     def _list(self, key: str) -> Sequence[object]:
         value = self.raw(key)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.fields import Fields
+from quire_operator.domain.resource.schema import Choice, Duration, Integer, Rule
 
 
 class RolloutStrategy(StrEnum):
@@ -14,42 +15,65 @@ class RolloutStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    strategy: RolloutStrategy
-    max_surge: int
-    max_unavailable: int
-    progress_deadline_seconds: float | None
-    """None: as long as this model may take to start."""
+    strategy: Annotated[
+        RolloutStrategy,
+        Choice(
+            "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
+            "clusters without a spare GPU."
+        ),
+    ] = RolloutStrategy.ROLLING_UPDATE
+    max_surge: Annotated[
+        int,
+        Integer(
+            "Maximum number of extra replicas during a rollout. Default is 1; 0 needs no spare GPU.",
+            is_default_stored=False,
+        ),
+    ] = 1
+    max_unavailable: Annotated[
+        int,
+        Integer(
+            "Maximum number of unavailable replicas during a rollout. Default is 0.",
+            is_default_stored=False,
+        ),
+    ] = 0
+    progress_deadline_seconds: Annotated[
+        float | None,
+        Duration(
+            "Maximum time between two replicas becoming ready during a rollout. After that, the rollout has failed: no "
+            "further replica is replaced, and the replicas of the previous revision stay. Default is the start-up "
+            "limit of the model (40m, or 1h40m if it is downloaded).",
+            minimum=10.0,
+        ),
+    ] = None
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxUnavailable",
+            cel="self.strategy == 'Recreate' || (has(self.maxSurge) ? self.maxSurge : 1) > 0 "
+            "|| (has(self.maxUnavailable) ? self.maxUnavailable : 0) > 0",
+            holds=lambda rollout, document: (
+                rollout.strategy is RolloutStrategy.RECREATE or rollout.max_surge > 0 or rollout.max_unavailable > 0
+            ),
+            message="must be at least 1 while maxSurge is 0: otherwise no replica can be replaced",
+        ),
+        Rule(
+            cel="self.strategy != 'Recreate' || (!has(self.maxSurge) && !has(self.maxUnavailable))",
+            holds=lambda rollout, document: (
+                rollout.strategy is not RolloutStrategy.RECREATE
+                or not (document.has("maxSurge") or document.has("maxUnavailable"))
+            ),
+            message="strategy Recreate does not use maxSurge and maxUnavailable: remove both",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    timeout_seconds: float
-
-
-def read_rollout(fields: Fields) -> Rollout:
-    rollout = Rollout(
-        strategy=fields.choice("strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE),
-        max_surge=fields.integer("maxSurge", default=1),
-        max_unavailable=fields.integer("maxUnavailable", default=0),
-        progress_deadline_seconds=_read_deadline(fields),
-    )
-    if rollout.strategy is RolloutStrategy.RECREATE:
-        for key in ("maxSurge", "maxUnavailable"):
-            if fields.has(key):
-                fields.problem(key, "is not used by strategy Recreate: remove it")
-    elif rollout.max_surge == 0 and rollout.max_unavailable == 0:
-        fields.problem("maxUnavailable", "must be at least 1 while maxSurge is 0: otherwise no replica can be replaced")
-    fields.done()
-    return rollout
-
-
-def _read_deadline(fields: Fields) -> float | None:
-    if not fields.has("progressDeadline"):
-        return None
-    return fields.duration("progressDeadline", default=600.0, minimum=10.0)
-
-
-def read_drain(fields: Fields) -> Drain:
-    drain = Drain(timeout_seconds=fields.duration("timeout", default=120.0, maximum=3600.0))
-    fields.done()
-    return drain
+    timeout_seconds: Annotated[
+        float,
+        Duration(
+            "Maximum time for a stopping replica to finish its streaming responses.",
+            maximum=3600.0,
+            flags=("drain-timeout",),
+        ),
+    ] = 120.0

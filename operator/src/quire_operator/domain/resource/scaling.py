@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
 from quire_operator.domain.resource.fields import Fields
-from quire_operator.domain.resource.windows import RecurringWindow, read_window
+from quire_operator.domain.resource.schema import Choice, Duration, Integer, Rule, Section, SectionList
+from quire_operator.domain.resource.windows import RecurringWindow
 
-MAX_SCHEDULES = 16
+_MAX_SCHEDULES = 16
 
 
 class AutoscalingMode(StrEnum):
@@ -24,74 +26,200 @@ class MetricsSource(StrEnum):
 class LatencyTarget:
     """``percentile`` of the first tokens wait at most ``threshold_seconds`` beyond their own prefill."""
 
-    percentile: int
-    threshold_seconds: float
+    percentile: Annotated[
+        int, Integer("Percentage of requests that must meet the threshold.", minimum=1, maximum=99)
+    ] = 95
+    threshold_seconds: Annotated[float, Duration("Maximum waiting time.", minimum=0.001, maximum=3600.0)] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTargets:
-    """What one replica should carry at most. Queue and KV bound the need from below where a person sets them."""
+    """The maximum load of one replica. Queue and KV bound the demand from below where a person sets them."""
 
-    queue_depth: int | None
-    kv_usage_percent: int | None
-    time_to_first_token: LatencyTarget
+    queue_depth: Annotated[
+        int | None,
+        Integer(
+            "Target number of waiting requests per replica. If unset, only the measured demand is used.", minimum=1
+        ),
+    ] = None
+    kv_usage_percent: Annotated[
+        int | None,
+        Integer(
+            "Target KV cache usage per replica, in percent. If unset, only the measured demand is used.",
+            minimum=1,
+            maximum=100,
+        ),
+    ] = None
+    time_to_first_token: Annotated[
+        LatencyTarget,
+        Section("Target for the time to first token, in addition to the computation of the request's own prompt."),
+    ] = LatencyTarget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUp:
     """In each period at most the larger of ``max_percent`` of the replicas and ``max_step``."""
 
-    window_seconds: float
-    max_percent: int
-    max_step: int
-    period_seconds: float
+    window_seconds: Annotated[float, Duration("How long the higher demand must persist before replicas are added.")] = (
+        0.0
+    )
+    max_percent: Annotated[
+        int,
+        Integer("Maximum number of replicas added per period, as a percentage of the existing replicas."),
+    ] = 100
+    max_step: Annotated[int, Integer("Maximum number of replicas added per period.")] = 4
+    period_seconds: Annotated[float, Duration("Length of the period for maxPercent and maxStep.", minimum=1.0)] = 15.0
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxStep",
+            cel="!has(self.maxPercent) || !has(self.maxStep) || self.maxPercent > 0 || self.maxStep > 0",
+            holds=lambda rules, document: rules.max_percent > 0 or rules.max_step > 0,
+            message="must be at least 1 while maxPercent is 0: otherwise no replica can be added",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown:
     """At most ``max_step`` in each period, and only if the need of the whole window fits."""
 
-    window_seconds: float
-    max_step: int
-    period_seconds: float
+    window_seconds: Annotated[
+        float, Duration("How long the lower demand must persist before replicas are removed.")
+    ] = 300.0
+    max_step: Annotated[int, Integer("Maximum number of replicas removed per period. 0 disables scale-down.")] = 1
+    period_seconds: Annotated[float, Duration("Length of the period for maxStep.", minimum=1.0)] = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleToZero:
     """How the last replica goes, and how requests wait for the first one; used while ``min_replicas`` is 0."""
 
-    after_seconds: float = 0.0
-    """Without a request, in addition to the window of scale-down."""
-    hold_timeout_seconds: float | None = None
-    """None: the gateway derives it from the learned start-up time."""
-    max_held: int | None = None
-    """None: the limit of the gateway alone."""
+    after_seconds: Annotated[
+        float,
+        Duration(
+            "Time without requests before the last replica is removed, for models that start slowly. It is at least "
+            "scaleDown.window.",
+            is_default_stored=False,
+        ),
+    ] = 0.0
+    hold_timeout_seconds: Annotated[
+        float | None,
+        Duration(
+            "Maximum time that the gateway holds a request until a replica is ready. Default follows the measured "
+            "start-up time of this model.",
+            minimum=1.0,
+            maximum=3600.0,
+        ),
+    ] = None
+    max_held: Annotated[
+        int | None,
+        Integer(
+            "Maximum number of requests for this model that one gateway holds. Default is the gateway's own limit for "
+            "all models.",
+            minimum=1,
+            maximum=100_000,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Other bounds while a window is open."""
+class Schedule(RecurringWindow):
+    """Other bounds while a window is open; None is the bound of autoscaling."""
 
-    window: RecurringWindow
-    min_replicas: int | None
-    """None: as outside the window."""
-    max_replicas: int | None
+    min_replicas: Annotated[
+        int | None,
+        Integer("Minimum number of replicas while the window is open. Default is autoscaling.minReplicas."),
+    ] = None
+    max_replicas: Annotated[
+        int | None,
+        Integer("Maximum number of replicas while the window is open. Default is autoscaling.maxReplicas.", minimum=1),
+    ] = None
+
+    RULES: ClassVar = (
+        Rule(
+            at="minReplicas",
+            cel="has(self.minReplicas) || has(self.maxReplicas)",
+            holds=lambda schedule, document: document.has("minReplicas") or document.has("maxReplicas"),
+            message="is required, unless maxReplicas is set",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
-    mode: AutoscalingMode
-    min_replicas: int
-    """0: to none while nobody asks; the gateways hold the first requests."""
-    max_replicas: int
-    metrics_source: MetricsSource | None
-    """None: Prometheus where the operator has one set, else the pods themselves."""
-    targets: ScalingTargets
-    scale_up: ScaleUp
-    scale_down: ScaleDown
-    scale_to_zero: ScaleToZero = ScaleToZero()
-    schedules: tuple[Schedule, ...] = ()
-    """Of those whose windows are open, the first wins as a whole."""
+    mode: Annotated[
+        AutoscalingMode, Choice("Enforce applies scaling decisions. Recommend only records and explains them.")
+    ] = AutoscalingMode.ENFORCE
+    min_replicas: Annotated[
+        int,
+        Integer(
+            "Minimum number of replicas. With 0, an idle deployment has no replicas; the gateway queues the first "
+            "requests until a replica is ready."
+        ),
+    ] = 1
+    max_replicas: Annotated[int, Integer("Maximum number of replicas.", minimum=1)]
+    metrics_source: Annotated[
+        MetricsSource | None,
+        Choice(
+            "Source of the engine metrics. Pods scrapes the replicas directly. Default is Prometheus if the operator "
+            "has a Prometheus address, otherwise Pods."
+        ),
+    ] = None
+    targets: Annotated[
+        ScalingTargets,
+        Section("Maximum load per replica. The target that requires the most replicas determines the result."),
+    ] = ScalingTargets()
+    scale_to_zero: Annotated[
+        ScaleToZero,
+        Section(
+            "How the last replica is removed, and how requests wait for the first one. Used while minReplicas is 0.",
+            is_default_stored=False,
+        ),
+    ] = ScaleToZero()
+    scale_up: Annotated[
+        ScaleUp, Section("Scale-up limits. Each period allows the larger of maxPercent and maxStep.")
+    ] = ScaleUp()
+    scale_down: Annotated[ScaleDown, Section("Scale-down limits.")] = ScaleDown()
+    schedules: Annotated[
+        tuple[Schedule, ...],
+        SectionList(
+            "Other bounds at recurring times. If several windows are open, the first schedule in the list wins. "
+            "Replicas for a higher minimum start early enough to be ready when the window opens.",
+            item="Bounds that replace those of autoscaling while a window is open.",
+            max_items=_MAX_SCHEDULES,
+        ),
+    ] = ()
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxReplicas",
+            cel="self.minReplicas <= self.maxReplicas",
+            holds=lambda bounds, document: bounds.min_replicas <= bounds.max_replicas,
+            message="must be at least minReplicas",
+        ),
+        Rule(
+            at="schedules",  # The parser has ``check`` for it, whose messages name the entry.
+            cel="!has(self.schedules) || self.schedules.all(s, (has(s.minReplicas) ? s.minReplicas : self.minReplicas) "
+            "<= (has(s.maxReplicas) ? s.maxReplicas : self.maxReplicas))",
+            message="maxReplicas must be at least minReplicas in each schedule",
+        ),
+    )
+
+    def check(self, document: Fields) -> None:
+        """Note each schedule whose bounds cross, possibly with a bound of autoscaling."""
+        entries = document.sections("schedules", at_most=_MAX_SCHEDULES)
+        for schedule, entry in zip(self.schedules, entries, strict=True):
+            least, most = self.bounds_of(schedule)
+            if least <= most:
+                continue
+            if schedule.max_replicas is None:
+                text = f"must be at most spec.autoscaling.maxReplicas ({most}), got {least}"
+                entry.problem("minReplicas", f"{text}; or set maxReplicas here too")
+            else:
+                whose = "spec.autoscaling.minReplicas" if schedule.min_replicas is None else "minReplicas"
+                remedy = "; or set minReplicas here too" if schedule.min_replicas is None else ""
+                entry.problem("maxReplicas", f"must be at least {whose} ({least}), got {most}{remedy}")
 
     def within(self, min_replicas: int, max_replicas: int) -> "Autoscaling":
         """Return the same rules with these bounds."""
@@ -116,102 +244,3 @@ class Autoscaling:
     def most_replicas(self) -> int:
         """The most replicas at any time."""
         return max((self.max_replicas, *(self.bounds_of(schedule)[1] for schedule in self.schedules)))
-
-
-def read_autoscaling(fields: Fields) -> Autoscaling:
-    minimum = fields.integer("minReplicas", default=1)
-    if not fields.has("maxReplicas"):
-        fields.problem("maxReplicas", "is required")
-    maximum = fields.integer("maxReplicas", default=max(1, minimum))
-    if maximum < minimum:
-        fields.problem("maxReplicas", f"must be >= minReplicas ({minimum}), got {maximum}")
-    elif maximum == 0:
-        fields.problem("maxReplicas", "must be >= 1, got 0")
-    source = fields.choice("metricsSource", MetricsSource, default=MetricsSource.PODS)
-    autoscaling = Autoscaling(
-        mode=fields.choice("mode", AutoscalingMode, default=AutoscalingMode.ENFORCE),
-        min_replicas=minimum,
-        max_replicas=maximum,
-        metrics_source=source if fields.has("metricsSource") else None,
-        targets=_read_targets(fields.section("targets")),
-        scale_up=_read_scale_up(fields.section("scaleUp")),
-        scale_down=_read_scale_down(fields.section("scaleDown")),
-        scale_to_zero=_read_scale_to_zero(fields.section("scaleToZero")),
-        schedules=_read_schedules(fields, least=minimum, most=maximum),
-    )
-    fields.done()
-    return autoscaling
-
-
-def _read_schedules(fields: Fields, *, least: int, most: int) -> tuple[Schedule, ...]:
-    found: list[Schedule] = []
-    listed = fields.sections("schedules")
-    if len(listed) > MAX_SCHEDULES:
-        fields.problem("schedules", f"must have at most {MAX_SCHEDULES} entries, got {len(listed)}")
-    for each in listed:
-        window = read_window(each)
-        minimum = each.integer("minReplicas", default=None)
-        maximum = each.integer("maxReplicas", default=None, minimum=1)
-        if not each.has("minReplicas") and not each.has("maxReplicas"):
-            each.problem("minReplicas", "is required, unless maxReplicas is set: the schedule would change nothing")
-        elif (lower := least if minimum is None else minimum) > (upper := most if maximum is None else maximum):
-            if maximum is None:
-                most_text = f"must be at most spec.autoscaling.maxReplicas ({upper}), got {lower}"
-                each.problem("minReplicas", f"{most_text}; or set maxReplicas here too")
-            else:
-                whose = "spec.autoscaling.minReplicas" if minimum is None else "minReplicas"
-                remedy = "; or set minReplicas here too" if minimum is None else ""
-                each.problem("maxReplicas", f"must be at least {whose} ({lower}), got {upper}{remedy}")
-        each.done()
-        if window is not None:
-            found.append(Schedule(window=window, min_replicas=minimum, max_replicas=maximum))
-    return tuple(found)
-
-
-def _read_targets(fields: Fields) -> ScalingTargets:
-    latency = fields.section("timeToFirstToken")
-    targets = ScalingTargets(
-        queue_depth=fields.integer("queueDepth", default=None, minimum=1),
-        kv_usage_percent=fields.integer("kvUsagePercent", default=None, minimum=1, maximum=100),
-        time_to_first_token=LatencyTarget(
-            percentile=latency.integer("percentile", default=95, minimum=1, maximum=99),
-            threshold_seconds=latency.duration("threshold", default=1.0, minimum=0.001, maximum=3600.0),
-        ),
-    )
-    latency.done()
-    fields.done()
-    return targets
-
-
-def _read_scale_up(fields: Fields) -> ScaleUp:
-    rules = ScaleUp(
-        window_seconds=fields.duration("window", default=0.0),
-        max_percent=fields.integer("maxPercent", default=100),
-        max_step=fields.integer("maxStep", default=4),
-        period_seconds=fields.duration("period", default=15.0, minimum=1.0),
-    )
-    if rules.max_percent == 0 and rules.max_step == 0:
-        fields.problem("maxStep", "must be at least 1 while maxPercent is 0: otherwise no replica can be added")
-    fields.done()
-    return rules
-
-
-def _read_scale_down(fields: Fields) -> ScaleDown:
-    rules = ScaleDown(
-        window_seconds=fields.duration("window", default=300.0),
-        max_step=fields.integer("maxStep", default=1),
-        period_seconds=fields.duration("period", default=60.0, minimum=1.0),
-    )
-    fields.done()
-    return rules
-
-
-def _read_scale_to_zero(fields: Fields) -> ScaleToZero:
-    hold_timeout = fields.duration("holdTimeout", default=0.0, minimum=1.0, maximum=3600.0)
-    rules = ScaleToZero(
-        after_seconds=fields.duration("after", default=0.0),
-        hold_timeout_seconds=hold_timeout if fields.has("holdTimeout") else None,
-        max_held=fields.integer("maxHeld", default=None, minimum=1, maximum=100_000),
-    )
-    fields.done()
-    return rules

@@ -7,7 +7,7 @@ later in the condition Ready with reason InvalidSpec.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire_operator.domain.resource import NewClaim, Spec
+from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.model import AccessMode
 
@@ -56,7 +56,7 @@ def cache_warning(spec: Spec) -> str | None:
     """
     cache = spec.model.cache
     most = spec.max_replicas
-    if not isinstance(cache, NewClaim) or cache.access_mode is not AccessMode.READ_WRITE_ONCE or most < 2:
+    if cache is None or not cache.is_created or cache.access_mode is not AccessMode.READ_WRITE_ONCE or most < 2:
         return None
     return (
         f"spec.model.cache.accessMode: a ReadWriteOnce volume can be mounted on one node only, but up to {most} "
