@@ -18,6 +18,7 @@ from quire_operator.domain.resource.schema import (
     Rule,
     SecretReference,
     Section,
+    SectionList,
     Text,
     declared,
     flag_owners,
@@ -48,6 +49,7 @@ class Outer:
     key_secret: Annotated[str | None, SecretReference("Key.", secret="Name.")] = None
     inner: Annotated[Inner, Section("Inner.")] = Inner()
     other: Annotated[Inner | None, Section("Other.")] = None
+    several: Annotated[tuple[Inner, ...], SectionList("Several.", item="One.", max_items=2)] = ()
 
     RULES: ClassVar = (
         Rule(
@@ -58,6 +60,10 @@ class Outer:
         ),
     )
 
+    def check(self, document: Fields) -> None:
+        if self.most_parts == 8:
+            document.problem("mostParts", f"8 is too many for {self.colour}")
+
 
 def read(body: Mapping[str, Any]) -> tuple[Outer, list[str]]:
     problems: list[Problem] = []
@@ -67,7 +73,19 @@ def read(body: Mapping[str, Any]) -> tuple[Outer, list[str]]:
 
 def test_names_lose_their_unit_and_become_camel_case() -> None:
     names = [field.name for field in declared(Outer)]
-    assert names == ["least", "mostParts", "size", "space", "colour", "isOn", "title", "key", "inner", "other"]
+    assert names == [
+        "least",
+        "mostParts",
+        "size",
+        "space",
+        "colour",
+        "isOn",
+        "title",
+        "key",
+        "inner",
+        "other",
+        "several",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +135,9 @@ def test_values_and_defaults_are_read() -> None:
         ({"mostParts": 3, "title": "longer"}, "spec.title: must have at most 5 characters"),
         ({"mostParts": 3, "key": {}}, "spec.key.secretName: is required"),
         ({"mostParts": 3, "inner": {"wait": "1ms"}}, "spec.inner.wait: must be >= 1s"),
+        ({"mostParts": 3, "several": [{}, {"wait": "0"}]}, "spec.several[1].wait: must be >= 1s"),
+        ({"mostParts": 3, "several": [{}, {}, {}]}, "spec.several: must have at most 2 entries, got 3"),
+        ({"mostParts": 8}, "spec.mostParts: 8 is too many for Red"),
         ({"mostParts": 3, "inner": {"wiat": "1s"}}, "spec.inner.wiat: unknown field; did you mean wait?"),
     ],
 )
@@ -134,6 +155,7 @@ def test_flags_belong_to_the_fields_that_declare_them() -> None:
         ("colour", "spec.colour"),
         ("wait", "spec.inner.wait"),
         ("wait", "spec.other.wait"),
+        ("wait", "spec.several[].wait"),
     ]
     kinds = {field.name: field.kind for field in declared(Outer)}
     assert kinds["space"].arguments(4096) == ["--space-bytes", "4096"]

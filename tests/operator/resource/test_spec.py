@@ -24,6 +24,7 @@ from quire_operator.domain.resource import (
     ModelCache,
     Preemption,
     PrefixCaching,
+    PullSecret,
     RolloutStrategy,
     ScaleDown,
     ScaleUp,
@@ -142,7 +143,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
     )
     assert spec.model.credentials_secret == "hf"
     assert spec.engine.kv_cache == KVCache(size_bytes=4 * 2**30)
-    assert spec.engine.image_pull_secrets == ("pull",)
+    assert spec.engine.image_pull_secrets == (PullSecret(name="pull"),)
     assert spec.engine.extra_args == ("--seed", "7")
     assert (spec.resources.gpus, spec.resources.memory_limit_bytes) == (1, 64 * 2**30)
     assert spec.resources.limits["nvidia.com/gpu"] == "1"
@@ -239,6 +240,11 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             "spec.engine.imagePullPolicy: must be Always, IfNotPresent or Never",
         ),
         ({"engine": {"imagePullSecrets": ["x"]}}, "spec.engine.imagePullSecrets[0]: must be a mapping"),
+        (
+            {"engine": {"imagePullSecrets": [{"name": "a"}] * 17}},
+            "imagePullSecrets: must have at most 16 entries, got 17",
+        ),
+        ({"engine": {"extraArgs": ["--seed"] * 65}}, "spec.engine.extraArgs: must have at most 64 entries, got 65"),
         ({"parallelism": {"tensor": 2}}, "spec.parallelism: unknown field"),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "must be 1: a replica uses one GPU"),
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),

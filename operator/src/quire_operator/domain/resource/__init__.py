@@ -18,6 +18,7 @@ from quire_operator.domain.resource.engine import (
     Preemption,
     PrefixCaching,
     PullPolicy,
+    PullSecret,
     Resources,
     SchedulingPolicy,
 )
@@ -61,6 +62,7 @@ __all__ = [
     "Problem",
     "PullPolicy",
     "RecurringWindow",
+    "PullSecret",
     "RemoteSource",
     "Resources",
     "Rollout",

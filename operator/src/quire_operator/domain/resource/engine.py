@@ -17,14 +17,14 @@ from quire_operator.domain.resource.schema import (
     ObjectName,
     Rule,
     Section,
+    SectionList,
     Text,
     quantity_schema,
-    read_section,
-    section_schema,
 )
 
 GPU_RESOURCE = "nvidia.com/gpu"
 BLOCK_SIZES = (16, 32, 64, 128)
+_MAX_ARGUMENTS = 64
 
 
 class DType(StrEnum):
@@ -68,25 +68,7 @@ class Switch(Choice):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PullSecrets(Kind):
-    """A list of references ``{name: …}``, read as the names."""
-
-    def schema(self, value_type: Any) -> JSON:
-        return {
-            "type": "array",
-            "maxItems": 16,
-            "x-kubernetes-list-type": "map",
-            "x-kubernetes-list-map-keys": ["name"],
-            "items": {"description": "A reference to one secret.", **section_schema(_PullSecret)},
-        }
-
-    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        secrets = [read_section(_PullSecret, secret) for secret in document.sections(name)]
-        return tuple(secret.name for secret in secrets if secret.name is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PullSecret:
+class PullSecret:
     name: Annotated[str, ObjectName("Name of the secret.")]
 
 
@@ -96,10 +78,10 @@ class Arguments(Kind):
 
     def schema(self, value_type: Any) -> JSON:
         item = {"description": "One command-line argument.", "type": "string", "maxLength": 1024}
-        return {"type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic", "items": item}
+        return {"type": "array", "maxItems": _MAX_ARGUMENTS, "x-kubernetes-list-type": "atomic", "items": item}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.texts(name)
+        return document.texts(name, at_most=_MAX_ARGUMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +137,13 @@ class Engine:
         ),
     ] = None
     image_pull_secrets: Annotated[
-        tuple[str, ...], PullSecrets("Secrets in this namespace used to pull the image.")
+        tuple[PullSecret, ...],
+        SectionList(
+            "Secrets in this namespace used to pull the image.",
+            item="A reference to one secret.",
+            max_items=16,
+            keys=("name",),
+        ),
     ] = ()
     dtype: Annotated[
         DType,

@@ -105,9 +105,9 @@ class Fields:
         """A nested mapping; absent is empty."""
         return Fields(self.raw(key), path=self.at(key), problems=self.problems)
 
-    def sections(self, key: str) -> list["Fields"]:
+    def sections(self, key: str, *, at_most: int) -> list["Fields"]:
         """A list of mappings."""
-        items = self._list(key)
+        items = self._list(key, at_most)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -123,9 +123,9 @@ class Fields:
         self.problem(key, f"must be a mapping, got {shown(value)}")
         return {}
 
-    def texts(self, key: str) -> tuple[str, ...]:
+    def texts(self, key: str, *, at_most: int) -> tuple[str, ...]:
         """A list of strings."""
-        items = self._list(key)
+        items = self._list(key, at_most)
         for index, item in enumerate(items):
             if not isinstance(item, str):
                 self.problem(f"{key}[{index}]", f"must be a string, got {shown(item)}")
@@ -206,12 +206,15 @@ class Fields:
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
 
-    def _list(self, key: str) -> Sequence[object]:
+    def _list(self, key: str, at_most: int) -> Sequence[object]:
         value = self.raw(key)
         if value is None:
             return ()
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            return value
+            if len(value) <= at_most:
+                return value
+            self.problem(key, f"must have at most {at_most} entries, got {len(value)}")
+            return ()
         self.problem(key, f"must be a list, got {shown(value)}")
         return ()
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 from quire_common.names import object_name_problem
 from quire_common.quantities import format_duration
@@ -24,6 +24,14 @@ JSON = dict[str, Any]
 S = TypeVar("S")
 _MAX_INT32 = 2**31 - 1
 _UNIT = re.compile(r"_(seconds|bytes|secret)$")
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A section with checks that CEL cannot express or whose messages need figures."""
+
+    def check(self, document: Fields) -> None:
+        """Note problems in the section's document; called only if each of its fields is valid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +98,7 @@ class Declared:
     name: str
     kind: Kind
     type: Any
-    """The type of its values, without None."""
+    """The type of its values without None, or of the items of a tuple."""
     default: Any
 
     @property
@@ -168,6 +176,8 @@ def read_section(section: type[S], document: Fields, **others: Any) -> S:
     for rule in section_rules(section):
         if rule.holds is not None and not rule.reads & wrong and not rule.holds(value, document):
             document.problem(rule.at, rule.message)
+    if not wrong and isinstance(value, Checked):
+        value.check(document)
     document.done()
     return value
 
@@ -177,8 +187,8 @@ def flag_owners(section: type, path: str) -> Iterator[tuple[str, str]]:
     for member in declared(section):
         where = f"{path}.{member.name}"
         yield from ((flag, where) for flag in member.kind.flags)
-        if isinstance(member.kind, Section):
-            yield from flag_owners(member.type, where)
+        if isinstance(member.kind, Section | SectionList):
+            yield from flag_owners(member.type, where if isinstance(member.kind, Section) else f"{where}[]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +209,28 @@ class Section(Kind):
 
     def in_yaml(self, value: Any) -> JSON:
         return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionList(Kind):
+    """A list of sections, read as a tuple."""
+
+    item: str
+    """The description of one of them."""
+    max_items: int
+    keys: tuple[str, ...] = ()
+    """The fields by which server-side apply merges lists; without them, a list is replaced as a whole."""
+
+    def schema(self, value_type: Any) -> JSON:
+        merged: JSON = {"x-kubernetes-list-type": "atomic"}
+        if self.keys:
+            merged = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [*self.keys]}
+        items = {"description": self.item, **section_schema(value_type)}
+        return {"type": "array", "maxItems": self.max_items, **merged, "items": items}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        items = document.sections(name, at_most=self.max_items)
+        return tuple(read_section(value_type, item) for item in items)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
