@@ -213,7 +213,7 @@ class Section(Kind):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionList(Kind):
-    """A list of sections, read as a tuple."""
+    """A list of sections, read as a tuple of those without problems."""
 
     item: str
     """The description of one of them."""
@@ -229,8 +229,13 @@ class SectionList(Kind):
         return {"type": "array", "maxItems": self.max_items, **merged, "items": items}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        items = document.sections(name, at_most=self.max_items)
-        return tuple(read_section(value_type, item) for item in items)
+        values: list[Any] = []
+        for item in document.sections(name, at_most=self.max_items):
+            before = len(document.problems)
+            value = read_section(value_type, item)
+            if len(document.problems) == before:
+                values.append(value)
+        return tuple(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,8 @@ class RecurringWindow:
     cron: Annotated[
         str,
         Text(
-            "When windows open: a cron expression with five fields, such as 0 8 * * 1-5 for 8:00 from Monday to Friday.",
+            "When windows open: a cron expression with five fields, such as 0 8 * * 1-5 for 8:00 from Monday to "
+            "Friday.",
             max_length=100,
             check=_cron_problem,
             rules=(
