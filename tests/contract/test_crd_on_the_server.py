@@ -35,6 +35,13 @@ def llmdeployment(name: str = "chat", **spec: Any) -> dict[str, Any]:
     }
 
 
+def autoscaling(**more: Any) -> dict[str, Any]:
+    return {"autoscaling": {"maxReplicas": 3} | more}
+
+
+HALF = {"type": "Percent", "value": 50, "periodSeconds": 60}
+
+
 def create(server: ControlPlane, namespace: str, body: dict[str, Any]) -> Response:
     return server.client().post(f"{GROUP}/namespaces/{namespace}/llmdeployments?fieldValidation=Strict", body)
 
@@ -118,6 +125,16 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
     "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
     "no spare GPU": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    "a surge in percent": {"rollout": {"maxSurge": "25%", "maxUnavailable": "10%"}},
+    "a schedule": autoscaling(
+        schedules=[{"cron": "0 8 * * 1-5", "timeZone": "Europe/Berlin", "duration": "168h", "minReplicas": 2}]
+    ),
+    "the behavior of an HPA": autoscaling(
+        behavior={
+            "scaleUp": {"stabilizationWindowSeconds": 0, "policies": [HALF], "selectPolicy": "Min"},
+            "scaleDown": {"selectPolicy": "Disabled"},
+        }
+    ),
     "all at once": {"rollout": {"strategy": "Recreate"}},
     "zero replicas": {"replicas": 0},
     "a pod template": {"podTemplate": {"spec": {"nodeSelector": {"gpu": "h100"}, "priorityClassName": "high"}}},
@@ -139,10 +156,6 @@ def test_the_examples_are_accepted(crd_server: ControlPlane, example: Path) -> N
     told = crd_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
     assert "created (server dry run)" in told
     assert isinstance(Spec.parse(yaml.safe_load(example.read_text())), Spec)
-
-
-def autoscaling(**more: Any) -> dict[str, Any]:
-    return {"autoscaling": {"maxReplicas": 3} | more}
 
 
 def model(**more: Any) -> dict[str, Any]:
@@ -302,6 +315,41 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         autoscaling(scaleUp={"maxPercent": 0, "maxStep": 0}),
         "spec.autoscaling.scaleUp.maxStep",
         "must be at least 1 while maxPercent is 0",
+    ),
+    "a schedule of no bounds": (
+        autoscaling(schedules=[{"cron": "0 8 * * *", "duration": "1h"}]),
+        "spec.autoscaling.schedules[0].minReplicas",
+        "is required, unless maxReplicas is set",
+    ),
+    "a schedule of four fields": (
+        autoscaling(schedules=[{"cron": "8 * * *", "duration": "1h", "minReplicas": 1}]),
+        "spec.autoscaling.schedules[0].cron",
+        "must be a cron expression of five fields",
+    ),
+    "a schedule for a month": (
+        autoscaling(schedules=[{"cron": "0 8 1 * *", "duration": "744h", "minReplicas": 1}]),
+        "spec.autoscaling.schedules[0].duration",
+        "must be a duration between 1m and 168h",
+    ),
+    "a schedule above the maximum": (
+        autoscaling(schedules=[{"cron": "0 8 * * *", "duration": "1h", "minReplicas": 99}]),
+        "spec.autoscaling.schedules",
+        "maxReplicas must be at least minReplicas in each schedule",
+    ),
+    "a policy without a period": (
+        autoscaling(behavior={"scaleUp": {"policies": [{"type": "Pods", "value": 1}]}}),
+        "spec.autoscaling.behavior.scaleUp.policies[0].periodSeconds",
+        "Required value",
+    ),
+    "a rollout of no percent": (
+        {"rollout": {"maxSurge": "0%", "maxUnavailable": "0%"}},
+        "spec.rollout.maxUnavailable",
+        "must be at least 1 while maxSurge is 0",
+    ),
+    "a surge above all": (
+        {"rollout": {"maxSurge": "101%"}},
+        "spec.rollout.maxSurge",
+        "must be a whole number of at least 0 or a percentage up to 100",
     ),
     "an unknown strategy": (
         {"rollout": {"strategy": "BlueGreen"}},

@@ -1,7 +1,7 @@
-"""A GPU machine with nothing but Python, torch, Triton, transformers and numpy can run the kernels and the engine in
-process: no HTTP stack, no numba. That is how they are measured there (benchmarks/on_gpu.sh).
+"""A GPU machine with only Python, torch, Triton, transformers and numpy can run the kernels and the engine in process.
 
-Run in a process of its own, on the Triton path, interpreted.
+There is neither an HTTP stack nor numba, as in the measurements there (benchmarks/on_gpu.sh). The test runs in its own
+process, on the Triton path, interpreted.
 """
 
 import json

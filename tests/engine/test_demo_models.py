@@ -1,4 +1,4 @@
-"""The demo models in examples/models: the committed pair is whole and speaks, and the script that made it is right."""
+"""The demo models in examples/models: the committed pair is complete and generates text, and its script is correct."""
 
 import hashlib
 import importlib
@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[SimpleNamespace]:
-    """The modules of the training script, which lie beside it and are no package."""
+    """Yield the modules of the training script, which are next to it and not in a package."""
     names = ("corpus", "dialogues", "vocabulary", "learning", "checkpoint", "evaluation", "train")
     sys.path.insert(0, str(MODELS))
     try:

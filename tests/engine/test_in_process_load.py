@@ -1,4 +1,4 @@
-"""The clients that benchmarks/serving/on_device.py drives an engine with, over a runner without tensors."""
+"""The clients with which benchmarks/serving/on_device.py drives an engine, with a runner without tensors."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_no_more_requests_than_clients_are_under_way() -> None:
 def test_decoding_counts_the_tokens_that_attention_reads() -> None:
     gpu = iter([0.0, 0.0])
     decoded = clients().decode(3, 40, 10, warm_up=2, gpu_seconds=lambda: next(gpu))
-    # 3 sequences of 40 tokens; each drew one with its prompt or while others had theirs, 2 to warm up, 5 half-way.
+    # 3 sequences of 40 tokens; each has one token from its prompt or the others' prompts, 2 of warm-up, 5 at half time.
     assert 3 * 40 + 3 * (1 + 2 + 5) <= decoded.context_tokens <= 3 * 40 + 3 * (3 + 2 + 5)
     assert decoded.steps == 10 and decoded.step_seconds > 0.0 and decoded.gpu_share == 0.0
 

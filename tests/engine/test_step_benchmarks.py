@@ -1,4 +1,4 @@
-"""The step benchmarks run, and their sums are right. No time is asserted."""
+"""The step benchmarks run, and their sums are correct. No time is asserted."""
 
 import json
 import subprocess

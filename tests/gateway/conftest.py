@@ -27,7 +27,7 @@ vllm:request_success_total{{model_name="chat",engine="0",finished_reason="stop"}
 
 
 class Replica:
-    """An engine's address, with a behaviour in place of an engine."""
+    """An engine's address with a programmed behaviour."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -36,10 +36,10 @@ class Replica:
         self.headers: list[CIMultiDict[str]] = []
         self.arrived = asyncio.Event()
         self.left = asyncio.Event()
-        """Set when a client goes away before its answer ended."""
+        """Set when a client leaves before its answer ended."""
         self.load = {"running": 0, "waiting": 0, "kv_usage": 0, "finished": 0}
         self.told: dict[str, float] = {}
-        """What else its page says, by the names of series."""
+        """Additional series of its metrics page, by name."""
         self.scraped = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -85,7 +85,7 @@ class Replica:
 
 
 class PushedDiscovery:
-    """A discovery that publishes what a test says, when it says it."""
+    """A discovery that publishes what a test pushes."""
 
     num_gateways = 1
 
@@ -109,7 +109,7 @@ class PushedDiscovery:
 
 
 class Harness:
-    """A running gateway, its discovery, and a client for it."""
+    """A running gateway with its discovery and a client."""
 
     def __init__(self, gateway: Gateway, discovery: PushedDiscovery, client: aiohttp.ClientSession, port: int) -> None:
         self.gateway, self.discovery, self.client, self.port = gateway, discovery, client, port
@@ -117,12 +117,12 @@ class Harness:
         self.push = discovery.push
 
     async def complete(self, model: str = "chat", **extra: object) -> tuple[int, dict[str, object]]:
-        """A completion: status and parsed body."""
+        """Send a completion and return status and parsed body."""
         async with self.client.post(f"{self.url}/v1/completions", json={"model": model, **extra}) as response:
             return response.status, await response.json()
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of the series of that name that carry these labels."""
+        """Return the sum of the series with that name and these labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
         async with self.client.get(f"{self.url}/metrics") as response:
@@ -136,7 +136,7 @@ Start = Callable[..., Awaitable[Harness]]
 
 @pytest.fixture
 async def replicas() -> AsyncIterator[Callable[[str], Awaitable[Replica]]]:
-    """Starts replicas by name."""
+    """Yield a function that starts replicas by name."""
     started: list[Replica] = []
 
     async def start(name: str) -> Replica:
@@ -151,7 +151,7 @@ async def replicas() -> AsyncIterator[Callable[[str], Awaitable[Replica]]]:
 
 @pytest.fixture
 async def start_gateway(tmp_path) -> AsyncIterator[Start]:
-    """Starts gateways with the given proxy options; every one is stopped at the end."""
+    """Yield a function that starts gateways with the given proxy options; all are stopped at the end."""
     running: list[Harness] = []
 
     async def start(
@@ -198,5 +198,5 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
 
 @pytest.fixture
 async def gateway(start_gateway: Start) -> Harness:
-    """A gateway with short defaults."""
+    """Return a gateway with short defaults."""
     return await start_gateway()

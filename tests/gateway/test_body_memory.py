@@ -1,4 +1,4 @@
-"""The bodies of all requests in flight have one budget of memory, and each is freed once no retry can follow."""
+"""The bodies of all requests in progress share one memory budget, and each is freed once no retry can follow."""
 
 import asyncio
 import gzip
@@ -24,14 +24,14 @@ def body_of(size: int, model: str = "chat") -> bytes:
 
 
 async def post(gateway, size: int) -> tuple[int, str | None, str | None]:
-    """Status, the error's code, and Retry-After."""
+    """Return status, the error's code, and Retry-After."""
     async with gateway.client.post(f"{gateway.url}/v1/completions", data=body_of(size)) as response:
         error = (await response.json()).get("error", {})
         return response.status, error.get("code"), response.headers.get("Retry-After")
 
 
 class Paused:
-    """A replica that streams its first byte at once and the rest when it may."""
+    """A replica that streams its first byte at once and the rest on a signal."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_body_is_kept_for_the_next_replica_and_then_freed(start_gateway, r
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 async def test_body_without_a_length_is_charged_as_it_arrives(start_gateway, encoding):
-    """Compressed bodies count as what they decompress to."""
+    """Compressed bodies count with their decompressed size."""
     gateway = await start_gateway(max_body_bytes=2 * MIB, body_memory_bytes=2 * MIB)
     await gateway.push(chat=[])
     gateway.gateway.body_memory.reserve(3 * MIB // 2)
@@ -116,7 +116,7 @@ def test_budget_below_the_largest_body_is_refused(capsys):
 
 @pytest.mark.slow
 async def test_many_large_bodies_stay_within_the_memory_limit(replicas, tmp_path: Path):
-    """40 clients send 15 MiB each at the same time and read slow streams; the gateway is a process of its own."""
+    """40 clients send 15 MiB each at the same time and read slow streams; the gateway is a separate process."""
     chat, paused = await replicas("chat-0"), Paused()
     chat.behaviour = paused
     endpoints = {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": chat.url, "ready": True}]}]}
@@ -139,7 +139,7 @@ async def test_many_large_bodies_stay_within_the_memory_limit(replicas, tmp_path
     idle = resident_mib("VmRSS")
 
     async def one(client: aiohttp.ClientSession) -> tuple[int, bool]:
-        """Status, and whether the answer is whole: a stream to its end, or a refusal that says when to come back."""
+        """Return the status, and True if the stream is complete or the rejection has Retry-After."""
         async with client.post(f"http://127.0.0.1:{port[1]}/v1/completions", data=io.BytesIO(whole)) as response:
             text = await response.read()
             ended = text.endswith(b"data: [DONE]\n\n") if response.status == 200 else "Retry-After" in response.headers

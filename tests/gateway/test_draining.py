@@ -1,4 +1,4 @@
-"""SIGTERM: not ready at once, what runs is finished, what can't be finished in time ends in an error."""
+"""SIGTERM: not ready at once, requests in progress finish, and those that cannot finish in time end with an error."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ async def test_request_whose_body_is_still_on_its_way_is_answered_before_the_gat
         await asyncio.sleep(0.005)
 
     stopping = asyncio.create_task(gateway.gateway.stop())
-    # Longer than connections have that nothing runs on.
+    # This is longer than the limit of idle connections.
     await asyncio.sleep(_CANCEL_SECONDS + 0.5)
     assert not stopping.done()
     writer.write(b': "chat"}')

@@ -1,4 +1,4 @@
-"""The endpoints file: read again whenever it is replaced, and never trusted more than it deserves."""
+"""The endpoints file: read again whenever it is replaced; an invalid one is ignored."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ def listing(*urls: str, model: str = "chat") -> str:
 
 @pytest.fixture
 async def watched(tmp_path):
-    """The file, and a queue of what was published."""
+    """Yield the file and a queue of published snapshots."""
     path = tmp_path / "endpoints.json"
     published: asyncio.Queue = asyncio.Queue()
     task = asyncio.create_task(FileDiscovery(path).run(published.put_nowait))

@@ -32,7 +32,7 @@ async def test_request_at_zero_replicas_is_answered_by_the_first_that_comes(gate
 async def test_request_before_the_first_list_of_models_waits_for_it(gateway, replicas):
     chat = await replicas("chat-0")
     call = asyncio.create_task(gateway.complete())
-    await asyncio.sleep(0.05)  # as long as it takes to come to nothing
+    await asyncio.sleep(0.05)  # long enough to see no effect
     assert not call.done()
     await gateway.push(chat=[chat.endpoint()])
     assert (await call)[0] == 200
@@ -45,7 +45,7 @@ async def test_models_are_listed_when_they_are_known(gateway, replicas):
             return await response.text()
 
     calls = [asyncio.create_task(listed(path)) for path in ("/v1/models", "/v1/models/chat")]
-    await asyncio.sleep(0.05)  # as long as it takes to come to nothing
+    await asyncio.sleep(0.05)  # long enough to see no effect
     assert not any(call.done() for call in calls)
     await gateway.push(chat=[(await replicas("chat-0")).endpoint()])
     assert all('"id":"chat"' in text for text in await asyncio.gather(*calls))
@@ -80,7 +80,7 @@ async def test_more_than_may_wait_are_refused_at_once(start_gateway):
     assert (status, "2 requests already wait" in body["error"]["message"]) == (503, True)
     for call in calls:
         call.cancel()
-    # Whoever leaves the waiting room makes room.
+    # A request that leaves the queue makes room.
     await until_held(gateway, 0)
 
 
@@ -125,7 +125,7 @@ async def test_replica_that_is_down_says_why_when_time_is_up(start_gateway, repl
 
 
 async def test_requests_that_wait_and_run_are_told_to_whoever_asks(gateway, replicas):
-    """What the autoscaler asks twice a second: small, whatever the number of models."""
+    """The autoscaler polls this twice a second: small, whatever the number of models."""
     busy, go_on = await replicas("busy-0"), asyncio.Event()
 
     async def stall(request):
@@ -152,7 +152,7 @@ async def test_requests_that_wait_and_run_are_told_to_whoever_asks(gateway, repl
 
 
 def starting(replica, gateway, *, max_running: int):
-    """A replica that runs so many requests at once, and records how many it got together."""
+    """Configure a replica that runs that many requests at once, and record how many it got together."""
     replica.told = {"quire_max_running_requests": max_running}
     seen = {"now": 0, "most": 0, "order": []}
 
@@ -177,13 +177,13 @@ async def test_held_requests_are_released_as_one_replica_can_run_them(start_gate
         calls.append(asyncio.create_task(gateway.complete(number=number)))
         await until_held(gateway, number + 1)
     seen = starting(chat, gateway, max_running=4)
-    # Scraped before it is ready, as a replica that starts is.
+    # It is scraped before it is ready, as a starting replica is.
     await gateway.push(chat=[chat.endpoint(ready=False)])
     while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
         await asyncio.sleep(0.01)
     await gateway.push(chat=[chat.endpoint()])
 
-    # A request that comes now waits behind those that came before.
+    # A request that arrives now waits behind earlier ones.
     late = asyncio.create_task(gateway.complete(number=40))
 
     assert {status for status, _ in await asyncio.gather(*calls, late)} == {200}
@@ -253,11 +253,11 @@ async def test_released_request_whose_client_left_gives_its_turn_to_the_next(gat
     assert gateway.gateway.metrics.held["chat"] == 0
 
 
-# --- the policy of one model ---
+# --- the hold policy of one model ---
 
 
 async def refused(gateway) -> tuple[int, str]:
-    """Status and Retry-After of a request that is held in vain."""
+    """Return status and Retry-After of a request that is held until its time limit."""
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
         return response.status, response.headers["Retry-After"]
 
@@ -300,7 +300,7 @@ async def test_hold_time_is_twice_the_start_up_at_least(start_gateway):
 
 @pytest.fixture
 def hasty(monkeypatch):
-    """Comments come as often as a client may not ask for."""
+    """Allow comments more often than clients may request."""
     monkeypatch.setattr(wait_comments, "_LEAST_SECONDS", 0.01)
 
 

@@ -1,4 +1,4 @@
-"""How the gateway finds the API server, and what it says when it can't."""
+"""The gateway's configuration for the API server, and the errors without one."""
 
 import base64
 

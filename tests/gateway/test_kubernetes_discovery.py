@@ -1,4 +1,4 @@
-"""Watching LLMDeployments and EndpointSlices, against an API server that does as it is told."""
+"""Watches of LLMDeployments and EndpointSlices, against a programmed API server."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ def llmdeployment(
     since: str | None = "2026-01-01T00:00:00Z",
     **metadata: str,
 ) -> dict:
-    """An LLMDeployment whose claim the operator has recorded, unless ``since`` is None."""
+    """Return an LLMDeployment whose claim the operator has recorded, unless ``since`` is None."""
     status = {} if since is None else {"servedName": {"name": served or name, "since": since}}
     return {
         "kind": "LLMDeployment",
@@ -55,7 +55,7 @@ def part(name: str, service_name: str, *endpoints: dict, version: int = 1, famil
 
 
 class ApiServer:
-    """Lists what it holds, and sends what is put into the watches' queues."""
+    """A server that lists its items and sends the contents of the watches' queues."""
 
     def __init__(self) -> None:
         self.items: dict[str, list[dict]] = {MODELS: [], SLICES: []}
@@ -109,7 +109,7 @@ class ApiServer:
             if event is None:
                 return response
             line = json.dumps(event).encode() + b"\n"
-            # An event may come in pieces.
+            # Send the event in two pieces.
             await response.write(line[:20])
             await asyncio.sleep(0)
             await response.write(line[20:])
@@ -125,7 +125,7 @@ async def api():
 
 @pytest.fixture
 async def published(api, monkeypatch):
-    """What the discovery publishes, as model → {id: state}."""
+    """Yield the published snapshots as model → {id: state}."""
     monkeypatch.setattr(kubernetes, "_FIRST_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(kubernetes, "_LONGEST_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(kubernetes, "_STABLE_SECONDS", 0.0)
@@ -250,7 +250,7 @@ async def test_long_lists_come_in_pages(api, published):
 
 
 class Namespaces:
-    """An API server that lets us see some namespaces; in each is one LLMDeployment."""
+    """An API server that shows some namespaces, with one LLMDeployment each."""
 
     def __init__(self) -> None:
         self.hidden: set[str] = set()
@@ -270,7 +270,7 @@ class Namespaces:
 
 @pytest.fixture
 async def namespaces(monkeypatch):
-    """The server, and what the discovery of the namespaces a and b publishes once it is started."""
+    """Yield the server and the snapshots of the discovery of namespaces a and b."""
     for name, seconds in {"_FIRST_PAUSE": 0.01, "_LONGEST_PAUSE": 0.02, "_NOT_ALLOWED": 0.1}.items():
         monkeypatch.setattr(kubernetes, f"{name}_SECONDS", seconds)
     server, app, tasks = Namespaces(), web.Application(), []
@@ -299,7 +299,7 @@ async def test_missing_namespace_does_not_hide_others(namespaces):
     server.hidden = {"b"}
     published = start()
     await until(published, {"a": set()})
-    server.hidden.clear()  # and once it is there, its models are
+    server.hidden.clear()  # once it is there, its models are too
     await until(published, {"a": set(), "b": set()})
 
 
@@ -337,7 +337,7 @@ async def test_gateways_are_counted_by_their_own_service():
         discovery = KubernetesDiscovery(access, session, namespaces=("a",), gateway_service=("quire", "gateway"))
         assert discovery.num_gateways == 1
         task = asyncio.create_task(discovery.run(queue.put_nowait))
-        await asyncio.sleep(0.1)  # as long as it takes to come to nothing
+        await asyncio.sleep(0.1)  # long enough to see no effect
         assert queue.empty()
         counted.set()
         await queue.get()
@@ -402,7 +402,7 @@ def test_oldest_recorded_claim_gets_a_contested_name(z, serves):
 
 
 def test_status_of_an_operator_of_0_1_claims_the_name_of_the_spec():
-    """While an upgrade is under way, gateways may be newer than the operator."""
+    """During an upgrade, gateways may be newer than the operator."""
     old = llmdeployment("chat", "org/chat", since=None, creationTimestamp="2026-01-01T00:00:00Z")
     old["status"] = {"observedGeneration": 3}
     assert list(snapshot([old], [])) == ["org/chat"]

@@ -1,4 +1,4 @@
-"""Discovery against a real API server and the real EndpointSlice controller; pods are made ready by their status."""
+"""Discovery with a real API server and EndpointSlice controller; pods become ready by their status."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def pod(name: str, node: str) -> dict:
 
 @pytest.fixture
 def node(api_server, namespace):
-    """The EndpointSlice controller leaves out pods whose node does not exist."""
+    """Create a node, because the EndpointSlice controller omits pods whose node does not exist."""
     client = api_server.client()
     assert client.post("/api/v1/nodes", {"metadata": {"name": namespace}}).ok
     yield namespace
@@ -53,7 +53,7 @@ def crd_installed(api_server):
 
 @pytest.fixture
 async def snapshots(api_server, crd_installed, namespace):
-    """What discovery publishes for the test's namespace."""
+    """Yield the published snapshots for the test's namespace."""
     access = from_kubeconfig(api_server.admin_kubeconfig)
     published: asyncio.Queue = asyncio.Queue()
     async with access.session() as session:
@@ -66,7 +66,7 @@ async def snapshots(api_server, crd_installed, namespace):
 
 
 async def cut_handshakes_closed() -> None:
-    """A TLS handshake that was cancelled closes its socket a moment later, and nothing tells when."""
+    """Wait for a cancelled TLS handshake, which closes its socket a moment later without any signal."""
     await asyncio.sleep(0.1)
 
 
@@ -112,7 +112,7 @@ async def test_llmdeployment_and_its_pods_become_a_model_and_its_replicas(api_se
     set_ready("chat-0", "10.99.0.1", True)
     await next_with(snapshots, {"chat-0", "chat-1"})
 
-    # Deleted gracefully: it stays, terminating, until its grace is over, and must get nothing more.
+    # It is deleted gracefully: it stays, terminating, until its grace period is over, and must get no requests.
     send("DELETE", f"{pods}/chat-1", {"gracePeriodSeconds": 300})
     async with asyncio.timeout(30):
         while True:

@@ -38,7 +38,7 @@ def allowance(clock: Clock, *, gateways: int = 1, **limits: int) -> Allowance:
 
 @pytest.mark.parametrize(("limit", "gateways"), [(6, 1), (6, 2), (6, 4), (1, 3)])
 def test_gateways_together_allow_the_requests_of_the_limit(limit, gateways):
-    """Over ten minutes after the first burst, however clients spread their requests."""
+    """The limit holds over ten minutes after the first burst, however clients spread their requests."""
     clock = Clock()
     each = [allowance(clock, gateways=gateways, requests_per_minute=limit) for _ in range(gateways)]
     allowed = []
@@ -60,7 +60,7 @@ def test_tokens_are_charged_when_the_answer_ends():
         charge.read(b'{"usage": {"prompt_tokens": 60, "total_tokens": 160}}')
     with pytest.raises(RateLimited) as refused, one.admit(sequences=1, prompt_tokens=1):
         pass
-    # The share is 100 a minute, and 160 were used: 61 have to flow in.
+    # The share is 100 per minute, and 160 were used, so 61 must be refilled.
     assert refused.value.retry_after_seconds == 37
     clock.now = 37.0
     with one.admit(sequences=1, prompt_tokens=1):
@@ -174,7 +174,7 @@ async def start_limited(start_gateway, replicas, tmp_path: Path):
 
 
 async def ask(gateway, **fields: object) -> tuple[int, str | None, str | None]:
-    """Status, the error's code, and Retry-After."""
+    """Return status, the error's code, and Retry-After."""
     body = {"model": "chat", "prompt": "x", **fields}
     async with gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=AUTHORIZED) as response:
         error = (await response.json()).get("error") or {}
@@ -275,7 +275,7 @@ def test_ready_gateways_are_counted_once_each():
 
 
 async def test_limits_are_refused_if_the_gateways_cannot_be_counted(start_gateway, tmp_path: Path):
-    """In a cluster, where several gateways share a key."""
+    """In a cluster several gateways share a key."""
     with pytest.raises(KeyFileError, match="--gateway-service or --gateways"):
         await start_gateway(api_key_file=keys_file(tmp_path, "requests_per_minute=9"), num_gateways=None)
 

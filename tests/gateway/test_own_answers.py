@@ -1,4 +1,4 @@
-"""Answers that the gateway gives itself are counted, by model, status and reason: replicas' metrics can't know them."""
+"""The gateway's own answers are counted by model, status and reason, because replicas' metrics do not contain them."""
 
 import asyncio
 

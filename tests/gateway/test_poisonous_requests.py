@@ -1,6 +1,6 @@
 """A request that kills engine processes costs at most two of them, with real engines behind the gateway.
 
-The engines are whole processes over the fake runner. A request is marked by a token at which the engine process dies.
+The engines are whole processes with the fake runner. A token in the prompt makes the engine process die.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ STREAM_TOKENS = 400
 
 
 class Engine:
-    """One quire-engine on a loopback port, and what its log says."""
+    """A quire-engine on a loopback port, and its log."""
 
     def __init__(self, name: str, process: Process) -> None:
         self.name, self.process, self.log = name, process, ""
@@ -86,7 +86,7 @@ async def until_ready(gateway, engine: Engine) -> None:
 
 
 async def stream(gateway, begun: asyncio.Event) -> tuple[str, int, str]:
-    """Read a whole stream through the gateway: its replica, its tokens as the usage counts them, its last event."""
+    """Read a whole stream through the gateway: its replica, the tokens in its usage, its last event."""
     body = {"model": "chat", "prompt": "x", "max_tokens": STREAM_TOKENS, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     tokens, last = 0, ""
@@ -131,5 +131,5 @@ async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engine
         assert all(json.loads(last)["error"]["code"] == "engine_stopped" for *_, last in cut), kind
         print(f"{kind}: {len(died)} engines died; {len(undisturbed)} streams went on, {len(cut)} were cut")
         await asyncio.gather(*(until_ready(gateway, engine) for engine in engines))
-        # The replicas are suspect for a while; a request that no replica takes is held until one does.
+        # The replicas are suspect for a while; a request that no replica accepts is held until one does.
         assert (await gateway.complete(prompt="x", max_tokens=1))[0] == 200

@@ -24,7 +24,7 @@ def answering(status: int, **headers: str):
 
 
 async def hang_up(request):
-    # Later than a connection that had been closed while idle would show.
+    # Later than a connection that was closed while idle would be noticed.
     await asyncio.sleep(0.06)
     request.transport.abort()
     return web.Response()
@@ -47,13 +47,13 @@ async def test_replica_that_refuses_the_connection_is_passed_over(gateway, repli
         status, body = await gateway.complete()
         assert (status, body["served_by"]) == (200, "chat-0")
 
-    # Once is enough: for a while others are asked first.
+    # Once is enough: for a while other replicas are preferred.
     assert await gateway.metric("quire_gateway_retries_total", reason="unreachable") <= 1
 
 
 @pytest.fixture
 def vanished() -> Iterator[Callable[[str], Endpoint]]:
-    """Addresses that answer nothing at all, not even an attempt to connect: their queue of connections is full."""
+    """Yield addresses that do not even answer connection attempts, because their accept queue is full."""
     with ExitStack() as stack:
 
         def make(name: str) -> Endpoint:
@@ -72,7 +72,7 @@ def vanished() -> Iterator[Callable[[str], Endpoint]]:
 
 
 async def test_replicas_whose_machines_vanished_never_had_the_request(gateway, replicas, vanished, monkeypatch):
-    # Else five seconds each.
+    # Otherwise each would take five seconds.
     session = gateway.gateway.proxy._attempts._session
     monkeypatch.setattr(session, "_timeout", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
     good = await replicas("good")
@@ -245,7 +245,7 @@ async def test_replica_that_drops_an_idle_connection_as_it_is_used_again_is_aske
     requests: list[int] = []
 
     class DropsTheSecond(asyncio.Protocol):
-        """Answers one request on each connection, and closes it when another comes."""
+        """A protocol that answers one request per connection and closes it at the next."""
 
         def connection_made(self, transport):
             self.transport, self.answered = transport, False
@@ -269,7 +269,7 @@ async def test_replica_that_drops_an_idle_connection_as_it_is_used_again_is_aske
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     await gateway.push(chat=[Endpoint(id="chat-0", url=url, ready=True, serving=True, terminating=False)])
 
-    # With no room to be held, anything but an answer at once would be an error.
+    # Without room in the hold queue, anything but an immediate answer would be an error.
     for _ in range(5):
         assert (await gateway.complete())[0] == 200
     assert len(requests) == 5

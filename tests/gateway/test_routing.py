@@ -1,4 +1,4 @@
-"""Requests find a replica of their model; what the gateway answers itself has OpenAI's shape."""
+"""Requests reach a replica of their model; the gateway's own answers have OpenAI's shape."""
 
 import asyncio
 import gzip
@@ -265,5 +265,6 @@ async def test_prompts_go_where_the_fewest_tokens_are_left_and_those_just_sent_c
     prompt = "x" * 1000 * 4
     answers = [await gateway.complete(prompt=f"{turn}{prompt}") for turn in range(4)]
 
-    # A thousand tokens each, by the usual ratio: the third finds both with 6,000 and goes where fewer requests are.
+    # A thousand tokens each, by the usual ratio: the third finds both with 6,000 and goes to the one with fewer
+    # requests.
     assert [body["served_by"] for _, body in answers] == ["b", "b", "a", "b"]

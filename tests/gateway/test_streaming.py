@@ -1,4 +1,4 @@
-"""Answers pass through as they come; whoever leaves, on either side, is noticed by the other."""
+"""Answers pass through as they arrive; when either side leaves, the other notices."""
 
 import asyncio
 import json
@@ -184,5 +184,5 @@ async def test_slow_reader_holds_the_replica_back_instead_of_filling_memory(gate
     async with asyncio.timeout(20):
         await stalled.wait()
     writer.close()
-    # What the kernel's socket buffers take on two connections, and no more.
+    # The capacity of the kernel's socket buffers on two connections, and no more.
     assert sent < 32 * 2**20

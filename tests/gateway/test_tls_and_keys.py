@@ -36,7 +36,7 @@ def authority() -> trustme.CA:
 
 
 def issue(authority: trustme.CA, folder: Path) -> TlsFiles:
-    """A certificate for this machine, as cert-manager leaves it in a Secret."""
+    """Return a certificate for this machine, as cert-manager writes it to a Secret."""
     leaf = authority.issue_cert("127.0.0.1")
     (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
     (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
@@ -92,7 +92,7 @@ def test_one_file_may_contain_certificate_and_key(authority: trustme.CA, tmp_pat
 async def test_new_connections_get_the_current_certificate(
     start_gateway, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through a half-written rotation, which is logged and changes nothing, to the new pair."""
+    """A half-written rotation is logged and changes nothing; then the new pair applies."""
     clock = Clock()
     monkeypatch.setattr("quire_gateway.__main__.monotonic", clock)
     harness = await start_gateway(tls=issue(authority, tmp_path))
@@ -142,7 +142,7 @@ def hashed(key: str) -> str:
 
 
 async def ask(harness, path: str, authorization: str | None = None) -> tuple[int, str | None, str | None]:
-    """Status, the error's code, and how to come in."""
+    """Return status, the error's code, and the WWW-Authenticate header."""
     headers = {} if authorization is None else {"Authorization": authorization}
     method = "POST" if path.startswith(("/v1/completions", "/tokenize")) else "GET"
     body = {"model": "chat"} if method == "POST" else None
@@ -214,12 +214,12 @@ def test_unusable_file_is_a_message_and_no_traceback(
     assert problem in shown and "Traceback" not in shown
 
 
-# --- the process, whose event loop speaks TLS in its own way ---
+# --- the process, whose event loop has its own TLS implementation ---
 
 
 @pytest.fixture
 def process(authority: trustme.CA, tmp_path: Path) -> Iterator[int]:
-    """quire-gateway with both; its port."""
+    """Yield the port of a quire-gateway with both."""
     options = issue(authority, tmp_path)
     (tmp_path / "keys").write_text(f"{KEY}\n")
     (tmp_path / "endpoints").write_text('{"models": []}')

@@ -1,4 +1,4 @@
-"""Shared by the kernel tests: random tensors with poisoned gaps, tolerances by dtype, a filled paged cache."""
+"""Fixtures of the kernel tests: random tensors with poisoned gaps, tolerances by dtype, a filled paged cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
 
 @pytest.fixture
 def strided(device: torch.device) -> Callable[..., Tensor]:
-    """A random tensor whose rows lie apart, NaN between them: an op that reads a gap shows it."""
+    """Return a factory of random tensors with NaN between their rows, which shows an op that reads a gap."""
 
     def make(rows: int, *inner: int, dtype: torch.dtype, gap: int = 5) -> Tensor:
         width = prod(inner)
@@ -57,7 +57,7 @@ def strided(device: torch.device) -> Callable[..., Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledCache:
-    """A cache that holds the context of some sequences; every slot that holds no token of theirs is NaN."""
+    """A cache with the context of some sequences; all other slots are NaN."""
 
     cache: KVCache
     block_tables: Tensor

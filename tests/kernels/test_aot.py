@@ -1,6 +1,6 @@
-"""Compiling ahead of time: what a case must say, what is read of the code, and which bounds are held.
+"""Compilation ahead of time: the required fields of a case, the parsed results, and their bounds.
 
-All kernels are compiled by `make kernels-aot`, in a process of its own; here it is one small kernel.
+`make kernels-aot` compiles all kernels in its own process; this uses one small kernel.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The runtime under the CPU ops: exponential, rounding to storage, threads, where machine code is kept."""
+"""The runtime of the CPU ops: exponential, rounding to storage, threads, the cache of machine code."""
 
 import os
 import subprocess
@@ -107,7 +107,7 @@ def test_torchs_own_openmp_runtime_is_found() -> None:
 
 @pytest.fixture
 def cache_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """The function that finds the cache folder, as in a fresh process; numba is pointed back afterwards."""
+    """Return the function that finds the cache folder in a fresh process; numba's setting is restored afterwards."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     cache = import_module("quire_kernels.cpu_runtime.cache")
@@ -157,7 +157,7 @@ def test_each_storage_type_has_a_folder_so_that_two_starts_never_write_one_index
 
 
 def test_no_worker_is_a_closure() -> None:
-    """numba never finds one on disk whose cells hold compiled functions."""
+    """Workers have no cells with compiled functions, because numba never finds such workers on disk."""
     root = Path(import_module("quire_kernels").__file__).parent
     names = [f"quire_kernels.{source.parent.name}.cpu" for source in root.glob("*/cpu.py")]
     workers = [found for name in names for found in vars(import_module(name)).values() if isinstance(found, Worker)]

@@ -1,4 +1,4 @@
-"""What goes to a GPU machine is whole: unpacked elsewhere, its tests are found and its commands begin."""
+"""The bundle for a GPU machine is complete: unpacked elsewhere, its tests are found and its commands start."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(bundle: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """As on_gpu.sh runs it, but interpreted: a module that was left behind must not be found in this checkout."""
+    """Run as on_gpu.sh does, but interpreted; a missing module must not be found in this checkout."""
     there = ("kernels/src", "engine/src", "tests/support", "site")
     environment = {
         **os.environ,

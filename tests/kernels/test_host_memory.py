@@ -1,4 +1,4 @@
-"""Host memory of a swap space: what is asked for and no more, pinned for as long as it is in use."""
+"""Host memory of a swap space: of the requested size, and pinned while it is in use."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -12,7 +12,7 @@ from quire_kernels.host_memory import in_large_pages, lazy_zeros, pinned_zeros
 
 @dataclass
 class FakeCudart:
-    """Keeps what is registered, by address."""
+    """A CUDA runtime that records registrations by address."""
 
     error: int = 0
     registered: dict[int, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What benchmarks/kernels holds to be right or wrong, and what becomes of a case that fails. No GPU, no times."""
+"""The verdicts of benchmarks/kernels, and the handling of a failed case. It needs no GPU and measures no times."""
 
 import json
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_a_refused_case_is_a_row_and_only_a_crash_is_wrong(error: Exception, wro
     assert row.wrong is wrong and row.failed == f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
-# --- what attention has to do ---
+# --- the work of attention ---
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_filled_cache_gives_every_sequence_blocks_of_its_own() -> None:
 
 
 class CountingTimer:
-    """Ours takes 1 ms, whatever is timed after it 2 ms more each."""
+    """A timer by which our kernel takes 1 ms, and each later one 2 ms more."""
 
     def __init__(self) -> None:
         self.timed = 0

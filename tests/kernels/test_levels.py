@@ -1,4 +1,4 @@
-"""The CPU kernels at every level of CPUs that this machine can run, and the emulator of AMX that one of them needs."""
+"""The CPU kernels at every CPU level that this machine can run, and the emulator of AMX that one of them needs."""
 
 import signal
 import subprocess
@@ -12,7 +12,7 @@ from quire_kernels.precompiled.levels import LEVELS, CpuLevel
 
 _HERE = Path(__file__).parent
 _FILES = ("test_packed_linear.py", "test_paged_attention.py", "test_tiles.py")
-# What does not depend on the instructions, or repeats at length what the others show.
+# Tests that do not depend on the instructions, or repeat at length what others show.
 _LEFT_OUT = "refuse or head_dims_and_groups or bend_the_scores or soft_cap_bounds"
 
 
@@ -83,7 +83,7 @@ print(int(data[2].view(np.int32)[0]))
 def test_tiles_trap_where_the_hardware_would(
     permits: int, configures: int, rows: int, units: int, status: int, emulator_folder: Path
 ) -> None:
-    """A test under the emulator would otherwise pass with code that a CPU refuses."""
+    """A test under the emulator would otherwise pass with code that a CPU rejects."""
     skip_unless_it_runs(AMX)
     done = subprocess.run(
         [sys.executable, "-c", _TILES, *map(str, (permits, configures, rows, units))],

@@ -7,7 +7,7 @@ from torch import Tensor
 from quire_kernels.errors import ArgumentError
 from quire_kernels.linear import linear, reference
 
-# The sums of many products: rounded once, but in an order of their own.
+# Sums of many products, rounded once but added in another order.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 SHAPES = [(1, 1), (33, 77), (96, 64), (576, 1536), (1000, 200)]
 

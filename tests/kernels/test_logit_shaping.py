@@ -27,7 +27,7 @@ def shaped(logits: Tensor, *rows: Asked) -> Tensor:
 
 
 def forbidden(row: Asked) -> list[int]:
-    """Which tokens of flat logits a row may not draw."""
+    """Return the tokens of flat logits that a row may not sample."""
     found: list[int] = (shaped(torch.zeros(1, VOCABULARY), row)[0] == -INF).nonzero()[:, 0].tolist()
     return found
 
@@ -100,9 +100,9 @@ def test_any_mix_of_rows_is_shaped_as_the_reference_shapes_it(rows: list[Asked],
     found, expected = wide.clone(), wide.clone()
     shape_logits(found[:, :VOCABULARY], lines, order, edits)
     reference.shape_logits(expected[:, :VOCABULARY], lines, order, edits)
-    # Sums of up to some hundreds are rounded to steps of up to 3e-5, and may cancel to a small result.
+    # Sums of up to some hundreds are rounded to steps of up to 3e-5 and may cancel to a small result.
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=5e-5)
-    # Lines that nobody named, and what lies between rows, is as it was.
+    # Lines that are not listed, and the gaps between rows, are unchanged.
     others = [line for line in range(len(wide)) if line not in lines.tolist()]
     assert torch.equal(found[others], wide[others]) and torch.equal(found[:, VOCABULARY:], wide[:, VOCABULARY:])
 

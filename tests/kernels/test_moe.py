@@ -9,7 +9,7 @@ from quire_kernels.moe import Expert, Routes, apply_experts, fused_experts, refe
 
 
 class Linear:
-    """An expert that notes how many rows each call had."""
+    """An expert that records the number of rows of each call."""
 
     def __init__(self, hidden: int, dtype: torch.dtype) -> None:
         self.weight = (torch.randn(hidden, hidden) * hidden**-0.5).to(dtype)

@@ -38,7 +38,7 @@ def test_int8_equals_the_reference(
     for given in (bias, None):
         found, expected = int8_linear(x, pack_int8(weight, given)), reference.int8_linear(x, weight, given)
         assert found.is_contiguous() and found.dtype == dtype
-        # Whole numbers are equal; what is left is rounding to the dtype, and levels that lie between two.
+        # Integers are equal; the rest is rounding to the dtype, and values between two levels.
         torch.testing.assert_close(found.float(), expected.float(), rtol=1e-2, atol=2e-2)
         assert (found.float() - expected.float()).abs().mean() < 2e-3
 
@@ -46,7 +46,7 @@ def test_int8_equals_the_reference(
 def test_int8_is_close_to_the_layer_itself() -> None:
     weight, bias = weights(300, 512, torch.float32)
     x = torch.randn(40, 512)
-    x[3] *= 1000.0  # scales are a row's own
+    x[3] *= 1000.0  # each row has its own scale
     exact = torch.nn.functional.linear(x, weight, bias)
     errors = int8_linear(x, pack_int8(weight, bias)) - exact
     assert (errors.std(dim=1) / exact.std(dim=1)).max() < 0.02
@@ -102,7 +102,7 @@ def test_float_equals_the_reference(
 
 
 def test_levels_reach_both_ends_of_a_row() -> None:
-    """Where the least and the largest are both rounded up, 256 levels are not exceeded."""
+    """If the minimum and the maximum are both rounded up, there are still at most 256 levels."""
     x = torch.tensor([[-0.5, 254.5], [-2.0, -1.0], [1.0, 3.0], [0.0, 0.0]])
     weight = torch.eye(2)
     expected = torch.tensor([[0.0, 254.5], [-2.0, -1.0], [1.0, 3.0], [0.0, 0.0]])

@@ -19,7 +19,7 @@ BATCHES = {
     "decode at the edges of a block": [(1, 1), (1, 15), (1, 16), (1, 17)],
     "decode over several pieces": [(1, 255), (1, 256), (1, 257), (1, 1000)],
     "whole prompts": [(1, 1), (15, 15), (16, 16), (17, 17), (300, 300)],
-    "chunks of prompts beside decodes": [(33, 290), (1, 77), (16, 600), (2, 2)],
+    "chunks of prompts with decodes": [(33, 290), (1, 77), (16, 600), (2, 2)],
 }
 
 
@@ -37,10 +37,10 @@ def attend(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the kernel and the reference make of a random batch."""
+    """Return the results of the kernel and the reference for a random batch."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
     filled = fill_cache(contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, block_size=block_size)
-    q = torch.randn(sum(queries), heads + 2, head_dim).to(dtype)[:, :heads]  # tokens apart, as in a fused projection
+    q = torch.randn(sum(queries), heads + 2, head_dim).to(dtype)[:, :heads]  # strided tokens
     plan = plan_attention(
         block_tables=filled.block_tables,
         query_lens=queries,
@@ -120,7 +120,7 @@ def test_sinks_and_slopes_bend_the_scores(
     fill_cache: Callable[..., Any],
     assert_close: Close,
 ) -> None:
-    batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]  # split and not
+    batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]  # with and without splits
     bends: dict[str, Any] = {
         "sinks": torch.tensor([3.0, -2.0, 0.0, 9.0, -50.0, 1.0], dtype=dtype) if has_sinks else None,
         "alibi_slopes": torch.linspace(0.01, 0.5, 6) if has_slopes else None,
@@ -134,7 +134,7 @@ def test_a_sink_takes_its_share_of_the_weights(fill_cache: Callable[..., Any]) -
     filled = fill_cache([1], kv_heads=1, head_dim=32, dtype=torch.float32)
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[1], block_size=16)
     rule: dict[str, Any] = {"q": torch.zeros(1, 1, 32), "cache": filled.cache, "plan": plan, "scale": 1.0}
-    # One token of score 0 against a sink of score ln 3: a quarter is left.
+    # One token of score 0 with a sink of score ln 3: a quarter is left.
     torch.testing.assert_close(
         paged_attention(**rule, sinks=torch.tensor([3.0]).log()), paged_attention(**rule) / 4, rtol=1e-6, atol=0.0
     )
@@ -155,7 +155,7 @@ def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(
     queries = [torch.randn(length, 6, 64).to(dtype) for length in (900, 90)]
 
     def run(*chosen: tuple[int, int, int]) -> list[Tensor]:
-        """The results of (sequence, tokens before, queries) as one batch."""
+        """Return the results of (sequence, tokens before, queries) as one batch."""
         plan = plan_attention(
             block_tables=filled.block_tables[[index for index, _, _ in chosen]].contiguous(),
             query_lens=[count for _, _, count in chosen],
@@ -194,7 +194,7 @@ def test_bfloat16_loses_little_more_than_the_rounding_of_its_result(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_what_is_not_a_number_is_seen_in_the_result(deterministic: bool, fill_cache: Callable[..., Any]) -> None:
-    """Also where the pieces of a long context are attended apart and merged."""
+    """The test includes pieces of a long context that are attended separately and merged."""
     filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
     plan = plan_attention(
         block_tables=filled.block_tables,
@@ -214,7 +214,7 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> 
         block_tables=filled.block_tables, query_lens=[1], context_lens=[600], block_size=16, window=20
     )
     before = paged_attention(q, filled.cache, plan, 1.0)
-    filled.block_tables[0, : (600 - 20) // 16] = 1 << 30  # freed, so not even a block's number may be looked at
+    filled.block_tables[0, : (600 - 20) // 16] = 1 << 30  # freed, so not even the block number may be used
     assert torch.equal(paged_attention(q, filled.cache, plan, 1.0), before)
 
 

@@ -1,4 +1,4 @@
-"""Workers compiled ahead of time: levels of CPUs, what a process can use of a folder, starts that compile nothing."""
+"""Workers compiled ahead of time: CPU levels, the usable part of a folder, and starts without compilation."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ def test_the_flags_of_a_cpu_are_those_the_system_lists_of_the_first(tmp_path: Pa
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lists the flags")
 def test_llvm_finds_here_what_the_systems_flags_promise() -> None:
-    """Under either's names."""
+    """The names of either are accepted."""
     from llvmlite import binding
 
     has = {name for name, is_there in binding.get_host_cpu_features().items() if is_there}
@@ -69,10 +69,10 @@ def test_llvm_finds_here_what_the_systems_flags_promise() -> None:
 
 
 def test_a_level_allows_its_features_and_forbids_all_else_that_llvm_knows() -> None:
-    """LLVM's name of a CPU brings features of its own along."""
+    """LLVM's name of a CPU implies further features."""
     from llvmlite import binding
 
-    known = set(binding.get_host_cpu_features()) or KNOWN  # none where LLVM runs on another kind of CPU
+    known = set(binding.get_host_cpu_features()) or KNOWN  # LLVM on another kind of CPU has none
     for level in LEVELS:
         allowed = {name[1:] for name in level.feature_string.split(",") if name.startswith("+")}
         forbidden = {name[1:] for name in level.feature_string.split(",") if name.startswith("-")}
@@ -141,7 +141,7 @@ def test_what_cannot_be_used_is_told_with_its_reason(store: Path, monkeypatch: p
 def test_numba_is_told_of_the_level_unless_it_was_told_of_another_cpu(store: Path) -> None:
     lowest = _BY_NAME["x86-64-v3"]
     environment: dict[str, str] = {}
-    for _ in range(2):  # the second time as a child of the first
+    for _ in range(2):  # the second process is a child of the first
         assert isinstance(take(store, lowest, environment), Precompiled)
         assert environment == {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": lowest.feature_string}
     other = {"NUMBA_CPU_NAME": "generic"}
@@ -219,7 +219,7 @@ def start(tmp_path: Path) -> Callable[..., str]:
 
 
 def _compile_here(store: Path) -> str:
-    """Of one small op only: ``precompile`` goes over all."""
+    """Compile one small op only: ``precompile`` compiles all."""
     level = _level_here()
     assert level is not None
     made = store.with_name("made")
@@ -246,8 +246,8 @@ def test_a_start_compiles_nothing_that_was_compiled_ahead_of_time(tmp_path: Path
     assert "compiled swap_blocks" not in said
     other = start(None, cache="other")
     assert "compiled swap_blocks.cpu._swap_blocks_worker for float32" in other
-    assert said.splitlines()[-1] != other.splitlines()[-1]  # machine code of either is kept apart
-    # A choice of one's own counts more, and is compiled for.
+    assert said.splitlines()[-1] != other.splitlines()[-1]  # the machine code of both is kept separately
+    # The user's own choice has priority, and code is compiled for it.
     chosen = start(store, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES="+avx2,+fma")
     assert "ahead of time" not in chosen and "compiled swap_blocks" in chosen
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from quire_kernels.errors import ArgumentError
 from quire_kernels.sampling import greedy, reference, sample
 
-# 99.99 % of chi-square's mass, by degrees of freedom.
+# Bounds with 99.99 % of chi-square's mass, by degrees of freedom.
 CHI_SQUARE = {
     4: 23.51,
     5: 25.74,
@@ -106,7 +106,7 @@ def test_zero_temperature_takes_the_likeliest_beside_rows_that_draw() -> None:
 @pytest.mark.parametrize("typical_p", [1.0, 0.9])
 @pytest.mark.parametrize("temperature", [1e-2, 1e-20, 1e-38, 2e-39, 1e-44])
 def test_next_to_no_temperature_takes_the_likeliest(temperature: float, typical_p: float) -> None:
-    """Below 3e-39 its inverse is beyond float32."""
+    """Below 3e-39 its inverse overflows float32."""
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     drawn = sample(logits, **columns(4, 1000, temperature=temperature, typical_p=typical_p))
     assert torch.equal(drawn, greedy(logits))

@@ -18,7 +18,7 @@ def sleepers() -> set[threading.Thread]:
 
 
 def test_asking_twice_is_asking_once() -> None:
-    before = sleepers()  # of engines that other tests left idle in this process
+    before = sleepers()  # of engines from other tests in this process
     switch = SpinSwitch(threads=2)
     switch.spin()
     assert sleepers() <= before
@@ -31,7 +31,7 @@ def test_asking_twice_is_asking_once() -> None:
 
 
 def test_a_machine_of_many_cpus_is_not_filled_with_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """libgomp ends the process where a limit on threads keeps it from making them."""
+    """Too many threads would end the process, because libgomp exits if it cannot create them."""
     before = sleepers()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))
     switch = SpinSwitch(threads=2)
@@ -41,18 +41,18 @@ def test_a_machine_of_many_cpus_is_not_filled_with_sleepers(monkeypatch: pytest.
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
 def test_more_threads_than_cpus_are_managed_while_threads_sleep() -> None:
-    """What libgomp's rule asks for, seen from outside: the threads of this process."""
+    """The threads of this process show libgomp's rule from outside."""
     compute_threads = 2
     cpus = len(os.sched_getaffinity(0))
     before = _threads()
     switch = SpinSwitch(compute_threads)
     switch.sleep()
     try:
-        # One is the thread that holds the team, which libgomp does not count.
+        # One is the thread that owns the team, which libgomp does not count.
         begun = _threads() - before
         assert compute_threads + len(begun) - 1 > cpus
     finally:
         switch.spin()
-    # A team's threads end after the one that made it, as soon as they get a core.
+    # A team's threads end after their creator, as soon as they get a core.
     while begun & _threads():
         os.sched_yield()

@@ -1,6 +1,6 @@
-"""Kernels that multiply by AMX's tiles: that they do, and what they leave behind.
+"""Kernels that multiply with AMX tiles: that they use them, and the state they leave.
 
-``test_levels`` runs this at the level that has tiles, by an emulator where the CPU has none.
+``test_levels`` runs this at the level that has tiles, with an emulator if the CPU has none.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def _count(name: str) -> int:
 @pytest.fixture
 def emulated() -> None:
     if not hasattr(ctypes.CDLL(None), "amx_tile_loads"):
-        pytest.skip("this CPU has tiles, and nobody counts its instructions")
+        pytest.skip("this CPU has tiles, and no emulator counts its instructions")
 
 
 @pytest.mark.usefixtures("emulated")
@@ -53,7 +53,7 @@ def test_a_layer_whose_inputs_make_no_tile_is_multiplied_by_vectors() -> None:
 
 
 def test_sums_are_kept_between_the_parts_of_a_long_panel() -> None:
-    """More inputs than a part of a panel has, more rows than two tiles."""
+    """It has more inputs than a part of a panel, and more rows than two tiles."""
     weight, bias = (torch.randn(70, 1600) / 40.0).bfloat16(), torch.randn(70).bfloat16()
     x = torch.randn(50, 1600).bfloat16()
     pairs, whole = pack_bfloat16(weight, bias), pack_int8(weight, bias)

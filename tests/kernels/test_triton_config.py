@@ -1,4 +1,4 @@
-"""The tables of launch configurations: which one is chosen, and what is refused on reading."""
+"""The tables of launch configurations: the chosen entry, and errors on reading."""
 
 import json
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ DEVICE = {"device": "NVIDIA H200", "capability": 90, "kernels": {"op.forward": {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package with one op, and one device that was tuned."""
+    """Yield a package with one op and one tuned device."""
     (tmp_path / "devices").mkdir()
     (tmp_path / "op.json").write_text(json.dumps(TABLE))
     (tmp_path / "devices" / "NVIDIA_H200.json").write_text(json.dumps(DEVICE))

@@ -1,4 +1,4 @@
-"""The search for launch configurations, over made-up costs."""
+"""The search for launch configurations with synthetic costs."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ MACHINE = {"device": "a GPU"}
 
 
 def cost(parameters: Parameters) -> float | None:
-    """Best at 64, 2; 32 cannot be used with more than one warp."""
+    """Return a cost that is least at 64, 2; 32 cannot be used with more than one warp."""
     if parameters["BLOCK"] == 32 and parameters["num_warps"] > 1:
         return None
     return 1.0 + abs(parameters["BLOCK"] - 64) / 64 + abs(parameters["num_warps"] - 2)

@@ -44,13 +44,13 @@ def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maxim
             kv_usage_percent=None,
             time_to_first_token=LatencyTarget(percentile=config.percentile, threshold_seconds=config.threshold_seconds),
         ),
-        scale_up=ScaleUp(
+        scale_up=ScaleUp.steps(
             window_seconds=0.0,
             max_percent=100,
             max_step=config.up_max_step,
             period_seconds=15.0,
         ),
-        scale_down=ScaleDown(
+        scale_down=ScaleDown.steps(
             window_seconds=config.down_window_seconds,
             max_step=config.down_max_step,
             period_seconds=config.down_period_seconds,

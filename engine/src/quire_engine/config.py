@@ -103,6 +103,10 @@ class TextOptions:
     """Variables of the chat template for requests that do not set them."""
     chat_template: Path | None = None
     """A file with a Jinja template that replaces the model's own, or the name of one of the model's templates."""
+    tool_call_parser: str = "auto"
+    """The format of tool calls, one of ``text.answers.formats``; ``auto`` finds it from the chat template."""
+    reasoning_parser: str = "auto"
+    """The format of reasoning, likewise."""
     generation_config: Literal["auto", "none"] = "auto"
     """``auto`` reads sampling defaults from the folder's generation_config.json."""
 

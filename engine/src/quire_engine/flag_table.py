@@ -25,6 +25,7 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import is_http_url
+from quire_engine.text.answers.formats import REASONING_NAMES, TOOL_NAMES
 from quire_engine.vllm_flags import ALIASES, ALWAYS, REFUSED
 
 
@@ -44,6 +45,16 @@ class Origin:
     def schema(self) -> dict[str, Any]:
         pattern = r"^\s*(\*|https?://[^/\s]+)/?\s*$"
         return {"type": "string", "pattern": pattern, "examples": ["https://chat.example.com", "*"]}
+
+
+class _ParserName(Choice):
+    """One of many words, which the help lists in its text."""
+
+    __slots__ = ()
+
+    @property
+    def metavar(self) -> str:
+        return "NAME"
 
 
 def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
@@ -98,6 +109,12 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "of one of several templates of the model"),
         _flag("default-chat-template-kwargs", JsonObject(), "variables of the chat template for requests that do not "
               "set them, such as '{\"enable_thinking\": false}'", unset="none"),
+        _flag("tool-call-parser", _ParserName("auto", *TOOL_NAMES, "none"), "the form of the model's tool calls. auto "
+              "finds it from the chat template, and with none requests with tools are refused; otherwise one of "
+              + ", ".join(TOOL_NAMES), "auto"),
+        _flag("reasoning-parser", _ParserName("auto", *REASONING_NAMES, "none"), "the form of the model's reasoning, "
+              "which answers then have apart from their content. auto finds it from the chat template, and none leaves "
+              "it in the content; otherwise one of " + ", ".join(REASONING_NAMES), "auto"),
         _flag("generation-config", Choice(values={"auto": "auto", "none": "none", "vllm": "none"}),
               "auto reads sampling defaults from generation_config.json; none and vllm do not", "auto"),
         _flag("override-generation-config", JsonObject(), "values that replace those of generation_config.json, such "

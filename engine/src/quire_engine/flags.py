@@ -133,6 +133,8 @@ def _configuration(values: FlagValues) -> EngineConfig:
             tokenizer=values["tokenizer"],
             chat_template_kwargs=values["default-chat-template-kwargs"] or {},
             chat_template=values["chat-template"],
+            tool_call_parser=values["tool-call-parser"],
+            reasoning_parser=values["reasoning-parser"],
             generation_config=values["generation-config"],
         ),
         log=LogOptions(

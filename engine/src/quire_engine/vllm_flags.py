@@ -23,6 +23,7 @@ ALWAYS = frozenset(
     {
         "disable-log-requests",
         "disable-uvicorn-access-log",
+        "enable-auto-tool-choice",
         "enable-chunked-prefill",
         "enable-prompt-tokens-details",
         "enable-request-id-headers",
@@ -38,7 +39,8 @@ ALWAYS = frozenset(
 """Switches that ask for what quire always does."""
 
 _ONE_DEVICE = "an engine runs on one device; start several engines behind quire-gateway for more throughput"
-_NO_TOOLS = "this version does not parse tool calls or reasoning; requests with tools get a 400"
+_PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
+_NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
 _NO_LORA = "this version serves no adapters; merge the adapter into the model's weights"
 _NO_DRAFTS = "this version does not use speculative decoding"
 _TEXT_ONLY = "this version serves text only"
@@ -84,11 +86,13 @@ _REASONS = (
         " renderer-num-workers aggregate-engine-logging scheduler-cls",
     ),
     (
-        _NO_TOOLS,
-        "enable-auto-tool-choice exclude-tools-when-tool-choice-none tool-call-parser tool-parser-plugin"
-        " tool-strict-level tool-server reasoning-parser reasoning-parser-plugin reasoning-config"
-        " cohere-is-reasoning-model cohere-format anthropic-disabled-thinking-effort structured-outputs-config",
+        _PARSERS,
+        "tool-strict-level cohere-is-reasoning-model cohere-format anthropic-disabled-thinking-effort",
     ),
+    (_NO_BUDGETS, "reasoning-config"),
+    ("clients run their tools themselves", "tool-server"),
+    ("structured output is not supported by this version", "structured-outputs-config"),
+    ("send such requests without tools", "exclude-tools-when-tool-choice-none"),
     (
         _NO_LORA,
         "enable-lora lora-modules max-loras max-lora-rank lora-dtype enable-tower-connector-lora max-cpu-loras"
@@ -136,7 +140,10 @@ _REASONS = (
         "safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size"
         " model-loader-extra-config ignore-patterns use-tqdm-on-load pt-load-map-location",
     ),
-    (_NO_CODE, "middleware logits-processors additional-config"),
+    (
+        _NO_CODE,
+        "middleware logits-processors additional-config tool-parser-plugin reasoning-parser-plugin",
+    ),
     (_HTTP_LIMITS, "h11-max-incomplete-event-size h11-max-header-count"),
     (_PROXY, "allow-credentials allowed-methods allowed-headers"),
     (

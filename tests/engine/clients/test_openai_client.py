@@ -150,6 +150,7 @@ def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any
     "fields",
     [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
+        {"functions": [{"name": "f"}]},
         {"response_format": {"type": "json_object"}},
         {"audio": {"voice": "alloy", "format": "wav"}},
         {"prediction": {"type": "content", "content": "x"}},

@@ -137,8 +137,8 @@ STATE = "they keep a state that is no KV cache"
         ("gpt2", "GPT2LMHeadModel", {"eos_token_id": "end"}, "cannot be served"),
         ("gpt2", 5, {}, "has architectures 5 in its config.json; a list of names is needed"),
         ("gpt2", "GPT2LMHeadModel", {"n_embd": "wide"}, "cannot be served"),
-        ("nobody", "NobodyForCausalLM", {}, "has a model_type that transformers"),
-        ("nobody", "NobodyForCausalLM", {"auto_map": {"AutoConfig": "a.B"}}, "only with --trust-remote-code"),
+        ("unknown", "UnknownForCausalLM", {}, "has a model_type that transformers"),
+        ("unknown", "UnknownForCausalLM", {"auto_map": {"AutoConfig": "a.B"}}, "only with --trust-remote-code"),
     ],
 )
 def test_what_cannot_run_over_the_cache_is_refused_by_name_and_reason(

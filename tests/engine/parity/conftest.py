@@ -24,14 +24,14 @@ class Prepared:
 
 @dataclass(slots=True)
 class Parity:
-    """Makes each case's checkpoint and its reference once."""
+    """A cache of each case's checkpoint and reference answers."""
 
     root: Path
     prepared: dict[int, Prepared] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
     def check(self, case: Case, schedule: Schedule) -> None:
-        """The reference's tokens and their probabilities, and what the schedule is for really happened."""
+        """Assert the reference's tokens and probabilities, and that the schedule's purpose really occurred."""
         ready = self.prepare(case)
         config = config_of(
             ready.folder,
@@ -49,7 +49,7 @@ class Parity:
                 compare(answer, one.token_ids, one.logprobs, self.tally, what)
 
     def check_bfloat16(self, case: Case) -> None:
-        """Finite, and close to float32 in the next token of every prompt of which both think the same."""
+        """Assert that bfloat16 is finite and close to float32 in the next token of every prompt with equal choices."""
         ready = self.prepare(case)
         config = config_of(
             ready.folder,

@@ -1,4 +1,4 @@
-"""The same tokens as transformers from each way in which a checkpoint may be kept, and what its folder says of ends."""
+"""The same tokens as transformers from each layout of a checkpoint, and the end tokens that its folder defines."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_other_blocks_hold_the_same_keys(parity: Any) -> None:
 
 
 def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> None:
-    """generation_config.json names two: the reference's fourth token, and one that it never draws."""
+    """generation_config.json names two: the reference's fourth token, and one that it never samples."""
     case = CASES["in several files"]
     answer = parity.prepare(case).answers[-1].token_ids
     place = next(i for i in range(3, len(answer)) if answer[i] not in answer[:i])
@@ -97,7 +97,7 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
 
 
 def test_tied_embeddings_count_as_often_as_held(parity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A packed LM head is a second copy beside the table that tokens are looked up in."""
+    """A packed LM head is a second copy in addition to the embedding table."""
 
     def held(backend: LinearBackend) -> int:
         monkeypatch.setattr(arithmetic, "candidates", lambda dtype, **_: (backend,))

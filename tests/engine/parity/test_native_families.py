@@ -1,4 +1,4 @@
-"""Every native family says in float32 what transformers says, token for token, whatever the schedule."""
+"""Every native family gives in float32 the same tokens as transformers, whatever the schedule."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 1.9, 2.2, 2.6],
     "long_factor": [1.3, 1.7, 2.0, 3.5, 6.0, 9.0, 14.0, 20.0],
 }
-# Windows are shorter than most prompts; 24 is no whole number of blocks.
+# Windows are shorter than most prompts; 24 is not a multiple of the block size.
 WINDOW = 24
 GEMMA: dict[str, Any] = {
     "head_dim": 24,

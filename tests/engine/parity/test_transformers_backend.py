@@ -1,4 +1,4 @@
-"""What transformers runs over our cache says in float32 what transformers says by itself, under every schedule."""
+"""Models that transformers runs with our cache give in float32 its own tokens, under every schedule."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from quire_parity.schedules import Schedule
 CASES = {
     # Learned positions, one fused layer for queries, keys and values whose weights lie transposed.
     "gpt2": Case(family="gpt2", fields={"num_key_value_heads": None}),
-    # Learned positions that begin at 2.
+    # Learned positions that start at 2.
     "opt": Case(family="opt", fields={"ffn_dim": 96, "word_embed_proj_dim": 64, "num_key_value_heads": None}),
     # A quarter of each head rotated, attention and feed-forward side by side.
     "gpt_neox": Case(family="gpt_neox", fields={"num_key_value_heads": None}),
     "olmo2": Case(family="olmo2"),
-    # Embeddings, attention, residuals and logits each scaled by a number of its own.
+    # Embeddings, attention, residuals and logits have separate scales.
     "granite": Case(
         family="granite",
         fields={
@@ -25,7 +25,7 @@ CASES = {
         },
     ),
     "phi": Case(family="phi", fields={"qk_layernorm": True, "num_key_value_heads": None}),
-    # A window, which is no whole number of blocks.
+    # A window that is not a multiple of the block size.
     "starcoder2": Case(family="starcoder2", fields={"sliding_window": 24}),
     "cohere": Case(family="cohere", fields={"logit_scale": 0.5, "use_qk_norm": True}),
     # Its own positions as well, and embeddings scaled.

@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped or told to end under load: what clients see, and how soon others are served."""
+"""Processes that are killed, stopped or terminated under load: what clients see, and when others are served again."""
 
 import asyncio
 import json
@@ -18,12 +18,12 @@ import pytest
 Start = Callable[..., AbstractContextManager[Any]]
 
 SERVED_AGAIN_SECONDS = 30.0
-"""With the demo model on a machine that does little else; twice the first start on one that is busier."""
+"""With the demo model on an idle machine; twice the first start on a busy one."""
 
 
 @dataclass
-class Told:
-    """What a client was told by one stream."""
+class StreamContents:
+    """The contents of one stream as its client sees them."""
 
     tokens: int = 0
     finish_reason: str | None = None
@@ -33,9 +33,9 @@ class Told:
     """The connection ended before the body did."""
 
 
-async def read(http: httpx.AsyncClient, started: asyncio.Event | None = None, **fields: Any) -> Told:
+async def read(http: httpx.AsyncClient, started: asyncio.Event | None = None, **fields: Any) -> StreamContents:
     body = {"model": "demo", "prompt": "The list", "stream": True, "ignore_eos": True, **fields}
-    told = Told()
+    told = StreamContents()
     event = ""
     try:
         async with http.stream("POST", "/v1/completions", json=body) as response:
@@ -66,8 +66,8 @@ def client(server: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=server.address, headers=headers, limits=limits, timeout=60)
 
 
-async def under_load(http: httpx.AsyncClient, count: int, **fields: Any) -> list["asyncio.Task[Told]"]:
-    """So many streams, each of which has begun."""
+async def under_load(http: httpx.AsyncClient, count: int, **fields: Any) -> list["asyncio.Task[StreamContents]"]:
+    """Return that many streams, each of which has started."""
     begun = [asyncio.Event() for _ in range(count)]
     tasks = [asyncio.create_task(read(http, event, **fields)) for event in begun]
     for event in begun:
@@ -75,13 +75,13 @@ async def under_load(http: httpx.AsyncClient, count: int, **fields: Any) -> list
     return tasks
 
 
-def failed_in_order(told: Told) -> bool:
-    """An error, and nothing that could pass for an end."""
+def failed_in_order(told: StreamContents) -> bool:
+    """Return True if the stream has an error and no regular end."""
     return told.error == "engine_stopped" and told.finish_reason is None and not told.done and told.broken
 
 
 async def served_again(http: httpx.AsyncClient) -> float:
-    """Seconds until a new request gets its answer; until then 503 is what it may get."""
+    """Return the seconds until a new request gets its answer; before that it may get 503."""
     began = time.monotonic()
     while True:
         told = await read(http, max_tokens=2)

@@ -1,6 +1,6 @@
-"""The server against its own OpenAPI document, by schemathesis: what it takes, refuses and answers is what it says.
+"""The server against its own OpenAPI document, by schemathesis: it accepts, rejects and answers as documented.
 
-``QUIRE_HYPOTHESIS_EXAMPLES`` sets how many requests of each kind are tried.
+``QUIRE_HYPOTHESIS_EXAMPLES`` sets the number of requests of each kind.
 """
 
 import os
@@ -40,7 +40,7 @@ OPERATIONS = [
     ("GET", "/version"),
     ("POST", "/admin/cache/reset"),
 ]
-"""All but /admin/drain, after which there is nothing left to test."""
+"""All except /admin/drain, after which nothing can be tested."""
 WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "admin" not in operation[1]]
 
 SEMANTIC = re.compile(
@@ -48,8 +48,9 @@ SEMANTIC = re.compile(
     r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
+    r"|tool_choice: |should be a JSON object in a string"
 )
-"""Limits that lie in several fields together, in the model, or in the load: what a schema cannot say."""
+"""Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def ask(server: Any, case: Any) -> Any:
 
 
 def tried(schema: Any, operation: tuple[str, str], mode: GenerationMode, check: Callable[[Any], None]) -> None:
-    """``check`` with so many requests of one operation."""
+    """Run ``check`` with that many requests of one operation."""
     method, path = operation
 
     @settings(

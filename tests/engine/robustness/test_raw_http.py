@@ -1,6 +1,6 @@
-"""Whatever bytes come, the server answers or closes: no 5xx, no hang, errors small and in one shape, nothing left.
+"""For any bytes the server answers or closes: no 5xx, no hang, small errors of one shape, nothing left running.
 
-``QUIRE_HYPOTHESIS_EXAMPLES`` sets how many mutated requests are tried.
+``QUIRE_HYPOTHESIS_EXAMPLES`` sets the number of mutated requests.
 """
 
 import gzip
@@ -24,7 +24,7 @@ MAX_ERROR = 4096
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
-    """At the end nothing may run, wait or hold blocks, in the engine process that was started."""
+    """Yield a server, at whose end nothing may run, wait or hold blocks in the engine process that was started."""
     with start_server("--check-integrity", "--max-body-bytes", "1MiB", fake={"step_seconds": 0.002}) as made:
         pid = made.engine_pid()
         yield made
@@ -52,7 +52,7 @@ def request_of(
 
 
 def talk(server: Any, data: bytes, *, shut: bool = False) -> bytes:
-    """All that comes back until the server closes; a hang is a TimeoutError."""
+    """Return all bytes until the server closes; a hang is a TimeoutError."""
     answer = b""
     with socket.create_connection(server.host_and_port, timeout=20) as connection:
         try:
@@ -67,7 +67,7 @@ def talk(server: Any, data: bytes, *, shut: bool = False) -> bytes:
 
 
 def checked(answer: bytes) -> int:
-    """The status of one answer, whose error is as errors have to be."""
+    """Return the status of one answer, after a check of the shape of its error."""
     head, _, body = answer.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n").partition(b"\r\n\r\n")
     status = int(head.split()[1])
     assert status < 500, answer
@@ -196,7 +196,7 @@ def test_garbage_behind_a_streamed_request_does_not_end_its_stream_as_a_success(
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
 def test_an_offer_of_another_protocol_is_left_aside(server: Any, protocol: str) -> None:
-    """Java's client and ``curl --http2`` make one with every request."""
+    """Java's client and ``curl --http2`` offer one with every request."""
     offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
     data = request_of(server, PLAIN, more=offer, close=False) + request_of(server, PLAIN)
     answer = talk(server, data)
@@ -204,7 +204,7 @@ def test_an_offer_of_another_protocol_is_left_aside(server: Any, protocol: str) 
 
 
 def test_a_half_closed_connection_counts_as_a_client_that_left(server: Any) -> None:
-    """What closes and what half-closes cannot be told apart, and who has left is not generated for."""
+    """Closing and half-closing cannot be distinguished, and nothing is generated for a client that left."""
     whole = request_of(server, body_with(max_tokens=3000), close=False)
     for length in (0, 10, 100, len(whole) - 1, len(whole)):
         assert talk(server, whole[:length], shut=True) == b""
@@ -223,7 +223,7 @@ def test_clients_that_vanish_at_any_moment_leave_nothing(server: Any) -> None:
                 connection.sendall(whole)
                 for _ in range(chance.randrange(4)):
                     connection.recv(200)
-            if number % 2:  # a reset rather than an end
+            if number % 2:  # a reset instead of an end
                 linger = b"\1\0\0\0\0\0\0\0"
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 

@@ -1,4 +1,4 @@
-"""Tiny random-weight models in Hugging Face layout, and engines over them."""
+"""Tiny random-weight models in Hugging Face layout, and engines that load them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ VOCABULARY = 250
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A checkpoint of a random model of a transformers ``family``; the changes are fields of its config.json."""
+    """Return a factory of checkpoints of a random model of a transformers ``family`` with changed config fields."""
     made: dict[str, Path] = {}
 
     def make(family: str = "llama", **changes: Any) -> Path:
@@ -61,7 +61,7 @@ def _save_model(folder: Path, family: str, changes: dict[str, Any]) -> Path:
     model = factory.from_config(AutoConfig.for_model(family, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases 0 and norms 1 at birth, which would hide one that is not applied
+            if parameter.dim() == 1:  # initial biases of 0 and norms of 1 would hide one that is not applied
                 parameter += torch.randn_like(parameter) * 0.15
     model.save_pretrained(folder)
     return folder
@@ -86,7 +86,7 @@ def engine_config() -> Callable[..., EngineConfig]:
 
 @dataclass
 class Running(Answering):
-    """Over a loaded model."""
+    """An engine with a loaded model."""
 
     model: LoadedModel = field(kw_only=True)
 

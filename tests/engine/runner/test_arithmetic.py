@@ -1,4 +1,4 @@
-"""Which type and which linear backend a model is computed with on a CPU, and the file that keeps the times."""
+"""The dtype and the linear backend of a model on a CPU, and the file with the measured times."""
 
 import json
 import logging
@@ -65,7 +65,7 @@ def times(bf16: float, float32: float, half: float) -> dict[str, tuple[float, ..
     }
 
 
-# --- the choice, by times ---
+# --- the choice by times ---
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_every_way_is_timed_at_all_rows() -> None:
 
 def test_a_hopeless_way_is_not_run_at_many_rows() -> None:
     class Hopeless(TorchLinearBackend):
-        """A way whose layers count their rows and take very long."""
+        """A backend whose layers count their rows and take very long."""
 
         rows: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A folder that cannot be served ends the start with one screen that names the thing, and exit code 2."""
+"""A folder that cannot be served ends the start with one screen that names the problem, and exit code 2."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def cut(folder: Path) -> None:
 
 
 def index(**files: str) -> Change:
-    """Names the one file for each tensor that it holds, and what is said besides."""
+    """Return a change that writes an index of the single file's tensors plus these entries."""
 
     def apply(folder: Path) -> None:
         held = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")

@@ -1,7 +1,7 @@
-"""``--deterministic``: the same request, the same tokens and logprobs to the last bit, whatever else runs.
+"""``--deterministic``: the same request gives bit-identical tokens and logprobs, whatever else runs.
 
-Prompts are longer than attention's pieces of 256 tokens, answers are drawn greedily and at random. What they are held
-to is each request alone, its prompt in one step.
+Prompts are longer than attention's pieces of 256 tokens, and answers are sampled greedily and at random. The reference
+is each request alone, with its prompt in one step.
 """
 
 import random
@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 24, "sliding_window": 100, "query_pre_attn_scalar": 24},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
 }
-# What the first four prompts take, none left for answers; the longest sequence that may be takes as many.
+# The blocks of the first four prompts without their answers; the longest possible sequence needs as many.
 SCARCE_BLOCKS = 38
 
 
@@ -39,7 +39,7 @@ class Heard:
 
 
 def requests(*, prompt_logprobs: int | None = None) -> list[Request]:
-    """Beginnings of one text, so that there are prefixes to share; every other one is drawn at random."""
+    """Return requests with beginnings of one text, to share prefixes; every other one is sampled at random."""
     numbers = random.Random(5)
     text = [numbers.randrange(3, VOCABULARY) for _ in range(max(LENGTHS))]
     greedy = SamplingParams(

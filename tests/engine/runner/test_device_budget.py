@@ -1,4 +1,4 @@
-"""How much of a GPU the KV cache gets, worked out on numbers."""
+"""The KV cache's share of a GPU, computed from given figures."""
 
 import re
 from dataclasses import replace
@@ -32,14 +32,14 @@ MIXED = replace(DEMAND, groups=(CacheGroup(block_bytes=MIB), CacheGroup(block_by
 @pytest.mark.parametrize(
     ("options", "use", "cache_bytes"),
     [
-        # 0.9 of 80 less 19 of weights, activations and graphs, and less the block that padding is written to.
+        # 0.9 of 80 less 19 of weights, activations and graphs, and less the block to which padding is written.
         (CacheOptions(), USE, 53 * GIB - 2 * MIB),
         (CacheOptions(gpu_memory_utilization=0.5), USE, 21 * GIB - 2 * MIB),
-        # All of it: what CUDA took before this process counted is not there.
+        # All of it: what CUDA used before this process is not available.
         (CacheOptions(gpu_memory_utilization=1.0), USE, 60 * GIB + GIB // 2 - 256 * MIB - 2 * MIB),
-        # Another process has 30 GiB: what is free is less than the share.
+        # Another process has 30 GiB, so the free memory is less than the share.
         (CacheOptions(), replace(USE, free=31 * GIB, before=30 * GIB), 30 * GIB + GIB // 2 - 256 * MIB - 2 * MIB),
-        # Two that share a card by halves do not come into each other's way.
+        # Two processes with half of a GPU each do not disturb each other.
         (CacheOptions(gpu_memory_utilization=0.45), replace(USE, free=25 * GIB, before=36 * GIB), 17 * GIB - 2 * MIB),
         (CacheOptions(kv_cache_memory_bytes=10 * GIB), USE, 10 * GIB),
         # Swap space is in host memory.

@@ -1,4 +1,4 @@
-"""On which device a model runs, decided from what was found."""
+"""The device on which a model runs, decided from the available ones."""
 
 from dataclasses import replace
 

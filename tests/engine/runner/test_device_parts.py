@@ -1,4 +1,4 @@
-"""The parts of the device runner by themselves; on a GPU where there is one."""
+"""The parts of the device runner in isolation; on a GPU if there is one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -150,7 +150,7 @@ def test_blocks_come_back_from_the_swap_space_as_they_left(staged: int) -> None:
     for cache in caches:
         cache.keys.zero_()
         cache.values.zero_()
-    # One leaves and another takes its place in the same step.
+    # One leaves and another uses its place in the same step.
     caches[0].keys[3] = caches[2].keys[3] = 1.0
     both = batch(
         swap_out=(BlockCopies(sources=[3], targets=[2]), BlockCopies()),
@@ -197,7 +197,7 @@ courses = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(course=courses, seed=st.integers(0, 1000))
 def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, course: list[Any], seed: int) -> None:
-    """Admissions with histories, releases, and many draws: rows fill their room, move, and the pool is made anew."""
+    """Admissions with histories, releases and many samples: rows fill the pool, move, and the pool is reallocated."""
     chance = np.random.default_rng(seed)
     here = DeviceLogitShaping(max_rows=4, vocab_size=vocabulary, device=DEVICE)
     there = LogitShaping(max_rows=4, vocab_size=vocabulary)
@@ -240,7 +240,7 @@ def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, cours
             there.count(drawn.numpy()[places], rows[places])
 
 
-# --- what the device complains of ---
+# --- errors of the device ---
 
 
 def test_memory_that_runs_out_names_what_would_help() -> None:
@@ -308,7 +308,7 @@ def test_a_step_that_failed_on_the_device_gives_no_tokens() -> None:
 
 
 class _Asked(TorchDispatchMode):
-    """Refuses what would wait for a device: reading a number, or a shape that depends on numbers."""
+    """A mode that rejects operations that wait for a device: reading a number, or a data-dependent shape."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
@@ -351,7 +351,7 @@ def test_masks_are_applied_on_the_device() -> None:
         under_way = runner.execute(second).sample(TokenMasks(places=[1], bits=bits))
     output = under_way.wait()
     assert output.token_ids[1] == VOCABULARY - 5
-    # The model's own probabilities are reported, and the mask leaves the other row as it is.
+    # The model's own probabilities are reported, and the mask does not change the other row.
     assert output.logprobs is not None and output.logprobs[0] is None
     assert output.logprobs[1] is not None and output.logprobs[1].logprobs[0] < 0.0
     plain = make_runner(make_accelerator(DEVICE), DEVICE)
@@ -381,7 +381,7 @@ def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
 
 
 def two_steps() -> tuple[Batch, Batch]:
-    """A prompt that asks for everything beside one that asks for nothing, then a token more of each."""
+    """Return a prompt that asks for everything and one that asks for nothing, then one more token of each."""
     shaped = SamplingParams(
         max_tokens=9, temperature=1.0, top_k=3, presence_penalty=1.0, logprobs=2, logit_bias=((1, 2.0),)
     )

@@ -1,9 +1,9 @@
-"""Any schedule on the device runner answers as alone: padded graphs, overlap, swap, windows, shared blocks.
+"""Any schedule on the device runner answers like a request alone: padded graphs, overlap, swap, windows, shared blocks.
 
-The model is one that reads back: it stores each token and its position in the cache, and what follows depends on all
-that a query sees there, through the block tables and slots that the runner gave it. So a wrong block, a padded row that
-touches another's, a token fed back too early or a block swapped too late changes the answer, which is known beforehand.
-It runs on a GPU where there is one, captured graphs and streams included.
+The model reads back its cache: it stores each token and its position, and its output depends on everything that a query
+sees there through the block tables and slots of the runner. So a wrong block, a padded row that touches another's, a
+token fed back too early or a block swapped too late changes the answer, which is known beforehand. It runs on a GPU if
+there is one, with captured graphs and streams.
 """
 
 import os
@@ -42,7 +42,7 @@ def weight(position: Any, group: int) -> Any:
 
 
 def answer(prompt: list[int], params: SamplingParams, windows: Windows) -> list[int]:
-    """What the model says to a prompt, as far as the request lets it."""
+    """Return the model's answer to a prompt within the limits of the request."""
     known = list(prompt)
     limit = min(len(prompt) + params.max_tokens, MAX_MODEL_LEN)
     while len(known) < limit:
@@ -58,7 +58,7 @@ def answer(prompt: list[int], params: SamplingParams, windows: Windows) -> list[
 
 @dataclass(frozen=True, slots=True)
 class ReadBackModel:
-    """One layer per group. T queries, B sequences, L token slots that block tables reach."""
+    """A model with one layer per group. T queries, B sequences, L token slots that block tables reach."""
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         for group, cache in zip(inputs.groups, caches, strict=True):
@@ -82,7 +82,7 @@ class ReadBackModel:
         if plan.window is not None:
             seen &= place > positions[:, None] - plan.window
         found = ((tokens.nan_to_num(0.0).long() + 1) * weight(place, index) * seen).sum(dim=1)
-        # Of what is not where it should be, the answer shall not be right by chance.
+        # A value in a wrong place must not give the right answer by chance.
         wrong = (seen & (stored_at != place)).sum(dim=1)
         wrong += positions != plan.context_lens.long()[owner] - (ends[owner] - queries)
         return found + wrong * 3_001
@@ -90,7 +90,7 @@ class ReadBackModel:
 
 @dataclass
 class LateMark:
-    """Downloads become readable when it is waited for."""
+    """A mark whose downloads become readable when it is waited for."""
 
     arriving: list[tuple[Tensor, Tensor]]
 
@@ -105,7 +105,7 @@ class LateMark:
 
 @dataclass
 class LateAccelerator:
-    """On a CPU, but what the host downloads is garbage until it waits, as on a device that is slow."""
+    """A CPU whose downloads contain garbage until the host waits, as on a slow device."""
 
     device: torch.device = DEVICE
     under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -150,7 +150,7 @@ class World:
 
 
 class Play:
-    """Acts a script out, and remembers what each request should say."""
+    """An execution of a script that remembers the expected answer of each request."""
 
     def __init__(self, world: World) -> None:
         layout = KVCacheLayout(
@@ -265,7 +265,7 @@ actions = st.lists(
     min_size=4,
     max_size=14,
 )
-# Four blocks hold the longest sequence, and up to six sequences are at work: most worlds preempt.
+# Four blocks hold the longest sequence, and up to six sequences run at once, so most runs preempt.
 worlds = st.builds(
     World,
     num_blocks=st.sampled_from([4, 4, 5, 7]),

@@ -1,4 +1,4 @@
-"""Answers that share a prompt, and sequences that were swapped out, say with a real model what they say alone."""
+"""Answers that share a prompt, and swapped sequences, give with a real model the tokens of a request alone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ SAMPLED = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
 
 
 def alone(start: Callable[..., Any], folder: Path) -> dict[int, list[int]]:
-    """Each answer from a request of its own, one after another."""
+    """Return each answer from a separate request, one after another."""
     engine = start(folder, enable_prefix_caching=False)
     for seed in range(ANSWERS):
         engine.add(seed, PROMPT, SAMPLED, seed=seed)
@@ -39,7 +39,7 @@ def test_answers_to_one_prompt_are_those_of_requests_of_their_own(
         request = Request(key=seed, prompt_token_ids=PROMPT, params=SAMPLED, seed=seed, parent=parent)
         assert forked.engine.add(request) is None
     forked.finish()
-    # Twelve full blocks of sixteen are shared, eleven tokens and the answer are each one's own.
+    # Twelve full blocks of sixteen are shared; eleven tokens and the answer are separate.
     assert forked.engine.counters.scheduled_tokens == 203 + 7 * 11 + ANSWERS * 11
     answers = alone(start, folder)
     assert forked.tokens == answers

@@ -1,4 +1,4 @@
-"""From a batch to the tensors of a step."""
+"""The tensors of a step, built from a batch."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def built(step: Batch, here: RowState, layout: KVCacheLayout) -> ModelInputs:
 
 
 def mixed_batch() -> Batch:
-    """Row 3 decodes its token 33, row 1 computes tokens 14 to 17 of a longer prompt, row 0 a whole prompt of 2."""
+    """Return a batch: row 3 decodes token 33, row 1 computes tokens 14 to 17 of a prompt, row 0 a whole prompt of 2."""
     return batch(
         rows=[3, 1, 0],
         num_computed=[33, 14, 0],

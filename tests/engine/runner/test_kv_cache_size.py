@@ -1,4 +1,4 @@
-"""How many blocks fit, and what is said when too few do."""
+"""The number of blocks that fit, and the error if there are too few."""
 
 import re
 from dataclasses import replace
@@ -34,7 +34,7 @@ DEMAND = CacheDemand(
     max_sequences=4,
     max_batched_tokens=64,
 )
-# A layer of four has full attention; the others look back on 100 tokens, which takes 9 blocks.
+# One of four layers has full attention; the others have windows of 100 tokens, which need 9 blocks.
 MIXED = replace(
     DEMAND, groups=(CacheGroup(block_bytes=3 * MIB, window=100), CacheGroup(block_bytes=MIB)), sequence_tokens=10_000
 )
@@ -81,11 +81,11 @@ def given_size(mib: int, swap_mib: int = 0) -> CacheOptions:
         (given_size(10), None, 10, 160),
         # Never more than all sequences at full length: 4 times 63 blocks.
         (CacheOptions(), machine(64), 252, 1000),
-        # A quarter of a machine that others use as well.
+        # A quarter of a machine that other processes use as well.
         (CacheOptions(), machine(0.5), 128, 1000),
-        # Of its own memory all but the rest for activations.
+        # All of its own memory except the part for activations.
         (CacheOptions(gpu_memory_utilization=0.5), own(1224), 100, 1000),
-        # And but the swap space.
+        # The same without the swap space.
         (CacheOptions(gpu_memory_utilization=0.5, swap_space_bytes=30 * MIB), own(1224), 70, 1000),
         (CacheOptions(swap_space_bytes=256 * MIB), machine(0.5), 64, 1000),
         (CacheOptions(), None, 252, 1000),
@@ -122,7 +122,7 @@ def test_blocks_follow_from_the_budget(
         (
             DEMAND,
             CacheOptions(swap_space_bytes=300 * MIB),
-            ["a KV cache of 0 bytes (what was free to take beside --swap-space-bytes 314572800)"],
+            ["a KV cache of 0 bytes (the available memory without --swap-space-bytes 314572800)"],
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_cache_too_small_is_refused_with_the_number_that_works(
 def test_the_numbers_that_a_refusal_names_work(
     groups: list[tuple[int, int | None]], limit: int, must_hold: bool, budget: int, sequences: int, tokens: int
 ) -> None:
-    """Windows are shorter than the limit, as ``without_idle_windows`` leaves them."""
+    """Windows are shorter than the limit, as ``without_idle_windows`` ensures."""
     demand = CacheDemand(
         groups=tuple(
             CacheGroup(block_bytes=size, window=window if window is not None and window < limit else None)
@@ -230,7 +230,7 @@ def test_every_group_swaps_the_same_share_of_its_blocks() -> None:
         (
             CacheOptions(kv_cache_memory_bytes=100 * MIB, swap_space_bytes=1000),
             machine(8),
-            "--swap-space-bytes 1000 is not one block of each layer: 1048576 is the least, 0 is none",
+            "--swap-space-bytes 1000 is less than one block of each layer: 1048576 is the minimum, 0 disables it",
         ),
     ],
 )

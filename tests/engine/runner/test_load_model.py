@@ -1,4 +1,4 @@
-"""Start-up: from options to a model that has produced a token, or to an error a person can act on."""
+"""The start-up: from options to a model that has generated a token, or to an error that users can fix."""
 
 import json
 import subprocess

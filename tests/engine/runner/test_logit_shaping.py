@@ -1,4 +1,4 @@
-"""Edits of rows through admissions, draws and releases: always those that the request and its tokens call for."""
+"""Edits of rows through admissions, samples and releases always match the request and its tokens."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,7 +25,7 @@ def admission(params: SamplingParams, *, row: int = 0, prompt: list[int], drawn:
 
 
 def expected(logits: list[float], params: SamplingParams, prompt: list[int], drawn: list[int]) -> list[float]:
-    """By the words of the parameters, a token at a time."""
+    """Return the logits after the documented effect of each parameter, token by token."""
     made = []
     for token, logit in enumerate(logits):
         value = logit
@@ -75,7 +75,7 @@ def test_any_course_of_rows_leaves_each_with_its_own_edits(data: st.DataObject) 
         match data.draw(st.sampled_from(["admit", "admit", "preempt", "release"])):
             case "admit":
                 running[row] = Sequence(data.draw(params), data.draw(st.lists(tokens, min_size=1, max_size=8)))
-            case "preempt" if running:  # taken out, and admitted anew in another row
+            case "preempt" if running:  # removed, and admitted again in another row
                 row, sequence = row, running.pop(data.draw(st.sampled_from(sorted(running))))
                 running[row] = sequence
             case "release":
@@ -112,7 +112,7 @@ def test_a_long_answer_outgrows_its_place_many_times() -> None:
     rows = np.arange(3)
     for token in range(2000):
         shaping.count(np.full(3, token), rows)
-        shaping.count(np.zeros(3, dtype=np.int64), rows)  # known tokens take no room
+        shaping.count(np.zeros(3, dtype=np.int64), rows)  # known tokens need no room
     logits = torch.zeros(3, vocabulary)
     shaping.apply(logits, rows, rows)
     assert (logits[:, :2000] == -1).all() and (logits[:, 2000:] == 0).all()

@@ -1,4 +1,4 @@
-"""How much memory is left, from made-up /proc and /sys trees."""
+"""The available memory, from simulated /proc and /sys trees."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ UNLIMITED = {"sys/memory.max": "max\n", "sys/memory.current": str(GIB)}
             {**MACHINE, "sys/memory.max": str(4 * GIB), "sys/memory.current": str(GIB)},
             AvailableMemory(size=3 * GIB, is_own=True),
         ),
-        (  # pages of the mapped checkpoint can be given back
+        (  # pages of the mapped checkpoint can be freed
             {
                 **MACHINE,
                 "sys/memory.max": str(4 * GIB),
@@ -39,7 +39,7 @@ UNLIMITED = {"sys/memory.max": "max\n", "sys/memory.current": str(GIB)}
             },
             AvailableMemory(size=3 * GIB, is_own=True),
         ),
-        (  # a limit above the own cgroup binds as well
+        (  # a limit above the own cgroup applies as well
             {
                 **MACHINE,
                 "proc/self/cgroup": "0::/pods/engine\n",
@@ -58,7 +58,7 @@ UNLIMITED = {"sys/memory.max": "max\n", "sys/memory.current": str(GIB)}
             },
             AvailableMemory(size=GIB, is_own=True),
         ),
-        (  # a limit larger than what the machine has left is no bound
+        (  # a limit above the machine's available memory has no effect
             {**MACHINE, "sys/memory.max": str(64 * GIB), "sys/memory.current": "0"},
             AvailableMemory(size=8 * GIB, is_own=False),
         ),

@@ -1,4 +1,4 @@
-"""The step and the graph that are tried before a GPU's memory is divided: with fakes in the place of both."""
+"""The trial step and graph before a GPU's memory is divided, with fakes for both."""
 
 from dataclasses import dataclass, field
 
@@ -54,7 +54,7 @@ def test_more_logprobs_than_tokens_are_not_asked_for() -> None:
 
 @dataclass
 class FakeDevice:
-    """Bytes that are free; a runner takes of them, and what it took stays with the allocator until it is settled."""
+    """A device with free bytes; what a runner allocates stays with the allocator until it is settled."""
 
     free_bytes: int = 1000
     kept: int = 0
@@ -114,9 +114,9 @@ def made(device: FakeDevice, *, fails: bool = False) -> FakeRunner:
 def test_what_the_step_and_a_graph_take_is_told_apart(captures: bool, graph: int) -> None:
     device = FakeDevice(kept=200)
     found = profile(lambda: made(device), step(2, 9), device, captures=captures)
-    # The loading's leftovers are given back before; what the runner keeps for its steps counts with the step.
+    # The rest of the loading is freed before; what the runner keeps for its steps counts with the step.
     assert found == Profile(free=800, activations=400, graph=graph)
-    # What the step leaves for reuse is given back before a graph is weighed, or it would be taken off the graph.
+    # What the step leaves for reuse is freed before a graph is measured, otherwise it would reduce the graph's size.
     capture = ["settle", "settle", "capture", "settle"] if captures else []
     assert device.log == ["settle", "wait", *capture, "close"]
 

@@ -1,4 +1,4 @@
-"""Logprobs of prompts through a whole engine: those of transformers, however the prompt was computed."""
+"""Logprobs of prompts through a whole engine equal those of transformers, however the prompt was computed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ PROMPTS = [list(range(3, 70)), [5, 9, 200], list(range(100, 149))]
 
 @pytest.fixture(scope="module")
 def expected(make_folder: Callable[..., Path]) -> list[torch.Tensor]:
-    """Of each prompt the log-probabilities [P - 1, V] of what follows each of its tokens."""
+    """Return for each prompt the log-probabilities [P - 1, V] of the tokens after each position."""
     from transformers import AutoModelForCausalLM
 
     factory: Any = AutoModelForCausalLM
@@ -34,7 +34,7 @@ def check(running: Any, key: int, prompt: list[int], own: torch.Tensor, num: int
     for entry, token, line in zip(entries, prompt[1:], own, strict=True):
         assert len(entry.token_ids) == len(entry.logprobs) == 1 + num
         assert entry.logprobs == pytest.approx(line[entry.token_ids].tolist(), abs=2e-4)
-        assert abs(entry.rank - 1 - int((line > line[token]).sum())) <= 1  # sums rounded otherwise swap near equals
+        assert abs(entry.rank - 1 - int((line > line[token]).sum())) <= 1  # rounding swaps near-equal values
         assert entry.logprobs[1:] == pytest.approx(line.topk(num).values.tolist(), abs=2e-4)
 
 

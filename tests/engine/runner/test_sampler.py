@@ -1,4 +1,4 @@
-"""What requests may ask of the draw, through the sampler."""
+"""The sampling parameters of requests, through the sampler."""
 
 import math
 from typing import Any
@@ -14,7 +14,7 @@ from quire_engine.runner.sampler import Drawn, Sampler
 
 VOCABULARY = 40
 ALONE = tuple((token, -1000.0) for token in range(VOCABULARY) if token not in (4, 5, 6))
-"""Leaves three tokens."""
+"""A bias that leaves three tokens."""
 
 
 def admission(
@@ -42,7 +42,7 @@ def draw(here: Sampler, logits: Tensor, rows: list[int], position: int = 5) -> D
 
 
 def peaked(*tokens: int) -> Tensor:
-    """One row of logits in which the tokens lead, each 1 above the next: 3, 2, 1 …"""
+    """Return one row of logits in which these tokens lead, each 1 above the next (3, 2, 1 and so on)."""
     logits = torch.zeros(1, VOCABULARY)
     for height, token in enumerate(reversed(tokens), start=1):
         logits[0, token] = height
@@ -139,15 +139,15 @@ def test_seeds_and_positions_change_the_draw() -> None:
 @pytest.mark.parametrize(
     ("params", "likely"),
     [
-        # Forbidden before all else: a bias does not bring it back.
+        # The token is forbidden before all other rules; a bias does not allow it again.
         ({"allowed_token_ids": (5, 6), "logit_bias": ((4, 100.0),)}, {5, 6}),
         ({"bad_words_token_ids": ((4,),), "logit_bias": ((4, 100.0), *ALONE)}, {5, 6}),
-        # A bias is added before penalties are taken: 4's (3 + 9) / 12 is then less than 5's 2.
+        # A bias is added before penalties apply: 4's (3 + 9) / 12 is then less than 5's 2.
         ({"logit_bias": ((4, 9.0),), "repetition_penalty": 12.0, "top_k": 1}, {5}),
         # The temperature comes before min_p: at 4 all three are within a factor of 2 of the likeliest, at 1 one is.
         ({"min_p": 0.5, "temperature": 4.0, "logit_bias": ALONE}, {4, 5, 6}),
         ({"min_p": 0.5, "temperature": 1.0, "logit_bias": ALONE}, {4}),
-        # top_p holds of what top_k leaves: 0.7 of (0.73, 0.27) is the first alone, of (0.67, 0.24, 0.09) two.
+        # top_p applies to what top_k leaves: 0.7 of (0.73, 0.27) is the first alone, of (0.67, 0.24, 0.09) two.
         ({"top_k": 2, "top_p": 0.7, "logit_bias": ALONE}, {4}),
         ({"top_p": 0.7, "logit_bias": ALONE}, {4, 5}),
         # typical_p comes last: of all 40 tokens the third is the most typical, of those that top_k leaves the first.
@@ -183,12 +183,12 @@ def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> N
             Admission(row=row, prompt_token_ids=[5], output_token_ids=drawn, params=asked, seed=row, eos_token_ids=(7,))
         )
     tokens = draw(here, logits.repeat(rows, 1), list(range(rows))).token_ids
-    # By hand: what the rows above make of these logits.
+    # The expected logits of the rows above, by hand.
     made = logits.clone()
     if "allowed_token_ids" in params:
         made[[token for token in range(vocabulary) if token not in params["allowed_token_ids"]]] = -math.inf
     if "bad_words_token_ids" in params:
-        made[[1, 3]] = -math.inf  # 3 follows on a 2; the last token was no 9
+        made[[1, 3]] = -math.inf  # 3 follows a 2; the last token was not 9
     if "min_tokens" in params:
         made[[0, 1, 7]] = -math.inf
     for token, bias in params.get("logit_bias", ()):
@@ -202,7 +202,7 @@ def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> N
     counts = torch.from_numpy(np.bincount(tokens, minlength=vocabulary))
     kept = expected > 0
     assert counts[~kept].sum() == 0
-    # 99.99 % of chi-square's mass lies below this at 11 degrees of freedom, and below less at fewer.
+    # 99.99 % of chi-square's mass is below this at 11 degrees of freedom, and below less at fewer.
     assert float(((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum()) < 37.4
 
 
@@ -245,7 +245,7 @@ def test_sixteen_bit_logits_are_drawn_from_too() -> None:
 
 
 def masks(**allowed: Any) -> TokenMasks:
-    """``row2=[4, 5]``: of the third sampled sequence."""
+    """Return masks; ``row2=[4, 5]`` is that of the third sampled sequence."""
     words = [sum(1 << token for token in tokens) for tokens in allowed.values()]
     return TokenMasks(
         places=[int(name.removeprefix("row")) for name in allowed],

@@ -1,4 +1,4 @@
-"""Seeds through the whole engine: the same request says the same, whatever runs beside it."""
+"""Seeds through the whole engine: the same request gives the same tokens, whatever runs next to it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -42,12 +42,12 @@ requests = st.tuples(st.sampled_from(PROMPTS), anything, st.integers(0, 2**64 - 
 
 @pytest.fixture(scope="module")
 def endless(make_folder: Callable[..., Path], start: Callable[..., Any]) -> Any:
-    """One engine for all examples: what earlier ones left in it must not matter either."""
+    """Return one engine for all examples, because the rest of earlier ones must not matter either."""
     return start(make_folder())
 
 
-# The same examples each time: a batch rounds its matrix products in its own way, which once in many thousand draws
-# decides between two tokens.
+# The same examples each time: a batch rounds its matrix products differently, which decides between two tokens once in
+# many thousand samples.
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(batch=st.lists(requests, min_size=2, max_size=6))
 def test_any_mix_of_requests_says_together_what_each_says_alone(endless: Any, batch: list[Any]) -> None:
@@ -72,7 +72,7 @@ def keeps_its_word(params: SamplingParams, answer: list[int]) -> None:
     allowed = set(range(VOCABULARY)) if params.allowed_token_ids is None else set(params.allowed_token_ids)
     forbidden = {word[-1] for word in params.bad_words_token_ids} | (stops if params.min_tokens else set())
     if not allowed - forbidden:
-        return  # the server refuses such a request: there may be no token left to draw
+        return  # the server rejects such a request, because no token may be left to sample
     assert allowed.issuperset(answer)
     assert not stops.intersection(answer[: params.min_tokens])
     for word in params.bad_words_token_ids:

@@ -1,4 +1,4 @@
-"""Sequences that are swapped out and in say what they say alone, whatever their layers look back on."""
+"""Sequences that are swapped out and in give the tokens of a request alone, whatever their windows."""
 
 from collections.abc import Callable
 from pathlib import Path

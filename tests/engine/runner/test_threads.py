@@ -1,4 +1,4 @@
-"""With how many threads a step computes."""
+"""The number of threads of a step."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Whether compute threads spin or sleep while they wait for one another."""
+"""Spinning or sleeping of compute threads while they wait for each other."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ SLEEPS = Wait(spinning=False, since=100.0)
     ("name", "before", "queued_share", "now", "after"),
     [
         ("alone on the machine", SPINS, 0.02, 200.0, SPINS),
-        ("beside the API process under load", SPINS, 0.2, 200.0, SPINS),
-        ("beside a busy process", SPINS, 0.4, 200.0, Wait(spinning=False, since=200.0)),
+        ("next to the API process under load", SPINS, 0.2, 200.0, SPINS),
+        ("next to a busy process", SPINS, 0.4, 200.0, Wait(spinning=False, since=200.0)),
         (
             "a trial that failed at once: the next one later",
             SPINS,
@@ -53,7 +53,7 @@ class FakeSwitch:
 
 
 class Machine:
-    """A clock, and how long two threads have stood in run queues."""
+    """A clock, and the time that two threads have spent in run queues."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ class Machine:
         return Waits(switch, threads=2, queued_seconds=lambda: self.queued, clock=lambda: self.now)
 
     def work(self, waits: Waits, *, seconds: float, share: float) -> None:
-        """Steps of 10 ms."""
+        """Run steps of 10 ms."""
         for _ in range(round(seconds / 0.01)):
             self.now += 0.01
             if self.queued is not None:
@@ -82,8 +82,8 @@ def test_a_neighbour_comes_and_goes() -> None:
     assert waits.spinning and switch.calls == ["sleep", "spin"]
 
 
-def test_beside_a_neighbour_that_only_spinning_shows_trials_become_rare() -> None:
-    """Threads that sleep are woken before a neighbour's slice ends: then the account says little of it."""
+def test_trials_become_rare_if_only_spinning_shows_a_neighbour() -> None:
+    """Sleeping threads wake before a neighbour's slice ends, so the accounts show little of it."""
     machine, switch = Machine(), FakeSwitch()
     waits = machine.waits(switch)
     spun = 0
@@ -101,7 +101,7 @@ def test_where_nobody_keeps_an_account_threads_sleep() -> None:
     machine.work(waits, seconds=5.0, share=0.0)
     assert not waits.spinning and switch.calls == ["sleep"]
     waits.close()
-    assert switch.calls == ["sleep", "spin"]  # as it was
+    assert switch.calls == ["sleep", "spin"]  # as before
 
 
 def test_a_thread_that_ended_takes_its_account_with_it() -> None:
@@ -117,10 +117,10 @@ def test_the_account_is_the_sum_over_threads(tmp_path: Path) -> None:
     for name, text in (("7", "500 1000000000 3\n"), ("8", "500 500000000 3\n"), ("9", "odd\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "schedstat").write_text(text)
-    (tmp_path / "10").mkdir()  # ended in between
+    (tmp_path / "10").mkdir()  # it ended in between
     assert seconds_in_run_queues(tmp_path) == 1.5
     (tmp_path / "uncounted" / "7").mkdir(parents=True)
-    (tmp_path / "uncounted" / "7" / "schedstat").write_text("0 0 0\n")  # a kernel that was built without counting
+    (tmp_path / "uncounted" / "7" / "schedstat").write_text("0 0 0\n")  # a kernel without these counters
     assert seconds_in_run_queues(tmp_path / "uncounted") is None
     assert seconds_in_run_queues(tmp_path / "none") is None
     assert seconds_in_run_queues(tmp_path / "10") is None

@@ -1,4 +1,4 @@
-"""What is run before the first request, so that no request waits for a kernel to be compiled."""
+"""The runs before the first request, so that no request waits for the compilation of a kernel."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ LAYOUT = KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_bloc
 
 @dataclass
 class FakeRunner:
-    """Keeps how many tokens each step had."""
+    """A runner that records the number of tokens of each step."""
 
     lengths: list[int] = field(default_factory=list)
 

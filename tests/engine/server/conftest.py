@@ -1,4 +1,4 @@
-"""A whole server on a loopback port, over an engine that tests direct: real HTTP, real tokenizer, no model."""
+"""A whole server on a loopback port with an engine that tests control: real HTTP, real tokenizer, no model."""
 
 import asyncio
 import socket
@@ -36,6 +36,7 @@ from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.rendering.pool import Renderer
+from quire_engine.text.answers.formats import formats_of
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ EOS = "<|eos|>"
 
 
 def small_tokenizer() -> Tokenizer:
-    """One token a byte, so that tests can count."""
+    """Return a tokenizer with one token per byte, so that tests can count."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -67,7 +68,7 @@ def ids_of(text: str) -> list[int]:
 
 
 class FakeStream:
-    """One sequence; the test says what is drawn."""
+    """One sequence, whose tokens the test chooses."""
 
     def __init__(self, key: int, prompt: list[int], params: SamplingParams, routing: dict[str, Any]) -> None:
         self.key = key
@@ -91,7 +92,7 @@ class FakeStream:
         self._updates.put_nowait(Update([], None, time.monotonic()))
 
     def report_prompt(self) -> None:
-        """Where it was asked for: rank 3 for each token."""
+        """Report prompt logprobs if they were requested: rank 3 for each token."""
         wanted = self.params.prompt_logprobs
         if wanted is not None:
             entries = [
@@ -124,7 +125,7 @@ class FakeStream:
 
 @dataclass
 class FakeEngine:
-    """With ``says``, every request is answered so at once, a token an update; without it the test draws."""
+    """An engine that answers every request with ``says``, a token per update; without it the test chooses tokens."""
 
     says: str | None = None
     ready: Ready | None = None
@@ -135,7 +136,7 @@ class FakeEngine:
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
     resets: int = 0
     refuses: Exception | None = None
-    """What ``submit`` raises."""
+    """The exception that ``submit`` raises."""
 
     def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams, **routing: Any) -> FakeStream:
         if self.refuses is not None:
@@ -213,6 +214,8 @@ async def running(
     tls: ReloadingTls | None = None,
     tracing: Tracing | None = None,
     renderer: Renderer | None = None,
+    tool_call_parser: str = "auto",
+    reasoning_parser: str = "auto",
     **options: Any,
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
@@ -232,6 +235,7 @@ async def running(
         tokenizer=TOKENIZER,
         renderer=renderer or (None if template is None else InlineRenderer(ChatTemplate(template, {"eos_token": EOS}))),
         sampling_defaults=defaults or SamplingDefaults(),
+        formats=formats_of(template, tool_call_parser, reasoning_parser),
         vocab_size=TOKENIZER.vocab_size,
         priorities=priorities,
         services=services,
@@ -264,7 +268,7 @@ async def running(
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers: pytest has its own."""
+    """A uvicorn server without its signal handlers, because pytest has its own."""
 
     def capture_signals(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -272,7 +276,10 @@ class QuietServer(uvicorn.Server):
 
 @pytest.fixture
 def serving() -> Callable[..., Any]:
-    """``async with serving(says="Hello") as server``"""
+    """Return a factory of servers.
+
+    ``async with serving(says="Hello") as server``
+    """
 
     def start(says: str | None = None, *, ready: bool = True, **options: Any) -> Any:
         return running(FakeEngine(says=says, ready=some_ready() if ready else None), **options)

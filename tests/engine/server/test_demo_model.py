@@ -1,4 +1,4 @@
-"""The real thing: quire-engine with the demo model, asked by OpenAI's own client."""
+"""quire-engine with the demo model, used with OpenAI's own client."""
 
 import os
 import re
@@ -107,7 +107,7 @@ def test_logprobs_are_probabilities_in_falling_order(server: Server) -> None:
 
 
 def complete(server: Server, **fields: Any) -> dict[str, Any]:
-    """One answer's choice, by plain HTTP: the client's own types leave vLLM's fields out."""
+    """Return one answer's choice by plain HTTP, because the client's own types omit vLLM's fields."""
     response = server.http.post("/v1/completions", json={"model": "demo", "max_tokens": 12, "seed": 5, **fields})
     assert response.status_code == 200, response.text
     choice: dict[str, Any] = response.json()["choices"][0]
@@ -206,7 +206,7 @@ def test_the_api_process_stays_small(server: Server) -> None:
 
 
 def test_sigterm_ends_it_in_order(server: Server) -> None:
-    """The last test here: afterwards there is no server."""
+    """The test is the last one, because there is no server afterwards."""
     engine = engine_process(server.child.pid)
     server.child.send_signal(signal.SIGTERM)
     assert server.child.wait(20) == 0

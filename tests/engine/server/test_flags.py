@@ -33,6 +33,7 @@ EVERY_FLAG = """\
     --cpu-level avx2
     --revision v1 --download-dir d --root-path /llm --default-chat-template-kwargs {"a":1}
     --hf-overrides {"vocab_size":7} --override-generation-config {"top_k":5} --tokenizer tok
+    --tool-call-parser hermes --reasoning-parser none
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
     --check-integrity --block-size 32 --kv-cache-memory-bytes 512MiB
@@ -55,7 +56,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # The model is m in both, and no flag sets what the CPU supports.
+    # The model is m in both, and no flag sets the features of the CPU.
     assert sorted(untouched) == [
         "cpu",
         "device.enforce_eager",

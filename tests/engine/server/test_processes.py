@@ -1,4 +1,4 @@
-"""quire-engine as processes: started, used, killed, drained. Over the fake runner, so that a start takes a second."""
+"""quire-engine as processes: started, used, killed, drained. The fake runner starts within a second."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights, whose tokenizer has the fake runner's 512 ids."""
+    """Return a model folder without weights, whose tokenizer has the fake runner's 512 ids."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -116,7 +116,7 @@ async def _collect(stream: asyncio.StreamReader, log: list[str]) -> None:
 
 
 async def read_all(chunks: Any) -> int:
-    """How many tokens a stream of openai's client brought, by its words."""
+    """Return the number of tokens in a stream of openai's client, counted as words."""
     return sum(1 for chunk in [chunk async for chunk in chunks] if chunk.choices and chunk.choices[0].delta.content)
 
 
@@ -155,7 +155,7 @@ async def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
         chunks = await process.stream(max_tokens=4000)
         process.child.send_signal(signal.SIGINT)
         await process.until("/readyz", 503)
-        process.child.send_signal(signal.SIGTERM)  # as a supervisor may: not a second Ctrl-C
+        process.child.send_signal(signal.SIGTERM)  # a supervisor may send it; it is not a second Ctrl-C
         await asyncio.sleep(0.1)
         assert process.child.returncode is None
         process.child.send_signal(signal.SIGINT)
@@ -288,7 +288,7 @@ def test_a_signal_before_the_server_starts_leaves_nothing_behind(number: int, tm
     command = [sys.executable, "-m", "quire_engine", "--model", str(demo), "--host", "127.0.0.1", "--port", "0"]
 
     def heard() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
 
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard) as process:

@@ -1,4 +1,4 @@
-"""What operators set up around a real quire-engine process: TLS, a Unix socket, traces, the limit of a hang."""
+"""A real quire-engine process in operation: TLS, a Unix socket, traces, the hang limit."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ class Process:
 async def started(
     *flags: str, listens: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "0"), **runner: object
 ) -> AsyncIterator[Process]:
-    """Over the fake runner, ready."""
+    """Yield a ready server with the fake runner."""
     options = json.dumps({"vocab_size": 4096, **runner})
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "quire_engine.server.fake", options),
@@ -110,7 +110,7 @@ async def test_a_certificate_is_renewed_under_a_running_stream(tmp_path: Path) -
                         async with process.http(verify=trusting(1)) as new:
                             assert (await new.get("/readyz")).status_code == 200
                         break
-                    except httpx.ConnectError:  # looked at again once a second
+                    except httpx.ConnectError:  # it is checked once a second
                         await asyncio.sleep(0.1)
             assert [line async for line in lines][-2] == "data: [DONE]"
         assert await process.ends() == 0
@@ -118,7 +118,7 @@ async def test_a_certificate_is_renewed_under_a_running_stream(tmp_path: Path) -
 
 async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
-    with socket.socket(socket.AF_UNIX) as left_behind:  # by a process that was killed
+    with socket.socket(socket.AF_UNIX) as left_behind:  # from a process that was killed
         left_behind.bind(str(path))
     async with started(listens=("--uds", str(path))) as process:
         assert process.address == f"unix:{path}"
@@ -127,7 +127,7 @@ async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
             assert (await http.post("/v1/completions", json={**BODY, "max_tokens": 3})).status_code == 200
             assert (
                 await http.post("/admin/cache/reset")
-            ).status_code == 200  # whoever reaches the file is on this host
+            ).status_code == 200  # processes that can reach the file are on this host
             second = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "quire_engine", "--model", str(MODEL), "--uds", str(path)),
                 stderr=asyncio.subprocess.PIPE,
@@ -151,9 +151,7 @@ async def test_a_stopped_engine_process_is_detected_and_replaced(busy: bool) -> 
             os.kill(hung, signal.SIGSTOP)
             began = asyncio.get_running_loop().time()
             await until(http, "/readyz", 503)
-            assert (
-                asyncio.get_running_loop().time() - began < 30
-            )  # the limit (it is 60 s by itself), and a busy machine
+            assert asyncio.get_running_loop().time() - began < 30  # the limit (60 s by default), and a busy machine
             assert (await http.get("/livez")).status_code == 200
         if busy:
             answer = asking.result()
@@ -197,7 +195,7 @@ async def test_a_client_that_does_not_read_delays_no_other_client() -> None:
         before = resident_bytes(process.child.pid)
         host, _, port = process.address.removeprefix("http://").partition(":")
         with socket.socket() as idle:
-            # Small, but larger than a segment of loopback: below that a full window opens again only by a timer.
+            # Small, but larger than a segment of loopback: below that, only a timer opens a full window again.
             idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**17)
             idle.connect((host, int(port)))
             body = json.dumps({**BODY, "stream": True, "logprobs": 20, "n": 8}).encode()
@@ -206,7 +204,7 @@ async def test_a_client_that_does_not_read_delays_no_other_client() -> None:
             )
             idle.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
             async with asyncio.timeout(60):
-                # Only this request draws so many tokens: the number of running ones may still count the one before.
+                # Only this request has so many tokens: the number of running requests may still contain the one before.
                 while await metric(http, "vllm:generation_tokens_total{.*}") < 50:
                     await asyncio.sleep(0.01)
                 while await metric(http, "vllm:num_requests_running{.*}"):

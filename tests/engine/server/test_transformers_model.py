@@ -1,4 +1,4 @@
-"""quire-engine with a model that only transformers knows: a tiny GPT-2, asked by OpenAI's own client."""
+"""quire-engine with a model that only transformers supports: a tiny GPT-2, used with OpenAI's own client."""
 
 import re
 import subprocess
@@ -72,7 +72,7 @@ def _log_until_ready(child: subprocess.Popen[str]) -> str:
 
 def test_the_log_says_who_runs_it(server: Server) -> None:
     assert "tiny-gpt2 is served by transformers' GPT2LMHeadModel" in server.log
-    assert "Loading weights" not in server.log  # transformers' own progress
+    assert "Loading weights" not in server.log  # the progress output of transformers
 
 
 def test_it_completes_the_same_alone_and_in_company(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""A command line written for vLLM works, or says for each flag why it does not."""
+"""A command line written for vLLM works, or each flag that does not is explained."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind the engine meets, made here: nothing is downloaded."""
+"""Small tokenizers of every kind that the engine supports, built here without downloads."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SPECIAL = ["<|bos|>", "<|eos|>"]
 
 
 def byte_level_backend(merges: list[tuple[str, str]] | None = None) -> tokenizers.Tokenizer:
-    """GPT-2's kind: every byte is a token, and a few merges join some of them."""
+    """Return a tokenizer of GPT-2's kind: every byte is a token, and a few merges join some of them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     joined = merges if merges is not None else [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł"), ("Ċ", "Ċ")]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *(a + b for a, b in joined)])}
@@ -31,7 +31,7 @@ def byte_level_backend(merges: list[tuple[str, str]] | None = None) -> tokenizer
 
 
 def byte_fallback_backend() -> tokenizers.Tokenizer:
-    """Llama 2's kind: words with ▁ for a space, and bytes for what is in no word."""
+    """Return a tokenizer of Llama 2's kind: words with ▁ for a space, and bytes for unknown text."""
     words = ["▁", "▁hello", "▁world", "h", "e", "l", "o", "w", "r", "d", "a", "!", "é", "\n"]
     tokens = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -49,7 +49,7 @@ def byte_fallback_backend() -> tokenizers.Tokenizer:
 
 
 def metaspace_backend() -> tokenizers.Tokenizer:
-    """A kind whose tokens do not add up: the first one loses its space."""
+    """Return a tokenizer whose tokens do not concatenate to the text: the first one loses its space."""
     tokens = ["<unk>", "▁hello", "▁world", "▁", "h", "e", "l", "o", "w", "r", "d", "!"]
     backend = tokenizers.Tokenizer(
         models.Unigram([(token, -float(index)) for index, token in enumerate(tokens)], unk_id=0)
@@ -80,7 +80,7 @@ def metaspace() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def mistral_files() -> Path:
-    """The folder of real tokenizer files that mistral-common distributes, unpacked into the cache of the tests."""
+    """Return the folder of real tokenizer files of mistral-common, unpacked into the cache of the tests."""
     lock = ROOT / "requirements" / "tokenizers.lock"
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
     target = home / lock.read_text().split()[0].replace("==", "-")

@@ -1,6 +1,6 @@
-"""The reference is transformers' own rendering; it is imported here, never in the API process.
+"""Chat templates compared with transformers' own rendering, which is imported here and never in the API process.
 
-`templates/` holds chat templates in the manner of the families people serve, written for these tests.
+`templates/` contains templates in the style of common families, written for these tests.
 """
 
 from pathlib import Path

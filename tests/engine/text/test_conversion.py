@@ -1,4 +1,4 @@
-"""Folders with a SentencePiece model or a tekken.json only: the ids are those of their own libraries."""
+"""Folders with only a SentencePiece model or a tekken.json: the ids are those of their own libraries."""
 
 import json
 import struct

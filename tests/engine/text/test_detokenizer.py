@@ -9,7 +9,7 @@ unicode_text = st.text(st.characters(exclude_categories=("Cs",), exclude_charact
 
 
 def ids_of_bytes(tokenizer: Tokenizer, text: str) -> list[int]:
-    """One token per byte: the worst split there is."""
+    """Return one token per byte: the worst possible split."""
     assert tokenizer.pieces is not None
     of_byte = {tokenizer.pieces[token_id]: token_id for token_id in range(256)}
     return [of_byte[bytes([byte])] for byte in text.encode()]
@@ -42,7 +42,7 @@ def test_invalid_utf8_decodes_as_in_the_library(byte_level: Tokenizer, ids: list
     detokenizer = Detokenizer(byte_level)
     streamed = "".join(detokenizer.feed([token_id]).text for token_id in ids)
     whole = byte_level.decode(ids)
-    # What is still open at the end is left out, where the library shows U+FFFD.
+    # What is still incomplete at the end is omitted, where the library shows U+FFFD.
     assert whole in (streamed, streamed + "\ufffd")
 
 

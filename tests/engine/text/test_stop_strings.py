@@ -10,7 +10,7 @@ Parts = list[str]
 
 
 def stream(stops: list[str], parts: Parts, *, included: bool = False) -> tuple[list[str], str | None]:
-    """What each part showed, what was flushed at the end, and the stop."""
+    """Return the text shown for each part and flushed at the end, and the stop string."""
     watch = StopStrings(stops, included=included)
     shown = []
     for part in parts:
@@ -48,7 +48,7 @@ def test_the_stop_string_is_kept_when_asked_for() -> None:
 
 
 def plain_cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Character by character, as the rule says it."""
+    """Apply the rule character by character."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -79,7 +79,7 @@ def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]
 
 
 def test_stop_strings_that_nearly_match_cost_no_more() -> None:
-    """Fifteen fail at every place of a text that could become the sixteenth, which keeps all of it open."""
+    """Fifteen strings fail at every place of a text that could become the sixteenth, which holds back all of it."""
     stops = ["ab" + chr(ord("c") + i) * 254 for i in range(15)] + ["a" * 255]
     taken = []
     for _ in range(3):
@@ -87,4 +87,4 @@ def test_stop_strings_that_nearly_match_cost_no_more() -> None:
         began = time.thread_time()
         assert all(watch.feed("a") == Cut("") for _ in range(250))
         taken.append(time.thread_time() - began)
-    assert min(taken) < 0.025  # a tenth of a millisecond a token
+    assert min(taken) < 0.025  # a tenth of a millisecond per token

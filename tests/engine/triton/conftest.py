@@ -1,6 +1,6 @@
-"""The device runner under whole tiny models: on a GPU where there is one, else on the CPU in Triton's interpreter.
+"""The device runner with whole tiny models: on a GPU if there is one, else on the CPU in Triton's interpreter.
 
-Triton decides as a kernel is defined, so these tests have a process of their own: `make kernels-interpreted`.
+Triton chooses when a kernel is defined, so these tests have their own process: `make kernels-interpreted`.
 """
 
 import functools
@@ -75,7 +75,7 @@ class Checkpoint:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Of a family in ``CASES``, made once."""
+    """Return a cache of the checkpoints of the families in ``CASES``."""
     made: dict[str, Checkpoint] = {}
 
     def make(family: str) -> Checkpoint:
@@ -92,7 +92,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What an engine of a test is made of."""
+    """The settings of a test's engine."""
 
     family: str = "llama"
     num_blocks: int = 40
@@ -171,7 +171,7 @@ def device_model(checkpoint: Callable[[str], Checkpoint], device: torch.device) 
 def start(
     checkpoint: Callable[[str], Checkpoint], device_model: Callable[[str], CausalLM], device: torch.device
 ) -> Iterator[Callable[..., Running]]:
-    """An engine over the device runner, its graphs captured; every slot of its caches is NaN at first."""
+    """Return a factory of engines with the device runner and captured graphs; their caches are NaN at first."""
     runners: list[DeviceRunner] = []
 
     def make(world: World, accelerator: Accelerator | None = None) -> Running:
@@ -210,7 +210,7 @@ def start(
 def on_the_cpu_path(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., AbstractContextManager[Running]]:
-    """``with on_the_cpu_path(world) as running``: the same over the runner and kernels of a CPU, while it lasts."""
+    """Return a context manager for the same engine with the runner and kernels of a CPU."""
     pytest.importorskip("numba")
 
     @contextmanager
@@ -240,7 +240,7 @@ def on_the_cpu_path(
 
 @pytest.fixture(scope="session")
 def transformers_says(checkpoint: Callable[[str], Checkpoint]) -> Callable[[str, tuple[int, ...]], Answer]:
-    """What transformers answers a prompt, greedily, in float32."""
+    """Return a function with transformers' greedy answer to a prompt in float32."""
     references = functools.cache(lambda family: load_reference(checkpoint(family).folder, CASES[family].attention))
 
     @functools.cache
@@ -252,5 +252,5 @@ def transformers_says(checkpoint: Callable[[str], Checkpoint]) -> Callable[[str,
 
 @pytest.fixture
 def world() -> World:
-    """To be changed by ``dataclasses.replace``."""
+    """Return settings to be changed by ``dataclasses.replace``."""
     return World()

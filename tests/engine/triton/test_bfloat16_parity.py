@@ -1,8 +1,8 @@
 """The demo model in bfloat16 on a GPU, through the whole start-up, against transformers in float32 on the CPU.
 
-Tokens are greedy, and every one is judged by the reference given the same tokens before it: its best logit may be ahead
-by no more than bfloat16 can tell apart, and the log-probabilities must agree. In bfloat16 on a CPU the same
-comparison has found 0.047 and, of the log-probabilities, 0.11 at most and 0.013 in the mean.
+Tokens are greedy, and the reference evaluates each one after the same tokens: its best logit may be larger only within
+bfloat16's precision, and the log-probabilities must agree. In bfloat16 on a CPU, the same comparison found 0.047 and,
+for the log-probabilities, 0.11 at most and 0.013 on average.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ DEMO_MODEL = Path(__file__).resolve().parents[3] / "examples" / "models" / "quir
 ANSWER = 48
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 128, 200)
 NEAR_TIE = 0.15
-"""Between two logits of the reference."""
+"""The difference between two logits of the reference."""
 LOGPROB_ERROR = 0.25
 MEAN_LOGPROB_ERROR = 0.04
 
@@ -69,7 +69,7 @@ def model(config: EngineConfig) -> Iterator[LoadedModel]:
 
 
 def answers(config: EngineConfig, model: LoadedModel, prompts: list[list[int]]) -> list[tuple[list[int], list[float]]]:
-    """Tokens and their log-probabilities, all prompts in one batch."""
+    """Return tokens and their log-probabilities, with all prompts in one batch."""
     engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
     for key, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=1)
@@ -88,12 +88,12 @@ def answers(config: EngineConfig, model: LoadedModel, prompts: list[list[int]]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Column i is token i of an answer."""
+    """The comparison of answers. Column i is token i of an answer."""
 
     behind: list[float]
-    """Of the reference's best logit, given the same tokens before; 0 where both chose the same."""
+    """The distance to the reference's best logit after the same tokens; 0 if both chose the same."""
     errors: list[float]
-    """Of the token's log-probability."""
+    """The error of the token's log-probability."""
 
 
 def compare(reference: PreTrainedModel, prompt: list[int], tokens: list[int], logprobs: list[float]) -> Compared:

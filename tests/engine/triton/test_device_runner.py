@@ -1,7 +1,7 @@
-"""Whole tiny models on the device runner say what transformers says, however their steps come about.
+"""Whole tiny models on the device runner give the tokens of transformers, however their steps are formed.
 
-Each case goes through the Triton kernels, which take milliseconds a program where they are interpreted: few tokens, and
-several things in one schedule. That any schedule keeps sequences apart, ``runner/test_device_schedules`` tries.
+Each case uses the Triton kernels, of which an interpreted program takes milliseconds: few tokens, and several features
+in one schedule. ``runner/test_device_schedules`` tests that any schedule keeps sequences apart.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from quire_engine.core.sampling_params import SamplingParams
 ANSWER = 4
 LENGTHS = (3, 17, 22)
 CROWDED = (13, 14, 15)
-"""Each begins with one block of four and then needs another."""
+"""Each starts with one block of four and then needs another."""
 GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=0)
 
 SCHEDULES: dict[str, dict[str, Any]] = {

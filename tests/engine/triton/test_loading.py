@@ -1,4 +1,4 @@
-"""From a model folder to answers on the Triton path, through ``load_model`` as it serves."""
+"""From a model folder to answers on the Triton path, through ``load_model`` as the server uses it."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,8 +89,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies by NumPy, whose library gives a row other bits at another place of the same matrix: a
-    GPU's instructions do not. So here each element is summed by itself."""
+    """Make the interpreter's matrix products independent of a row's place.
+
+    It multiplies by NumPy, whose library gives a row other bits at another place of the same matrix, which a GPU's
+    instructions do not. So here each element is summed separately.
+    """
 
     def matmul(a: np.ndarray, b: np.ndarray, dtype: Any = None) -> np.ndarray:
         return np.einsum("...ij,...jk->...ik", a, b, dtype=dtype)
@@ -99,7 +102,7 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("products_by_row")
-# Of 512 tokens, one fixed split is the longest sequence, and the block that a step may run ahead into begins another.
+# Of 512 tokens, one fixed split is the longest sequence, and the block into which a step may run ahead starts another.
 @pytest.mark.parametrize("longest", [48, 512])
 def test_deterministic_answers_are_the_same_bits_however_prompts_are_cut(small: Path, longest: int) -> None:
     prompt, other = [17, *range(3, 24)], [9, 8, 7]
@@ -117,7 +120,7 @@ def test_heads_that_the_kernels_do_not_take_are_refused_before_weights_are_read(
 
 @dataclass
 class FakeMeter:
-    """A GPU of which every look finds a little less free, for the steps in between take some."""
+    """A GPU on which every reading finds a little less free memory, because the steps in between use some."""
 
     left: int = 512 << 20
 

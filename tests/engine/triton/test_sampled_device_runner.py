@@ -1,4 +1,4 @@
-"""The device runner draws what the CPU's does: seeds, penalties and reports, beside one another and overlapped."""
+"""The device runner samples as the CPU's does: seeds, penalties and reports, combined and overlapped."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

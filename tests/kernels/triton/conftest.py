@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU where there is one, else interpreted on the CPU. Run by `make kernels-interpreted`.
+"""The Triton kernels: on a GPU if there is one, else interpreted on the CPU. Run by `make kernels-interpreted`.
 
-Triton decides as a kernel is defined, so these tests have a process of their own: a plain `pytest` does not enter here.
+Triton chooses when a kernel is defined, so these tests have their own process: a plain `pytest` does not collect them.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def device() -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
-# The interpreter computes bfloat16 as if its bits were integers: it is silently wrong there.
+# The interpreter computes bfloat16 as if its bits were integers, which is silently wrong.
 @pytest.fixture(
     params=[torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16],
     ids=lambda dtype: str(dtype).removeprefix("torch."),

@@ -28,7 +28,7 @@ def card(name: str, capability: tuple[int, int]) -> DeviceProperties:
 
 
 def current(device: torch.device) -> torch.device:
-    """As the device of a tensor says it."""
+    """Return the device as a tensor on it reports it."""
     return torch.zeros(1, device=device).device
 
 

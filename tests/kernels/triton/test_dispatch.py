@@ -1,4 +1,4 @@
-"""This process runs the Triton kernels, on whichever device it has."""
+"""The Triton kernels run in this process, on any device."""
 
 import torch
 

@@ -9,7 +9,7 @@ from quire_kernels.linear.kernel import cut
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for, launch_config
 from quire_kernels.triton_runtime.device import device_properties, target_of
 
-# The sums of many products: rounded once, but in an order of their own.
+# Sums of many products, rounded once but added in another order.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 
 
@@ -64,7 +64,7 @@ def test_splits_apart_and_in_turn_give_the_same_bits(dtype: torch.dtype, device:
     weight, bias = weights(64, 1024, dtype, device)
     config = config_of(weight)
     assert cut(1024, 64, config)[0] > 1
-    # As many tiles as multiprocessors: no split needs a program of its own to fill them.
+    # As many tiles as multiprocessors, so no split needs a separate program.
     tile, tiles = config.blocks["BLOCK_M"], device_properties(weight.device).multiprocessors
     x = torch.randn(tiles * tile, 1024).to(dtype).to(device)
     in_turn = linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Logits are shaped in Triton as the reference shapes them, and tokens counted."""
+"""Logits are shaped in Triton as in the reference, and tokens are counted."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def test_rows_are_shaped_as_the_reference_shapes_them(
     shape_logits(found[:, :VOCABULARY], lines.to(device), rows.to(device), moved(edits, device))
     reference.shape_logits(expected[:, :VOCABULARY], lines, rows, edits)
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-6)
-    # Lines that nobody named, and what lies between rows, is as it was.
+    # Lines that are not listed, and the gaps between rows, are unchanged.
     others = [line for line in range(len(wide)) if line not in lines.tolist()]
     assert torch.equal(found.cpu()[others], wide[others])
     assert torch.equal(found.cpu()[:, VOCABULARY:], wide[:, VOCABULARY:])

@@ -1,4 +1,4 @@
-"""Log-probabilities in Triton are what the reference says."""
+"""Log-probabilities in Triton equal those of the reference."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def check(logits: Tensor, lines: list[int], tokens: list[int], most: int) -> Log
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(33, 0), (33, 33), (1003, 20), (5000, 1)])
 def test_reports_what_the_reference_reports(vocabulary: int, most: int, dtype: torch.dtype, strided: Strided) -> None:
-    logits = strided(4, vocabulary, dtype=dtype) * 4  # 16 bits make equals
+    logits = strided(4, vocabulary, dtype=dtype) * 4  # 16 bits produce equal values
     check(logits, [3, 0, 0], [vocabulary - 1, 5, 0], most)
 
 
@@ -47,7 +47,7 @@ def test_the_likeliest_are_found_wherever_they_stand(order: str, device: torch.d
     check(logits if order == "rising" else logits.flip(1), [0], [3], 5)
 
 
-# The interpreter's numpy warns of what the kernels rely on: infinities and NaN as IEEE 754 has them.
+# The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_tokens_that_cannot_be_drawn_come_last(device: torch.device) -> None:
     logits = torch.full((2, 300), -torch.inf, device=device)

@@ -1,4 +1,4 @@
-"""Mixtures of experts in Triton: routes and sums are the reference's, whoever gets the tokens."""
+"""Mixtures of experts in Triton: routes and sums equal the reference's for any routing."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ AssertClose = Callable[[Tensor, Tensor], None]
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN, or a number out of all bounds: what is read before it is written shows."""
+    """Fill new memory with NaN or a huge number, which shows reads before a write."""
     empty = torch.empty
 
     def poisoned_empty(*shape: object, **options: object) -> Tensor:
@@ -40,13 +40,13 @@ def test_routes_equal_the_reference(
     logits = strided(tokens, experts, dtype=dtype)
     found = route_tokens(logits, per_token, normalise=normalise)
     expected = reference.route_tokens(logits.cpu(), per_token, normalise)
-    # Where 16 bits make equals, which of them comes first is anybody's.
+    # 16 bits produce equal values, whose order is undefined.
     if dtype == torch.float32:
         assert torch.equal(found.experts.cpu(), expected.experts)
     torch.testing.assert_close(found.weights.cpu(), expected.weights)
 
 
-# The interpreter's numpy warns of what the kernels rely on: infinities and NaN as IEEE 754 has them.
+# The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_of_equally_probable_experts_the_first_are_chosen(device: torch.device) -> None:
     logits = torch.zeros(3, 6, device=device)
@@ -127,7 +127,7 @@ def test_experts_without_tokens_are_passed_over(
 
 
 def test_a_tokens_result_does_not_depend_on_who_else_is_in_the_batch(device: torch.device) -> None:
-    # In float32 the interpreter's products, which are numpy's, depend on where in its block a row stands.
+    # In float32 the interpreter's products, which are numpy's, depend on the place of a row in its block.
     layer = Layer(4, 48, 40, torch.float16, device)
     x = torch.randn(35, 48).half().to(device)
     routes = route_tokens(torch.randn(35, 4).to(device), 2, normalise=True)

@@ -1,4 +1,4 @@
-"""Triton attention against the reference: dims, groups, block sizes, kinds of batches and what bends the scores."""
+"""Triton attention compared with the reference: dims, groups, block sizes, kinds of batches and score modifiers."""
 
 import dataclasses
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def attend(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What the kernel and the reference make of a random batch. The kernel's result is written over NaN."""
+    """Return the results of the kernel and the reference for a random batch. The kernel's result overwrites NaN."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
     filled = fill_cache(
         contexts, kv_heads=kv_heads, head_dim=head_dim, dtype=cache_dtype or dtype, block_size=block_size
@@ -73,7 +73,7 @@ def test_equals_the_reference(
     assert_close(*attend(fill_cache, batch, heads=2, kv_heads=1, head_dim=32, device=device))
 
 
-# Each dim with a group, a block size and a dtype; every one meets decoding in splits, drafts and a prompt.
+# Each dim with a group, a block size and a dtype; every one with decoding in splits, drafts and a prompt.
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size", "dtype"),
     [
@@ -122,13 +122,13 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Fill, device: torch.dev
     q = torch.randn(41, 1, 32, device=device)
     lengths = {"query_lens": [1, 40], "context_lens": [600, 500], "block_size": 16, "window": 20}
     before = paged_attention(q, filled.cache, plan_attention(block_tables=filled.block_tables, **lengths), 1.0)
-    filled.block_tables[0, : (600 - 20) // 16] = 1 << 30  # freed, so not even a block's number may be looked at
+    filled.block_tables[0, : (600 - 20) // 16] = 1 << 30  # freed, so not even the block number may be used
     filled.block_tables[1, : (500 - 39 - 20) // 16] = 1 << 30
     after = paged_attention(q, filled.cache, plan_attention(block_tables=filled.block_tables, **lengths), 1.0)
     assert torch.equal(after, before)
 
 
-# What bends the scores, in pairs, over decoding with splits, drafts and a prompt.
+# The score modifiers, in pairs, with decoding in splits, drafts and a prompt.
 @pytest.mark.parametrize(
     ("soft_cap", "has_sinks", "has_slopes", "window", "cache_dtype"),
     [
@@ -180,7 +180,7 @@ def test_large_scores_do_not_overflow(fill_cache: Fill, assert_close: Close, dev
 def test_a_cache_of_more_than_two_to_the_31_elements(assert_close: Close, device: torch.device) -> None:
     shape: dict[str, Any] = {"block_size": 128, "kv_heads": 8, "head_dim": 256}
     num_blocks = (1 << 31) // (128 * 8 * 256) + 3
-    # On a CPU its pages come as they are written.
+    # On a CPU its pages are allocated when they are written.
     cache = allocate_kv_cache(num_blocks=num_blocks, dtype=torch.float16, device=device, **shape)
     assert cache.keys.numel() > 1 << 31
     table = torch.tensor([[num_blocks - 1, 0], [num_blocks - 2, 1]], dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Plans of Triton attention: splits, their workspace, padding, buffers that change, and whose bits depend on what."""
+"""Plans of Triton attention: splits, their workspace, padding, changing buffers, and bitwise reproducibility."""
 
 import dataclasses
 from collections.abc import Callable
@@ -45,14 +45,14 @@ def workspace(device: torch.device, *, tokens: int, segments: int, split_tokens:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Some sequences in a cache, with a query for each of their tokens."""
+    """Sequences in a cache, with a query for each of their tokens."""
 
     filled: Any
     queries: list[Tensor]
     space: Workspace
 
     def attend(self, *chosen: tuple[int, int, int], padding: int = 0) -> list[Tensor]:
-        """The results of (sequence, tokens before, queries), each a chunk of its sequence, as one batch."""
+        """Return the results of (sequence, tokens before, queries), each a chunk of its sequence, as one batch."""
         device = self.filled.block_tables.device
         rows = [index for index, _, _ in chosen]
         plan = plan_attention(
@@ -94,7 +94,7 @@ def sequences(fill_cache: Fill, device: torch.device) -> Callable[..., Sequences
 
 @pytest.fixture
 def alike_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter's products round a row alike wherever in a tile it is, as matrix units do and BLAS does not."""
+    """Make the interpreter's products round a row independently of its place in a tile, as matrix units do."""
 
     def matmul(a: np.ndarray, b: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.add.reduce(a[:, :, None] * b[None], axis=1, dtype=dtype)
@@ -236,7 +236,7 @@ def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
     chunks = some.attend((0, 370, 29), (1, 89, 1)) + some.attend((1, 20, 30), (0, 399, 21))
     assert torch.equal(torch.cat((chunks[0], chunks[3])), whole)
     assert torch.equal(some.attend((1, 50, 1), (0, 390, 7), padding=2)[1], whole[20:27])  # drafts to verify
-    for place in (0, 14, 49):  # decoding, alone and not
+    for place in (0, 14, 49):  # decoding, alone and in a batch
         assert torch.equal(some.attend((0, 370 + place, 1))[0], whole[place : place + 1])
     assert torch.equal(some.attend((1, 10, 3), (0, 419, 1), (1, 60, 20))[1], whole[49:])
 
@@ -378,5 +378,5 @@ def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: to
 def test_tiles_of_few_queries_are_whole_tokens_and_smaller_for_wide_heads(
     max_queries: int, group: int, head_dim: int, query_bytes: int, rows: int
 ) -> None:
-    """64 rows of 256 would ask for more shared memory than Ada and small Blackwells have."""
+    """64 rows of 256 would need more shared memory than Ada and small Blackwells have."""
     assert short_rows(max_queries, group, head_dim, query_bytes) == rows

@@ -30,7 +30,7 @@ def test_adds_to_the_residual_in_place_and_normalises_the_sum(
     around = found.as_strided((rows, width + 3), (width + 3, 1))
     assert_close(rms_norm(x, weight, 1e-6, found), reference.rms_norm(x, weight, 1e-6, expected))
     assert torch.equal(found, expected)
-    assert bool(around[:, width:].isnan().all()), "wrote beside the rows"
+    assert bool(around[:, width:].isnan().all()), "wrote outside the rows"
 
 
 def test_the_heads_of_a_projection_are_rows_of_any_stride(

@@ -34,7 +34,7 @@ def table(width: int, device: torch.device, positions: int = 100) -> Tensor:
 def cache_of(
     kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, block_size: int = 16, num_blocks: int = 9
 ) -> KVCache:
-    """Every byte that no token is written to is NaN."""
+    """Return a cache in which every byte without a token is NaN."""
     cache = allocate_kv_cache(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -137,7 +137,7 @@ def test_a_float8_cache_holds_what_its_scales_make_of_each_head(
     if device_properties(torch.zeros(0, device=device).device).capability < OLDEST_WITH_FP8:
         pytest.skip("no float8 on this device")
     projected = strided(7, 3 + 2 * 2, head_dim, dtype=dtype)
-    projected[0, 4, 0] = 60_000.0  # far beyond what float8 holds at its scale
+    projected[0, 4, 0] = 60_000.0  # far beyond the range of float8 at its scale
     projected[1, 6, 3], projected[2, 5, 1] = -60_000.0, torch.nan
     positions, slots = torch.arange(7, device=device), torch.randperm(100)[:7].to(device)
     norm = Norm(weight=torch.randn(head_dim).to(dtype).to(device), eps=1e-6) if normed else None
@@ -153,7 +153,7 @@ def test_a_float8_cache_holds_what_its_scales_make_of_each_head(
     for found, expected in ((caches[0].keys, caches[1].keys), (caches[0].values, caches[1].values)):
         torch.testing.assert_close(found.isnan(), expected.isnan())
         found, expected = found.float().nan_to_num(), expected.float().nan_to_num()
-        # One step of float8 apart, and seldom: float32 results on both sides of a boundary.
+        # One step of float8 apart, and rarely: float32 results on both sides of a boundary.
         torch.testing.assert_close(found, expected, rtol=0.126, atol=2e-3)
         assert int((found != expected).sum()) <= 2
     assert float(caches[0].values.float().nan_to_num().abs().max()) == 448.0
@@ -176,7 +176,7 @@ def test_a_token_does_not_depend_on_the_tokens_beside_it(strided: Strided, devic
 
 
 def test_slots_beyond_two_billion_elements_are_reached(device: torch.device) -> None:
-    # Memory is taken only where it is written: on a GPU, all of 8.6 GB.
+    # A CPU allocates memory when it is written; a GPU allocates all 8.6 GB.
     num_blocks = (1 << 31) // (16 * 64) + 2
     cache = allocate_kv_cache(
         num_blocks=num_blocks, block_size=16, kv_heads=1, head_dim=64, dtype=torch.float16, device=device

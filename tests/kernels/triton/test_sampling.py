@@ -1,4 +1,4 @@
-"""The sampler in Triton draws what the reference draws. A launch has rows of all kinds, as a batch has."""
+"""The sampler in Triton samples as the reference does. A launch has rows of all kinds, as a batch does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def on_cpu(settings: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory holds NaN, or a number out of all bounds: what is read before it is written shows."""
+    """Fill new memory with NaN or a huge number, which shows reads before a write."""
     empty = torch.empty
 
     def poisoned_empty(*shape: object, **options: object) -> Tensor:
@@ -80,7 +80,7 @@ def test_any_split_of_a_row_draws_the_same(device: torch.device, monkeypatch: py
 
 
 class Launches:
-    """Stands before a kernel, and keeps what each launch has of constants."""
+    """A wrapper of a kernel that records the constants of each launch."""
 
     def __init__(self, launched: Any) -> None:
         self._launched = launched
@@ -95,7 +95,7 @@ class Launches:
 
 
 def test_a_growing_batch_meets_no_compilation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are split into fewer parts the more there are; a constant that followed would be another kernel each."""
+    """Rows are split into fewer parts the more there are; a constant for that would cause compilations."""
     launches = []
     for module, name in ((device_kernels, "_weigh_kernel"), (kernel, "_draw_kernel"), (kernel, "_first_kernel")):
         launches.append(Launches(getattr(module, name)))
@@ -133,7 +133,7 @@ def test_a_rows_token_does_not_depend_on_its_batch(device: torch.device) -> None
 
 
 def test_equals_of_the_last_kept_are_kept(device: torch.device) -> None:
-    """Of [0.4, 0.2, 0.2, 0.2] and its kin, every bound that reaches one of the three equals keeps them all."""
+    """Every bound that reaches one of the three equal values of [0.4, 0.2, 0.2, 0.2] keeps them all."""
     kinds: list[Settings] = [{"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}] * 16
     logits = torch.tensor([0.2, 0.4, 0.2, 0.2]).log().expand(len(kinds), -1).contiguous().to(device)
     drawn = sample(logits, **columns(kinds, 4, device)).tolist()
@@ -141,12 +141,12 @@ def test_equals_of_the_last_kept_are_kept(device: torch.device) -> None:
     assert set(drawn[2::3]) <= {0, 1, 2, 3} and {0, 2, 3} <= set(drawn[2::3])
 
 
-# The interpreter's numpy warns of what the kernels rely on: infinities and NaN as IEEE 754 has them.
+# The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
 def test_rows_at_the_edge_of_numbers(device: torch.device) -> None:
     cut: Settings = {"top_k": 5, "top_p": 0.5, "typical_p": 0.5}
     logits = torch.full((8, 300), -torch.inf)
-    logits[0, 17] = -1e30  # all but one forbidden
+    logits[0, 17] = -1e30  # all except one are forbidden
     logits[1, 250] = 3.0
     logits[2, [3, 280]] = torch.tensor([torch.inf, 1.0])
     logits[4] = torch.nan

@@ -91,7 +91,7 @@ def test_what_went_to_host_memory_comes_back_bit_for_bit(device: torch.device) -
 
 
 def test_blocks_beyond_two_billion_elements_are_reached(device: torch.device) -> None:
-    # Memory is taken only where it is written: on a GPU, all of 8.6 GB.
+    # A CPU allocates memory when it is written; a GPU allocates all 8.6 GB.
     num_blocks = (1 << 31) // (16 * 64) + 2
     shape: dict[str, Any] = {"block_size": 16, "kv_heads": 1, "head_dim": 64, "dtype": torch.float16, "device": device}
     large = allocate_kv_cache(num_blocks=num_blocks, **shape)

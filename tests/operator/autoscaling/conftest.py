@@ -26,9 +26,9 @@ from quire_operator.domain.resource import (
 )
 
 KV_TOKENS = 10_000.0
-UP = ScaleUp(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0)
+UP = ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0)
 TO_ZERO = ScaleToZero()
-DOWN = ScaleDown(window_seconds=300.0, max_step=1, period_seconds=60.0)
+DOWN = ScaleDown.steps(window_seconds=300.0, max_step=1, period_seconds=60.0)
 
 
 @dataclass(frozen=True, kw_only=True)

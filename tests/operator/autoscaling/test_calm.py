@@ -146,7 +146,7 @@ def changes(desired: list[int]) -> list[int]:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(plants, st.sampled_from([0.0, 30.0, 120.0, 420.0]), st.integers(1, 8), st.integers(0, 1))
 def test_a_steady_stream_settles_and_stays(kit, plant, startup, first, minimum):
-    down = ScaleDown(window_seconds=120, max_step=2, period_seconds=30)
+    down = ScaleDown.steps(window_seconds=120, max_step=2, period_seconds=30)
     policy = kit.policy(min_replicas=minimum, max_replicas=8, max_sequences=plant["slots"], down=down)
     desired = lived(policy, Plant(**plant), startup=startup, first=first, ticks=280)
     assert len(changes(desired[180:])) <= 1, desired
@@ -169,7 +169,7 @@ def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again
     figures = {"prompt": 500.0, "output": 100.0, "slots": 32, "step": 0.02, "prefill": 1e-4, "decode": 2e-4}
     per_second = 0.5 * replicas / Plant(per_second=0.0, **figures)._cost(32)
     policy = kit.policy(
-        max_replicas=16, max_sequences=32, down=ScaleDown(window_seconds=120, max_step=2, period_seconds=30)
+        max_replicas=16, max_sequences=32, down=ScaleDown.steps(window_seconds=120, max_step=2, period_seconds=30)
     )
     first = lived(policy, Plant(per_second=per_second, **figures), startup=startup, first=4, ticks=60)[-1]
     plant = Plant(per_second=per_second, late_above=per_second / first / short, **figures)

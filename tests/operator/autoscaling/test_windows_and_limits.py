@@ -3,7 +3,7 @@
 import pytest
 
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleUp
+from quire_operator.domain.resource import AutoscalingMode, PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleUp
     [(1, 100, 4, 5), (8, 100, 4, 16), (8, 25, 1, 10), (3, 0, 1, 4), (10, 15, 0, 12), (0, 100, 2, 2)],
 )
 def test_scale_up_by_the_larger_of_percent_and_step_in_each_period(kit, current, percent, step, expected):
-    up = ScaleUp(window_seconds=0, max_percent=percent, max_step=step, period_seconds=30)
+    up = ScaleUp.steps(window_seconds=0, max_percent=percent, max_step=step, period_seconds=30)
     story = kit.story(current=current, max_replicas=100, min_replicas=0, up=up)
     crowd = [kit.ready("a", running=10, waiting=2000)] if current else []
     held = 0 if current else 2000
@@ -21,8 +21,56 @@ def test_scale_up_by_the_larger_of_percent_and_step_in_each_period(kit, current,
     assert story.tick(*crowd, held=held, after=15).desired > expected
 
 
+PODS, PERCENT = PolicyType.PODS, PolicyType.PERCENT
+
+
+def limits(kind, *policies, select=SelectPolicy.MAX):
+    steps = tuple(StepPolicy(type=t, value=value, period_seconds=period) for t, value, period in policies)
+    return kind(window_seconds=0, policies=steps, select=select)
+
+
+@pytest.mark.parametrize(
+    ("current", "policies", "select", "now", "in_half_a_minute", "in_a_minute"),
+    [
+        # The larger and the smaller of two; the percentage of 10 is rounded up for more, and the rest down for fewer.
+        (10, [(PODS, 4, 30), (PERCENT, 25, 30)], SelectPolicy.MAX, 14, 18, 23),
+        (10, [(PODS, 4, 30), (PERCENT, 25, 30)], SelectPolicy.MIN, 13, 17, 21),
+        # Each policy counts over a period of its own.
+        (10, [(PODS, 8, 60), (PERCENT, 10, 30)], SelectPolicy.MIN, 11, 13, 15),
+        (10, [(PODS, 4, 60)], SelectPolicy.MAX, 14, 14, 18),
+        (10, [(PODS, 4, 60)], SelectPolicy.DISABLED, 10, 10, 10),
+    ],
+)
+def test_scale_up_follows_the_policies_of_behavior(kit, current, policies, select, now, in_half_a_minute, in_a_minute):
+    story = kit.story(current=current, max_replicas=100, up=limits(ScaleUp, *policies, select=select))
+    crowd = kit.ready("a", running=10, waiting=2000)
+    first = story.tick(crowd)
+    assert (first.desired, first.reason is Reason.SCALE_UP_LIMIT) == (now, now == current)
+    assert story.tick(crowd, after=30).desired == in_half_a_minute
+    assert story.tick(crowd, after=30).desired == in_a_minute
+
+
+@pytest.mark.parametrize(
+    ("policies", "select", "expected"),
+    [
+        ([(PODS, 2, 60)], SelectPolicy.MAX, 7),
+        ([(PERCENT, 25, 60)], SelectPolicy.MAX, 6),
+        ([(PERCENT, 100, 60)], SelectPolicy.MAX, 1),
+        ([(PODS, 1, 60), (PERCENT, 50, 60)], SelectPolicy.MAX, 4),
+        ([(PODS, 1, 60), (PERCENT, 50, 60)], SelectPolicy.MIN, 8),
+        ([(PODS, 9, 60)], SelectPolicy.DISABLED, 9),
+    ],
+)
+def test_scale_down_follows_the_policies_of_behavior(kit, policies, select, expected):
+    story = kit.story(current=9, down=limits(ScaleDown, *policies, select=select))
+    story.tick(*kit.fleet(9))
+    decision = story.tick(*kit.fleet(9))
+    assert decision.desired == expected
+    assert decision.reason is (Reason.DEMAND_FELL if expected < 9 else Reason.SCALE_DOWN_LIMIT)
+
+
 def test_scale_up_waits_for_its_window(kit):
-    up = ScaleUp(window_seconds=60, max_percent=100, max_step=4, period_seconds=15)
+    up = ScaleUp.steps(window_seconds=60, max_percent=100, max_step=4, period_seconds=15)
     story = kit.story(current=1, up=up)
     story.ticks(5, kit.ready("a", running=1))
     crowd = kit.ready("a", running=10, waiting=5)
@@ -45,7 +93,7 @@ def test_bounds_hold_at_once_and_without_data(kit, bounds, current, desired):
 
 
 def test_scale_down_takes_at_most_its_step_per_period(kit):
-    story = kit.story(current=9, down=ScaleDown(window_seconds=0, max_step=3, period_seconds=60))
+    story = kit.story(current=9, down=ScaleDown.steps(window_seconds=0, max_step=3, period_seconds=60))
     story.tick(*kit.fleet(9))
     story.tick(*kit.fleet(9))
     assert story.target == 6
@@ -56,7 +104,7 @@ def test_scale_down_takes_at_most_its_step_per_period(kit):
 
 
 def test_scale_down_to_what_the_highest_need_of_the_window_fits(kit):
-    story = kit.story(current=8, down=ScaleDown(window_seconds=60, max_step=8, period_seconds=15))
+    story = kit.story(current=8, down=ScaleDown.steps(window_seconds=60, max_step=8, period_seconds=15))
     story.tick(*kit.fleet(8, running=3))
     for _ in range(5):
         story.tick(*kit.fleet(8, running=1))
@@ -75,7 +123,7 @@ def test_nothing_is_removed_during_a_rollout(kit):
 
 
 def test_zero_window_does_not_make_the_first_look_a_scale_down(kit):
-    story = kit.story(current=3, down=ScaleDown(window_seconds=0, max_step=1, period_seconds=15))
+    story = kit.story(current=3, down=ScaleDown.steps(window_seconds=0, max_step=1, period_seconds=15))
     assert story.tick(*kit.fleet(3)).reason is Reason.RESTARTED
     assert story.tick(*kit.fleet(3)).desired == 2
 
@@ -119,7 +167,7 @@ def test_recommendation_stands_while_metrics_are_away(kit):
 
 
 def test_record_keeps_the_last_ten_changes(kit):
-    story = kit.story(current=1, down=ScaleDown(window_seconds=0, max_step=9, period_seconds=15))
+    story = kit.story(current=1, down=ScaleDown.steps(window_seconds=0, max_step=9, period_seconds=15))
     for _ in range(14):
         story.tick(kit.ready("a", running=10, waiting=10))
         story.tick(*kit.fleet(story.target))

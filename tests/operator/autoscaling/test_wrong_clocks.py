@@ -6,8 +6,8 @@ from quire_operator.domain.autoscaling.history import MAX_GAP_SECONDS, History
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.resource import ScaleDown, ScaleUp
 
-UP = ScaleUp(window_seconds=0.0, max_percent=100, max_step=1, period_seconds=60.0)
-DOWN = ScaleDown(window_seconds=0.0, max_step=1, period_seconds=60.0)
+UP = ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=1, period_seconds=60.0)
+DOWN = ScaleDown.steps(window_seconds=0.0, max_step=1, period_seconds=60.0)
 
 
 def busy_day(kit, *, wrong: float):

@@ -5,7 +5,7 @@ import pytest
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.resource import AutoscalingMode, ScaleDown, ScaleToZero, ScaleUp
 
-QUICK = ScaleDown(window_seconds=30.0, max_step=1, period_seconds=15.0)
+QUICK = ScaleDown.steps(window_seconds=30.0, max_step=1, period_seconds=15.0)
 QUIET = {"held": 0, "in_flight": 0}
 
 
@@ -20,9 +20,9 @@ def test_held_requests_wake_a_model_at_zero(kit):
 @pytest.mark.parametrize(
     "up",
     [
-        ScaleUp(window_seconds=300, max_percent=100, max_step=4, period_seconds=15),
-        ScaleUp(window_seconds=0, max_percent=100, max_step=0, period_seconds=15),
-        ScaleUp(window_seconds=60, max_percent=0, max_step=1, period_seconds=3600),
+        ScaleUp.steps(window_seconds=300, max_percent=100, max_step=4, period_seconds=15),
+        ScaleUp.steps(window_seconds=0, max_percent=100, max_step=0, period_seconds=15),
+        ScaleUp.steps(window_seconds=60, max_percent=0, max_step=1, period_seconds=3600),
     ],
     ids=["window", "percent of nothing", "both"],
 )
@@ -33,7 +33,7 @@ def test_first_replica_waits_for_no_window_and_no_step(kit, up):
 
 
 def test_second_replica_does_keep_to_the_limits(kit):
-    up = ScaleUp(window_seconds=0, max_percent=0, max_step=1, period_seconds=60)
+    up = ScaleUp.steps(window_seconds=0, max_percent=0, max_step=1, period_seconds=60)
     story = kit.story(current=0, min_replicas=0, up=up)
     assert story.tick(held=500).desired == 1
     limited = story.tick(kit.loading("a"), held=500)
@@ -122,7 +122,7 @@ def test_last_one_stays_while_not_all_gateways_answer(kit):
 
 
 def test_silent_gateways_stop_only_the_last_step_down(kit):
-    story = kit.story(current=4, min_replicas=0, down=ScaleDown(window_seconds=60, max_step=4, period_seconds=15))
+    story = kit.story(current=4, min_replicas=0, down=ScaleDown.steps(window_seconds=60, max_step=4, period_seconds=15))
     story.ticks(6, *kit.fleet(4))
     assert story.target == 1
 

@@ -85,6 +85,10 @@ def test_no_label_of_a_person_is_in_the_selector(children: Children) -> None:
             {"maxSurge": 0, "maxUnavailable": 1},
             {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
         ),
+        (
+            {"maxSurge": "25%", "maxUnavailable": "10%"},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "10%"}},
+        ),
         ({"strategy": "Recreate"}, {"type": "Recreate"}),
     ],
 )

@@ -22,13 +22,16 @@ from quire_operator.domain.resource import (
     LatencyTarget,
     MetricsSource,
     ModelCache,
+    PolicyType,
     Preemption,
     PrefixCaching,
     PullSecret,
     RolloutStrategy,
     ScaleDown,
     ScaleUp,
+    SelectPolicy,
     Spec,
+    StepPolicy,
 )
 
 
@@ -60,6 +63,8 @@ def reasons(body: Mapping[str, object]) -> list[str]:
     return [str(problem) for problem in outcome.problems]
 
 
+PODS_PER_MINUTE = {"type": "Pods", "value": 2, "periodSeconds": 60}
+TENTH = {"type": "Percent", "value": 10, "periodSeconds": 30}
 DAY = {"cron": "0 8 * * *", "duration": "1h"}
 
 
@@ -88,8 +93,8 @@ def test_autoscaling_has_the_defaults_of_the_design() -> None:
             kv_usage_percent=None,
             time_to_first_token=LatencyTarget(percentile=95, threshold_seconds=1.0),
         ),
-        scale_up=ScaleUp(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0),
-        scale_down=ScaleDown(window_seconds=300.0, max_step=1, period_seconds=60.0),
+        scale_up=ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0),
+        scale_down=ScaleDown.steps(window_seconds=300.0, max_step=1, period_seconds=60.0),
     )
 
 
@@ -150,7 +155,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
     assert spec.autoscaling is not None
     assert spec.autoscaling.metrics_source is MetricsSource.PROMETHEUS
     assert spec.autoscaling.targets.time_to_first_token == LatencyTarget(percentile=99, threshold_seconds=0.5)
-    assert spec.autoscaling.scale_down == ScaleDown(window_seconds=600.0, max_step=2, period_seconds=90.0)
+    assert spec.autoscaling.scale_down == ScaleDown.steps(window_seconds=600.0, max_step=2, period_seconds=90.0)
     assert spec.pod_template == {"spec": {"nodeSelector": {"pool": "gpu"}}}
 
 
@@ -310,6 +315,45 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             {"autoscaling": {"maxReplicas": 4, "schedules": [DAY | {"minReplicas": 2}] * 17}},
             "spec.autoscaling.schedules: must have at most 16 entries, got 17",
         ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "scaleUp": {"maxStep": 2}, "behavior": {"scaleUp": {}}}},
+            "spec.autoscaling.behavior.scaleUp: limits the same as spec.autoscaling.scaleUp; keep one",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "scaleDown": {"window": "10m"}, "behavior": {"scaleDown": {}}}},
+            "spec.autoscaling.behavior.scaleDown: limits the same as spec.autoscaling.scaleDown; keep one",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 1}]}}}},
+            "spec.autoscaling.behavior.scaleUp.policies[0].periodSeconds: is required",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "behavior": {"scaleUp": {"policies": []}}}},
+            "spec.autoscaling.behavior.scaleUp.policies: must have between 1 and 10 entries, got 0",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "behavior": {"scaleUp": {"selectPolicy": "min"}}}},
+            "spec.autoscaling.behavior.scaleUp.selectPolicy: must be Max, Min or Disabled",
+        ),
+        (
+            {"autoscaling": {"maxReplicas": 4, "behavior": {"scaleUp": {"tolerance": "0.1"}}}},
+            "spec.autoscaling.behavior.scaleUp.tolerance: unknown field",
+        ),
+        (
+            {
+                "autoscaling": {
+                    "minReplicas": 0,
+                    "maxReplicas": 4,
+                    "behavior": {"scaleUp": {"selectPolicy": "Disabled"}},
+                }
+            },
+            "spec.autoscaling.behavior.scaleUp.selectPolicy: must not be Disabled while minReplicas is 0",
+        ),
+        ({"rollout": {"maxSurge": "0%"}}, "spec.rollout.maxUnavailable: must be at least 1"),
+        ({"rollout": {"maxSurge": 0, "maxUnavailable": "0%"}}, "spec.rollout.maxUnavailable: must be at least 1"),
+        ({"rollout": {"maxSurge": "101%"}}, "spec.rollout.maxSurge: must be a whole number or a percentage up to 100"),
+        ({"rollout": {"maxSurge": "25"}}, "spec.rollout.maxSurge: must be a whole number or a percentage"),
+        ({"rollout": {"maxUnavailable": "-5%"}}, "spec.rollout.maxUnavailable: must be a whole number or a percentage"),
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
         ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),
@@ -467,3 +511,55 @@ def test_nothing_is_raised_whatever_the_document_holds(body: object) -> None:
 def test_nothing_is_raised_whatever_the_spec_holds(spec: dict[str, object]) -> None:
     outcome = Spec.parse(document(spec))
     assert isinstance(outcome, Spec) or outcome.problems
+
+
+def behavior(**directions: object) -> Autoscaling:
+    found = parsed({"autoscaling": {"maxReplicas": 8, "behavior": directions}}).autoscaling
+    assert found is not None
+    return found
+
+
+def test_behavior_of_an_hpa_is_understood_with_its_defaults() -> None:
+    found = behavior(
+        scaleUp={"stabilizationWindowSeconds": 30, "selectPolicy": "Min", "policies": [PODS_PER_MINUTE, TENTH]},
+        scaleDown={},
+    )
+    assert found.scale_up == ScaleUp(
+        window_seconds=30.0,
+        policies=(
+            StepPolicy(type=PolicyType.PODS, value=2, period_seconds=60.0),
+            StepPolicy(type=PolicyType.PERCENT, value=10, period_seconds=30.0),
+        ),
+        select=SelectPolicy.MIN,
+    )
+    whole = StepPolicy(type=PolicyType.PERCENT, value=100, period_seconds=15.0)
+    assert found.scale_down == ScaleDown(window_seconds=300.0, policies=(whole,))
+    assert behavior(scaleUp={}).scale_up == ScaleUp.steps(
+        window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0
+    )
+
+
+def test_direction_without_behavior_keeps_its_own_limits() -> None:
+    spec = parsed(
+        {
+            "autoscaling": {
+                "maxReplicas": 8,
+                "behavior": {"scaleUp": {"policies": [PODS_PER_MINUTE]}},
+                # As the API server fills it in, which is no second opinion.
+                "scaleUp": {"window": "0s", "maxPercent": 100, "maxStep": 4, "period": "15s"},
+                "scaleDown": {"window": "10m", "maxStep": 2, "period": "90s"},
+            }
+        }
+    )
+    assert spec.autoscaling is not None
+    assert [policy.value for policy in spec.autoscaling.scale_up.policies] == [2]
+    assert spec.autoscaling.scale_down == ScaleDown.steps(window_seconds=600.0, max_step=2, period_seconds=90.0)
+
+
+@pytest.mark.parametrize(
+    ("surge", "unavailable"), [("25%", 0), (0, "10%"), ("100%", "100%"), ("0%", 1), ("5%", "0%"), (2, "50%")]
+)
+def test_rollout_takes_percentages(surge: object, unavailable: object) -> None:
+    found = parsed({"rollout": {"maxSurge": surge, "maxUnavailable": unavailable}}).rollout
+    assert (found.max_surge, found.max_unavailable) == (surge, unavailable)
+    assert found.surges is (surge != "0%" and surge != 0)

@@ -28,6 +28,7 @@ from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
+from quire_engine.text.answers.formats import AnswerFormats
 from quire_engine.text.chat_template import ChatTemplate
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import load_tokenizer
@@ -162,6 +163,7 @@ def _app(engine: _Engine) -> Any:
         tokenizer=tokenizer,
         renderer=InlineRenderer(ChatTemplate("{{ messages[0].content }}", {})),
         sampling_defaults=SamplingDefaults(),
+        formats=AnswerFormats(),
         vocab_size=tokenizer.vocab_size,
         priorities=False,
         services=services,

@@ -83,8 +83,8 @@ def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) ->
     if swap_space_bytes and not all(num_swap_blocks):
         fewest_bytes = max(-(-kv_cache_bytes // blocks) for blocks in num_blocks)
         return CacheTooSmall(
-            message=f"--swap-space-bytes {swap_space_bytes} is not one block of each layer:"
-            f" {fewest_bytes} is the least, 0 is none"
+            message=f"--swap-space-bytes {swap_space_bytes} is less than one block of each layer:"
+            f" {fewest_bytes} is the minimum, 0 disables it"
         )
     longest = _longest(demand, num_blocks)
     return CacheSize(
@@ -115,9 +115,9 @@ def _over_commitment(options: CacheOptions, available: AvailableMemory | None) -
 def _budget(options: CacheOptions, available: AvailableMemory | None) -> Budget:
     if options.kv_cache_memory_bytes is not None:
         return Budget(size=options.kv_cache_memory_bytes, source="--kv-cache-memory-bytes", is_given=True)
-    source = "what was free to take"
+    source = "the available memory"
     if options.swap_space_bytes:
-        source += f" beside --swap-space-bytes {options.swap_space_bytes}"
+        source += f" without --swap-space-bytes {options.swap_space_bytes}"
     return Budget(size=_share(options, available), source=source, is_given=False)
 
 

@@ -16,6 +16,7 @@ from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.rendering.conversation import Conversation
 from quire_engine.server.rendering.pool import Renderer
+from quire_engine.text.answers.formats import AnswerFormats
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
@@ -36,6 +37,7 @@ class Context:
     renderer: Renderer | None
     """The chat template; None for a model without one."""
     sampling_defaults: SamplingDefaults
+    formats: AnswerFormats
     vocab_size: int
     priorities: bool
     services: ServerServices

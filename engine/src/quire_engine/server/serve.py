@@ -161,6 +161,7 @@ class _Server:
             tokenizer=text.tokenizer,
             renderer=self._renderer,
             sampling_defaults=text.sampling_defaults,
+            formats=text.formats,
             vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
             priorities=config.scheduler.policy == "priority",
             services=services,

@@ -84,6 +84,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return the text of a conversation. Raises InvalidRequest.
 
@@ -95,7 +96,7 @@ class ChatTemplate:
         names = {
             **self.variables,
             "messages": conversation,
-            "tools": None,
+            "tools": tools or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **(variables or {}),

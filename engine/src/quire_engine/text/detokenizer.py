@@ -86,7 +86,8 @@ class Detokenizer:
     """The text of one sequence. ``feed`` returns what may be shown; ``flush`` returns what is held back at the end.
 
     Bytes that can no longer become a character become U+FFFD; a character that is incomplete at the end is omitted.
-    Stop strings do not count within the text of the first ``min_tokens`` tokens.
+    Stop strings do not count within the text of the first ``min_tokens`` tokens. ``shown_ids`` are special tokens
+    whose text is never skipped.
     """
 
     def __init__(
@@ -98,8 +99,11 @@ class Detokenizer:
         include_stop: bool = False,
         min_tokens: int = 0,
         skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
         skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        if shown_ids:
+            skip -= shown_ids
         decoder = _WindowDecoder if tokenizer.pieces is None else _BytesDecoder
         self._decoder: _Decoder = decoder(tokenizer, prompt, skip)
         self._stops = StopStrings(stops, included=include_stop) if stops else None

@@ -9,6 +9,7 @@ from quire_engine.config import TextOptions
 from quire_engine.core.sampling_params import MODEL_RANGES, ModelRange
 from quire_engine.errors import InvalidRequest, ModelFolderError
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_generation_config
+from quire_engine.text.answers.formats import AnswerFormats, formats_of
 from quire_engine.text.chat_template import ChatTemplate, load_chat_template
 from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -63,17 +64,22 @@ class ModelText:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     sampling_defaults: SamplingDefaults
+    formats: AnswerFormats = AnswerFormats()
 
 
 def load_model_text(folder: Path, options: TextOptions, overrides: ConfigOverrides = NO_OVERRIDES) -> ModelText:
     """Load the text side of a model folder. Raises ModelFolderError."""
     tokenizer = load_tokenizer(options.tokenizer or folder)
+    template = load_chat_template(
+        options.tokenizer or folder,
+        options.chat_template,
+        {**tokenizer.named_tokens, **options.chat_template_kwargs},
+    )
     return ModelText(
         tokenizer=tokenizer,
-        chat_template=load_chat_template(
-            options.tokenizer or folder,
-            options.chat_template,
-            {**tokenizer.named_tokens, **options.chat_template_kwargs},
+        chat_template=template,
+        formats=formats_of(
+            None if template is None else template.source, options.tool_call_parser, options.reasoning_parser
         ),
         sampling_defaults=load_sampling_defaults(folder, overrides, ignore_file=options.generation_config == "none"),
     )

@@ -4,7 +4,7 @@
 ``conversion`` creates one in a subprocess.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -25,6 +25,7 @@ class Tokenizer:
         self.named_tokens = named_tokens
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self.pieces: TokenPieces | None = token_pieces(
             backend, backend.decoder, {token_id: token.content for token_id, token in added.items()}
         )
@@ -46,6 +47,10 @@ class Tokenizer:
         # The batch call lets other threads run meanwhile.
         (text,) = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         return str(text)
+
+    def added_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Return the ids of those of these texts that are added tokens, special or not."""
+        return frozenset(self._added_ids[text] for text in texts if text in self._added_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token by itself, for logprobs."""

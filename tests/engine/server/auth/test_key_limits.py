@@ -1,4 +1,4 @@
-"""What a key may use: how its line is written, how its buckets fill, and what a client is told."""
+"""The limits of a key: the syntax of its line, its token buckets, and the answers to clients."""
 
 import asyncio
 import hashlib
@@ -30,7 +30,7 @@ class Clock:
         return self.now
 
 
-# --- how a line is written ---
+# --- the syntax of a line ---
 
 DIGEST = hashlib.sha256(b"plain-key-1").hexdigest()
 
@@ -94,9 +94,9 @@ def test_only_keys_of_clients_have_limits(tmp_path: Path) -> None:
     [
         (0.0, 1.0, 60, 1.0),
         (0.0, 60.0, 60, 60.0),
-        (0.0, 600.0, 60, 60.0),  # a minute's worth at most
+        (0.0, 600.0, 60, 60.0),  # at most the amount of a minute
         (-30.0, 15.0, 60, -15.0),  # a debt is paid first
-        (50.0, 0.0, 20, 20.0),  # the limit has become smaller
+        (50.0, 0.0, 20, 20.0),  # the limit was reduced
         (5.0, -9.0, 60, 5.0),
     ],
 )
@@ -122,7 +122,7 @@ def test_over_any_time_no_more_is_taken_than_flows_in(events: list[tuple[float, 
         if missing(bucket, cost, per_minute) == 0.0:
             bucket = charged(bucket, cost)
             used += cost
-        assert used <= per_minute * (1 + now / 60) + 40 + 1e-6  # one cost beyond: the debt
+        assert used <= per_minute * (1 + now / 60) + 40 + 1e-6  # one cost beyond it: the debt
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
     allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
     allowance.charge_sequences(1, 50)
     allowance.charge_tokens(40)
-    assert refused(lambda: allowance.charge_sequences(1, 10)) == 40  # 30 of debt and 10 to take, at one a second
+    assert refused(lambda: allowance.charge_sequences(1, 10)) == 40  # 30 of debt and 10 requested, at one per second
     clock.now = 40.0
     allowance.charge_sequences(1, 10)
 
@@ -243,7 +243,7 @@ async def test_one_request_too_many_is_429_in_openais_words(serving: Serving, tm
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert "2 requests per minute" in error["message"]
         assert server.context.metrics.rejected == {"key_limit": 1}
-        assert (await server.http.get("/v1/models")).status_code == 200  # a look costs nothing
+        assert (await server.http.get("/v1/models")).status_code == 200  # listing models costs nothing
 
 
 async def test_places_come_back_however_requests_end(serving: Serving, tmp_path: Path, token_ids: TokenIds) -> None:

@@ -37,9 +37,9 @@ def test_more_sequences_than_the_queue_accepts_are_invalid() -> None:
     ("left_at", "now", "seconds"),
     [
         ([], 100.0, 10),  # nothing measured yet
-        ([90.0, 92.0, 94.0, 96.0, 98.0], 100.0, 2),  # one in two seconds
+        ([90.0, 92.0, 94.0, 96.0, 98.0], 100.0, 2),  # one leaves in two seconds
         ([99.0, 99.2, 99.4, 99.6], 100.0, 1),
-        ([0.0, 1.0], 100.0, 10),  # what left long ago says nothing
+        ([0.0, 1.0], 100.0, 10),  # sequences that left long ago do not count
         ([71.0], 100.0, 29),
     ],
 )

@@ -1,4 +1,4 @@
-"""Clients that leave, engines that fail, servers that stop: told truly, and nothing keeps running."""
+"""Clients that leave, engines that fail, servers that stop: correct reports, and nothing keeps running."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ STREAM = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "str
 
 @asynccontextmanager
 async def streaming(server: Any, ids: list[int]) -> AsyncIterator[httpx.Response]:
-    """A stream that has begun."""
+    """Yield a stream that has started."""
     request = server.http.build_request("POST", "/v1/chat/completions", json=STREAM)
     asking = asyncio.create_task(server.http.send(request, stream=True))
     (await server.engine.stream()).draw(ids)
@@ -33,7 +33,7 @@ async def streaming(server: Any, ids: list[int]) -> AsyncIterator[httpx.Response
 
 
 async def read_until_broken(response: httpx.Response) -> str:
-    """What came before the connection was closed without the body's end."""
+    """Return the text before the connection was closed without the body's end."""
     text = ""
     with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
         async for part in response.aiter_text():
@@ -125,7 +125,7 @@ async def test_a_disconnect_without_stream_ends_all_sequences(serving: Serving) 
 
 
 async def _quiet(server: Any) -> None:
-    """Until nothing is under way, and nothing is counted as waiting."""
+    """Wait until nothing runs and nothing counts as waiting."""
     lifecycle = server.context.lifecycle
     lifecycle.begin_drain()
     await asyncio.wait_for(lifecycle.drained(), 60)
@@ -171,7 +171,7 @@ async def test_who_runs_in_time_is_left_alone(serving: Serving, token_ids: Token
         asking = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
         stream.starts()
-        await asyncio.sleep(0.3)  # past the deadline is the point
+        await asyncio.sleep(0.3)  # the test needs to exceed the deadline
         stream.draw(token_ids("ok"), "length")
         assert (await asking).status_code == 200
 

@@ -1,4 +1,4 @@
-"""What clients may send, and what they are told when it is wrong."""
+"""The bodies that clients may send, and the errors for invalid ones."""
 
 import json
 from typing import Any
@@ -169,7 +169,7 @@ async def test_other_media_are_refused(content_type: str, headers: dict[str, str
 def refusal(model: type[Any], content: dict[str, Any], *, lenient: bool = False) -> InvalidRequest:
     content = json.loads(json.dumps(content))
     with pytest.raises(InvalidRequest) as caught:
-        validate_body(model, content, lenient=lenient, reasons=remove_unsupported(content))
+        validate_body(model, content, lenient=lenient, reasons=remove_unsupported(content, model.model_fields))
     return caught.value
 
 
@@ -241,7 +241,8 @@ def test_a_wrong_field_is_named_on_both_routes(field: str, value: Any, place: st
             "messages[0].content",
             ("0",),
         ),
-        ({**CHAT, "tools": [{"type": "function"}]}, "tools", ("not supported",)),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools[0].function", ("required",)),
+        ({**CHAT, "functions": [{"name": "f"}]}, "functions", ("not supported",)),
         ({**CHAT, "response_format": {"type": "json_object"}}, "response_format", ("not supported",)),
         ({**CHAT, "top_logprobs": 2}, "top_logprobs", ("logprobs",)),
         ({**CHAT, "max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", ("max_tokens",)),
@@ -313,13 +314,13 @@ def test_fields_without_an_effect_are_accepted() -> None:
         },
     }
     content = {**nothing, **CHAT}
-    assert remove_unsupported(content) == []
+    assert remove_unsupported(content, ChatCompletionRequest.model_fields) == []
     validate_body(ChatCompletionRequest, content, lenient=False)
 
 
 def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
-    error = refusal(ChatCompletionRequest, {**CHAT, "tools": [1], "top_p": 3, "n": "x", "colour": "red"})
-    assert [reason.partition(":")[0] for reason in error.message.split("; ")] == ["tools", "top_p", "n", "colour"]
+    error = refusal(ChatCompletionRequest, {**CHAT, "functions": [1], "top_p": 3, "n": "x", "colour": "red"})
+    assert [reason.partition(":")[0] for reason in error.message.split("; ")] == ["functions", "top_p", "n", "colour"]
     many = refusal(ChatCompletionRequest, {**CHAT, **{f"field{number}": 1 for number in range(50)}})
     assert len(many.message.split("; ")) == 10 and many.message.endswith("and 41 more")
 
@@ -369,6 +370,6 @@ def test_no_body_makes_anything_but_an_object_or_a_refusal(change: dict[str, Any
     for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
         body = {**content, **change}
         try:
-            validate_body(model, body, lenient=lenient, reasons=remove_unsupported(body))
+            validate_body(model, body, lenient=lenient, reasons=remove_unsupported(body, model.model_fields))
         except RequestError as error:
             assert len(error_body(error)) <= 4096

@@ -1,4 +1,4 @@
-"""What must hold for every route there is, and for any that is added: found in the application itself."""
+"""Rules for every existing and future route, found in the application itself."""
 
 import logging
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MARKER = "marker-of-what-was-said"
 
 
 def routes(server: Any) -> list[tuple[str, str]]:
-    """Every method and path, as the document and the application have them."""
+    """Return every method and path of the document and of the application."""
     app = server.app
     while not isinstance(app, FastAPI):
         app = app._app
@@ -98,7 +98,7 @@ async def test_nothing_that_is_said_or_answered_gets_into_the_logs(
             logger.setLevel(level)
     written = capfd.readouterr()
     assert "the log was open" in written.err and "POST /v1/completions 200" in written.err
-    assert "dropped (--lenient)" in written.err and "Traceback" in written.err  # those paths were gone too
+    assert "dropped (--lenient)" in written.err and "Traceback" in written.err  # those paths were missing too
     assert MARKER not in written.err + written.out
 
 

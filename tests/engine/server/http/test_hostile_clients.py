@@ -1,4 +1,4 @@
-"""What one client can do to others, and to those who read the log: bounds on what small requests may cost."""
+"""Limits on what one client can do to others and to readers of the log with small requests."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ async def test_an_answer_that_nobody_reads_is_dropped(serving: Serving, monkeypa
             await loop.sock_sendall(connection, head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
             received = await loop.sock_recv(connection, 100)
             assert received.startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(1.0)  # reads nothing, as the test is about
+            await asyncio.sleep(1.0)  # it must not read
             total = 0
             async with asyncio.timeout(60):
                 while more := await loop.sock_recv(connection, 2**20):

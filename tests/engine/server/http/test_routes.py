@@ -1,4 +1,4 @@
-"""What holds for every route: ids, keys, errors, and the smaller routes themselves."""
+"""Rules for every route: ids, keys, errors; and the smaller routes themselves."""
 
 import asyncio
 import json

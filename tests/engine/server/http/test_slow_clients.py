@@ -1,4 +1,4 @@
-"""Clients that send a byte now and then: they are given up, and what they hold open holds nobody up."""
+"""Clients that send a byte now and then are disconnected and do not block others."""
 
 import asyncio
 import socket
@@ -14,9 +14,9 @@ Serving = Callable[..., Any]
 
 
 async def trickle(address: str, head: bytes, drops: bytes) -> bytes:
-    """Sends the head, then its drops one by one until the server ends the connection; what it answered.
+    """Send the head, then its drops one by one until the server ends the connection; return the answer.
 
-    By the bare socket: what arrived before a reset is lost in a stream of asyncio.
+    It uses the bare socket, because a stream of asyncio loses what arrived before a reset.
     """
     loop = asyncio.get_running_loop()
     host, _, port = address.removeprefix("http://").partition(":")
@@ -30,7 +30,7 @@ async def trickle(address: str, head: bytes, drops: bytes) -> bytes:
                     await loop.sock_sendall(connection, drops)
                     await asyncio.sleep(0.02)
             except ConnectionError:
-                pass  # it has ended the connection: the answer may still be read
+                pass  # it has ended the connection, but the answer may still be readable
             return await answering
 
 
@@ -45,13 +45,13 @@ async def received(connection: socket.socket) -> bytes:
     return bytes(answer)
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /v1/models HTTP/1.1\r\nx: "], ids=["silent", "endless header"])
+@pytest.mark.parametrize("start", [b"", b"GET /v1/models HTTP/1.1\r\nx: "], ids=["silent", "endless header"])
 async def test_a_head_that_does_not_end_is_given_up(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch, begun: bytes
+    serving: Serving, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
     async with serving("ok") as server:
-        given_up = asyncio.create_task(trickle(server.address, begun, b"y" if begun else b""))
+        given_up = asyncio.create_task(trickle(server.address, start, b"y" if start else b""))
         assert (await server.complete()).status_code == 200
         assert b"200 OK" not in await given_up
 
@@ -77,5 +77,5 @@ async def test_a_body_that_does_not_arrive_is_408(serving: Serving, monkeypatch:
 async def test_a_url_as_long_as_a_book_is_431(serving: Serving) -> None:
     async with serving("ok") as server:
         answer = await trickle(server.address, b"GET /v1/models?x=" + b"y" * 70_000, b"y")
-        assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""  # reset, where it still sends after the answer
+        assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""  # reset if it still sends after the answer
         assert (await server.http.get("/livez")).status_code == 200

@@ -1,4 +1,4 @@
-"""Events as they stand on the wire."""
+"""The wire format of events."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""TLS: files that cannot be used stop the start, a rotation reaches new connections, probes need no certificate."""
+"""TLS: unusable files stop the start, a rotation applies to new connections, probes need no certificate."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from quire_common.tls import ReloadingTls, TlsFiles
 Serving = Callable[..., Any]
 END = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
 UNSUPPORTED = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
-"""From 2050 on a certificate writes years with four digits."""
+"""From 2050 on, certificates write years with four digits."""
 
 
 class Clock:
@@ -41,7 +41,7 @@ def authority() -> trustme.CA:
 
 
 def issue(authority: trustme.CA, folder: Path, end: datetime = END) -> TlsFiles:
-    """A certificate for this machine, as cert-manager leaves it in a Secret."""
+    """Return a certificate for this machine, as cert-manager writes it to a Secret."""
     leaf = authority.issue_cert("127.0.0.1", "localhost", not_after=end)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
@@ -147,7 +147,7 @@ def test_a_wrong_password_and_wrong_authorities_stop_the_start(authority: trustm
 
 
 def swap(link: Path, target: Path) -> None:
-    """As a kubelet changes a mounted Secret: the link to the folder of files is replaced."""
+    """Replace the link to the folder of files, as a kubelet changes a mounted Secret."""
     fresh = link.with_name("..data_tmp")
     fresh.symlink_to(target)
     os.replace(fresh, link)
@@ -172,7 +172,7 @@ async def test_a_rotation_reaches_new_connections_and_drops_none(
         swap(mounted, tmp_path / "2")
         clock.now = 2.0
         assert (await new.get("/readyz")).status_code == 200
-        assert (await old.get("/readyz")).status_code == 200  # on the connection it has
+        assert (await old.get("/readyz")).status_code == 200  # on its existing connection
         metrics = (await new.get("/metrics")).text
         (line,) = [
             line for line in metrics.splitlines() if line.startswith("quire_tls_certificate_expiry_timestamp_seconds{")

@@ -50,7 +50,7 @@ def ready(pid: int = 1) -> Ready:
 
 
 def scraped(metrics: Metrics) -> dict[str, dict[str, float]]:
-    """Sample name to labels (those of all left out) to value."""
+    """Return sample name → labels (without those of all samples) → value."""
     text = Exposition(metrics, CacheOptions(), lambda: 3.0).text().decode()
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
@@ -126,7 +126,7 @@ async def test_what_is_turned_away_is_counted_by_its_reason(serving: Serving, tm
         await server.complete()
         server.context.lifecycle.begin_drain()
         await server.complete()
-        await server.complete(colour=1)  # draining as well
+        await server.complete(colour=1)  # it is draining as well
         await server.complete()
         assert rejected == {"unauthorized": 1, "no_engine": 1, "draining": 2, "key_limit": 1}
         assert 'reason="key_limit"} 1.0' in (await server.http.get("/metrics")).text
@@ -150,7 +150,7 @@ def test_a_histogram_counts_up_to_and_with_its_bounds(values: list[float], cumul
 
 
 class OneHistogram(Collector):
-    """As the client library would have it."""
+    """The histogram in the client library's format."""
 
     def __init__(self, labels: dict[str, str], histogram: Histogram) -> None:
         self._labels = labels
@@ -188,7 +188,7 @@ def test_a_scrape_takes_no_more_than_two_milliseconds() -> None:
         began = time.thread_time()
         exposition.text()
         taken.append(time.thread_time() - began)
-    assert sorted(taken)[5] < 0.002  # what it costs when nobody else uses the core's caches
+    assert sorted(taken)[5] < 0.002  # its cost if no other process uses the core's caches
 
 
 def test_gauges_are_the_engines_last_words() -> None:

@@ -1,4 +1,4 @@
-"""Traces: W3C's headers in and out, spans by OTLP to a collector of our own, and nothing lost when there is none."""
+"""Traces: W3C headers in and out, OTLP spans to a collector, and no failure without one."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def test_without_a_collector_the_trace_is_passed_on_and_logged(
 
 
 class Collector:
-    """Takes OTLP over HTTP."""
+    """A collector that accepts OTLP over HTTP."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -234,7 +234,7 @@ async def test_a_collector_that_is_gone_costs_a_request_nothing(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
-    with socket.socket() as silent:  # takes connections and never answers
+    with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         tracing = OtlpTracing(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -243,7 +243,7 @@ async def test_a_collector_that_is_gone_costs_a_request_nothing(
             for _ in range(20):
                 assert (await server.complete(max_tokens=2)).status_code == 200
             assert time.monotonic() - began < 15, "each waited for an export, which takes a second to fail"
-    closing = threading.Thread(target=tracing.close, daemon=True)  # as the server does: it waits a while, then goes
+    closing = threading.Thread(target=tracing.close, daemon=True)  # as the server does
     closing.start()
     await asyncio.to_thread(closing.join, 15)
 
@@ -277,4 +277,4 @@ async def test_header_fields_sent_twice_are_one_list(serving: Serving) -> None:
         assert answer.headers["tracestate"] == "a=1,b=2"
         twice = [("traceparent", TRACEPARENT), ("traceparent", f"00-{'1' * 32}-{PARENT}-01")]
         answer = await server.http.get("/v1/models", headers=twice)
-        assert "traceparent" not in answer.headers  # which of the two it would be, nobody can tell
+        assert "traceparent" not in answer.headers  # it is unknown which of the two is valid

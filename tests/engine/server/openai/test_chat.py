@@ -119,7 +119,7 @@ async def test_logprobs_name_tokens_and_their_bytes(serving: Serving) -> None:
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "512 tokens", "messages"),
         ({"messages": [{"role": "user", "content": "x" * 500}]}, "512 tokens", "messages"),
         ({"top_logprobs": 21, "logprobs": True}, "logprobs: 21 exceeds the limit of 20", "logprobs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool calling is not supported", "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no place for tools", "tools"),
     ],
 )
 async def test_what_cannot_be_answered_is_refused(

@@ -1,4 +1,4 @@
-"""What OpenAI's and vLLM's clients send every day is accepted, and what is changed is said."""
+"""The usual requests of OpenAI's and vLLM's clients are accepted, and changed values are reported."""
 
 import asyncio
 import json

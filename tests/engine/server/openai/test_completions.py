@@ -11,7 +11,7 @@ Serving = Callable[..., Any]
 
 
 def events(text: str) -> list[Any]:
-    """What a stream said, [DONE] and all."""
+    """Return the events of a stream, including [DONE]."""
     assert text.endswith("\n\n")
     blocks = [block.split("\n")[-1].removeprefix("data: ") for block in text[:-2].split("\n\n")]
     return [block if block == "[DONE]" else json.loads(block) for block in blocks]

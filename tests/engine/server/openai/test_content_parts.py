@@ -1,4 +1,4 @@
-"""Content in parts reaches a chat template as its author reads it, which transformers' rendering shows."""
+"""Content in parts reaches a chat template as its author expects, which transformers' rendering shows."""
 
 from typing import Any
 

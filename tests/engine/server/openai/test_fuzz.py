@@ -1,4 +1,4 @@
-"""Nothing a client sends brings a 5xx, ends the engine process or leaves anything running."""
+"""No request of a client causes a 5xx, ends the engine process or leaves anything running."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ values: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-# Values near what is right, so that some requests get far.
+# Values that are almost valid, so that some requests get far.
 plausible: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.integers(1, 9),
     "n": st.integers(1, 3),
@@ -44,7 +44,7 @@ bodies = st.fixed_dictionaries(
 
 
 async def test_no_body_brings_a_server_error(serving: Serving) -> None:
-    """One server, and hypothesis in a thread of its own beside it."""
+    """One server, with hypothesis in a separate thread."""
     async with serving("okay é") as server:
 
         @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])

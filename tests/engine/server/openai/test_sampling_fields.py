@@ -1,5 +1,7 @@
-"""What requests may ask of sampling and of reports, through HTTP: it reaches the engine, and comes back as clients
-expect it, streamed and not."""
+"""Sampling and report fields of requests, through HTTP: they reach the engine, and clients get the expected results.
+
+Streamed and complete answers are compared.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,7 @@ def chunks(text: str) -> list[Any]:
 
 
 async def completion(server: Any, *, stream: bool, **fields: Any) -> list[dict[str, Any]]:
-    """The answers, those of a stream put together."""
+    """Return the choices; those of a stream are combined."""
     response = await server.complete(stream=stream, **fields)
     assert response.status_code == 200, response.text
     if not stream:
@@ -33,7 +35,7 @@ async def completion(server: Any, *, stream: bool, **fields: Any) -> list[dict[s
             choice["finish_reason"] = part["finish_reason"]
             for name in ("prompt_logprobs", "prompt_token_ids"):
                 if name in part:
-                    assert name not in choice, "told twice"
+                    assert name not in choice, "reported twice"
                     choice[name] = part[name]
             if part["logprobs"] is not None:
                 before = choice["logprobs"] or {name: [] for name in part["logprobs"]}
@@ -231,7 +233,7 @@ async def test_the_best_of_several_are_given(serving: Serving, token_ids: TokenI
             assert stream.params.logprobs == 0
             stream.draw(token_ids(text), "length", logprob=logprob)
         body = (await asking).json()
-        # By log probability per token, not by that of the whole: of "bb" -1, of "cccc" -2, of "a" -3.
+        # The order is by log probability per token, not by the total: of "bb" -1, of "cccc" -2, of "a" -3.
         assert [choice["text"] for choice in body["choices"]] == ["bb", "cccc", "f", "d"]
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
         assert all(choice["logprobs"] is None for choice in body["choices"])
@@ -252,7 +254,7 @@ async def test_seeds_repeat_per_request_and_differ_per_answer(serving: Serving) 
         await server.complete(n=20, seed=4)
         seeds = [stream.params.seed for stream in server.engine.streams]
         assert seeds[:20] == seeds[20:40] and seeds[0] == 3 and seeds[40] == 4
-        # A neighbouring seed has other answers, all of them: nobody's second is somebody's first.
+        # A neighbouring seed has only other answers: none is the second of one and the first of another.
         assert len(set(seeds[:20] + seeds[40:])) == 40
         await server.chat(n=3)
         assert [stream.params.seed for stream in server.engine.streams[60:]] == [None] * 3

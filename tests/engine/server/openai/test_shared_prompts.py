@@ -1,4 +1,4 @@
-"""Answers to one prompt are told apart from answers to several: the engine computes a shared prompt once."""
+"""Several answers to one prompt are distinguished from answers to several: a shared prompt is computed once."""
 
 from collections.abc import Callable
 from typing import Any

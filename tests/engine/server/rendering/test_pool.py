@@ -1,4 +1,4 @@
-"""Conversations are rendered by worker processes, within bounds, and no conversation is in the way of another."""
+"""Worker processes render conversations within limits, and no conversation blocks another."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ QUADRATIC = (
     "{% for other in messages %}{% if other.role == 'user' %}{% set ns.users = ns.users + 1 %}{% endif %}{% endfor %}"
     "<{{ m.role }} {{ ns.users }}>{{ m.content }}{% endfor %}"
 )
-"""As templates that look for the last user message, or the last tool call, for each message anew."""
+"""Like templates that search the last user message or tool call again for each message."""
 GREEDY = (
     "{% set ns = namespace(text='x') %}{% for m in messages %}{% for n in range(40) %}"
     "{% set ns.text = ns.text ~ ns.text %}{% endfor %}{% endfor %}{{ ns.text }}"
@@ -91,7 +91,7 @@ async def test_a_worker_that_dies_fails_only_its_conversation() -> None:
         (worker,) = rendering_processes(os.getpid())
         os.kill(worker, signal.SIGSTOP)
         rendering = asyncio.create_task(refused(pool, chat(1)))
-        await asyncio.sleep(0)  # the conversation has its worker
+        await asyncio.sleep(0)  # the conversation has its worker now
         os.kill(worker, signal.SIGKILL)
         assert await rendering == "template_failed"
         assert await pool.render(chat(1)) == "<user 1>0"

@@ -24,6 +24,8 @@ class StopRules:
     include: bool = False
     min_tokens: int = 0
     skip_special_tokens: bool = True
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens that are never skipped, because a parser of the answer needs them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,7 @@ def new_choice(
         include_stop=rules.include,
         min_tokens=rules.min_tokens,
         skip_special_tokens=rules.skip_special_tokens,
+        shown_ids=rules.shown_ids,
     )
     stops = frozenset(stop_token_ids)
     return Choice(index, prompt, detokenizer, rules.include, stops, end_token_id, rules.at_once)

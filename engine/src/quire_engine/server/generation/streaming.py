@@ -186,7 +186,9 @@ class _EventStream(Response):
         try:
             await sender.send(b"".join([chunk(delta) for delta in await self._first]))
             async for deltas in self._generation.deltas():
-                await sender.send(b"".join([chunk(delta) for delta in deltas]))
+                # A parser may hold back the text of a delta.
+                if events := b"".join([chunk(delta) for delta in deltas]):
+                    await sender.send(events)
             usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
             await sender.send(usage + self._writer.last(self._generation.choices), more=False)
         except RequestError as error:

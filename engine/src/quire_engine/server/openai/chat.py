@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,12 +10,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire_engine.errors import InvalidRequest
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
+from quire_engine.server.openai.answer_parts import AnswerPlan
 from quire_engine.server.openai.limits import longest_text
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
@@ -24,6 +27,9 @@ from quire_engine.server.rendering.conversation import Conversation
 
 router = APIRouter()
 
+_PROMPT_END_CHARACTERS = 64
+"""The part of the prompt that shows whether it ends within the model's reasoning."""
+
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
 async def chat_completions(request: Request) -> Response:
@@ -32,13 +38,16 @@ async def chat_completions(request: Request) -> Response:
     arrived = context.now()
     with context.bodies.lease() as held:
         body = await read_request(request, context, ChatCompletionRequest, held)
-        generation = await _start(request, context, body, arrived)
-    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices)
+        generation, plan = await _start(request, context, body, arrived)
+    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices, plan)
     keepalive = context.options.sse_keepalive_seconds
     return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
 
 
-async def _start(request: Request, context: Context, body: ChatCompletionRequest, arrived: float) -> Generation:
+async def _start(
+    request: Request, context: Context, body: ChatCompletionRequest, arrived: float
+) -> tuple[Generation, AnswerPlan]:
+    _check_tools(context, body)
     max_tokens = body.max_completion_tokens or body.max_tokens
     limits = AnswerLimits(
         param="messages",
@@ -56,19 +65,55 @@ async def _start(request: Request, context: Context, body: ChatCompletionRequest
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
             variables=body.template_variables,
+            tools=body.tools,
             max_characters=longest_text(context.ready().max_model_len),
         )
         text = await context.render(conversation)
+        plan = AnswerPlan(
+            formats=context.formats,
+            prompt_end=text[-_PROMPT_END_CHARACTERS:],
+            schemas=body.tool_schemas,
+            include_reasoning=body.include_reasoning is not False,
+            parallel_calls=body.parallel_tool_calls is not False,
+        )
         # The request lives as long as its answer, which needs the messages no more.
-        body.messages = []
+        body.messages, body.tools = [], None
         valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
-        return start_generation(request, context, body, valid, preparation, answers=answers, arrived=arrived)
+        shown = plan.shown_ids(context.tokenizer)
+        generation = start_generation(
+            request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
+        )
+        return generation, plan
+
+
+def _check_tools(context: Context, body: ChatCompletionRequest) -> None:
+    """Raise InvalidRequest for tools that the model would not see, or whose calls this server could not read."""
+    if not body.tools or context.renderer is None:
+        return
+    if not context.formats.renders_tools:
+        raise InvalidRequest(
+            "tools: the model's chat template has no place for tools", param="tools", code="tools_not_supported"
+        )
+    if body.tool_schemas is not None and context.formats.tools is None:
+        raise InvalidRequest(
+            "tools: this server does not know in which form the model writes tool calls; start it with "
+            "--tool-call-parser, or set tool_choice to none",
+            param="tools",
+            code="no_tool_call_parser",
+        )
+
+
+def _joined(first: Delta, second: Delta) -> Delta:
+    """Return the tokens of both deltas."""
+    return replace(second, token_ids=first.token_ids + second.token_ids, logprobs=first.logprobs + second.logprobs)
 
 
 class ChatWriter:
     """A writer of the answers to one conversation."""
 
-    def __init__(self, context: Context, body: ChatCompletionRequest, id: str, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self, context: Context, body: ChatCompletionRequest, id: str, choices: Sequence[Choice], plan: AnswerPlan
+    ) -> None:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
@@ -76,6 +121,12 @@ class ChatWriter:
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         self._usage = UsageReport(choices, len(choices), body.stream_options)
+        answers = [plan.answer(context.tokenizer) for _ in choices]
+        # By answer; empty where answers are plain text.
+        self._parsed = [answer for answer in answers if answer is not None]
+        if any(answer.reasoning_tokens is not None for answer in self._parsed):
+            self._usage.reasoning_tokens = lambda: sum(answer.reasoning_tokens or 0 for answer in self._parsed)
+        self._held: dict[int, Delta] = {}
         self._started: set[int] = set()
         # By answer, if nothing but the text changes from event to event.
         self._plain: dict[int, sse.TextEvent] = {}
@@ -85,25 +136,58 @@ class ChatWriter:
         plain = self._plain.get(delta.index)
         if plain is not None and delta.finish_reason is None:
             return plain.event(delta.text)
-        opening = b""
-        if delta.index not in self._started:
-            self._started.add(delta.index)
-            first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
-            # The first of the answers reports the prompt, before its own first token.
-            about_prompt = self._about_prompt() if delta.index == 0 else {}
-            opening = sse.event({**self._payload(delta.index, first, None), **about_prompt})
-            if not (self._body.logprobs or self._body.return_token_ids or self._usage.in_every_chunk):
-                self._plain[delta.index] = sse.TextEvent(
-                    lambda text: self._payload(delta.index, {"delta": {"content": text}}, None)
-                )
-        choice: dict[str, Any] = {"delta": {"content": delta.text} if delta.text else {}}
-        if delta.logprobs:
-            choice["logprobs"] = self._logprobs(delta)
+        opening = self._opening(delta.index)
+        if self._parsed:
+            return opening + self._parsed_events(delta)
+        part = {"content": delta.text} if delta.text else {}
+        return opening + self._event(delta, part, delta.finish_reason, delta.stop_reason)
+
+    def _opening(self, index: int) -> bytes:
+        """Return the first event of an answer, if it was not sent before."""
+        if index in self._started:
+            return b""
+        self._started.add(index)
+        first: dict[str, Any] = {"delta": {"role": "assistant", "content": ""}}
+        # The first of the answers reports the prompt, before its own first token.
+        about_prompt = self._about_prompt() if index == 0 else {}
+        if not (self._parsed or self._body.logprobs or self._body.return_token_ids or self._usage.in_every_chunk):
+            self._plain[index] = sse.TextEvent(lambda text: self._payload(index, {"delta": {"content": text}}, None))
+        return sse.event({**self._payload(index, first, None), **about_prompt})
+
+    def _parsed_events(self, delta: Delta) -> bytes:
+        """Return the events of the parts that the delta completes; the first has the tokens, also of earlier deltas."""
+        index = delta.index
+        parsed = self._parsed[index]
+        parts = parsed.deltas(delta)
+        held = self._held.pop(index, None)
+        tokens = delta if held is None else _joined(held, delta)
+        if delta.finish_reason is None and not parts:
+            self._held[index] = tokens
+            return b""
+        *before, last = parts or [{}]
+        events = []
+        for part in before:
+            events.append(self._event(tokens, part))
+            tokens = replace(tokens, token_ids=[], logprobs=[])
+        events.append(self._event(tokens, last, parsed.finish_reason(delta), delta.stop_reason))
+        return b"".join(events)
+
+    def _event(
+        self,
+        tokens: Delta,
+        part: dict[str, Any],
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> bytes:
+        """Return the event of a new part of the message and its tokens."""
+        choice: dict[str, Any] = {"delta": part}
+        if tokens.logprobs:
+            choice["logprobs"] = self._logprobs(tokens)
         if self._body.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        if delta.stop_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        return opening + sse.event(self._payload(delta.index, choice, delta.finish_reason))
+            choice["token_ids"] = tokens.token_ids
+        if stop_reason is not None:
+            choice["stop_reason"] = stop_reason
+        return sse.event(self._payload(tokens.index, choice, finish_reason))
 
     def _payload(self, index: int, choice: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         whole = {"index": index, "logprobs": None, "finish_reason": finish_reason, **choice}
@@ -137,11 +221,17 @@ class ChatWriter:
         )
 
     def _answer(self, whole: Delta) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": whole.text, "refusal": None}
+        finish_reason: str | None = whole.finish_reason
+        if self._parsed:
+            parsed = self._parsed[whole.index]
+            message = parsed.message(whole)
+            finish_reason = parsed.finish_reason(whole)
         answer: dict[str, Any] = {
             "index": whole.index,
-            "message": {"role": "assistant", "content": whole.text, "refusal": None},
+            "message": message,
             "logprobs": None,
-            "finish_reason": whole.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": whole.stop_reason,
         }
         if self._body.logprobs:

@@ -71,7 +71,7 @@ async def read_request(request: Request, context: Context, schema: type[Body], h
     """Read the body and check it by itself; ``held`` counts its bytes."""
     context.lifecycle.check_open()
     content = await read_content(request, context, held)
-    reasons = remove_unsupported(content)
+    reasons = remove_unsupported(content, schema.model_fields)
     remove_empty(content, schema.model_fields)
     body = await validate_large_body(
         schema, content, lenient=context.options.lenient, reasons=reasons, num_bytes=held.num_bytes
@@ -137,16 +137,18 @@ def start_generation(
     *,
     answers: int,
     arrived: float,
+    shown_ids: frozenset[int] = frozenset(),
 ) -> Generation:
     """Submit ``answers`` sequences for each prompt, in the place of ``preparation``.
 
-    ``arrived`` is the monotonic time at which the request came in.
+    ``arrived`` is the monotonic time at which the request came in, and ``shown_ids`` are special tokens that the
+    answers' text contains.
     """
     choices: list[Choice] = []
     params: list[SamplingParams] = []
     for prompt, first in zip(valid.prompts, valid.params, strict=True):
         for number in range(answers):
-            rules, stops = stop_rules(body), first.stop_token_ids
+            rules, stops = stop_rules(body, shown_ids), first.stop_token_ids
             choices.append(new_choice(context.tokenizer, len(choices), prompt, rules, stops, context.end_token_id))
             params.append(of_nth(first, number))
     routing = Routing(

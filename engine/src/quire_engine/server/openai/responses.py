@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorObject(BaseModel):
@@ -31,6 +32,12 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int
 
 
+class CompletionTokensDetails(BaseModel):
+    """The number of answer tokens that are reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(BaseModel):
     """The number of tokens of a request and of its answers."""
 
@@ -38,6 +45,7 @@ class Usage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenLogprob(BaseModel):
@@ -73,12 +81,30 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """The logprobs by token id, for each token of the prompt; null for the first. Present with ``prompt_logprobs``."""
 
 
+class CalledFunction(BaseModel):
+    """The function of a tool call, with its arguments as JSON in a string, as the model wrote them."""
+
+    name: str
+    arguments: str
+
+
+class AnswerToolCall(BaseModel):
+    """A tool call of an answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AssistantMessage(BaseModel):
-    """The message of a chat answer."""
+    """The message of a chat answer. ``reasoning`` is the newer name of ``reasoning_content``."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -87,7 +113,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: str | int | None
     token_ids: list[int] | None = None
 
@@ -105,11 +131,30 @@ class ChatCompletion(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionDelta(BaseModel):
+    """The new part of a tool call's function: its name comes first, then its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """The new part of a tool call; its first part has the id and the type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
 class ChatDelta(BaseModel):
     """The new part of a message."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(BaseModel):
@@ -118,7 +163,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | None = None
 

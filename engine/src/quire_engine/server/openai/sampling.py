@@ -23,14 +23,15 @@ _MAX_WORD_TOKENS = 64
 """The longest bad word, in tokens: the sampler keeps that many of the last tokens of each sequence."""
 
 
-def stop_rules(request: GenerationRequest) -> StopRules:
-    """Return the rules by which an answer to this request ends as text."""
+def stop_rules(request: GenerationRequest, shown_ids: frozenset[int] = frozenset()) -> StopRules:
+    """Return the rules by which an answer to this request becomes text and ends; ``shown_ids`` are never skipped."""
     return StopRules(
         strings=tuple(request.stop or ()),
         at_once=request.max_tokens == 0,
         include=request.include_stop_str_in_output,
         min_tokens=request.min_tokens,
         skip_special_tokens=request.skip_special_tokens,
+        shown_ids=shown_ids,
     )
 
 

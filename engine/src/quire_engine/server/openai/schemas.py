@@ -8,6 +8,7 @@ accepted.
 
 from typing import Annotated, Any, Literal, Self
 
+import msgspec
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -33,6 +34,7 @@ MAX_FIELDS = 256
 MAX_LOGIT_BIASES = 10_000
 MAX_ALLOWED_TOKEN_IDS = 10_000
 MAX_MESSAGES = 10_000
+MAX_TOOLS = 1024
 
 
 def _check_stop(value: Any) -> Any:
@@ -353,6 +355,20 @@ class FunctionCall(Strict):
     name: str
     arguments: str
 
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, value: str) -> str:
+        if value.strip() and not _is_json_object(value):
+            raise ValueError("should be a JSON object in a string")
+        return value
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
 
 class ToolCall(Strict):
     """A tool call of an assistant's earlier message."""
@@ -408,6 +424,63 @@ Messages = Annotated[
 ]
 
 
+class FunctionDefinition(Strict):
+    """A function that the model may call. Further fields have no effect."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="The JSON Schema of the arguments.")
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A tool that the model may call; the chat template shows it to the model as the client sent it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+Tools = Annotated[list[dict[str, Any]], _checked_as(Annotated[list[Tool], Field(max_length=MAX_TOOLS)])]
+
+
+def _check_tool_choice(value: Any) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError('should be "none", "auto", "required" or {"type": "function", "function": {"name": "…"}}')
+    return value
+
+
+ToolChoice = Annotated[
+    SkipValidation[str | dict[str, Any]],
+    BeforeValidator(_check_tool_choice),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "enum": ["none", "auto", "required"]},
+                {
+                    "type": "object",
+                    "properties": {
+                        "type": {"const": "function"},
+                        "function": {
+                            "type": "object",
+                            "properties": {"name": {"type": "string"}},
+                            "required": ["name"],
+                        },
+                    },
+                    "required": ["type", "function"],
+                },
+            ]
+        }
+    ),
+]
+
+
 def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
     reserved = {"messages", "tools", "documents", "add_generation_prompt", "chat_template"} & value.keys()
     if reserved:
@@ -425,6 +498,10 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto unless set, where the request has tools.")
+    parallel_tool_calls: bool | None = Field(None, description="With false, an answer has at most one tool call.")
+    include_reasoning: bool | None = Field(None, description="With false, answers omit the model's reasoning.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
@@ -444,6 +521,26 @@ class ChatCompletionRequest(GenerationRequest):
         named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
         given = {name: value for name, value in named.items() if value is not None}
         return {**given, **(self.chat_template_kwargs or {})}
+
+    @property
+    def tool_schemas(self) -> dict[str, dict[str, Any]] | None:
+        """The schemas of the tools that the answer may call, by name; None where it calls none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        functions = [tool["function"] for tool in self.tools]
+        return {function["name"]: function.get("parameters") or {} for function in functions}
+
+    @model_validator(mode="after")
+    def _declared(self) -> Self:
+        if self.tool_choice is None or self.tool_choice in ("none", "auto"):
+            return self
+        if not self.tools:
+            raise ValueError("tool_choice: needs tools to choose from")
+        if isinstance(self.tool_choice, dict):
+            name = self.tool_choice["function"]["name"]
+            if name not in (self.tool_schemas or {}):
+                raise ValueError(f"tool_choice: {name[:100]!r} is not one of the tools")
+        raise ValueError('tool_choice: this version supports only "auto" and "none"')
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:

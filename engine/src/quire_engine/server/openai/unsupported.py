@@ -11,17 +11,18 @@ NO_EFFECT: tuple[Any, ...] = (None, [], {}, False)
 EMPTY: tuple[Any, ...] = (None, [], {}, "")
 """The values without an effect in a field that is unknown."""
 
-_TOOLS = "tool calling is not supported by this version"
+_CHAT_ONLY = "only POST /v1/chat/completions has it"
+_FUNCTIONS = "is not supported, because tools and tool_choice have replaced it"
 _TEXT_ONLY = "only text is supported by this version"
 _STRUCTURED = "structured output is not supported by this version"
 
 # By field: further values without an effect, and the reason to give for all others.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": ((), _TOOLS),
-    "tool_choice": (("none", "auto"), _TOOLS),
-    "parallel_tool_calls": ((True,), _TOOLS),
-    "functions": ((), _TOOLS),
-    "function_call": (("none", "auto"), _TOOLS),
+    "tools": ((), _CHAT_ONLY),
+    "tool_choice": (("none", "auto"), _CHAT_ONLY),
+    "parallel_tool_calls": ((True,), _CHAT_ONLY),
+    "functions": ((), _FUNCTIONS),
+    "function_call": (("none", "auto"), _FUNCTIONS),
     "response_format": (({"type": "text"},), f'{_STRUCTURED}; only {{"type": "text"}} is supported'),
     "structured_outputs": ((), _STRUCTURED),
     "guided_json": ((), _STRUCTURED),
@@ -30,7 +31,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "guided_grammar": ((), _STRUCTURED),
     "modalities": ((["text"],), 'only ["text"] is supported by this version'),
     "audio": ((), "audio is not supported by this version"),
-    "include_reasoning": ((True,), "reasoning is not separated from the answer by this version"),
+    "include_reasoning": ((True,), _CHAT_ONLY),
     "thinking_token_budget": ((), "is not supported by this version"),
     "detokenize": ((True,), "answers always have text"),
     "return_tokens_as_token_ids": ((), "is not supported by this version; return_token_ids returns the ids"),
@@ -65,10 +66,13 @@ def remove_empty(content: dict[str, Any], known: Collection[str]) -> None:
             del content[name]
 
 
-def remove_unsupported(content: dict[str, Any]) -> list[str]:
-    """Remove unsupported fields from the body, and return the reasons to refuse those that would have an effect."""
+def remove_unsupported(content: dict[str, Any], known: Collection[str]) -> list[str]:
+    """Remove unsupported fields from the body, and return the reasons to refuse those that would have an effect.
+
+    ``known`` are the fields that the route supports.
+    """
     reasons = []
-    for name in UNSUPPORTED.keys() & content.keys():
+    for name in (UNSUPPORTED.keys() & content.keys()) - set(known):
         harmless, reason = UNSUPPORTED[name]
         value = content.pop(name)
         if not any(value == each and type(value) is type(each) for each in (*NO_EFFECT, *harmless)):

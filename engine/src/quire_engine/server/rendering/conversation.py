@@ -1,7 +1,6 @@
 """From the messages of a request, as JSON, to the text of a prompt. It runs in a worker process, without pydantic."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -20,6 +19,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     variables: Mapping[str, Any] | None = None
     """Further variables of the template (chat_template_kwargs)."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """The tools that the model may call, as the client declares them."""
     max_characters: int | None = None
     """The longest text that the model's context could hold."""
 
@@ -31,6 +32,7 @@ def prompt_text(template: ChatTemplate, conversation: Conversation) -> str:
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         variables=conversation.variables,
+        tools=conversation.tools,
     )
 
 
@@ -50,9 +52,8 @@ def _for_template(message: Mapping[str, Any], template: ChatTemplate) -> dict[st
 def _call_for_template(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
-    with suppress(msgspec.DecodeError, RecursionError):
-        # OpenAI carries arguments as JSON in a string; templates expect the object.
-        arguments = msgspec.json.decode(arguments)
+    # OpenAI carries arguments as JSON in a string, which the schema has checked; templates expect the object.
+    arguments = msgspec.json.decode(arguments) if arguments.strip() else {}
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 

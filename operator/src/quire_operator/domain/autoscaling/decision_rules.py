@@ -21,7 +21,7 @@ from quire_operator.domain.autoscaling.limits import (
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS, Supply
-from quire_operator.domain.resource.scaling import Autoscaling
+from quire_operator.domain.resource.scaling import Autoscaling, SelectPolicy, StepLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +124,7 @@ def _upward(s: DecisionInputs) -> ReplicaChoice:
         return _hold(s, Reason.SCALE_UP_WINDOW, f"not needed during the whole of the last {window}; {_needs(s)}")
     most = min(s.rules.max_replicas, max(first, most_allowed(current, s.moves, rules=limits, now=s.now)))
     if most == current:
-        period = format_duration(limits.period_seconds)
-        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows no more replicas within {period}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_UP_LIMIT, f"scaleUp allows {_allowed(limits)}; {_needs(s)}")
     top = s.demand.top
     assert top is not None, "a need above zero has a term"
     return _change(s, min(wanted, most), top.reason, _needs(s))
@@ -143,8 +142,7 @@ def _downward(s: DecisionInputs) -> ReplicaChoice:
         return _hold(s, Reason.SCALE_DOWN_WINDOW, f"{when}, within {window}; {_needs(s)}")
     fewest = max(s.rules.min_replicas, fewest_allowed(current, s.moves, rules=limits, now=s.now))
     if fewest == current:
-        period = format_duration(limits.period_seconds)
-        return _hold(s, Reason.SCALE_DOWN_LIMIT, f"scaleDown removes {limits.max_step} per {period}; {_needs(s)}")
+        return _hold(s, Reason.SCALE_DOWN_LIMIT, f"scaleDown allows {_allowed(limits)}; {_needs(s)}")
     least = max(fewest, whole(highest.down))
     idle = 0.0 if s.idle_since is None else s.now - s.idle_since
     if least == 0 and idle < (after := s.rules.scale_to_zero.after_seconds):
@@ -190,6 +188,10 @@ def _obstacle_down(s: DecisionInputs) -> tuple[Reason, str] | None:
         window = format_duration(s.rules.scale_down.window_seconds)
         return Reason.SCALE_DOWN_WINDOW, f"demand has not been observed for {window} yet"
     return None
+
+
+def _allowed(limits: StepLimits) -> str:
+    return "no change" if limits.select is SelectPolicy.DISABLED else f"at most {limits}"
 
 
 def _change(s: DecisionInputs, desired: int, reason: Reason, why: str) -> ReplicaChoice:

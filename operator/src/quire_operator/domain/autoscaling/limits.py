@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from quire_operator.domain.autoscaling.history import Move, Need
-from quire_operator.domain.resource.scaling import Autoscaling, ScaleDown, ScaleUp
+from quire_operator.domain.resource.scaling import Autoscaling, PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
 
 _EPSILON = 1e-9
 
@@ -27,7 +27,7 @@ def kept_needs(needs: Sequence[Need], *, rules: Autoscaling, now: float) -> tupl
 
 def kept_moves(moves: Sequence[Move], *, rules: Autoscaling, now: float) -> tuple[Move, ...]:
     """Return the moves that a step limit still counts."""
-    period = max(rules.scale_up.period_seconds, rules.scale_down.period_seconds)
+    period = max(rules.scale_up.longest_period_seconds, rules.scale_down.longest_period_seconds)
     return tuple(move for move in moves if move.time > now - period)
 
 
@@ -52,16 +52,29 @@ def is_watched(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> bool:
 
 
 def most_allowed(current: int, moves: Sequence[Move], *, rules: ScaleUp, now: float) -> int:
-    """Return the largest number of replicas that the step limit allows now."""
-    recent = [move for move in moves if move.time > now - rules.period_seconds]
-    added = sum(max(0, move.to_replicas - move.from_replicas) for move in recent)
-    start = max(0, current - added)
-    step = max(math.ceil(start * rules.max_percent / 100), rules.max_step)
-    return max(current, start + step)
+    """Return the most replicas that the step limits allow now."""
+    if rules.select is SelectPolicy.DISABLED:
+        return current
+    choose = max if rules.select is SelectPolicy.MAX else min
+    return max(current, choose(_raised(current, moves, policy, now) for policy in rules.policies))
 
 
 def fewest_allowed(current: int, moves: Sequence[Move], *, rules: ScaleDown, now: float) -> int:
-    """Return the smallest number of replicas that the step limit allows now."""
-    recent = [move for move in moves if move.time > now - rules.period_seconds]
-    removed = sum(max(0, move.from_replicas - move.to_replicas) for move in recent)
-    return min(current, max(0, current + removed - rules.max_step))
+    """Return the fewest replicas that the step limits allow now."""
+    if rules.select is SelectPolicy.DISABLED:
+        return current
+    choose = min if rules.select is SelectPolicy.MAX else max
+    return min(current, max(0, choose(_lowered(current, moves, policy, now) for policy in rules.policies)))
+
+
+def _raised(current: int, moves: Sequence[Move], policy: StepPolicy, now: float) -> int:
+    recent = (move for move in moves if move.time > now - policy.period_seconds)
+    start = max(0, current - sum(max(0, move.to_replicas - move.from_replicas) for move in recent))
+    return start + (policy.value if policy.type is PolicyType.PODS else math.ceil(start * policy.value / 100))
+
+
+def _lowered(current: int, moves: Sequence[Move], policy: StepPolicy, now: float) -> int:
+    recent = (move for move in moves if move.time > now - policy.period_seconds)
+    start = current + sum(max(0, move.from_replicas - move.to_replicas) for move in recent)
+    # As an HPA rounds: the replicas that remain, down.
+    return start - policy.value if policy.type is PolicyType.PODS else start * max(0, 100 - policy.value) // 100

@@ -30,11 +30,14 @@ from quire_operator.domain.resource.scaling import (
     AutoscalingMode,
     LatencyTarget,
     MetricsSource,
+    PolicyType,
     ScaleDown,
     ScaleToZero,
     ScaleUp,
     ScalingTargets,
     Schedule,
+    SelectPolicy,
+    StepPolicy,
 )
 from quire_operator.domain.resource.windows import RecurringWindow
 
@@ -57,6 +60,8 @@ __all__ = [
     "MetricsSource",
     "Model",
     "ModelCache",
+    "NewClaim",
+    "PolicyType",
     "Preemption",
     "PrefixCaching",
     "Problem",
@@ -73,6 +78,8 @@ __all__ = [
     "ScalingTargets",
     "Schedule",
     "SchedulingPolicy",
+    "SelectPolicy",
     "Source",
     "Spec",
+    "StepPolicy",
 ]

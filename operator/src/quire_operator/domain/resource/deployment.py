@@ -182,7 +182,8 @@ def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
     if not any(problem.path.startswith(f"{document.at(_EXTRA_ARGS)}[") for problem in root.problems):
         for problem in extra_args_problems(spec.engine.extra_args, OWNED_FLAGS):
             document.problem(f"{_EXTRA_ARGS}[{problem.index}]", problem.message)
-    return replace(spec, model=replace(spec.model, served_name=spec.model.served_name or name))
+    model = replace(spec.model, served_name=spec.model.served_name or name)
+    return replace(spec, model=model, autoscaling=spec.autoscaling and spec.autoscaling.resolved)
 
 
 _EXTRA_ARGS = "engine.extraArgs"

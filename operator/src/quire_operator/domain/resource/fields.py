@@ -19,6 +19,7 @@ E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
 _SHOWN = 60
+_PERCENT = re.compile("(100|[1-9]?[0-9])%")
 _MAX_LEVELS = 50
 """Of what is passed on as it is: several times what Kubernetes itself has, and safe to go through by recursion."""
 
@@ -105,9 +106,9 @@ class Fields:
         """A nested mapping; absent is empty."""
         return Fields(self.raw(key), path=self.at(key), problems=self.problems)
 
-    def sections(self, key: str, *, at_most: int) -> list["Fields"]:
+    def sections(self, key: str, *, at_most: int, at_least: int = 0) -> list["Fields"]:
         """A list of mappings."""
-        items = self._list(key, at_most)
+        items = self._list(key, at_most, at_least)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -159,6 +160,16 @@ class Fields:
             return default
         return value
 
+    def count_or_percent(self, key: str, *, default: int) -> int | str:
+        """Return a whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
+        value = self.raw(key)
+        if not isinstance(value, str):
+            return self.integer(key, default=default)
+        if _PERCENT.fullmatch(value) is None:
+            self.problem(key, f'must be a whole number or a percentage up to 100 such as "25%", got {shown(value)}')
+            return default
+        return value
+
     def flag(self, key: str) -> bool:
         """Return true or false; absent is false."""
         value = self.raw(key)
@@ -206,14 +217,15 @@ class Fields:
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
 
-    def _list(self, key: str, at_most: int) -> Sequence[object]:
+    def _list(self, key: str, at_most: int, at_least: int = 0) -> Sequence[object]:
         value = self.raw(key)
         if value is None:
             return ()
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            if len(value) <= at_most:
+            if at_least <= len(value) <= at_most:
                 return value
-            self.problem(key, f"must have at most {at_most} entries, got {len(value)}")
+            count = f"between {at_least} and {at_most}" if at_least else f"at most {at_most}"
+            self.problem(key, f"must have {count} entries, got {len(value)}")
             return ()
         self.problem(key, f"must be a list, got {shown(value)}")
         return ()

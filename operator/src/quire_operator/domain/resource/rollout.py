@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.schema import Choice, Duration, Integer, Rule
+from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule
+
+_NONE = (0, "0%")
 
 
 class RolloutStrategy(StrEnum):
@@ -23,16 +25,18 @@ class Rollout:
         ),
     ] = RolloutStrategy.ROLLING_UPDATE
     max_surge: Annotated[
-        int,
-        Integer(
-            "Maximum number of extra replicas during a rollout. Default is 1; 0 needs no spare GPU.",
+        int | str,
+        CountOrPercent(
+            "Maximum number of extra replicas during a rollout, or a percentage, which is rounded up. Default is 1; 0 "
+            "needs no spare GPU.",
             is_default_stored=False,
         ),
     ] = 1
     max_unavailable: Annotated[
-        int,
-        Integer(
-            "Maximum number of unavailable replicas during a rollout. Default is 0.",
+        int | str,
+        CountOrPercent(
+            "Maximum number of unavailable replicas during a rollout, or a percentage, which is rounded down. If the "
+            "result and maxSurge are 0, one replica may be unavailable. Default is 0.",
             is_default_stored=False,
         ),
     ] = 0
@@ -49,10 +53,11 @@ class Rollout:
     RULES: ClassVar = (
         Rule(
             at="maxUnavailable",
-            cel="self.strategy == 'Recreate' || (has(self.maxSurge) ? self.maxSurge : 1) > 0 "
-            "|| (has(self.maxUnavailable) ? self.maxUnavailable : 0) > 0",
+            cel="self.strategy == 'Recreate' "
+            "|| !((has(self.maxSurge) ? string(self.maxSurge) : '1') in ['0', '0%']) "
+            "|| !((has(self.maxUnavailable) ? string(self.maxUnavailable) : '0') in ['0', '0%'])",
             holds=lambda rollout, document: (
-                rollout.strategy is RolloutStrategy.RECREATE or rollout.max_surge > 0 or rollout.max_unavailable > 0
+                rollout.strategy is RolloutStrategy.RECREATE or rollout.surges or rollout.max_unavailable not in _NONE
             ),
             message="must be at least 1 while maxSurge is 0: otherwise no replica can be replaced",
         ),
@@ -65,6 +70,11 @@ class Rollout:
             message="strategy Recreate does not use maxSurge and maxUnavailable: remove both",
         ),
     )
+
+    @property
+    def surges(self) -> bool:
+        """Return True if replicas are added before others are removed."""
+        return self.max_surge not in _NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

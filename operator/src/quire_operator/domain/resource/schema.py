@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
 from quire_common.names import object_name_problem
 from quire_common.quantities import format_duration
@@ -23,7 +23,6 @@ from quire_operator.domain.resource.fields import Fields
 JSON = dict[str, Any]
 S = TypeVar("S")
 _MAX_INT32 = 2**31 - 1
-_UNIT = re.compile(r"_(seconds|bytes|secret)$")
 
 
 @runtime_checkable
@@ -60,12 +59,17 @@ class Rule:
 class Kind:
     """The kind of a field: how the CRD describes it, how it is read, and how the engine is told."""
 
+    unit: ClassVar[str] = ""
+    """The end of an attribute that its name in YAML does not have."""
+
     description: str = field(kw_only=False)
     flags: tuple[str, ...] = ()
     """Flags of the engine that the field sets and that extraArgs may not set; the first one gets the value."""
     is_default_stored: bool = True
     """False: the API server does not write the default into objects, so that rules see what a person wrote."""
     rules: tuple[Rule, ...] = ()
+    name: str = ""
+    """In YAML, if it does not follow from the attribute."""
     example: str = ""
     """What is accepted, for the message that a required field is missing."""
 
@@ -133,8 +137,8 @@ def declared(section: type) -> tuple[Declared, ...]:
         kind = next((part for part in metadata if isinstance(part, Kind)), None)
         if kind is not None:
             value_type = next((part for part in get_args(annotated) if part is not type(None)), annotated)
-            first, *others = _UNIT.sub("", member.name).split("_")
-            name = first + "".join(word.capitalize() for word in others)
+            first, *others = member.name.removesuffix(kind.unit).split("_")
+            name = kind.name or first + "".join(word.capitalize() for word in others)
             default = member.default if member.default_factory is MISSING else member.default_factory()
             found.append(Declared(attribute=member.name, name=name, kind=kind, type=value_type, default=default))
     return tuple(found)
@@ -217,6 +221,7 @@ class SectionList(Kind):
 
     item: str
     """The description of one of them."""
+    min_items: int = 0
     max_items: int
     keys: tuple[str, ...] = ()
     """The fields by which server-side apply merges lists; without them, a list is replaced as a whole."""
@@ -226,11 +231,14 @@ class SectionList(Kind):
         if self.keys:
             merged = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [*self.keys]}
         items = {"description": self.item, **section_schema(value_type)}
-        return {"type": "array", "maxItems": self.max_items, **merged, "items": items}
+        least = {"minItems": self.min_items} if self.min_items else {}
+        return {"type": "array", **least, "maxItems": self.max_items, **merged, "items": items}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        if not document.has(name):
+            return default
         values: list[Any] = []
-        for item in document.sections(name, at_most=self.max_items):
+        for item in document.sections(name, at_least=self.min_items, at_most=self.max_items):
             before = len(document.problems)
             value = read_section(value_type, item)
             if len(document.problems) == before:
@@ -278,6 +286,7 @@ class ObjectName(Text):
 class SecretReference(Kind):
     """A mapping ``{secretName: …}``, read as the name."""
 
+    unit: ClassVar[str] = "_secret"
     secret: str
     """The description of the name."""
 
@@ -354,6 +363,7 @@ class Choice(Kind):
 class Duration(Kind):
     """A duration string, read as seconds."""
 
+    unit: ClassVar[str] = "_seconds"
     minimum: float = 0.0
     maximum: float = 86_400.0
 
@@ -382,6 +392,7 @@ class Duration(Kind):
 class ByteSize(Kind):
     """An amount of memory such as 4Gi, read as bytes."""
 
+    unit: ClassVar[str] = "_bytes"
     minimum: int = 1
 
     def schema(self, value_type: Any) -> JSON:
@@ -392,6 +403,23 @@ class ByteSize(Kind):
 
     def arguments(self, value: Any) -> list[str]:
         return Kind.arguments(self, value or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOrPercent(Kind):
+    """A whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
+
+    def schema(self, value_type: Any) -> JSON:
+        rule = Rule(
+            cel="type(self) == int ? self >= 0 : self.matches('^(100|[1-9]?[0-9])%$')",
+            message='must be a whole number of at least 0 or a percentage up to 100 such as "25%"',
+        )
+        either = [{"type": "integer"}, {"type": "string"}]
+        rules = {"x-kubernetes-validations": [rule.schema]}
+        return {"x-kubernetes-int-or-string": True, "anyOf": either, "maxLength": 10, **rules}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.count_or_percent(name, default=default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout 
     """Return how a rollout that lacks a GPU can continue, or ""."""
     if failure.reason is not FailureReason.INSUFFICIENT_GPU or deployment is None or rules is None:
         return ""
-    surges = rules.strategy is RolloutStrategy.ROLLING_UPDATE and rules.max_surge > 0 and rules.max_unavailable == 0
+    keeps_all = rules.max_unavailable in (0, "0%")
+    surges = rules.strategy is RolloutStrategy.ROLLING_UPDATE and rules.surges and keeps_all
     if not surges or not deployment.is_rolling or deployment.replicas <= deployment.replicas_asked:
         return ""
     return (

@@ -1,0 +1,165 @@
+"""From the text of a chat answer, through the parser of the model's format, to the fields of OpenAI's messages.
+
+Every route that writes messages reads answers through ``ParsedAnswer``, streamed or whole.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire_engine.server.generation.choice import Delta
+from quire_engine.text.answers.formats import AnswerFormats
+from quire_engine.text.answers.reader import AnswerParser, Arguments, CallStart, Content, Event, Reasoning, Schemas
+from quire_engine.text.tokenizer import Tokenizer
+
+_ID_BYTES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerPlan:
+    """The plan by which the answers of one request are read."""
+
+    formats: AnswerFormats
+    prompt_end: str
+    """The last characters of the prompt, which may open the model's reasoning."""
+    schemas: Schemas | None
+    """The schemas of the tools; None where no tool may be called."""
+    include_reasoning: bool = True
+    parallel_calls: bool = True
+
+    def answer(self, tokenizer: Tokenizer) -> "ParsedAnswer | None":
+        """Return the reader of one answer; None where the answer is plain text."""
+        parser = self.formats.parser(self.prompt_end, self.schemas)
+        if parser is None:
+            return None
+        tools = self.formats.tools
+        return ParsedAnswer(
+            parser=parser,
+            include_reasoning=self.include_reasoning,
+            parallel_calls=self.parallel_calls,
+            id_length=None if tools is None else tools.id_length,
+            counter=_reasoning_counter(self, tokenizer),
+        )
+
+    def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """Return the special tokens that the answers' text has to contain."""
+        return tokenizer.added_ids(self.formats.markers(tools=self.schemas is not None))
+
+
+@dataclass(slots=True)
+class _ReasoningCounter:
+    """The number of tokens between the tags of a model's reasoning, which are a token each."""
+
+    start: int
+    ends: frozenset[int]
+    within: bool
+    count: int = 0
+    over: bool = False
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Count the tokens that follow."""
+        if self.over:
+            return
+        for token_id in token_ids:
+            if self.within:
+                if token_id in self.ends:
+                    self.over = True
+                    return
+                self.count += token_id != self.start
+            else:
+                self.within = token_id == self.start
+
+
+def _reasoning_counter(plan: AnswerPlan, tokenizer: Tokenizer) -> _ReasoningCounter | None:
+    reasoning = plan.formats.reasoning
+    if reasoning is None:
+        return None
+    start, end = tokenizer.added_ids([reasoning.start]), tokenizer.added_ids([reasoning.end])
+    if not start or not end:
+        return None
+    tools = plan.formats.tools if plan.schemas is not None else None
+    ends = end if tools is None else end | tokenizer.added_ids(tools.start)
+    return _ReasoningCounter(next(iter(start)), ends, plan.formats.opens_reasoning(plan.prompt_end))
+
+
+@dataclass(slots=True)
+class ParsedAnswer:
+    """One answer that is read as it grows, streamed by ``deltas`` or whole by ``message``."""
+
+    parser: AnswerParser
+    include_reasoning: bool
+    parallel_calls: bool
+    id_length: int | None
+    counter: _ReasoningCounter | None
+    has_calls: bool = False
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """The number of tokens of reasoning so far; None where they cannot be counted."""
+        return None if self.counter is None else self.counter.count
+
+    def deltas(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the new parts of the message, each as the fields of one chunk's ``delta``."""
+        return [part for event in self._events(delta) if (part := self._part(event)) is not None]
+
+    def finish_reason(self, delta: Delta) -> str | None:
+        """Return the reason for the end in OpenAI's words."""
+        return "tool_calls" if self.has_calls and delta.finish_reason == "stop" else delta.finish_reason
+
+    def message(self, whole: Delta) -> dict[str, Any]:
+        """Return the message of a whole answer."""
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for event in self._events(whole):
+            match event:
+                case Content():
+                    content.append(event.text)
+                case Reasoning():
+                    reasoning.append(event.text)
+                case CallStart() if self._permitted(event.index):
+                    calls.append(self._call(event))
+                case Arguments() if self._permitted(event.index):
+                    calls[event.index]["function"]["arguments"] += event.text
+        text = "".join(content)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not (calls or reasoning) else None,
+            "refusal": None,
+        }
+        if reasoning and self.include_reasoning:
+            message["reasoning_content"] = message["reasoning"] = "".join(reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _events(self, delta: Delta) -> list[Event]:
+        if self.counter is not None:
+            self.counter.feed(delta.token_ids)
+        events = self.parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            events = [*events, *self.parser.finish()]
+        return events
+
+    def _permitted(self, index: int) -> bool:
+        return self.parallel_calls or index == 0
+
+    def _call(self, event: CallStart) -> dict[str, Any]:
+        self.has_calls = True
+        made = secrets.token_hex(_ID_BYTES)
+        id = event.id or (f"call_{made}" if self.id_length is None else made[: self.id_length])
+        return {"id": id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+
+    def _part(self, event: Event) -> dict[str, Any] | None:
+        match event:
+            case Content():
+                return {"content": event.text}
+            case Reasoning():
+                text = event.text
+                return {"reasoning_content": text, "reasoning": text} if self.include_reasoning else None
+            case CallStart() if self._permitted(event.index):
+                return {"tool_calls": [{"index": event.index, **self._call(event)}]}
+            case Arguments() if self._permitted(event.index):
+                return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+        return None

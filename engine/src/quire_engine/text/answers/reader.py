@@ -1,0 +1,356 @@
+"""A reader of one answer whose text arrives in pieces, and the events that the formats find in it.
+
+A format is a generator over a ``Reader``: it yields where it needs more text. The reader shows it the same text however
+the pieces were cut, so the events, joined, are the same as well. Nothing here knows of HTTP, tokens or clocks.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+Steps = Generator[None, None, Any]
+"""The steps of a generator that pauses until there is more text. Its docstring says what its result is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A part of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A part of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The start of tool call number ``index``."""
+
+    index: int
+    name: str
+    id: str | None = None
+    """The id that the model gave to the call, if its format has ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A part of the arguments of tool call number ``index``, as JSON."""
+
+    index: int
+    text: str
+
+
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schemas of the arguments of the tools that the client declares, by name."""
+NO_SCHEMAS: Schemas = {}
+
+Event = Content | Reasoning | CallStart | Arguments
+Sink = Callable[[str], None]
+
+
+class _Tags:
+    """Strings to find in a text, and the question whether the text ends within one of them."""
+
+    def __init__(self, tags: tuple[str, ...]) -> None:
+        self._tags = tags
+        # The longest first: of two tags that begin at one place, the longer one is found.
+        self._pattern = re.compile("|".join(re.escape(tag) for tag in sorted(tags, key=len, reverse=True)))
+        self._openings = re.compile("[" + "".join(re.escape(tag[0]) for tag in tags) + "]")
+        self.longest = max(len(tag) for tag in tags)
+
+    def search(self, text: str, start: int = 0) -> re.Match[str] | None:
+        return self._pattern.search(text, start)
+
+    def open_at(self, text: str) -> int:
+        """Return the place where a tag begins that the text does not complete; the text's length where no tag does."""
+        found = self._openings.search(text, max(0, len(text) - self.longest + 1))
+        while found is not None:
+            rest = text[found.start() :]
+            if any(tag.startswith(rest) for tag in self._tags):
+                return found.start()
+            found = self._openings.search(text, found.end())
+        return len(text)
+
+
+@lru_cache(maxsize=256)
+def _tags(tags: tuple[str, ...]) -> _Tags:
+    return _Tags(tags)
+
+
+_OUTSIDE = re.compile(r'[{}\[\]"]')
+_INSIDE = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[\s,}\]]")
+
+
+class Reader:
+    """The text of one answer that is not consumed yet, and the events so far."""
+
+    def __init__(self, schemas: Schemas = NO_SCHEMAS) -> None:
+        self.schemas = schemas
+        self.text = ""
+        self.ended = False
+        self.events: list[Event] = []
+        self.num_calls = 0
+        self.content_ends_at_calls = True
+        """As in vLLM, text after a tool call is not part of the content, unless the format says so."""
+        self._space = ""
+        self._record: list[str] | None = None
+
+    # --- events ---
+
+    def content(self, text: str) -> None:
+        """Add text of the answer. White space before a tool call is not part of it."""
+        if not text or (self.num_calls and self.content_ends_at_calls):
+            return
+        text = self._space + text
+        end = len(text.rstrip())
+        self._space = text[end:]
+        if end:
+            self.events.append(Content(text[:end]))
+
+    def reasoning(self, text: str) -> None:
+        """Add text of the model's reasoning."""
+        if text:
+            self.events.append(Reasoning(text))
+
+    def drop(self, text: str) -> None:
+        """Add nothing."""
+
+    def start_call(self, name: str, id: str | None = None) -> None:
+        """Begin the next tool call."""
+        self._space = ""
+        self.events.append(CallStart(self.num_calls, name, id))
+        self.num_calls += 1
+
+    def whole_call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Add a complete tool call."""
+        self.start_call(name)
+        self.arguments(json.dumps(arguments, ensure_ascii=False))
+
+    def arguments(self, text: str) -> None:
+        """Add to the arguments of the call that was started last."""
+        if text:
+            self.events.append(Arguments(self.num_calls - 1, text))
+
+    def end(self) -> None:
+        """Add the space with which an answer without calls ends."""
+        if self._space:
+            self.events.append(Content(self._space))
+            self._space = ""
+
+    # --- consuming text ---
+
+    def take(self, length: int) -> str:
+        """Consume this number of characters, which are there."""
+        taken, self.text = self.text[:length], self.text[length:]
+        if self._record is not None:
+            self._record.append(taken)
+        return taken
+
+    def record(self) -> None:
+        """Keep what is consumed from now on, until ``forget`` or ``restore``."""
+        self._record = []
+
+    def forget(self) -> None:
+        """Keep what was consumed no longer."""
+        self._record = None
+
+    def restore(self) -> None:
+        """Put back what was consumed since ``record``."""
+        if self._record is not None:
+            self.text = "".join(self._record) + self.text
+            self._record = None
+
+    def until(self, tags: tuple[str, ...], sink: Sink) -> Steps:
+        """Pass the text before the first of the tags to ``sink`` as it arrives, and consume the tag.
+
+        The result is the tag, and "" where the text ends without one.
+        """
+        if not tags:
+            while True:
+                sink(self.take(len(self.text)))
+                if self.ended:
+                    return ""
+                yield
+        wanted = _tags(tags)
+        while True:
+            match = wanted.search(self.text)
+            if match is not None:
+                sink(self.take(match.start()))
+                return self.take(len(match[0]))
+            sink(self.take(len(self.text) if self.ended else wanted.open_at(self.text)))
+            if self.ended:
+                return ""
+            yield
+
+    def take_until(self, tags: tuple[str, ...]) -> Steps:
+        """Consume the text up to the first of the tags, and the tag. The result is both; the tag is "" at the end."""
+        wanted = _tags(tags)
+        start = 0
+        while True:
+            match = wanted.search(self.text, start)
+            if match is not None:
+                return self.take(match.start()), self.take(len(match[0]))
+            if self.ended:
+                return self.take(len(self.text)), ""
+            start = max(0, len(self.text) - wanted.longest + 1)
+            yield
+
+    def literal(self, expected: str) -> Steps:
+        """Consume this text if it comes next. The result says whether it does."""
+        while len(self.text) < len(expected) and expected.startswith(self.text) and not self.ended:
+            yield
+        found = self.text.startswith(expected)
+        if found:
+            self.take(len(expected))
+        return found
+
+    def space(self) -> Steps:
+        """Consume white space. The result is the next character, "" at the end."""
+        while True:
+            self.take(len(self.text) - len(self.text.lstrip()))
+            if self.text or self.ended:
+                return self.text[:1]
+            yield
+
+    def object_ahead(self) -> Steps:
+        """Consume white space. The result says whether a JSON object with a valid beginning comes next."""
+        if (yield from self.space()) != "{":
+            return False
+        while True:
+            following = self.text[1:].lstrip()
+            if following or self.ended:
+                return following[:1] in ('"', "}") and bool(following)
+            yield
+
+    def json_value(self, sink: Sink) -> Steps:
+        """Pass one JSON value to ``sink`` as it was written. The result says whether it is complete.
+
+        Only strings and brackets are understood, so that a value that is invalid within its brackets is passed as well.
+        """
+        first = yield from self.space()
+        if first not in ("{", "[", '"'):
+            return (yield from self._scalar(sink))
+        depth, within, escaped, start = 0, False, False, 0
+        while True:
+            if escaped and start < len(self.text):
+                start, escaped = start + 1, False
+            match = None if escaped else (_INSIDE if within else _OUTSIDE).search(self.text, start)
+            if match is None:
+                sink(self.take(len(self.text)))
+                start = 0
+                if self.ended:
+                    return False
+                yield
+                continue
+            start = match.end()
+            match match[0]:
+                case "\\":
+                    escaped = True
+                case '"':
+                    within = not within
+                case "{" | "[":
+                    depth += 1
+                case _:
+                    depth -= 1
+            if not within and not escaped and depth == 0:
+                sink(self.take(start))
+                return True
+
+    def _scalar(self, sink: Sink) -> Steps:
+        while True:
+            match = _SCALAR_END.search(self.text)
+            if match is not None or self.ended:
+                taken = self.take(len(self.text) if match is None else match.start())
+                sink(taken)
+                return match is not None and bool(taken)
+            yield
+
+    def json_text(self) -> Steps:
+        """Consume one JSON value. The result is its text, None where it is incomplete or invalid."""
+        parts: list[str] = []
+        complete = yield from self.json_value(parts.append)
+        text = "".join(parts)
+        if not complete or decoded(text) is None:
+            return None
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A JSON value."""
+
+    value: Any
+
+
+def decoded(text: str) -> Decoded | None:
+    """Return the value of a JSON text, None where it is not valid."""
+    try:
+        return Decoded(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+Format = Callable[[Reader], Steps]
+"""The generator of a format, which reads one answer to its end or to the end of what it knows."""
+
+_PIECE = 4096
+"""Longer texts are fed in pieces, so that what is consumed from them is not copied too often."""
+
+
+class AnswerParser:
+    """The events of one answer. ``feed`` returns those of further text; ``finish`` returns the last."""
+
+    def __init__(self, format: Format, schemas: Schemas = NO_SCHEMAS) -> None:
+        self._reader = Reader(schemas)
+        self._steps = self._run(format)
+        next(self._steps)
+
+    def _run(self, format: Format) -> Steps:
+        yield
+        yield from format(self._reader)
+        yield from self._reader.until((), self._reader.content)
+
+    def feed(self, text: str) -> list[Event]:
+        """Return the events that this text completes."""
+        for start in range(0, len(text), _PIECE):
+            self._reader.text += text[start : start + _PIECE]
+            next(self._steps)
+        return self._events()
+
+    def finish(self) -> list[Event]:
+        """Return the events of the text that was held back, when the answer has ended."""
+        self._reader.ended = True
+        next(self._steps, None)
+        self._reader.end()
+        return self._events()
+
+    def _events(self) -> list[Event]:
+        events, self._reader.events = self._reader.events, []
+        return joined(events)
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """Return the events with neighbours of one kind joined."""
+    if len(events) < 2:
+        return events
+    result: list[Event] = []
+    for event in events:
+        last = result[-1] if result else None
+        match event, last:
+            case Content(), Content():
+                result[-1] = Content(last.text + event.text)
+            case Reasoning(), Reasoning():
+                result[-1] = Reasoning(last.text + event.text)
+            case Arguments(), Arguments() if event.index == last.index:
+                result[-1] = Arguments(event.index, last.text + event.text)
+            case _:
+                result.append(event)
+    return result

@@ -1,0 +1,476 @@
+"""Each format finds the calls, the content and the reasoning of an answer, however its text is cut.
+
+Outputs and expected calls marked "vLLM" are facts taken from vLLM's public parser tests (Apache-2.0, tests/tool_parsers
+and tests/reasoning of vllm-project/vllm), from which no code is copied. quire differs from them where an answer cannot
+be judged before it has ended: see docs/openai-compatibility.md.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_engine.text.answers.formats import (
+    REASONING_FORMATS,
+    REASONING_NAMES,
+    TOOL_FORMATS,
+    TOOL_NAMES,
+    AnswerFormats,
+    formats_of,
+)
+from quire_engine.text.answers.reader import AnswerParser, Arguments, CallStart, Content, Reasoning, Schemas
+
+Answer = tuple[str, str, list[tuple[str, Any]]]
+"""Content, reasoning, and the calls by name and arguments."""
+
+SCHEMAS: Schemas = {
+    "typed": {
+        "type": "object",
+        "properties": {
+            "i": {"type": "integer"},
+            "f": {"type": "number"},
+            "b": {"type": "boolean"},
+            "s": {"type": "string"},
+            "o": {"type": "object"},
+            "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+            "t": {"type": ["string", "null"]},
+            "e": {"enum": ["1", "2"]},
+        },
+    }
+}
+
+
+def read(parser: AnswerParser, pieces: list[str]) -> Answer:
+    """Return the sum of the events, after checking that they follow one another as clients need them."""
+    content, reasoning, calls = "", "", list[tuple[str, str]]()
+    for events in [*map(parser.feed, pieces), parser.finish()]:
+        for event in events:
+            match event:
+                case Content():
+                    content += event.text
+                case Reasoning():
+                    reasoning += event.text
+                case CallStart():
+                    assert event.index == len(calls)
+                    calls.append((event.name, ""))
+                case Arguments():
+                    assert event.index == len(calls) - 1 and event.text
+                    calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
+    return content, reasoning, [(name, _value(text)) for name, text in calls]
+
+
+def _value(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return ("invalid", arguments)
+
+
+def parser_of(tools: str = "none", reasoning: str = "none", prompt: str = "") -> AnswerParser:
+    parser = formats_of(None, tools, reasoning).parser(prompt, SCHEMAS)
+    assert parser is not None
+    return parser
+
+
+HERMES = '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}}'
+V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+TOKYO = '{"city": "Tokyo", "unit": "celsius"}'
+DALLAS = (
+    "<function=get_current_weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=state>\nTX\n</parameter>\n"
+    "</function>"
+)
+GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Beijing</arg_value>\n</tool_call>"
+GEMMA = "<start_function_call>call:get_weather{location:<escape>London<escape>}<end_function_call>"
+USER = "register_user(name='John Doe', age=37, address={'city': 'SF'}, role=None, passed_test=True, aliases=['J', 'K'])"
+
+CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    # vLLM: test_hermes_tool_parser.py
+    ("hermes", "This is not a tool call.", "This is not a tool call.", []),
+    ("hermes", HERMES + "\n</tool_call>", "", [("final_answer", {"trigger": True})]),
+    ("hermes", HERMES, "", [("final_answer", {"trigger": True})]),
+    ("hermes", 'Hi!<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "Hi!", [("f", {"x": 1})]),
+    (
+        "hermes",
+        '<tool_call>{"name": "search", "arguments": {"q": "cats"}}</tool_call>'
+        '<tool_call>{"name": "search", "arguments": {"q": "dogs"}}</tool_call>',
+        "",
+        [("search", {"q": "cats"}), ("search", {"q": "dogs"})],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"p\\": 1}"}</tool_call>', "", [("f", {"p": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "hello"}</tool_call>', "", [("f", "hello")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{hello world}"}</tool_call>', "", [("f", "{hello world}")]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1} x"}</tool_call>', "", [("f", '{"a": 1} x')]),
+    # further cases
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"y": "}</tool_call>"}, "name": "g"}</tool_call>',
+        "",
+        [("g", {"y": "}</tool_call>"})],
+    ),
+    (
+        "hermes",
+        '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": null}]</tool_call>',
+        "",
+        [("f", {}), ("g", {})],
+    ),
+    ("hermes", "a <tool_call>nonsense</tool_call> b ", "a <tool_call>nonsense</tool_call> b ", []),
+    ("hermes", "2 < 3 and <tool", "2 < 3 and <tool", []),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", ("invalid", '{"a": "b'))]),
+    # vLLM: test_llama3_json_tool_parser.py
+    (
+        "llama3_json",
+        '{"name": "searchTool", "parameters": {"query": "x", "limit": 10}}',
+        "",
+        [("searchTool", {"query": "x", "limit": 10})],
+    ),
+    ("llama3_json", "No calls", "No calls", []),
+    (
+        "llama3_json",
+        '{"name": "invalidTool", "parameters": {invalid json}',
+        '{"name": "invalidTool", "parameters": {invalid json}',
+        [],
+    ),
+    ("llama3_json", '{"name": "searchTool", "arguments": {"query": "x"}}', "", [("searchTool", {"query": "x"})]),
+    (
+        "llama3_json",
+        '{"name": "a", "parameters": {"query": "1"}} ; {"name": "b", "parameters": {}}; '
+        '{"name": "c", "parameters": {"q": {"r": [1]}}}',
+        "",
+        [("a", {"query": "1"}), ("b", {}), ("c", {"q": {"r": [1]}})],
+    ),
+    (
+        "llama3_json",
+        '{"name": "a", "parameters": {"q": "t {v} [c]", "n": "He said \\"{\\""}}',
+        "",
+        [("a", {"q": "t {v} [c]", "n": 'He said "{"'})],
+    ),
+    ("llama3_json", '{"parameters": {}}', '{"parameters": {}}', []),
+    ("llama3_json", '{"name": "toolWithoutParams"}', '{"name": "toolWithoutParams"}', []),
+    ("llama3_json", '{"name": "s", "parameters": {"q": "t"}} The arguments were {"q": "t"}', "", [("s", {"q": "t"})]),
+    ("llama3_json", '<|python_tag|>{"name": "s", "parameters": {}}', "", [("s", {})]),
+    # vLLM: test_mistral_tool_parser.py
+    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments":{"a": 3.5, "b": 4}}]', "", [("add", {"a": 3.5, "b": 4})]),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"arguments":{"name": "John Doe"}, "name": "get_age"}]',
+        "",
+        [("get_age", {"name": "John Doe"})],
+    ),
+    (
+        "mistral",
+        'Hello[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "w", "arguments":{"c": "SF"}}]\nextra',
+        "Hello",
+        [("add", {"a": 1}), ("w", {"c": "SF"})],
+    ),
+    ("mistral", "[TOOL_CALLS] not json at all", "not json at all", []),
+    (
+        "mistral",
+        '[TOOL_CALLS]add{"a": 3.5, "b": 4}[TOOL_CALLS]multiply{"a": 3}',
+        "",
+        [("add", {"a": 3.5, "b": 4}), ("multiply", {"a": 3})],
+    ),
+    ("mistral", '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 3.5}', "", [("add", {"a": 3.5})]),
+    # vLLM: test_pythonic_tool_parser.py
+    ("pythonic", "How can I help you today?", "How can I help you today?", []),
+    (
+        "pythonic",
+        f"[get_weather(city='San Francisco', metric='celsius'), {USER}]",
+        "",
+        [
+            ("get_weather", {"city": "San Francisco", "metric": "celsius"}),
+            (
+                "register_user",
+                {
+                    "name": "John Doe",
+                    "age": 37,
+                    "address": {"city": "SF"},
+                    "role": None,
+                    "passed_test": True,
+                    "aliases": ["J", "K"],
+                },
+            ),
+        ],
+    ),
+    ("pythonic", "[get_weather()]", "", [("get_weather", {})]),
+    ("pythonic", "[d(additional_data={}, steps=[])]", "", [("d", {"additional_data": {}, "steps": []})]),
+    (
+        "pythonic",
+        r"[w(city='Martha\'s Vineyard', metric='\"cool units\"')]",
+        "",
+        [("w", {"city": "Martha's Vineyard", "metric": '"cool units"'})],
+    ),
+    ("pythonic", "[bad(x=b'z'), g()]", "", [("g", {})]),
+    ("pythonic", "[calc(x=1e999), g()]", "", [("g", {})]),
+    ("pythonic", "[g(), f(a='x 'y', b='z')]", "", [("g", {})]),
+    ("pythonic", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", []),
+    ("pythonic", "<|python_start|>[g()]<|python_end|>", "", [("g", {})]),
+    ("pythonic", "[1] is a list", "[1] is a list", []),
+    # vLLM: test_deepseekv3_tool_parser.py, test_deepseekv31_tool_parser.py
+    (
+        "deepseek_v3",
+        "<｜tool▁calls▁begin｜>"
+        + V3.format("get_weather", TOKYO)
+        + V3.format("search_hotels", "{}")
+        + "<｜tool▁calls▁end｜>",
+        "",
+        [("get_weather", json.loads(TOKYO)), ("search_hotels", {})],
+    ),
+    (
+        "deepseek_v3",
+        "Let me check.<｜tool▁calls▁begin｜>" + V3.format("f", '{"city": "Paris"}'),
+        "Let me check.",
+        [("f", {"city": "Paris"})],
+    ),
+    (
+        "deepseek_v31",
+        'some prefix text<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>foo<｜tool▁sep｜>{"x":1}<｜tool▁call▁end｜>'
+        '<｜tool▁call▁begin｜>bar<｜tool▁sep｜>{"y":2}<｜tool▁call▁end｜><｜tool▁calls▁end｜> some suffix text',
+        "some prefix text",
+        [("foo", {"x": 1}), ("bar", {"y": 2})],
+    ),
+    (
+        "deepseek_v31",
+        "Let me look.<｜tool▁calls▁begin｜>get_weather",
+        "Let me look.<｜tool▁calls▁begin｜>get_weather",
+        [],
+    ),
+    (
+        "deepseek_v31",
+        '<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{"x":1}<｜tool▁calls▁end｜>',
+        '<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{"x":1}<｜tool▁calls▁end｜>',
+        [],
+    ),
+    # vLLM: test_qwen3coder_tool_parser.py
+    ("qwen3_coder", "Just text", "Just text", []),
+    (
+        "qwen3_coder",
+        f"Sure!<tool_call>\n{DALLAS}\n</tool_call>",
+        "Sure!",
+        [("get_current_weather", {"city": "Dallas", "state": "TX"})],
+    ),
+    ("qwen3_coder", DALLAS, "", [("get_current_weather", {"city": "Dallas", "state": "TX"})]),
+    (
+        "qwen3_coder",
+        f"<tool_call>\n{DALLAS}\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        [("get_current_weather", {"city": "Dallas", "state": "TX"}), ("now", {})],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=typed>\n<parameter=i>\n42\n</parameter>\n<parameter=f>\n3.14\n</parameter>\n"
+        '<parameter=b>\ntrue\n</parameter>\n<parameter=s>\n42\n</parameter>\n<parameter=o>\n{"w": 10, \n "h": 20}\n'
+        "</parameter>\n<parameter=n>\nnull\n</parameter>\n<parameter=t>\n7\n</parameter>\n<parameter=e>\n1\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [("typed", {"i": 42, "f": 3.14, "b": True, "s": "42", "o": {"w": 10, "h": 20}, "n": None, "t": "7", "e": "1"})],
+    ),
+    ("qwen3_coder", "<tool_call>oops", "<tool_call>oops", []),
+    # vLLM: test_glm4_moe_tool_parser.py
+    ("glm45", "This is a test", "This is a test", []),
+    (
+        "glm45",
+        f"I will help you. \n{GLM}\n\nmeanwhile\n{GLM}",
+        "I will help you.",
+        [("get_weather", {"city": "Beijing"})] * 2,
+    ),
+    ("glm45", "<tool_call>get_current_time\n</tool_call>", "", [("get_current_time", {})]),
+    (
+        "glm45",
+        "<tool_call>typed<arg_key>i</arg_key><arg_value>3</arg_value><arg_key>s</arg_key><arg_value>3</arg_value></tool_call>",
+        "",
+        [("typed", {"i": 3, "s": "3"})],
+    ),
+    # vLLM: test_functiongemma_tool_parser.py
+    ("functiongemma", "Let me check. " + GEMMA + GEMMA, "Let me check.", [("get_weather", {"location": "London"})] * 2),
+    (
+        "functiongemma",
+        "<start_function_call>call:f{city:<escape>San Francisco<escape>limit:<escape>10<escape>}<end_function_call>",
+        "",
+        [("f", {"city": "San Francisco", "limit": 10})],
+    ),
+    (
+        "gemma4",
+        '<|tool_call>call:f{a:<|"|>x, {y}<|"|>,b:3,c:[1,<|"|>z<|"|>],d:{e:true},g:<|"|>4<|"|>}<tool_call|>',
+        "",
+        [("f", {"a": "x, {y}", "b": 3, "c": [1, "z"], "d": {"e": True}, "g": "4"})],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), CALLS)
+def test_calls_are_found_however_the_text_is_cut(
+    name: str, text: str, content: str, calls: list[tuple[str, Any]]
+) -> None:
+    expected = (content, "", calls)
+    assert read(parser_of(name), [text]) == expected
+    assert read(parser_of(name), list(text)) == expected
+    for size in (2, 3, 5, 7):
+        assert read(parser_of(name), [text[start : start + size] for start in range(0, len(text), size)]) == expected
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>We need a tool.<|end|><|start|>assistant<|channel|>commentary "
+    'to=functions.get_weather <|constrain|>json<|message|>{"location": "Tokyo"}<|call|>'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        # vLLM: test_openai_tool_parser.py
+        ("<|channel|>final<|message|>This is a test", ("This is a test", "", [])),
+        (HARMONY, ("", "We need a tool.", [("get_weather", {"location": "Tokyo"})])),
+        (
+            HARMONY + "<|start|>assistant<|channel|>final<|message|>Done.<|return|>",
+            ("Done.", "We need a tool.", [("get_weather", {"location": "Tokyo"})]),
+        ),
+        (
+            "<|channel|>commentary to=functions.f<|message|>foo",
+            ("", "", [("f", ("invalid", "foo"))]),
+        ),
+        # further cases
+        ("no tags at all", ("no tags at all", "", [])),
+        ("<|channel|>analysis<|message|>cut", ("", "cut", [])),
+    ],
+)
+def test_harmony_messages_are_told_apart(text: str, answer: Answer) -> None:
+    for pieces in ([text], list(text)):
+        assert read(parser_of("openai"), pieces) == answer
+        assert read(parser_of("none", "openai_gptoss"), pieces) == answer
+
+
+REST = "This is the rest"
+PART = "This is a reasoning section"
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "reasoning", "content"),
+    [
+        # vLLM: test_deepseekr1_reasoning_parser.py
+        ("deepseek_r1", "", f"{PART}</think>{REST}", PART, REST),
+        ("deepseek_r1", "", PART, PART, ""),
+        ("deepseek_r1", "", f"</think>{REST}", "", REST),
+        ("deepseek_r1", "", f"<think>{PART}</think>{REST}", PART, REST),
+        ("deepseek_r1", "", f"<think>{PART}", PART, ""),
+        ("deepseek_r1", "", f"\n<think>{PART}</think>\n{REST}", PART, f"\n{REST}"),
+        ("deepseek_r1", "", "", "", ""),
+        # vLLM: test_qwen3_reasoning_parser.py, whose model's prompt opens the reasoning
+        ("qwen3", "<think>\n", f"{PART}</think>{REST}", PART, REST),
+        ("qwen3", "<think>\n", f"{PART}</think>", PART, ""),
+        ("qwen3", "<think>\n", REST, REST, ""),
+        ("qwen3", "", f"<think>{PART}</think>{REST}\nThat", PART, f"{REST}\nThat"),
+        ("qwen3", "<think>\n\n</think>\n\n", REST, "", REST),
+        # vLLM: test_granite_reasoning_parser.py
+        ("granite", "", f"Here is my thought process:{PART}Here is my response:{REST}", PART, REST),
+        ("granite", "", "Here is my thought failure", "", "Here is my thought failure"),
+        ("granite", "", "Here is my thought process: foo Here is Here", " foo Here is Here", ""),
+        # further cases
+        ("mistral", "", "[THINK]a[/THINK]b", "a", "b"),
+        ("gemma4", "", "<|channel>thought\nhm<channel|>Yes", "hm", "Yes"),
+        ("deepseek_r1", "<think>\n\n</think>", REST, "", REST),
+        ("qwen3", "", "a </think> b", "", "a </think> b"),
+    ],
+)
+def test_reasoning_is_told_from_content(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        assert read(parser_of("none", name, prompt), pieces) == (content, reasoning, [])
+
+
+def test_a_call_ends_reasoning_that_is_not_closed() -> None:
+    text = 'I need it.\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert read(parser_of("hermes", "qwen3", "<think>\n"), list(text)) == ("", "I need it.\n\n", [("f", {})])
+    assert read(parser_of("hermes", "qwen3", "<think>\n"), ["hm</think>\n\n", text]) == (
+        "\n\nI need it.",
+        "hm",
+        [("f", {})],
+    )
+
+
+# --- every cutting, every text ---
+
+_PIECES = st.sampled_from(
+    sorted(
+        {tag for each in TOOL_FORMATS for tag in (*each.markers, *each.start)}
+        | {tag for each in REASONING_FORMATS for tag in (each.start, each.end) if tag}
+        | {
+            "<function=f>",
+            "<parameter=a>",
+            "</parameter>",
+            "</function>",
+            "```json",
+            "call:f{",
+            "f(a=",
+            "to=functions.f",
+        }
+        | {'{"name": "f", "arguments": ', '{"name": "f", "parameters": {}}', '{"a": "\\"}"}', '"', "\\", "'", "{", "}"}
+        | {"[", "]", "(", ")", ",", ":", ";", " ", "\n", "x", "7", "é", "null", "<", "<t", ">"}
+    )
+)
+_TEXTS = st.lists(_PIECES, max_size=25).map("".join)
+_CHOSEN = st.sampled_from([(tools, "none") for tools in TOOL_NAMES] + [("hermes", name) for name in REASONING_NAMES])
+
+
+@settings(max_examples=400, deadline=None)
+@given(_CHOSEN, st.sampled_from(["", "<think>\n"]), _TEXTS, st.data())
+def test_any_cutting_gives_the_same_answer(
+    chosen: tuple[str, str], prompt: str, text: str, data: st.DataObject
+) -> None:
+    tools, reasoning = chosen
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(parser_of(tools, reasoning, prompt), pieces) == read(parser_of(tools, reasoning, prompt), [text])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(TOOL_NAMES), st.text(alphabet="abc .,!?\n", max_size=40))
+def test_plain_text_stays_as_it_is(name: str, text: str) -> None:
+    assert read(parser_of(name), [text]) == (text, "", [])
+
+
+@pytest.mark.parametrize("name", TOOL_NAMES)
+def test_the_cost_of_a_long_hostile_answer_is_bounded(name: str) -> None:
+    """An answer of 100,000 characters of tags is read without deep recursion; a quadratic reader would not end."""
+    for each in (
+        "<tool_call>",
+        '{"name": "f", "arguments": {"a": ',
+        "[",
+        "[f(a=",
+        "<function=f><parameter=a>",
+        "<arg_key>",
+    ):
+        content, _, calls = read(parser_of(name), [each * (100_000 // len(each))])
+        assert len(content) <= 100_000 and len(calls) <= 100_000
+
+
+# --- the choice of formats ---
+
+TEMPLATES = {
+    '{% if tools %}<tool_call>{"name": <n>, "arguments": <a>}</tool_call>{% endif %}</think>': ("hermes", "qwen3"),
+    "<tool_call>\n<function=n>\n<parameter=p>": ("qwen3_coder", None),
+    "<tool_call>{n}<arg_key>k</arg_key><arg_value>": ("glm45", None),
+    "'<｜tool▁calls▁begin｜>' + '```json'": ("deepseek_v3", None),
+    "'<｜tool▁calls▁begin｜>'": ("deepseek_v31", None),
+    "[TOOL_CALLS] [THINK] [/THINK]": ("mistral", "mistral"),
+    'Environment: ipython {"name": n, "parameters": dictionary of argument name}': ("llama3_json", None),
+    "[func_name1(params_name1=params_value1)]": ("pythonic", None),
+    "<start_function_call>": ("functiongemma", None),
+    "<|tool_call>call: <|channel>thought <channel|>": ("gemma4", "gemma4"),
+    "<|channel|>analysis<|message|>": ("openai", "openai_gptoss"),
+    "<tool_call>]<invoke name=": (None, None),
+    "{{ messages[0].content }}": (None, None),
+}
+
+
+@pytest.mark.parametrize(("template", "names"), TEMPLATES.items())
+def test_a_chat_template_shows_its_formats(template: str, names: tuple[str | None, str | None]) -> None:
+    found = formats_of(template)
+    assert (found.tools and found.tools.names[0], found.reasoning and found.reasoning.names[0]) == names
+    assert formats_of(template, "none", "none") == AnswerFormats(renders_tools="tools" in template)
+    assert formats_of(None) == AnswerFormats()
+
+
+def test_an_answer_is_plain_where_nothing_is_to_be_found() -> None:
+    assert formats_of(None, "hermes").parser("", None) is None
+    assert formats_of(None, "none", "qwen3").parser("", None) is not None
