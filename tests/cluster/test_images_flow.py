@@ -95,7 +95,7 @@ class Machine(NamedTuple):
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A machine with buildah and root, without built images, and with an empty registry."""
+    """Yield a machine with buildah and root, without built images, and with an empty registry."""
     home = tmp_path / "buildah"
     for folder in (home / "images", home / "root" / "licenses", tmp_path / "path"):
         folder.mkdir(parents=True)

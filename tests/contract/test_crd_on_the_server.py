@@ -196,6 +196,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.model.cache.accessMode",
         "applies only to a claim that quire creates",
     ),
+    "a retention of nothing": (
+        model(cache={"claimName": "a", "retain": "Retain"}),
+        "spec.model.cache.retain",
+        "applies only to a claim that quire creates",
+    ),
     "a size as a word": (model(cache={"size": "fifty"}), "spec.model.cache.size", QUANTITY),
     "a dtype in small letters": (
         {"engine": {"dtype": "float16"}},

@@ -17,7 +17,7 @@ from quire_engine import flags
 from quire_gateway.app import OPEN_PATHS, Site
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FileSource, parse_config
-from quire_gateway.endpoints.kubernetes import KubeSlice, read_model, snapshot_of
+from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, snapshot_of
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests

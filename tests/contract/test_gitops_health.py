@@ -9,16 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lupa import lua51
+from status_views import BROKEN_POD, deployment, spec, view
 
 from quire_operator.domain.cluster_state.observed import (
     Condition,
-    ContainerState,
-    DeploymentState,
     Key,
-    Pod,
     Resource,
 )
-from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, MetricsReason, View, conditions
 from quire_operator.domain.status.status import status
 
@@ -27,74 +24,6 @@ GENERATION = 4
 LATE = Condition(is_true=False, reason="ProgressDeadlineExceeded", message="no progress")
 FROM_ZERO = {"autoscaling": {"minReplicas": 0, "maxReplicas": 2}}
 HEALTH = {"Current": "Healthy", "InProgress": "Progressing", "Failed": "Degraded"}
-
-
-def spec(**fields: Any) -> Spec:
-    parsed = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat", "namespace": "prod"},
-            "spec": {"model": {"source": "file:///m"}} | fields,
-        }
-    )
-    assert isinstance(parsed, Spec)
-    return parsed
-
-
-def deployment(asked: int, ready: int, **changes: Any) -> DeploymentState:
-    fields: dict[str, Any] = {
-        "replicas_asked": asked,
-        "generation": 1,
-        "observed_generation": 1,
-        "replicas": asked,
-        "updated": asked,
-        "ready": ready,
-        "available": ready,
-        "revision": "3",
-        "progressing": None,
-        "failure": None,
-    }
-    return DeploymentState(**(fields | changes))
-
-
-def view(**changes: Any) -> View:
-    fields: dict[str, Any] = {
-        "spec": spec(replicas=2),
-        "blocking": None,
-        "target": 2,
-        "deployment": deployment(2, 2),
-        "pods": (),
-        "additions": (),
-        "contested": None,
-        "metrics_problem": None,
-    }
-    return View(**(fields | changes))
-
-
-def broken_pod() -> Pod:
-    container = ContainerState(
-        name="engine",
-        init=False,
-        ready=False,
-        restarts=0,
-        waiting_reason="ImagePullBackOff",
-        waiting_message="no such image",
-    )
-    return Pod(
-        name="chat-1",
-        uid="p",
-        version="1",
-        ip="",
-        phase="Pending",
-        ready=False,
-        deleting=False,
-        revision="r",
-        created="",
-        unschedulable="",
-        containers=(container,),
-        deletion_cost="",
-    )
 
 
 BLOCKED = BlockingCondition(reason="NameConflict", message="taken")
@@ -126,7 +55,7 @@ CASES: dict[str, tuple[View, str]] = {
         "InProgress",
     ),
     "served name conflict": (view(rival="team-a/chat serves it"), "Failed"),
-    "broken image": (view(deployment=deployment(2, 0), pods=(broken_pod(),)), "InProgress"),
+    "broken image": (view(deployment=deployment(2, 0), pods=(BROKEN_POD,)), "InProgress"),
     "deadline of a rollout exceeded": (
         view(deployment=deployment(2, 2, replicas=3, updated=1, progressing=LATE)),
         "Failed",
@@ -201,7 +130,7 @@ VIEWS = st.builds(
     blocking=st.sampled_from([None, BLOCKED, BlockingCondition(reason="QuotaExceeded", message="x", is_passing=True)]),
     target=st.none() | COUNTS,
     rival=st.sampled_from([None, "team-a/chat serves it"]),
-    pods=st.sampled_from([(), (broken_pod(),)]),
+    pods=st.sampled_from([(), (BROKEN_POD,)]),
     deployment=st.none()
     | st.builds(
         deployment,

@@ -11,7 +11,7 @@ from quire_common.contract.engine import USAGE_HEADER
 from quire_common.errors import KeyFileError
 from quire_common.key_file import Key, KeyLimits
 from quire_gateway.__main__ import main
-from quire_gateway.endpoints.kubernetes import KubeSlice, count_gateways
+from quire_gateway.endpoints.kubernetes_objects import KubeSlice, count_gateways
 from quire_gateway.errors import BadRequest, RateLimited
 from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.prompt import num_prompts, peek_request

@@ -5,7 +5,7 @@ from quire_engine.text.chat_template import ChatTemplate
 
 
 class InlineRenderer:
-    """A Renderer without workers and bounds."""
+    """A renderer without workers and limits."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

@@ -1,7 +1,7 @@
 """Processes whose kernels are compiled for another CPU level than this machine's own.
 
-A level above this machine in AMX alone can be run all the same: its tile instructions trap, and ``amx_emulator.c``,
-preloaded into the process, computes them.
+A level that exceeds this machine only in AMX can run: its tile instructions trap, and ``amx_emulator.c``, preloaded
+into the process, computes them.
 """
 
 import os
@@ -21,11 +21,11 @@ _SOURCE = Path(__file__).with_name("amx_emulator.c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelProcess:
-    """How a process of a level is started here."""
+    """The start of a process of a level on this machine."""
 
     level: CpuLevel
     preload: Path | None
-    """The emulator, where the level needs it."""
+    """The emulator, if the level needs it."""
 
     def environment(self) -> dict[str, str]:
         found = {**os.environ, LEVEL_VARIABLE: self.level.name}
@@ -37,7 +37,7 @@ class LevelProcess:
 
 
 def is_own(level: CpuLevel) -> bool:
-    """Return whether ordinary tests run the ways of this level, since it is this machine's highest."""
+    """Return whether ordinary tests run the code of this level, since it is this machine's highest."""
     return level == highest_level(cpu_flags())
 
 

@@ -1,4 +1,4 @@
-"""Pools of logit edits for tests: what rows ask for as lists, and the tensors of it."""
+"""Pools of logit edits for tests: the parameters of rows as lists, and their tensors."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from quire_kernels.logit_shaping import TAIL, LogitEdits
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What one row asks for, as lists."""
+    """The parameters of one row, as lists."""
 
     allowed: list[int] = field(default_factory=list)
     words: list[list[int]] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Asked:
 
 
 def edits_of(*rows: Asked) -> LogitEdits:
-    """The pool of such rows; between them lie ids that would be out of bounds if anything read them."""
+    """Return the pool of such rows; ids between them are out of bounds in case they are read."""
     ids: list[int] = []
     values: list[float] = []
     bounds = []

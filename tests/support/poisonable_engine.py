@@ -1,9 +1,9 @@
-"""quire-engine over the fake runner, whose engine process dies when a prompt contains one of these tokens.
+"""quire-engine with the fake runner, whose engine process dies when a prompt contains one of these tokens.
 
     python -m poisonable_engine --model DIR …
 
-A prompt of token ids chooses the death: a crash, a hang, or the SIGKILL that the kernel sends to a process that runs
-out of memory.
+A prompt of token ids chooses the kind of death: a crash, a hang, or the SIGKILL that the kernel sends to a process that
+runs out of memory.
 """
 
 import os
@@ -25,7 +25,7 @@ from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
 
 CRASH, HANG, OUT_OF_MEMORY = 4001, 4002, 4003
-"""The tokens of each death."""
+"""The tokens of each kind of death."""
 
 
 class PoisonableRunner(FakeRunner):

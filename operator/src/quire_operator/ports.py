@@ -3,7 +3,7 @@
 Classes in ``adapters`` implement them, ``__main__`` and ``cli`` build these, and the loops know only the Protocols.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -17,6 +17,9 @@ from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.desired import Manifest
 from quire_operator.domain.resource import HubSource
 from quire_operator.domain.status.status import Event
+
+Enqueue = Callable[[Key], None]
+"""Has the next pass of an LLMDeployment run soon."""
 
 
 class Clock(Protocol):
@@ -227,6 +230,14 @@ class ModelReader(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class ProgressReader(Protocol):
+    """A reader of the progress that pods serve while they download a model."""
+
+    async def read(self, url: str) -> bytes | None:
+        """Return the answer; None if there is none."""
+        ...
 
 
 class Nodes(Protocol):

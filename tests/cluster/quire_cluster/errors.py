@@ -28,7 +28,7 @@ class ComponentFailed(ClusterError):
 
 
 class MachineUnfit(ClusterError):
-    """This machine cannot run nodes in its current state."""
+    """The machine cannot run nodes in its current state."""
 
 
 class ImageBuildFailed(ClusterError):

@@ -1,9 +1,11 @@
 """`quire-fetch` as the init container of a pod runs it: several at once, killed, stopped, with a full disk."""
 
+import json
 import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +13,11 @@ from collections import namedtuple
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from fetch_support.hub_stub import COMMIT, HubStub
 
+from quire_cluster.ports import free_ports
 from quire_common.contract.engine import FETCHED_VERSION
 from quire_engine.errors import FetchError
 
@@ -94,7 +98,7 @@ def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
 ) -> None:
     hub.stall_after["model.safetensors"] = 2_000_000
     stopped = start("hf://org/tiny", tmp_path / "m")
-    part = wait_for_part(tmp_path, 1_000_000)
+    part = wait_for_part(tmp_path, 2**20)
     stopped.send_signal(number)
     out, err = stopped.communicate(timeout=60)
     assert (stopped.returncode, err) == (code, "")
@@ -148,6 +152,37 @@ def test_the_version_is_left_for_the_pods_status(hub: HubStub, start: Start, tmp
     done = start("hf://org/tiny", tmp_path / "m", "--termination-log", str(log))
     assert done.wait(timeout=60) == 0
     assert log.read_text() == f"{FETCHED_VERSION}{COMMIT}"
+
+
+def asked(port: int, path: str = "/progress") -> tuple[int, bytes]:
+    """The answer of a download about its progress; status 0 while there is none."""
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
+    except httpx.TransportError:
+        return 0, b""
+    return answer.status_code, answer.content
+
+
+def test_progress_is_served_while_it_downloads(hub: HubStub, start: Start, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    hub.stall_after["model.safetensors"] = 2_000_000
+    process = start("hf://org/tiny", tmp_path / "m", "--progress-port", str(port))
+    part = wait_for_part(tmp_path, 2**20)
+    deadline = time.monotonic() + 90
+    while (answer := asked(port))[0] != 200 or json.loads(answer[1])["done"] < part.stat().st_size:
+        assert time.monotonic() < deadline and process.poll() is None, answer
+        time.sleep(0.05)
+    total = sum(map(len, hub.files.values()))
+    assert json.loads(answer[1])["total"] == total and json.loads(answer[1])["done"] < total
+    assert asked(port, "/metrics")[0] == 404
+
+
+def test_a_port_that_is_taken_does_not_stop_a_download(hub: HubStub, start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("hf://org/tiny", tmp_path / "m", "--progress-port", str(port))
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and f"progress is not served: port {port}" in out
 
 
 def test_what_it_says_of_its_progress(hub: HubStub, start: Start, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How many writes are under way at once, with a server that answers in a time we choose."""
+"""The number of concurrent writes, with a server whose response time the test chooses."""
 
 import asyncio
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def test_what_is_neither_quick_nor_slow_changes_nothing() -> None:
 
 
 class Server:
-    """Works off one write at a time, each for so long by a clock of its own."""
+    """A server that executes one write at a time, each for a given time on its own clock."""
 
     def __init__(self, seconds: float) -> None:
         self.now = 0.0
@@ -103,7 +103,7 @@ async def test_one_that_is_cancelled_leaves_its_place_to_the_next(cancel_when: s
     await settled(lambda: len(entered) == int(FIRST))
     waiting = tasks[int(FIRST)]
     if cancel_when == "let in":
-        leave.set()  # its turn comes in the same moment as the cancellation
+        leave.set()  # its turn comes at the same moment as the cancellation
         await asyncio.sleep(0)
     waiting.cancel()
     leave.set()

@@ -1,4 +1,4 @@
-"""Nodes are listed page by page, and only those whose GPUs' memory is known."""
+"""Nodes are listed page by page, and only those with known GPU memory."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 
 
 class Connection:
-    """Answers lists of metadata."""
+    """A connection that answers lists of metadata."""
 
     def __init__(self, *pages: Sequence[Mapping[str, Any]]) -> None:
         self._pages = pages

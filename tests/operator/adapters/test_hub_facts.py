@@ -1,4 +1,4 @@
-"""What the operator reads of a hub's model is what ``quire plan`` reads; and no hub can hurt it."""
+"""The operator reads the same facts about a hub's model as ``quire plan``, and no hub can harm it."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", 
 
 
 def large_header() -> bytes:
-    """More than is read at first."""
+    """Return a header that is larger than the first read."""
     tensors = {f"layer.{n}.weight": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]} for n in range(3000)}
     header = json.dumps(tensors).encode()
     return len(header).to_bytes(8, "little") + header + b"xx"

@@ -1,4 +1,4 @@
-"""Lists over several namespaces: one that may not be listed hides no other."""
+"""Lists over several namespaces: one without permission hides no other."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from quire_operator.ports import Forbidden, PartlyForbidden
 
 
 class Connection:
-    """Refuses some namespaces; the others have one LLMDeployment each."""
+    """A connection that rejects some namespaces; the others have one LLMDeployment each."""
 
     def __init__(self, *refused: str) -> None:
         self.refused = refused

@@ -1,4 +1,4 @@
-"""Whether an LLMDeployment is accepted, judged with an API server that says what a test wants."""
+"""The review of an LLMDeployment, with an API server whose answers the test chooses."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,10 +17,11 @@ from quire_operator.reconcile import admission
 from quire_operator.reconcile.admission import Reviewer
 
 UID = "6f3c"
+HOSTNAME = "kubernetes.io/hostname"
 
 
 class ApiServer:
-    """Implements ``ports.DryRun``."""
+    """A ``ports.DryRun`` with chosen answers."""
 
     def __init__(self, *, owner: str | None = None, taken: str = "", answer: Exception | None = None) -> None:
         self._owner, self._taken, self._answer = owner, taken, answer
@@ -131,22 +132,23 @@ def test_change_while_a_name_is_taken_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "more", "warns"),
+    ("cache", "more", "is_refused"),
     [
         ({"size": "1Gi"}, {"replicas": 2}, True),
         ({"size": "1Gi"}, {"autoscaling": {"maxReplicas": 2}}, True),
         ({"size": "1Gi", "accessMode": "ReadWriteMany"}, {"replicas": 2}, False),
         ({"size": "1Gi"}, {"replicas": 1}, False),
         ({"claimName": "models"}, {"replicas": 2}, False),
+        ({"size": "1Gi"}, {"replicas": 2, "podTemplate": {"spec": {"nodeSelector": {HOSTNAME: "a"}}}}, False),
+        ({"size": "1Gi"}, {"replicas": 2, "podTemplate": {"spec": {"nodeSelector": {"zone": "a"}}}}, True),
     ],
 )
-def test_replicas_that_cannot_share_a_volume_are_a_warning(
-    cache: dict[str, str], more: dict[str, Any], warns: bool
+def test_replicas_that_cannot_share_a_volume_are_refused(
+    cache: dict[str, str], more: dict[str, Any], is_refused: bool
 ) -> None:
     verdict = review(body({"model": {"source": "hf://org/name", "cache": cache}} | more))
 
-    assert verdict.problems == ()
-    assert any(w.startswith("spec.model.cache.accessMode: ") for w in verdict.warnings) is warns
+    assert [problem.path for problem in verdict.problems] == (["spec.model.cache.accessMode"] if is_refused else [])
 
 
 def test_our_own_deployment_is_no_obstacle() -> None:
@@ -170,7 +172,7 @@ def test_a_change_of_what_is_invalid_is_judged() -> None:
 
 
 class Estimate:
-    """As much of a ``CapacityCheck`` as a review asks."""
+    """The part of a ``CapacityCheck`` that a review uses."""
 
     async def refusal(self, spec: Spec) -> BlockingCondition | None:
         return BlockingCondition(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
@@ -178,7 +180,7 @@ class Estimate:
 
 def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
     reviewer = Reviewer(
-        dry_run=ApiServer(owner="somebody"),
+        dry_run=ApiServer(owner="another-uid"),
         images=Images(engine="engine"),
         capacity=Estimate(),  # type: ignore[arg-type]
     )

@@ -1,4 +1,4 @@
-"""The webhook's own server: a certificate that can't be used keeps it from serving, and nothing else from going on."""
+"""The webhook's server: an unusable certificate stops only the webhook."""
 
 import asyncio
 import shutil
@@ -88,7 +88,7 @@ async def test_only_clients_of_the_named_authority_are_answered(tmp_path: Path) 
 
 
 async def asks(port: int, authority: Authority, client: KeyPair | None) -> int:
-    """Return the status of a review that a client with this certificate asks for."""
+    """Return the status of a review that a client with this certificate requests."""
     tls = ssl.create_default_context(cafile=authority.pair.certificate)
     if client is not None:
         tls.load_cert_chain(client.certificate, client.key)

@@ -1,4 +1,4 @@
-"""One LLMDeployment's autoscaler, tick by tick: what a test says the replicas report, and what is decided."""
+"""The autoscaler of one LLMDeployment, tick by tick: chosen metrics of replicas, and the decisions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,12 +33,12 @@ DOWN = ScaleDown.steps(window_seconds=300.0, max_step=1, period_seconds=60.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """What a test says of one replica; its sample is ``age`` seconds old when it is looked at."""
+    """A replica with chosen metrics; its sample is ``age`` seconds old at the tick."""
 
     name: str
     phase: ReplicaPhase = ReplicaPhase.READY
     age: float | None = 0.0
-    """None: it gave no sample."""
+    """None means that it has no sample."""
     figures: Mapping[str, object] = field(default_factory=dict)
 
     def observed(self, now: float) -> ReplicaObservation:
@@ -51,7 +51,7 @@ class Replica:
 
 
 class Story:
-    """A deployment whose replicas are there as soon as they are asked for, unless a test says otherwise."""
+    """A deployment whose replicas exist as soon as they are requested, unless a test says otherwise."""
 
     def __init__(self, *, current: int | None = 1, history: History | None = None, **rules: object) -> None:
         self.policy = policy(**rules)
@@ -68,7 +68,7 @@ class Story:
         in_flight: int | None = None,
         rolling_out: bool = False,
     ) -> Decision:
-        """Look once, and do as was decided."""
+        """Run one tick and apply its decision."""
         self.time += after
         seen = tuple(replica.observed(self.time) for replica in replicas)
         observation = Observation(
@@ -89,7 +89,7 @@ class Story:
         return [self.tick(*replicas, **looks) for _ in range(count)]
 
     def restart(self) -> None:
-        """The operator starts anew with what was persisted."""
+        """Restart the operator with the persisted record."""
         self.history = History.restored(self.history.record)
 
 
@@ -135,18 +135,18 @@ def loading(name: str) -> Replica:
 
 
 def fleet(count: int, **figures: float) -> list[Replica]:
-    """So many ready replicas, with the same figures each."""
+    """Return ready replicas with equal metrics."""
     return [ready(f"r{n}", **figures) for n in range(count)]
 
 
 def waits(*, quick: float, late: float) -> Histogram:
-    """First tokens that waited less and more than the threshold of one second."""
+    """Return first tokens that waited less and more than the threshold of one second."""
     return Histogram(bounds=(0.5, 1.0, 2.0, float("inf")), counts=(quick, quick, quick + late, quick + late))
 
 
 @dataclass(frozen=True)
 class Kit:
-    """All of the above, for tests; modules of tests can't import one another."""
+    """The functions above, because test modules cannot import each other."""
 
     story: Callable[..., Story] = Story
     policy: Callable[..., Policy] = policy

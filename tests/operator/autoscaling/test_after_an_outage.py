@@ -1,4 +1,4 @@
-"""What came in while nobody looked did not all come in just now."""
+"""Arrivals during a gap without ticks do not count as one burst."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from quire_operator.domain.autoscaling.scaling_reasons import Reason
 
 
 def busy(kit, second: float, *, late_share: float = 0.0, age: float | None = 0.0):
-    """A replica under a steady load, busy half the time, as its counters are at this second."""
+    """Return a replica under a steady load that is busy half the time, with its counters at this second."""
     tokens, firsts = 100.0 * second, 4.0 * second
     return kit.ready(
         "a",

@@ -1,7 +1,7 @@
-"""Calm under constant load, whatever the engine is like: replicas that work off a steady stream, with all they count.
+"""Stability under constant load for any engine: replicas that process a steady stream, with all their counters.
 
-The plant is a fluid: requests arrive at one rate and are shared evenly; a replica is busy by the same three costs that
-``rates`` learns, queues what it can't do, and says so in gauges, counters and waits, as an engine does.
+The model is a fluid: requests arrive at one rate and are shared evenly. A replica is busy according to the three costs
+that ``rates`` learns, queues the rest, and reports gauges, counters and waits like an engine.
 """
 
 import math
@@ -28,7 +28,7 @@ EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100")) // 8
 
 
 class Replica:
-    """One engine: its queue and its counters."""
+    """An engine with its queue and counters."""
 
     def __init__(self, born: float) -> None:
         self.born = born
@@ -48,7 +48,7 @@ class Plant:
         decode: float,
         late_above: float = math.inf,
     ) -> None:
-        """``late_above``: with more requests/s than that at a replica first tokens are late, and nothing else tells."""
+        """Above ``late_above`` requests/s per replica, first tokens are late, and no other metric shows it."""
         self.late_above = late_above
         self.per_second, self.prompt, self.output, self.slots = per_second, prompt, output, slots
         self.step, self.prefill, self.decode = step, prefill, decode
@@ -59,7 +59,7 @@ class Plant:
         self.replicas = self.replicas[:count] + [Replica(now) for _ in range(count - len(self.replicas))]
 
     def run(self, now: float, startup: float) -> Observation:
-        """One tick long; what is seen at its end."""
+        """Run one tick and return the observation at its end."""
         up = [replica for replica in self.replicas if now - replica.born >= startup]
         for replica in up:
             self._work(replica, self.per_second * TICK / len(up))
@@ -84,7 +84,7 @@ class Plant:
         replica.late += served if wait > 1.0 or arrived > self.late_above * TICK else 0.0
         replica.steps += served * self.output / batch
         replica.busy += served * self._cost(batch)
-        # Little's law: so many are within at once.
+        # Little's law gives the number of requests in progress.
         replica.running = min(self.slots, served / TICK * self.output * self.step + min(replica.queued, self.slots))
 
     def _cost(self, batch: float) -> float:
@@ -125,7 +125,7 @@ plants = st.fixed_dictionaries(
 
 
 def lived(policy, plant: Plant, *, startup: float, first: int, ticks: int) -> list[int]:
-    """The replicas asked for, tick by tick; where it only recommends, those recommended."""
+    """Return the requested (or recommended) replicas tick by tick."""
     now, history = START, History()
     plant.resize(first, now - startup)
     desired = []
@@ -165,7 +165,7 @@ def test_a_recommendation_for_a_steady_stream_does_not_swing(kit, plant, first):
 @pytest.mark.parametrize("startup", [0.0, 120.0])
 @pytest.mark.parametrize(("short", "replicas"), [(1.1, 1), (1.1, 4), (1.5, 1), (1.5, 4)])
 def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again(kit, short, replicas, startup):
-    """By all that is learnt so many would do; only the first tokens are late. Once an hour is often enough."""
+    """All learned costs say that fewer replicas are enough; only first tokens are late. One trial per hour is fine."""
     figures = {"prompt": 500.0, "output": 100.0, "slots": 32, "step": 0.02, "prefill": 1e-4, "decode": 2e-4}
     per_second = 0.5 * replicas / Plant(per_second=0.0, **figures)._cost(32)
     policy = kit.policy(

@@ -1,4 +1,4 @@
-"""What the gateways say of their requests, and where they are found."""
+"""The requests that gateways report, and the discovery of gateways."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds after any observation and any history."""
+"""Invariants after any observation and any history."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from quire_operator.domain.status.scaling_status import autoscaling_status, capa
 
 START = 1_000_000.0
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
-"""`make soak` asks for thousands."""
+"""`make soak` runs thousands."""
 amounts = st.floats(0, 1e6) | st.integers(0, 40).map(float)
 wild = amounts | st.sampled_from([math.nan, -1.0, math.inf])
 histograms = st.lists(st.floats(0, 1000), min_size=4, max_size=4).map(
@@ -119,7 +119,7 @@ rules = st.fixed_dictionaries(
 
 
 def shifted(observation: Observation, seconds: float, *, target: int | None) -> Observation:
-    """The same, seen later."""
+    """Return the same observation at a later time."""
     moved = tuple(
         replace(r, sample=None if r.sample is None else replace(r.sample, time=r.sample.time + seconds))
         for r in observation.replicas
@@ -128,7 +128,7 @@ def shifted(observation: Observation, seconds: float, *, target: int | None) -> 
 
 
 def lived(policy, observations: list[Observation], record: ScalingRecord) -> tuple[History, int | None]:
-    """A history made of ticks 15 s apart, ending 15 s before START; and the replicas then asked for."""
+    """Return a history of ticks 15 s apart, ending 15 s before START, and the replicas requested then."""
     history, target = History.restored(record), None
     for number, observation in enumerate(observations):
         ago = 15.0 * (len(observations) - number)
@@ -138,7 +138,7 @@ def lived(policy, observations: list[Observation], record: ScalingRecord) -> tup
 
 
 def sane(sample: ReplicaSample) -> bool:
-    """Fresh, and no figure that is none."""
+    """Return True if the sample is fresh and has only valid values."""
     return is_sane(sample) and -30 <= START - sample.time <= 45
 
 
@@ -281,6 +281,6 @@ def test_constant_load_settles_and_stays(kit, load, slots, tokens, kv_tokens, st
         now += 15
     late = desired[100:]
     assert sum(a != b for a, b in zip(late, late[1:], strict=False)) <= 1, desired
-    # Up and down at most once each on the way there.
+    # On the way there, it scales up and down at most once each.
     turns = [b - a for a, b in zip(desired, desired[1:], strict=False) if a != b]
     assert sum((a > 0) != (b > 0) for a, b in zip(turns, turns[1:], strict=False)) <= 1, desired

@@ -1,4 +1,4 @@
-"""What is learnt of the engine, and demand that is seen coming because of it."""
+"""The learned costs of the engine, and the demand that they predict."""
 
 import random
 from dataclasses import replace
@@ -47,7 +47,7 @@ def test_costs_are_found_from_mixed_work_despite_noise():
 
 def test_one_sequence_at_a_time_does_not_make_a_full_batch_look_dear():
     rates = learnt([work(steps=100, prefill=1000, generated=100) for _ in range(10)])
-    # What a lone sequence costs is the step's cost; a full batch shares it.
+    # The cost of a single sequence is the step's cost; a full batch shares it.
     assert rates.seconds_per_output_token(10) < 0.2 * STEP
 
 
@@ -86,7 +86,7 @@ def test_idle_time_teaches_nothing():
 
 
 class Engine:
-    """One replica's counters, as it works through requests of 200 prompt and 50 output tokens without a queue."""
+    """The counters of one replica that processes requests of 200 prompt and 50 output tokens without a queue."""
 
     def __init__(self) -> None:
         requests = ("arrived_requests", "finished_requests", "steps", "busy_seconds")
@@ -124,14 +124,14 @@ def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
     assert risen.reason is Reason.WORK
     assert "requests/s of 50 output tokens" in risen.message and "headroom (p95; deviation" in risen.message
     assert story.decisions[-1].inputs["needArrivingWork"] > busy / 0.8
-    # Half an hour later the rise is no variation any more.
+    # Half an hour later the rise has no effect on the variance.
     for _ in range(120):
         decision = story.tick(kit.ready("a", running=1, **engine.serve(60)))
     assert decision.inputs["needArrivingWork"] < 2 * busy
 
 
 def spare_after(*works: float, percentile: int = 95) -> float:
-    """Replicas to spare, once the work of these looks has come over and over for an hour."""
+    """Return the headroom after the work of these ticks has repeated for an hour."""
     variance = Variance()
     for work in works * (240 // len(works)):
         variance = variance.seen(work, seconds=15.0)
@@ -173,7 +173,7 @@ def test_one_absurd_figure_is_soon_forgotten(kit):
 
 
 def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
-    """Requests that come one by one: the variance of their rate is in inverse proportion to how long one looks."""
+    """For independent requests, the variance of their rate is inversely proportional to the observed time."""
     rng, long, short = random.Random(1), Variance(), Variance()
     for _ in range(2000):
         parts = [sum(rng.random() < 0.3 for _ in range(10)) for _ in range(3)]
@@ -184,7 +184,7 @@ def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
 
 
 def test_many_replicas_need_room_by_share_and_not_only_spare_ones(kit):
-    """From where the deviation grows less than the share of a replica that is not planned for."""
+    """It applies from where the deviation grows more slowly than the unplanned share of a replica."""
     story, engine = kit.story(current=1, max_sequences=4, max_replicas=400), Engine()
     for _ in range(12):
         story.tick(kit.ready("a", running=1, **engine.serve(60)))
@@ -238,7 +238,7 @@ def test_late_first_tokens_add_one_replica_once_all_are_up(kit):
     raised = tick(lates=4)
     assert (raised.desired, raised.reason) == (3, Reason.FIRST_TOKEN)
     assert "waited over 1 s beyond their own prefill (target p95)" in raised.message
-    # One at a time: while it loads, and until its effect can be seen.
+    # One at a time: while it loads, and until its effect is visible.
     for _ in range(10):
         assert tick(loading="c", lates=4).desired == 3
     assert tick("abc", lates=4).desired == 3
@@ -256,7 +256,7 @@ def test_late_first_tokens_keep_what_is_there(kit):
 
 
 def test_steady_stream_of_like_requests_unlearns_nothing():
-    """It tells what a request costs, and not which of the three costs it is: what was known of that stands."""
+    """It shows the cost of a request, but not its division among the three costs, so the earlier division stays."""
     evidence, rates = Evidence().with_requests(requests=20, prompt_tokens=2000, output_tokens=800), None
     draw = random.Random(3)
     mixed = [

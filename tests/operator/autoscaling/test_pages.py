@@ -1,4 +1,4 @@
-"""GET over loopback: what is no answer, and why."""
+"""GET over loopback: invalid answers and their reasons."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from quire_operator.adapters.metrics.pages import NoPage, Pages
 
 @pytest.fixture
 async def served():
-    """The address of a server that answers by path."""
+    """Yield the address of a server that answers by path."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         match request.path:

@@ -1,4 +1,4 @@
-"""Metrics by Prometheus: what is asked, and what is made of answers good and bad."""
+"""Metrics from Prometheus: the queries, and the use of valid and invalid answers."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def replica(name: str = "prod/a", *, address: str | None = "10.0.0.1:8000") -> R
 
 
 class Server:
-    """Answers as it is told, and keeps what it was asked."""
+    """A server with chosen answers that records its requests."""
 
     def __init__(self, answer: Callable[[str], httpx.Response]) -> None:
         self.answer, self.requests = answer, []
@@ -108,7 +108,7 @@ async def test_figures_become_a_sample_of_the_time_it_was_scraped(connect):
 
 
 async def test_series_of_pods_that_are_gone_are_passed_over(connect):
-    """Their address may be another pod's by now."""
+    """Their address may belong to another pod by now."""
     gone = server(figures(pod("gone")), [scraped(pod("gone"))])
     assert await connect(gone).samples([replica("prod/a", address="10.0.0.1:8000")]) == {}
 
@@ -139,7 +139,7 @@ async def test_engines_of_one_replica_add_up(connect):
         pytest.param(figures(pod("a")), [], id="no time"),
         pytest.param(figures(pod("a")), [scraped(pod("a"), age=math.nan)], id="time is not a number"),
         pytest.param(figures(pod("a"))[:2], [scraped(pod("a"))], id="too little"),
-        pytest.param([element({"__name__": "vllm:num_requests_running"}, 1)], [element({}, 1)], id="nobody's"),
+        pytest.param([element({"__name__": "vllm:num_requests_running"}, 1)], [element({}, 1)], id="no replica"),
     ],
 )
 async def test_what_says_too_little_is_no_sample(connect, found, times):
@@ -207,7 +207,7 @@ async def test_token_that_no_header_can_carry_is_no_sample_and_says_why(connect,
 
 
 async def test_one_of_two_queries_that_fails_is_no_answer(connect):
-    """Figures without their age could be five minutes old."""
+    """Metrics without their age could be five minutes old."""
     half = Server(lambda query: httpx.Response(500) if "timestamp" in query else vector(figures(pod("a"))))
     prometheus = connect(half)
     assert await prometheus.samples([replica()]) == {}
@@ -245,6 +245,9 @@ async def test_nobody_to_ask_about_is_no_query(connect):
 
 
 def test_answers_are_what_the_api_documents():
-    """The fake's shape, so that the tests above mean something; the real server is in tests/operator/prometheus."""
+    """The fake has the documented shape, without which the tests above mean nothing.
+
+    tests/operator/prometheus uses a real server.
+    """
     body = json.loads(vector(figures(pod("a"))).content)
     assert body["data"]["result"][0].keys() == {"metric", "value"}

@@ -1,4 +1,4 @@
-"""Samples that lie, come late, come twice or start anew."""
+"""Samples that are wrong, late, duplicated or restarted."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Metrics read straight from replicas and gateways over HTTP."""
+"""Metrics read directly from replicas and gateways over HTTP."""
 
 import asyncio
 import math
@@ -57,7 +57,7 @@ def scraper(read, **options) -> Scraper:
 
 @pytest.fixture
 def read():
-    """Scrapes one replica that answers with the given page."""
+    """Return a function that scrapes one replica with the given page."""
 
     async def one(page: str | bytes):
         async def give(url: str) -> bytes:
@@ -129,7 +129,10 @@ async def test_what_does_not_answer_is_absent_counted_and_said_once(caplog):
 
 
 async def test_hundreds_of_silent_replicas_hold_up_no_other_and_no_tick(monkeypatch):
-    """Their node is cut off; each holds its place for as long as it may. Those that answered before come first."""
+    """Their node is unreachable, and each blocks its place for as long as it may.
+
+    Those that answered before come first.
+    """
     monkeypatch.setattr("quire_operator.adapters.metrics.scrape._ROUND_SECONDS", 0.1)
     asked, reasons = [], []
 

@@ -1,4 +1,4 @@
-"""How long replicas take to start, how far work rises meanwhile, and what is to spare for it."""
+"""The start-up time of replicas, the rise of the work in that time, and the headroom for it."""
 
 import math
 import os
@@ -14,7 +14,7 @@ from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECOND
 from quire_operator.domain.autoscaling.tuning import Tuning
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "100"))
-"""`make soak` asks for thousands."""
+"""`make soak` runs thousands."""
 PHASES = {
     "P": ReplicaPhase.PENDING,
     "L": ReplicaPhase.LOADING,
@@ -25,7 +25,7 @@ PHASES = {
 
 
 def watched(*lives: str, every: float = 15.0) -> StartUps:
-    """Replicas whose phases are told look by look, a letter each; a dot where there is none."""
+    """Return the start-ups of replicas whose phases are given tick by tick, a letter each; a dot means none."""
     seen = StartUps()
     for look in range(max(map(len, lives))):
         there = [
@@ -46,20 +46,20 @@ def watched(*lives: str, every: float = 15.0) -> StartUps:
         (".PLLLR", (60.0,)),
         (".LR", (15.0,)),
         (".PR", (15.0,)),
-        # Found starting, or ready, when watching began: nobody knows since when.
+        # Found starting, or ready, at the first tick: its start is unknown.
         ("PLLLR", ()),
         ("LLLLLLLR", ()),
         ("RRRR", ()),
-        # There all of a sudden.
+        # It appears without a start-up.
         (".RRR", ()),
-        # Never ready.
+        # It never becomes ready.
         (".PPPPPPPPPPPPPPPPPPPP", ()),
         (".PPP....", ()),
         (".PLLD", ()),
-        # Its engine died, or one probe failed: that is no replica that was asked for.
+        # Its engine died, or one probe failed: that is not a requested replica.
         (".PLRRLR", (30.0,)),
         ("RRLLLR", ()),
-        # Another of the same name, once the first had gone.
+        # Another one with the same name, after the first was deleted.
         (".PLR..PLLLR", (30.0, 60.0)),
         ("PP..PLR", (30.0,)),
     ],
@@ -97,7 +97,7 @@ def test_what_was_learnt_in_an_earlier_life_stands_until_one_is_watched():
     assert (before.usual, before.learnt) == (400.0, 400.0)
     assert StartUps(before=400.0, seconds=(30.0,)).usual == 30.0
     assert StartUps(before=60.0, seconds=(1800.0,)).usual == 60.0, "one that waited for a machine says nothing"
-    assert StartUps(before=10.0**9).usual == MAX_SECONDS, "as somebody may have written into status"
+    assert StartUps(before=10.0**9).usual == MAX_SECONDS, "a user may have written any number to status"
     assert (StartUps().usual, StartUps().learnt) == (USUAL_SECONDS, None)
 
 
@@ -127,11 +127,11 @@ def test_whatever_the_clock_and_the_replicas_do_a_start_up_is_positive_and_bound
     assert len(seen.seconds) <= 5
 
 
-# --- how far work rises meanwhile ---
+# --- the rise of the work in that time ---
 
 
 def risen(*works: float, start_up: float, window: float = 300.0) -> RampEstimator:
-    """After these looks at work, 15 s apart."""
+    """Return the estimator after these ticks of work, 15 s apart."""
     ramp = RampEstimator()
     for look, busy in enumerate(works):
         ramp = ramp.seen(busy, seconds=15.0, start_up=start_up, window=window, now=15.0 * look)
@@ -150,7 +150,7 @@ def test_a_morning_rises_further_the_longer_replicas_take():
     morning = [look / 20 for look in range(120)]
     after = {start_up: risen(*morning, start_up=start_up) for start_up in (30.0, 120.0, 420.0)}
     measured = [math.sqrt(ramp.squares / ramp.seconds) for ramp in after.values()]
-    # By 0.05 a look, over the start-up and the look that follows it.
+    # By 0.05 per tick, over the start-up and the tick after it.
     assert measured == pytest.approx([0.15, 0.45, 1.45], rel=0.01)
 
 
@@ -159,7 +159,7 @@ def test_bursts_that_come_again_within_the_window_rise_above_nothing(start_up: f
     bursts = risen(*([0.0] * 15 + [8.0] * 4) * 12, start_up=start_up, window=300.0)
     steady = risen(*[8.0] * 228, start_up=start_up, window=300.0)
     first = 8.0**2 * 15.0 * (start_up / 15.0 + 2)
-    assert bursts.squares < first, "the first one was seen by nobody"
+    assert bursts.squares < first, "the first one was not observed"
     assert steady.squares == 0.0
     fewer = risen(*([0.0] * 60 + [8.0] * 4) * 4, start_up=start_up, window=300.0)
     assert fewer.squares > bursts.squares
@@ -205,16 +205,16 @@ def test_more_to_be_feared_never_asks_for_less_to_spare(deviation, rise, more):
     assert Tuning().spare_replicas(deviation + more, rise, percentile=95) >= spare
     assert Tuning().spare_replicas(deviation, rise + more, percentile=95) >= spare
     assert Tuning().spare_replicas(deviation, rise, percentile=99) >= spare
-    # Both are seldom at their most together.
+    # Both are rarely at their maximum together.
     alone = Tuning().spare_replicas(deviation, 0.0, percentile=95) + Tuning().spare_replicas(0.0, rise, percentile=95)
     assert spare <= alone + 1e-9
 
 
-# --- what the law makes of it ---
+# --- the effect on the policy ---
 
 
 class Fleet:
-    """Replicas that take ``looks`` ticks to start, all at work on requests of 200 prompt and 50 output tokens."""
+    """Replicas that take ``looks`` ticks to start, all busy with requests of 200 prompt and 50 output tokens."""
 
     def __init__(self, kit, *, looks: int) -> None:
         self.kit, self.looks, self.number = kit, looks, 0

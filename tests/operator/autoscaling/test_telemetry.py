@@ -1,4 +1,4 @@
-"""What Prometheus learns of the autoscaler: each LLMDeployment's last decision, and no series of what is gone."""
+"""The autoscaler's metrics: each LLMDeployment's last decision, and no series of deleted ones."""
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,7 +11,7 @@ LABELS = ("namespace", "name", "term", "input", "reason")
 
 
 class Scraped:
-    """A registry with the autoscaler's metrics, and what a scrape of it finds."""
+    """A registry with the autoscaler's metrics, and the results of a scrape."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -20,7 +20,7 @@ class Scraped:
         self.telemetry.show(lambda: self.decisions, last_answer=lambda: 1234.0, gateways=lambda: (2, 1))
 
     def series(self, metric: str, **labels: str) -> dict[str, float]:
-        """By what the labels given do not say."""
+        """Return the values by the labels that are not given."""
         page = generate_latest(self.registry).decode()
         samples = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name == metric]
         return {

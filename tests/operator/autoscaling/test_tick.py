@@ -1,4 +1,4 @@
-"""One tick over all LLMDeployments: asked together, persisted before acting, tried again where it failed."""
+"""One tick over all LLMDeployments: metrics in one call, persisted before acting, retried after failures."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +24,7 @@ class SetClock:
 
 
 class ToldMetrics:
-    """Says of each replica what a test put in, as of now."""
+    """Metrics with chosen current values for each replica."""
 
     def __init__(self, clock: SetClock, kit) -> None:
         self.clock, self.kit = clock, kit
@@ -50,7 +50,7 @@ class ToldMetrics:
 
 
 class Ledger:
-    """A scale target that writes down what it was asked, and fails when told to."""
+    """A scale target that records its calls and can fail."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -191,7 +191,7 @@ async def test_deployment_that_left_is_forgotten(bench):
         await bench.tick(bench.subject("ns/chat", "ns/chat-0", "ns/chat-1"))
     await bench.tick()
     decision = (await bench.tick(bench.subject("ns/chat", "ns/chat-0")))["ns/chat"]
-    # A new one of that name begins without memory.
+    # A new one with that name starts without history.
     assert len(decision.history.needs) == 1
 
 

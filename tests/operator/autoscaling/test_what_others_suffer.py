@@ -1,4 +1,4 @@
-"""One test for each complaint that users of other autoscalers have."""
+"""One test for each common complaint about other autoscalers."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_demand_that_nobody_saw_during_an_outage_counts_as_full_after_it(kit):
     story = kit.story(current=4)
     story.ticks(25, *kit.fleet(4, running=8))
     story.ticks(8, *(kit.ready(f"r{n}", age=None) for n in range(4)))
-    # Idle again at once: but within the window nobody knows what was needed.
+    # Idle again at once, but demand within the window is unknown.
     assert {decision.desired for decision in story.ticks(20, *kit.fleet(4))} == {4}
     assert story.tick(*kit.fleet(4)).desired == 3
 
@@ -60,7 +60,7 @@ def test_operator_restart_does_not_forget_load(kit):
 
     first = story.tick(*kit.fleet(6))
     assert (first.desired, first.reason) == (6, Reason.RESTARTED)
-    # Nor at the second look: what was needed before is unknown for a whole window.
+    # Nor at the second tick: earlier demand is unknown for a whole window.
     assert {decision.desired for decision in story.ticks(19, *kit.fleet(6))} == {6}
     assert story.tick(*kit.fleet(6), after=30.0).desired == 5
 
@@ -122,7 +122,7 @@ def test_burst_is_followed_down_again_step_by_step(kit):
 def test_other_hand_on_the_replicas_is_taken_as_it_is(kit):
     story = kit.story(current=3)
     story.ticks(10, *kit.fleet(3, running=6))
-    # An HPA, or a person, asks for seven.
+    # An HPA, or a user, requests seven.
     story.target = 7
     decision = story.tick(*kit.fleet(3, running=6))
     assert (decision.current, decision.desired) == (7, 7)
@@ -130,7 +130,7 @@ def test_other_hand_on_the_replicas_is_taken_as_it_is(kit):
 
 @pytest.mark.parametrize(("figures", "settles_at"), [({"running": 9.0}, 5), ({"running": 0.0}, 1)])
 def test_empty_queue_tells_busy_from_idle(kit, figures, settles_at):
-    """Queue depth is 0 in both cases."""
+    """The queue depth is 0 in both cases."""
     story = kit.story(current=4, queue_depth=4)
     total = figures["running"] * 4
     for _ in range(60):
@@ -156,7 +156,7 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
 @pytest.mark.parametrize(
     ("current", "running", "least", "reason", "words"),
     [
-        # Both could be one fewer, if the silent one were idle.
+        # Both could be one fewer if the one without metrics were idle.
         (
             2,
             1,
@@ -171,7 +171,7 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
             Reason.METRICS_PARTIAL,
             "1 of 4 ready replicas reported no metrics, and may be full; Concurrency needs 2.62",
         ),
-        # As many are needed by those that do tell, or may not be fewer.
+        # The others need as many, or may not be fewer.
         (4, 9, 1, Reason.STEADY, "stays at 4: Concurrency needs 3.38"),
         (2, 1, 2, Reason.STEADY, "stays at 2: Concurrency needs 0.12"),
     ],

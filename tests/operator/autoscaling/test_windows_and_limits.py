@@ -1,4 +1,4 @@
-"""How fast and how far replicas may change."""
+"""The speed and range of changes of the number of replicas."""
 
 import pytest
 
@@ -163,7 +163,7 @@ def test_recommendation_stands_while_metrics_are_away(kit):
     assert blind.message == "1 → 4 as before: only 0 of 1 ready replicas reported metrics in the last 45 s"
 
 
-# --- memory ---
+# --- history ---
 
 
 def test_record_keeps_the_last_ten_changes(kit):

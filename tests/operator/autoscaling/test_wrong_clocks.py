@@ -1,4 +1,4 @@
-"""The operator's clock is wrong, is set while it runs, or is another than that of the operator before."""
+"""The operator's clock is wrong, is set while it runs, or differs from that of the previous operator."""
 
 import pytest
 
@@ -11,7 +11,7 @@ DOWN = ScaleDown.steps(window_seconds=0.0, max_step=1, period_seconds=60.0)
 
 
 def busy_day(kit, *, wrong: float):
-    """One replica with a queue brings another, which starts, serves, and goes."""
+    """One replica with a queue causes another, which starts, serves and is removed."""
     story = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
     story.time += wrong
     story.tick(kit.ready("a", waiting=0.0))

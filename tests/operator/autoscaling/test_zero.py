@@ -1,4 +1,4 @@
-"""To no replica and back: only when all gateways say that nobody asks, and at once when somebody does."""
+"""To zero replicas and back: only if all gateways report no requests, and at once for a new request."""
 
 import pytest
 
@@ -106,7 +106,7 @@ def test_never_to_zero_while_a_gateway_has_a_request_that_no_sample_shows_yet(ki
 
 
 def test_short_requests_between_looks_keep_the_last_replica(kit):
-    """Each is over before anybody looks; only the counter of arrivals tells."""
+    """Each ends before the next tick; only the counter of arrivals shows it."""
     story = kit.story(current=1, min_replicas=0)
     for look in range(60):
         story.tick(kit.ready("a", arrived_requests=float(look // 8), finished_requests=float(look // 8)), **QUIET)
@@ -114,7 +114,7 @@ def test_short_requests_between_looks_keep_the_last_replica(kit):
 
 
 def test_last_one_stays_while_not_all_gateways_answer(kit):
-    """Nobody would hold the next request, and what one of them streams would be unseen."""
+    """No gateway would hold the next request, and requests in progress at the missing one are unknown."""
     story = kit.story(current=1, min_replicas=0)
     story.ticks(30, kit.ready("a"), held=0)
     assert (story.target, story.decisions[-1].reason) == (1, Reason.NO_GATEWAY)

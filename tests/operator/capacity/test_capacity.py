@@ -1,4 +1,4 @@
-"""Memory per token, weights, and what fits where; figures that can be checked by hand or in a model's own files."""
+"""Memory per token, weights, and what fits; figures that can be checked by hand or in a model's own files."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -100,7 +100,7 @@ def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], p
 @pytest.mark.parametrize(
     ("body", "parameters"),
     [
-        # Gemma 2 2B: embeddings shared without a word in the config, heads of 256 where the hidden size would make 288.
+        # Gemma 2 2B: tied embeddings without a field in the config, heads of 256 where the hidden size would give 288.
         (
             {
                 "architectures": ["Gemma2ForCausalLM"],
@@ -113,7 +113,7 @@ def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], p
             },
             2_614_341_888,
         ),
-        # Qwen3 0.6B: heads of 128 where the hidden size would make 64.
+        # Qwen3 0.6B: heads of 128 where the hidden size would give 64.
         (
             {
                 "architectures": ["Qwen3ForCausalLM"],
@@ -256,7 +256,7 @@ def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
         assert needs.base_bytes + outcome.kv_cache_bytes <= memory
         useful = capacity.useful_kv_cache_bytes(outcome, needs, limits)
         assert useful <= outcome.kv_cache_bytes
-        # As many sequences fit into what is worth allocating as into all that there is.
+        # As many sequences fit into the useful size as into all available memory.
         held = kv_groups.share_groups(useful, needs.kv_groups, limits)
         assert held.sequences == outcome.sequences
         if all(group.window is None for group in needs.kv_groups):
@@ -276,7 +276,7 @@ def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, Cach
 
 
 def test_windows_leave_their_memory_to_full_attention() -> None:
-    """Gemma 3 4B's shape: five of six layers look back on 1,024 tokens."""
+    """Gemma 3 4B's shape: five of six layers have windows of 1,024 tokens."""
     body = {
         "architectures": ["Gemma3ForCausalLM"],
         "hidden_size": 2560,

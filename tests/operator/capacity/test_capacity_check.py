@@ -1,4 +1,4 @@
-"""What is refused before anything is made: only what is known not to fit, with the figures of ``quire plan``."""
+"""The capacity check blocks only what is known not to fit, with the figures of ``quire plan``."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reading managedFields: the fingerprint of what is ours, and what others set."""
+"""managedFields: the fingerprint of our fields, and the fields of other clients."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_the_fingerprint_is_of_our_fields_alone() -> None:
     others = (theirs({"f:paused": {}}), OURS, entry({}, subresource="status"))
     assert fingerprint(deployment(*others, paused=True)) == alone
     assert fingerprint(deployment(entry(OURS["fieldsV1"] | {"f:metadata": {}}))) != alone
-    assert fingerprint(deployment(OURS | {"time": "later"})) == alone, "applied anew, and the same"
+    assert fingerprint(deployment(OURS | {"time": "later"})) == alone, "applied again, and the same"
     assert fingerprint(deployment(theirs({}))) == fingerprint(deployment()) == fingerprint({}) == ""
 
 

@@ -1,4 +1,4 @@
-"""From what is desired and what is there to what is done, with reasons."""
+"""From the desired and the observed state to actions with reasons."""
 
 from dataclasses import replace
 from typing import Any
@@ -132,6 +132,14 @@ def test_what_is_ours_and_no_longer_wanted_is_deleted(changes: dict[str, Any], g
     actions = planned(SETTLED | {claim: child(claim, **changes)}).actions
     wanted = (Delete(ref=claim, uid=f"uid of {claim}", reason="the spec no longer requires it"),)
     assert actions == (wanted if goes else ())
+
+
+def test_policy_without_owner_is_ours_by_what_we_applied() -> None:
+    policy = Ref("NetworkPolicy", "chat")
+    assert planned(SETTLED | {policy: child(policy, owner=None)}).actions == (
+        Delete(ref=policy, uid=f"uid of {policy}", reason="the spec no longer requires it"),
+    )
+    assert planned(SETTLED | {policy: child(policy, owner=None, fingerprint="")}).actions == ()
 
 
 def pod(name: str, cost: str = "", *, deleting: bool = False) -> Pod:

@@ -1,4 +1,4 @@
-"""A fleet whose pod templates all change at once: how many LLMDeployments replace replicas, and that all of them do."""
+"""Many LLMDeployments whose pod templates change at once: how many roll out at a time, and that all of them do."""
 
 from dataclasses import replace
 from typing import Any
@@ -117,7 +117,7 @@ class Fleet:
         return live
 
     def run_pass(self, key: Key) -> None:
-        """As ``reconcile`` applies: held, or the new template; the controller has not seen it yet."""
+        """Apply as ``reconcile`` does: paused, or the new template; the controller has not seen it yet."""
         live, resource = self.live(key), self.store.resource(key)
         assert resource is not None
         if begins_rollout(live, template_digest="new"):
@@ -127,7 +127,7 @@ class Fleet:
                 self.put(key, changed)
 
     def progress(self, key: Key) -> None:
-        """The controller sees the Deployment, then replaces one replica after the other."""
+        """Let the controller see the Deployment, then replace one replica after the other."""
         live = self.live(key)
         if live.observed_generation < live.generation:
             updated = live.updated if live.is_held or live.replicas_asked == 0 else 0

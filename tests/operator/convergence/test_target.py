@@ -1,4 +1,4 @@
-"""How many replicas are asked for, and what status says before."""
+"""The requested number of replicas, and the status before it."""
 
 from typing import Any
 
@@ -48,11 +48,11 @@ def record(replicas: int | None) -> ScalingRecord | None:
 @pytest.mark.parametrize(
     ("fields", "decided", "persisted", "deployment", "wanted", "persist"),
     [
-        # Static: the spec alone.
+        # Static: only the spec.
         ({"replicas": 3}, None, None, None, 3, None),
         ({"replicas": 3}, None, None, running(7), 3, None),
         ({"replicas": 3}, 5, 6, running(7), 3, None),
-        # Autoscaling: decision, else what was persisted, else what runs, else what the spec starts from; within bounds.
+        # Autoscaling: the decision, else the persisted, the running or the initial number; within bounds.
         ({"replicas": 1, "autoscaling": AUTOSCALING}, None, None, None, 2, 2),
         ({"replicas": 4, "autoscaling": AUTOSCALING}, None, None, None, 4, 4),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, None, None, running(6), 6, 6),
@@ -60,7 +60,7 @@ def record(replicas: int | None) -> ScalingRecord | None:
         ({"replicas": 1, "autoscaling": AUTOSCALING}, None, 5, running(3), 5, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 4, 5, running(3), 4, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 40, 5, running(3), 8, None),
-        # Nothing is taken away while old replicas are being replaced.
+        # Nothing is removed while old replicas are being replaced.
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 3, 3, running(6, old=2), 6, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 7, 7, running(6, old=2), 7, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 3, 3, running(9, old=2), 3, None),

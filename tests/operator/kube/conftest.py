@@ -1,4 +1,4 @@
-"""The operator, as a process of its own, on a real API server."""
+"""The operator as a process on a real API server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,12 @@ from quire_cluster.crds import wait_established
 
 CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
 LIMITED = ":limited:"
-"""In the account of the operator that test_rights.py leaves without a permission."""
+"""A part of the account name of the operator that test_rights.py runs without a permission."""
 
 
 @pytest.fixture(scope="session")
 def crd_installed(api_server: ControlPlane) -> Iterator[ControlPlane]:
-    """The API server, serving LLMDeployments. In the end: no operator was ever refused anything by its role."""
+    """Yield the API server with LLMDeployments. At the end, its audit log has no rejected request of an operator."""
     start = api_server.audit.position()
     api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     wait_established(api_server.client(), "llmdeployments.quire.dev")
@@ -34,13 +34,13 @@ def operators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
 
 @pytest.fixture
 def space(crd_installed: ControlPlane, namespace: str) -> Namespace:
-    """A namespace of this test's own."""
+    """Return a namespace for this test only."""
     return Namespace(crd_installed, namespace)
 
 
 @pytest.fixture(scope="session")
 def shared_space(crd_installed: ControlPlane) -> Iterator[Namespace]:
-    """A namespace with one operator, for tests that do it no harm; each uses names of its own."""
+    """Yield a namespace with one operator, for tests that do it no harm; each uses its own names."""
     created = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "shared"}})
     assert created.ok, created.body
     yield Namespace(crd_installed, "shared")
@@ -49,8 +49,7 @@ def shared_space(crd_installed: ControlPlane) -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def operator(operators: Operators, shared_space: Namespace) -> Iterator[OperatorProcess]:
-    """The operator of the shared namespace, leading; it looks at everything again each ten seconds, and scales each
-    second."""
+    """Yield the leading operator of the shared namespace, which resyncs every ten seconds and scales every second."""
     flags = ("--resync", "10s", "--autoscaling-period", "1s", "--gateway-selector", "app=gateway")
     process = operators.start(*shared_space.flags(), *flags, identity="shared-operator")
     shared_space.wait_holder(process.identity)

@@ -1,4 +1,4 @@
-"""The capacity check in a cluster: nodes with GPUs by their labels, a hub on loopback, the chart's own rights."""
+"""The capacity check in a cluster: GPU nodes by their labels, a hub on loopback, the chart's own permissions."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CONFIG = {
     "num_key_value_heads": 8,
     "vocab_size": 128256,
 }
-"""128 KiB of cache a token: the longest sequence takes 16 GiB. Its weights are small."""
+"""128 KiB of cache per token: the longest sequence needs 16 GiB. Its weights are small."""
 MODEL = {"source": "hf://org/long"}
 GPU = {"limits": {"nvidia.com/gpu": 1}}
 CHILDREN = ("deployments", "services", "serviceaccounts", "poddisruptionbudgets")
@@ -41,7 +41,7 @@ def hub() -> Iterator[str]:
 
 @pytest.fixture
 def node(space: Namespace) -> Iterator[str]:
-    """One with a T4, as NVIDIA's feature discovery would label it; there is no kubelet."""
+    """Yield a node with a T4, labelled as by NVIDIA's feature discovery; there is no kubelet."""
     name = f"{space.name}-t4"
     labels = {"nvidia.com/gpu.memory": str(T4_MEBIBYTES), "nvidia.com/gpu.product": "Tesla-T4", "pool": name}
     client = space.server.client()
@@ -56,7 +56,7 @@ Start = Callable[..., OperatorProcess]
 
 @pytest.fixture
 def start(operators: Operators, space: Namespace) -> Iterator[Start]:
-    """Starts the operator that this test needs."""
+    """Yield a function that starts the operator of this test."""
     started: list[OperatorProcess] = []
 
     def leading(*flags: str) -> OperatorProcess:
@@ -71,7 +71,7 @@ def start(operators: Operators, space: Namespace) -> Iterator[Start]:
 
 @pytest.fixture
 def operator(start: Start, space: Namespace, node: str, hub: str) -> OperatorProcess:
-    """Of the whole cluster: only such may list nodes."""
+    """Return an operator of the whole cluster, which may list nodes."""
     kubeconfig = grant(space.server, space.name, everywhere=True)
     return start("--kubeconfig", str(kubeconfig), "--namespace", space.name, "--hub-endpoint", hub)
 
@@ -79,7 +79,7 @@ def operator(start: Start, space: Namespace, node: str, hub: str) -> OperatorPro
 def needed_by_quire_plan(
     engine: dict[str, Any], hub: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """What it says a replica needs, and of what."""
+    """Return the memory that a replica needs and its parts, according to quire plan."""
     body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
     body["spec"] = {"model": MODEL, "resources": GPU, "engine": engine}
     file = folder / "chat.yaml"

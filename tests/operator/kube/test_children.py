@@ -1,7 +1,8 @@
-"""What the operator makes of an LLMDeployment on a real API server, and that it then leaves it alone."""
+"""The children that the operator creates on a real API server, and that it then leaves alone."""
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
@@ -18,7 +19,7 @@ QUIET_SECONDS = 15.0
 
 @pytest.fixture(scope="session")
 def deleted(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
-    """One that was made and deleted early: the garbage collector learns of a new kind within half a minute only."""
+    """Return one that was deleted early: the garbage collector learns of a new kind only within half a minute."""
     shared_space.apply("gone", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
     shared_space.wait_settled("gone")
     assert "gone-models" in shared_space.names("persistentvolumeclaims")
@@ -59,15 +60,39 @@ def test_status_tells_of_the_replica_that_does_not_run_here(demo: Namespace) -> 
 
 
 def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator: OperatorProcess) -> None:
-    """Across another reconcile that asks for nothing, and across a resync."""
+    """The time covers another reconcile without a change, and a resync."""
     audit = demo.server.audit
     demo.touch("chat", "once")
     start = audit.position()
-    time.sleep(QUIET_SECONDS)  # the thing measured is that nothing happens
+    time.sleep(QUIET_SECONDS)  # the test measures that nothing happens
     asked = audit.requests(start, user_agent=operator.identity)
     assert [str(request) for request in asked if request.is_mutating and request.resource != "leases"] == []
     assert sum(request.resource == "leases" for request in asked) >= 5, "it was alive and leading all the while"
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
+
+
+def test_retained_claim_survives_its_llmdeployment_and_is_used_again(
+    shared_space: Namespace, operator: OperatorProcess
+) -> None:
+    model = {"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Retain"}}
+
+    def claim() -> dict[str, Any]:
+        return (shared_space.get("persistentvolumeclaims", "kept-models") or {}).get("metadata", {})
+
+    shared_space.apply("kept", model=model)
+    shared_space.wait_settled("kept")
+    before = claim()
+    assert "ownerReferences" not in before
+    shared_space.delete("llmdeployments", "kept")
+    until(lambda: shared_space.get("deployments", "kept") is None and not shared_space.pods("kept"))
+    shared_space.apply("kept", model=model)
+    shared_space.wait_settled("kept")
+    assert claim()["uid"] == before["uid"] and "deletionTimestamp" not in claim()
+
+    shared_space.apply("kept", model={"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Delete"}})
+    until(lambda: claim().get("ownerReferences"))
+    shared_space.delete("llmdeployments", "kept")
+    until(lambda: not claim())
 
 
 def test_deletion_leaves_nothing(deleted: Namespace) -> None:

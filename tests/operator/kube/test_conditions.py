@@ -1,7 +1,7 @@
-"""Each reason of a condition, reached by causing it on a real API server, and left again by taking the cause away.
+"""Each reason of a condition, caused on a real API server and removed again.
 
-Quotas, admission and the scheduler are real. What only a kubelet could say is written into the pod's status with the
-words that one uses; such pods are kept from the scheduler. All cases live side by side in one namespace.
+Quotas, admission and the scheduler are real. The kubelet's part is written into the pod's status in the kubelet's
+words; such pods are kept from the scheduler. All cases run side by side in one namespace.
 """
 
 import re
@@ -19,7 +19,7 @@ from quire_cluster.fake_nodes import FakeNodes
 from quire_common.contract import engine as engine_names
 from quire_operator.domain.status.pod_failures import FailureReason
 
-NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "nobody"}}
+NO_SUCH_SCHEDULER = {"spec": {"schedulerName": "no-such-scheduler"}}
 SILENT = "127.0.77.9"
 PRIORITY_CLASS = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -42,16 +42,16 @@ def looping(code: int, message: str, *, reason: str = "Error", name: str = "engi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`words` are in the message and in what kubectl describe shows."""
+    """A case. `words` are in the message and in the output of kubectl describe."""
 
     reason: str
     words: str
     kind: str = "Degraded"
     spec: dict[str, Any] = field(default_factory=dict)
     pod: Status | None = None
-    """What a kubelet would say of it; such pods are kept from the scheduler."""
-    mend: dict[str, Any] = field(default_factory=dict)
-    """The spec that takes the cause away, where it is the spec; else the pod becomes well."""
+    """The kubelet's status of the pod; such pods are kept from the scheduler."""
+    fix: dict[str, Any] = field(default_factory=dict)
+    """The spec that removes the cause; if it is empty, the pod becomes healthy."""
 
     @property
     def starting_spec(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Case:
 
 
 def of_class(name: str) -> dict[str, Any]:
-    return {"podTemplate": {"spec": {"priorityClassName": name, "schedulerName": "nobody"}}}
+    return {"podTemplate": {"spec": {"priorityClassName": name, "schedulerName": "no-such-scheduler"}}}
 
 
 PULL = (
@@ -163,64 +163,64 @@ CASES: dict[str, Case] = {
         reason="InsufficientGPU",
         words="Insufficient nvidia.com/gpu",
         spec=GPU | {"podTemplate": {"spec": {"nodeSelector": {"kubernetes.io/hostname": WITHOUT_GPUS}}}},
-        mend=GPU,
+        fix=GPU,
     ),
     "no-node": Case(
         reason="Unschedulable",
         words="didn't match Pod's node affinity/selector",
         spec={"podTemplate": {"spec": {"nodeSelector": {"gpu": "H100"}}}},
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
     "quota-of-claims": Case(
         reason="QuotaExceeded",
         words="exceeded quota: no-claims",
         spec={"model": {"source": "hf://org/model", "cache": {"size": "1Gi"}}},
-        mend={"model": {"source": "hf://org/model"}},
+        fix={"model": {"source": "hf://org/model"}},
     ),
     "quota-of-pods": Case(
-        reason="QuotaExceeded", words="exceeded quota: no-pods", spec=of_class("poor"), mend={"replicas": 1}
+        reason="QuotaExceeded", words="exceeded quota: no-pods", spec=of_class("poor"), fix={"replicas": 1}
     ),
     "refused-pods": Case(
         reason="ReplicasRefused",
         words="no PriorityClass with name missing-class was found",
         spec=of_class("missing-class"),
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
     "invalid": Case(
         reason="InvalidSpec",
         words="spec.engine.extraArgs[0]",
         spec={"engine": {"extraArgs": ["--no-such-flag"]}},
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
     "rejected": Case(
         reason="InvalidSpec",
         words="the API server rejected the Deployment",
         spec={"podTemplate": {"spec": {"nodeSelektor": {"a": "b"}}}},
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
     "taken": Case(reason="NameConflict", words="Service taken already exists and was not created by quire"),
     "asleep": Case(
-        kind="Ready", reason="ScaledToZero", words="spec.replicas is 0", spec={"replicas": 0}, mend={"replicas": 1}
+        kind="Ready", reason="ScaledToZero", words="spec.replicas is 0", spec={"replicas": 0}, fix={"replicas": 1}
     ),
     "no-prometheus": Case(
         kind="Autoscaling",
         reason="PrometheusUnavailable",
         words="--prometheus-url",
         spec={"autoscaling": {"minReplicas": 1, "maxReplicas": 2, "metricsSource": "Prometheus"}},
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
     "silent": Case(
         kind="Autoscaling",
         reason="MetricsStale",
         words="have not reported metrics recently",
         spec={"podTemplate": NO_SUCH_SCHEDULER, "autoscaling": {"minReplicas": 1, "maxReplicas": 2}},
-        mend={"replicas": 1},
+        fix={"replicas": 1},
     ),
 }
 
 
 def set_the_scene(space: Namespace) -> None:
-    """What stands in the way of some."""
+    """Create the obstacles of some cases."""
     space.create(
         "resourcequotas", {"metadata": {"name": "no-claims"}, "spec": {"hard": {"persistentvolumeclaims": "0"}}}
     )
@@ -251,7 +251,7 @@ def scene(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNod
 
 
 def say(space: Namespace, name: str, status: Status) -> bool:
-    """A kubelet's words for the pods of this one; whether there were any."""
+    """Write a kubelet's status to the pods of this LLMDeployment; return True if there were any."""
     bodies = [(pod, space.get("pods", pod)) for pod in space.pods(name)]
     pods = [pod for pod, body in bodies if body is not None and body["status"].get("phase") != "Failed"]
     return any([space.write_pod_status(pod, {"phase": "Pending"} | status) for pod in pods])
@@ -259,7 +259,7 @@ def say(space: Namespace, name: str, status: Status) -> bool:
 
 @pytest.fixture(scope="module")
 def caused(scene: Namespace) -> Namespace:
-    """Every cause is there, and was seen."""
+    """Return the namespace in which every cause exists and was reported."""
     for name, case in CASES.items():
         scene.apply(name, **case.starting_spec)
     for name, case in CASES.items():
@@ -273,14 +273,14 @@ def caused(scene: Namespace) -> Namespace:
 
 @pytest.fixture(scope="module")
 def described(caused: Namespace) -> dict[str, str]:
-    """By LLMDeployment, what kubectl describe shows of it, on one line each."""
+    """Return the output of kubectl describe for each LLMDeployment, as one line."""
     text = caused.server.kubectl("describe", "llmd", "-n", caused.name)
     parts = re.split(r"^Name:\s+(\S+)$", text, flags=re.MULTILINE)[1:]
     return {name: " ".join(part.split()) for name, part in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def told(space: Namespace, name: str) -> Counter[str]:
-    """Its Events, by reason."""
+def events_of(space: Namespace, name: str) -> Counter[str]:
+    """Return the number of its Events by reason."""
     ours = (e for e in space.items("events") if e["involvedObject"].get("kind") == "LLMDeployment")
     return Counter(e["reason"] for e in ours if e["involvedObject"]["name"] == name)
 
@@ -293,8 +293,8 @@ def test_the_cause_is_in_the_condition_in_an_event_and_in_what_kubectl_shows(
     condition = caused.condition(name, case.kind)
     assert (condition["reason"], case.words in condition["message"]) == (case.reason, True), condition
     assert " ".join(case.words.split()) in described[name] and f"Reason: {case.reason}" in described[name]
-    until(lambda: told(caused, name)[case.reason], why=lambda: told(caused, name))
-    assert told(caused, name)[case.reason] == 1, "once, for it turned once"
+    until(lambda: events_of(caused, name)[case.reason], why=lambda: events_of(caused, name))
+    assert events_of(caused, name)[case.reason] == 1, "once, for it turned once"
     if case.kind == "Degraded":
         assert condition["status"] == "True"
         assert caused.condition(name, "Ready")["status"] == "False"
@@ -309,13 +309,13 @@ def test_the_table_of_kubectl_get_names_the_reason(caused: Namespace) -> None:
 
 
 @pytest.fixture(scope="module")
-def mended(caused: Namespace) -> Namespace:
-    """Every cause was taken away."""
+def fixed(caused: Namespace) -> Namespace:
+    """Return the namespace after every cause was removed."""
     caused.delete("services", "taken")
     caused.touch("taken", "once-the-name-is-free")
     for name, case in CASES.items():
-        if case.mend:
-            caused.apply(name, **case.mend)
+        if case.fix:
+            caused.apply(name, **case.fix)
     for name, case in CASES.items():
         if case.pod is not None:
             until(lambda name=name: replaced(caused, name))
@@ -323,21 +323,21 @@ def mended(caused: Namespace) -> Namespace:
 
 
 def replaced(space: Namespace, name: str) -> bool:
-    """The pods are well; one that has failed for good gets another in its place."""
+    """Return True if the pods are healthy; one that has failed for good is replaced by another."""
     return say(space, name, {}) and bool(space.run_pods(name))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_the_cause_the_condition_is_well_again(name: str, mended: Namespace) -> None:
+def test_without_the_cause_the_condition_is_well_again(name: str, fixed: Namespace) -> None:
     case = CASES[name]
     if case.kind == "Autoscaling":
-        mended.wait_reason(name, "Autoscaling", "NotConfigured")
+        fixed.wait_reason(name, "Autoscaling", "NotConfigured")
     else:
-        mended.wait_reason(name, "Ready", "Serving")
-        mended.wait_reason(name, "Degraded", "AsExpected")
-        assert mended.condition(name, "Progressing")["reason"] == "Complete"
-        until(lambda: told(mended, name)["Serving"])
-    assert told(mended, name)[case.reason] == 1, "and was not told again"
+        fixed.wait_reason(name, "Ready", "Serving")
+        fixed.wait_reason(name, "Degraded", "AsExpected")
+        assert fixed.condition(name, "Progressing")["reason"] == "Complete"
+        until(lambda: events_of(fixed, name)["Serving"])
+    assert events_of(fixed, name)[case.reason] == 1, "and was not reported again"
 
 
 def test_every_reason_that_pods_and_their_deployment_give_is_caused_here_or_in_the_test_of_rollouts() -> None:

@@ -1,7 +1,7 @@
-"""The operator killed with SIGKILL between any two of its writes, and started again: it ends at the same objects.
+"""The operator is killed with SIGKILL between any two of its writes and restarted: it ends at the same objects.
 
-Which writes there are is found out by running each stage once undisturbed; then it is run once for each of them, all at
-once, each in a namespace of its own with an operator that dies just before that write.
+An undisturbed run of each stage shows the writes. Then the stage runs once for each of them, all at once, each in its
+own namespace with an operator that dies just before that write.
 """
 
 import json
@@ -22,7 +22,7 @@ from quire_cluster.control_plane import ControlPlane
 
 ENGINES = "127.0.77.2"
 MADE: dict[str, Any] = {
-    "model": {"source": "hf://org/model", "cache": {"size": "1Gi"}},
+    "model": {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}},
     "replicas": 2,
     "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
 }
@@ -35,7 +35,7 @@ SHRINKING: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Of the life of an LLMDeployment. The operator dies between its writes from `begin` on."""
+    """A stage in the life of an LLMDeployment. The operator dies between its writes from `begin` on."""
 
     before: Callable[[Namespace], None]
     begin: Callable[[Namespace], None]
@@ -44,7 +44,7 @@ class Stage:
 
 
 def seen(space: Namespace, replicas: int) -> bool:
-    """Whether the operator and the Deployment's controller have looked at what is asked for now."""
+    """Return True if the operator and the Deployment's controller have observed the current spec."""
     resource, deployment = space.get("llmdeployments", "chat"), space.get("deployments", "chat")
     if resource is None or deployment is None:
         return False
@@ -57,7 +57,7 @@ def seen(space: Namespace, replicas: int) -> bool:
 
 
 def nothing(space: Namespace) -> None:
-    """Before the first stage."""
+    """Prepare nothing: the first stage needs nothing."""
 
 
 def make(space: Namespace) -> None:
@@ -109,9 +109,9 @@ STAGES = {
 
 
 def made_by_operator(space: Namespace, since: Position) -> Counter[str]:
-    """Requests that made an object, by its address with a {} for the namespace.
+    """Return the requests that created an object, by its address with a {} for the namespace.
 
-    Events and the Lease tell of the operator, not of its work.
+    Events and the Lease belong to the operator itself, not to its work.
     """
     written = space.server.audit.mutating_requests(since, user_agent="quire-operator")
     made = (r for r in written if r.namespace == space.name and r.status == 201)
@@ -120,7 +120,7 @@ def made_by_operator(space: Namespace, since: Position) -> Counter[str]:
 
 
 def look(space: Namespace, addresses: Iterable[str]) -> dict[str, Any]:
-    """The status and what is at these addresses, less what differs from one namespace or minute to the next."""
+    """Return the status and the objects at these addresses, without what differs between namespaces or over time."""
     resource = space.get("llmdeployments", "chat")
     assert resource is not None
     status, uid = resource["status"], resource["metadata"]["uid"]
@@ -146,7 +146,7 @@ def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[object]:
 
 
 class Ordeal:
-    """One stage: namespaces and operators, undisturbed and doomed."""
+    """One stage with its namespaces and operators, undisturbed and killed."""
 
     def __init__(self, server: ControlPlane, operators: Operators, stage: Stage, folder: Path) -> None:
         self.server, self.operators, self.stage, self._folder = server, operators, stage, folder
@@ -165,7 +165,7 @@ class Ordeal:
         return self._folder / space.name
 
     def operator(self, space: Namespace, *, before_write: int | None = None) -> OperatorProcess:
-        # The same identity, as a container that was restarted in its pod: its Lease is its own, it need not wait.
+        # The same identity, as a container that restarted in its pod: it owns the Lease and need not wait.
         operator = self.operators.start(
             *space.flags(),
             identity=space.name,
@@ -181,7 +181,7 @@ class Ordeal:
         self.stage.begin(space)
 
     def undisturbed(self) -> tuple[Namespace, list[str]]:
-        """Where nothing happens to the operator; the writes it makes."""
+        """Run without a disturbance; return the namespace and the operator's writes."""
         space = self.new_space()
         operator = self.operator(space)
         self.stage.before(space)
@@ -226,7 +226,7 @@ def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_
         stage.before(space)
     for space in doomed.values():
         ordeal.begin(space)
-    # How many writes of a status there are is up to how quick the controllers are: the last may not come.
+    # The number of status writes depends on the speed of the controllers: the last may not happen.
     until(lambda: sum(not o.is_alive for o in first.values()) >= len(first) - 2, why=lambda: alive(first))
     for operator in first.values():
         operator.kill()
@@ -243,7 +243,7 @@ def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_
         )
     for n, space in doomed.items():
         made = made_by_operator(space, ordeal.start)
-        # A server that took longer than the client would wait may have logged something else than 201.
+        # If the server took longer than the client's timeout, it may have logged another status than 201.
         assert made.keys() <= addresses and set(made.values()) == {1}, f"killed before write {n}: {made}"
     print(f"killed before each of {len(writes)} writes: {Counter(writes)}")
 

@@ -1,4 +1,4 @@
-"""What others change in the children: what is ours is set back, what breaks a replica is removed, the rest is told."""
+"""Changes of other clients to children: ours are restored, breaking ones removed, the rest is reported."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ IMAGE = "registry.example/engine:edited"
 
 @pytest.fixture(scope="module")
 def drift(crd_installed: ControlPlane, operators: Operators) -> Iterator[Namespace]:
-    """Its operator looks at everything again only after ten minutes: what is found before that, a watch has shown."""
+    """Yield a namespace whose operator resyncs only after ten minutes, so that a watch shows everything before."""
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "drift"}}).ok
     space = Namespace(crd_installed, "drift")
     operator = operators.start(*space.flags(), "--resync", "10m", identity="drift")

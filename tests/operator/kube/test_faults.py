@@ -1,4 +1,4 @@
-"""An API server that refuses, fails, hangs or cuts connections: nothing is lost, nothing is made twice."""
+"""An API server that rejects, fails, hangs or cuts connections: nothing is lost or created twice."""
 
 import itertools
 from collections import Counter
@@ -20,7 +20,7 @@ def proxy(crd_installed: ControlPlane, space: Namespace) -> Iterator[FaultProxy]
 
 @pytest.fixture
 def behind(proxy: FaultProxy, space: Namespace, operators: Operators) -> Iterator[OperatorProcess]:
-    """An operator that reaches the API server through the proxy alone."""
+    """Yield an operator that reaches the API server only through the proxy."""
     operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
     space.wait_holder(operator.identity)
     yield operator

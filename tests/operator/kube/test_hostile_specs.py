@@ -1,11 +1,11 @@
-"""An LLMDeployment that is made to trip the operator up: it is refused, and all others are served as ever."""
+"""A malicious LLMDeployment is rejected and does not affect others."""
 
 from pathlib import Path
 
 from kube_support.operators import Namespace, Operators
 
 LEVELS = 9_900
-"""Hardly less than the API server stores; Python's parser gives up at a tenth of it where nobody tells it otherwise."""
+"""Slightly less than the API server stores; by default Python's parser fails at a tenth of it."""
 
 
 def test_a_spec_nested_as_deeply_as_can_be_stored_harms_nobody_else(

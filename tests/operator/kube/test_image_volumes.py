@@ -1,4 +1,4 @@
-"""oci:// on a real API server: the operator finds out by a dry run that it takes image volumes, and uses them."""
+"""oci:// on a real API server: a dry run shows that it supports image volumes, and the operator uses them."""
 
 from kube_support.operators import Namespace, OperatorProcess, until
 

@@ -1,4 +1,4 @@
-"""``quire explain`` and ``quire top`` on a real API server with a live operator, with all rights and with few."""
+"""``quire explain`` and ``quire top`` on a real API server and operator, with all and few permissions."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ OPERATOR_PORT = 8080
 
 
 def own_address() -> str:
-    """Of this machine: the API server proxies to no loopback address. Nothing is sent."""
+    """Return this machine's address, because the API server does not proxy to loopback. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -39,7 +39,7 @@ def own_address() -> str:
 
 
 class Page(BaseHTTPRequestHandler):
-    """An engine as far as a scrape can tell."""
+    """An engine's metrics page."""
 
     def do_GET(self) -> None:
         self.answer(PAGE.encode())
@@ -50,12 +50,12 @@ class Page(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """The test's own output is enough."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[int, type[Page]], str]]:
-    """Serves pages on this machine's own address, where pods would be; gives the address."""
+    """Yield a function that serves pages on this machine's address in place of pods and returns the address."""
     servers: list[ThreadingHTTPServer] = []
     address = own_address()
 
@@ -73,7 +73,7 @@ def serve() -> Iterator[Callable[[int, type[Page]], str]]:
 
 @pytest.fixture
 def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quire:
-    """Runs the command on a machine where nothing is up; its exit code, output and errors."""
+    """Return a function that runs the command without local runs and returns exit code, output and errors."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
 
@@ -90,7 +90,7 @@ def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 
 def running(address: str, container: str) -> dict[str, Any]:
-    """A pod's status as a kubelet would write it; there is none here."""
+    """Return a pod's status as a kubelet would write it; the cluster has no kubelet."""
     state = {"name": container, "ready": True, "restartCount": 0, "image": "x", "imageID": "", "state": {"running": {}}}
     conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
     return {"phase": "Running", "podIP": address, "containerStatuses": [state], "conditions": conditions}
@@ -107,7 +107,7 @@ def test_a_decision_is_explained_and_its_figures_shown(
     port = operator_port(operator)
 
     class Relay(Page):
-        """The operator's process, where its pod would listen."""
+        """The operator's process at the address of its pod."""
 
         def do_GET(self) -> None:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{self.path}") as answer:

@@ -1,4 +1,4 @@
-"""Several operators: one acts, the others stand by; and how soon the next one acts when the first is gone."""
+"""Several operators: one acts, the others stand by; and how soon the next one takes over."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ from quire_cluster.audit import AuditedRequest, Position
 from quire_cluster.control_plane import ControlPlane
 
 LAPSE_SECONDS = 15.0
-"""How long a candidate waits for a Lease that nobody releases or renews."""
+"""The time that a candidate waits for a Lease that is neither released nor renewed."""
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class Pair:
             operator.send(signal.SIGKILL)
 
     def wait_scaled(self, replicas: int) -> None:
-        """Until the Deployment asks for so many: somebody acted."""
+        """Wait until the Deployment requests that many replicas, which shows that an operator acted."""
 
         def asked() -> int:
             return int((self.space.get("deployments", "chat") or {"spec": {"replicas": -1}})["spec"]["replicas"])
@@ -55,7 +55,7 @@ class Pair:
         until(lambda: asked() == replicas, why=asked)
 
     def vacancy(self, since: Position) -> float:
-        """Seconds from the last that the first wrote of the Lease to when the second took it, by the server's clock."""
+        """Return the seconds between the last Lease write of the first and the takeover, by the server's clock."""
         asked = self.space.server.audit.mutating_requests(since)
         leases = [request for request in asked if request.resource == "leases" and request.status in (200, 201)]
         last = [r.received for r in leases if self.first.identity in r.user_agent][-1]
@@ -83,7 +83,7 @@ def test_one_acts_and_hands_over_when_it_is_told_to_stop(
     took = time.monotonic() - began
     print(f"acting again {took:.2f} s after SIGTERM")
     assert pair.space.holder() == pair.second.identity
-    assert pair.vacancy(start) < LAPSE_SECONDS, "it was released: nobody had to wait for it to lapse"
+    assert pair.vacancy(start) < LAPSE_SECONDS, "it was released, so the second did not wait for it to expire"
     until(lambda: not pair.first.is_alive)
     pair.end()
 
@@ -91,7 +91,7 @@ def test_one_acts_and_hands_over_when_it_is_told_to_stop(
 def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
     new_space: Callable[[], Namespace], operators: Operators
 ) -> None:
-    """Both at once: each is a wait for the Lease to lapse. The paused one stops where it is worst, about to write."""
+    """Both at once, since each waits for the Lease to expire. The paused one stops at the worst moment."""
     spaces = new_space(), new_space()
     start = spaces[0].server.audit.position()
     killed, paused = Pair(operators, spaces[0]), Pair(operators, spaces[1], stop_before_write=1)
@@ -102,7 +102,7 @@ def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
     began = time.monotonic()
     killed.space.apply(replicas=2)
     paused.space.apply(replicas=1)
-    until(lambda: paused.first.writes())  # and there it stands
+    until(lambda: paused.first.writes())  # and there it stops
     killed.wait_scaled(2)
     print(f"acting again {time.monotonic() - began:.2f} s after SIGKILL")
     paused.wait_scaled(1)

@@ -1,4 +1,4 @@
-"""The proxy that loses connections, on a server of the test's own: bytes pass, are lost, and all ends are let go."""
+"""The proxy that loses connections, with a server of the test: bytes pass or are lost, and all sockets are closed."""
 
 import gc
 import json
@@ -15,7 +15,7 @@ from kube_support.tcp import TcpProxy
 
 @pytest.fixture
 def echo() -> Iterator[int]:
-    """The port of a server that says what it is told."""
+    """Yield the port of a server that echoes its input."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve(connection: socket.socket) -> None:
@@ -63,7 +63,7 @@ def test_what_is_lost_stays_lost_and_new_connections_are_well(echo: int, tmp_pat
 def test_it_lets_go_of_all_it_holds_at_whatever_moment_it_stops(
     echo: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is left open is a warning, and so an error of these tests."""
+    """An open socket is a warning and therefore an error of these tests."""
     for _ in range(20):
         proxy, address = proxy_of(echo, tmp_path)
         ends = [socket.create_connection(address) for _ in range(5)]

@@ -1,6 +1,6 @@
-"""PodMonitors and PrometheusRules on a real API server whose CRDs are the Prometheus operator's: there, gone and back.
+"""PodMonitors and PrometheusRules on a real API server with the Prometheus operator's CRDs: present, removed, restored.
 
-These CRDs are the whole server's: whatever happens, they are gone when this module is done.
+These CRDs belong to the whole server, so they are always removed at the end of this module.
 """
 
 import json
@@ -46,7 +46,7 @@ def operator(server: ControlPlane, operators: Operators, space: Namespace) -> It
 
 
 def both(space: Namespace) -> dict[str, dict[str, Any]]:
-    """By kind; fewer while one is not there."""
+    """Return the children by kind; fewer while one does not exist."""
     found = {kind: space.get(kind, "chat") for kind in KINDS}
     return {kind: child for kind, child in found.items() if child is not None}
 
@@ -57,7 +57,7 @@ def wait_for_both(space: Namespace) -> dict[str, dict[str, Any]]:
 
 
 def faults(process: OperatorProcess) -> list[dict[str, Any]]:
-    """What it says of itself; kopf also calls a busy API server an error, and asks again."""
+    """Return its own errors; kopf also logs a busy API server as an error and retries."""
     ours = [line for line in process.lines() if line.get("logger", "").startswith("quire_operator")]
     return [line for line in ours if line["level"] in ("error", "critical")]
 
@@ -86,7 +86,7 @@ def test_monitors_come_stay_go_and_come_again_with_their_kinds(
         "QuireAtMaxReplicas",
     ]
 
-    # Looks go on each second: seen by the third list from now, and nothing was written for them.
+    # Discovery continues each second: the third list from now shows it, and nothing was written for it.
     start = server.audit.position()
 
     def looked() -> bool:
@@ -135,6 +135,31 @@ def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
     space.wait_holder(untold.identity)
     until(lambda: space.get("networkpolicies", "chat") is None)
     untold.kill()
+
+
+def test_policy_of_a_deleted_llmdeployment_stays_until_its_pods_are_gone(
+    space: Namespace, operator: OperatorProcess
+) -> None:
+    space.apply()
+    space.wait_settled("chat")
+    (pod,) = until(lambda: space.pods("chat"))
+    uid = (space.get("pods", pod) or {})["metadata"]["uid"]
+    space.patch("pods", pod, {"metadata": {"finalizers": ["quire.dev/drains"]}})  # no kubelet drains it here
+
+    space.delete("llmdeployments", "chat")
+
+    def owners() -> list[str]:
+        metadata = (space.get("networkpolicies", "chat") or {}).get("metadata", {})
+        return [owner["uid"] for owner in metadata.get("ownerReferences", [])]
+
+    until(lambda: space.get("deployments", "chat") is None and owners() == [uid], why=owners)
+    operator.kill()  # from here on the garbage collector does it alone
+    policy = space.get("networkpolicies", "chat")
+    assert policy is not None and policy["spec"]["ingress"][0]["from"] == PEERS
+
+    space.patch("pods", pod, {"metadata": {"$deleteFromPrimitiveList/finalizers": ["quire.dev/drains"]}})
+    until(lambda: space.get("pods", pod) is None)
+    until(lambda: space.get("networkpolicies", "chat") is None)
 
 
 def test_a_policy_that_has_the_name_already_is_left_alone_and_replicas_run(

@@ -1,8 +1,8 @@
-"""The world around the operator goes away, comes back, lies about the time or forgets: nothing is lost or made twice.
+"""Parts of the cluster fail, return, have a wrong clock or lose history: nothing is lost or created twice.
 
-On an API server of its own, for the whole cluster feels it. What concerns one operator alone goes on side by side. Each
-test states how long it took until all was as asked; `pytest -s` shows the table, QUIRE_OUTAGE_SECONDS=60 makes outages
-as long as real ones.
+It uses its own API server, because the whole cluster is affected. Cases of one operator run side by side. Each test
+reports how long it took until everything was as specified; `pytest -s` shows the table, QUIRE_OUTAGE_SECONDS=60 makes
+outages as long as real ones.
 """
 
 import os
@@ -64,11 +64,11 @@ def ledger() -> Iterator[Ledger]:
     print(f"\noutages of {OUTAGE_SECONDS:g} s\n{ledger.table()}")
 
 
-# --- what one operator alone feels ---
+# --- outages of one operator ---
 
 
 def lost_connections(server: ControlPlane, operators: Operators) -> Row:
-    """All connections are lost without a word: watches, the Lease's, those in the pool."""
+    """All connections are lost silently: watches, the Lease's, those in the pool."""
     space = new_space(server)
     proxy = TcpProxy(server, space.kubeconfig)
     operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
@@ -85,7 +85,7 @@ def lost_connections(server: ControlPlane, operators: Operators) -> Row:
 
 
 def cut_watches(server: ControlPlane, operators: Operators) -> Row:
-    """Only the watching half is cut off for good: the operator says of itself that it is blind, until it sees again."""
+    """Only the watches are cut off for good: the operator reports itself unhealthy until they return."""
     space = new_space(server)
     proxy = FaultProxy(server, space.kubeconfig)
     operator = operators.start(*space.flags(proxy.kubeconfig), identity=space.name)
@@ -110,7 +110,7 @@ def cut_watches(server: ControlPlane, operators: Operators) -> Row:
 
 
 def twin(server: ControlPlane, operators: Operators, *, images: tuple[str, str]) -> tuple[Row, Namespace]:
-    """Two operators of one namespace with Leases of different names: both write."""
+    """Two operators of one namespace with different Leases both write."""
     space = new_space(server)
     other = (
         "--kubeconfig",
@@ -129,7 +129,7 @@ def twin(server: ControlPlane, operators: Operators, *, images: tuple[str, str])
         space.apply(name, replicas=1)
     until(flock.is_as_asked)
     began = time.monotonic()
-    time.sleep(OUTAGE_SECONDS)  # what is measured is how little happens
+    time.sleep(OUTAGE_SECONDS)  # the test measures how little happens
     if images[0] != images[1]:
         until(lambda: any(space.condition(n, "Degraded").get("reason") == "FieldsContested" for n in NAMES))
     what = "two operators" + (" that want different images" if images[0] != images[1] else " that want the same")
@@ -154,7 +154,7 @@ def different_twins(server: ControlPlane, operators: Operators) -> Row:
 
 
 def skewed_clocks(server: ControlPlane, operators: Operators) -> Row:
-    """The clock of the first is ten minutes ahead, that of the next ten minutes behind."""
+    """Run two operators whose clocks are ten minutes ahead and ten minutes behind."""
     space = new_space(server)
     fast = operators.start(
         *space.flags(), identity=f"{space.name}-1", clock_skew_seconds=SKEW_SECONDS, tick_seconds=1.0
@@ -190,7 +190,7 @@ def asked(space: Namespace, name: str) -> int:
 
 
 def expired_token(server: ControlPlane, operators: Operators, folder: Path) -> Row:
-    """In a pod: the token is refused for a while before the file has another."""
+    """In a pod, the token is rejected for a while before the file has another."""
     space = new_space(server)
     assert space.kubeconfig.exists()
     account = Account(space, folder / "account")
@@ -236,27 +236,27 @@ def side_by_side(
 def test_what_one_operator_alone_feels(name: str, side_by_side: dict[str, Callable[[], Row]], ledger: Ledger) -> None:
     row = ledger.add(side_by_side[name]())
     assert row.duplicates == 0, row
-    # Twins that disagree write each object some six times in the first quarter of a minute, then ever more seldom.
+    # Operators that disagree write each object about six times in the first 15 seconds, then less and less often.
     assert row.writes <= (60 if name == "different twins" else 30) * len(NAMES), row
 
 
-# --- what the whole cluster feels ---
+# --- outages of the whole cluster ---
 
 
 @pytest.fixture(scope="module")
 def quiet(server: ControlPlane, side_by_side: dict[str, Callable[[], Row]]) -> ControlPlane:
-    """The API server once nothing goes on side by side."""
+    """Return the API server after the cases side by side have ended."""
     for wait in side_by_side.values():
         try:
             wait()
         except Exception:
-            continue  # its own test tells
+            continue  # its own test reports it
     return server
 
 
 @pytest.fixture(scope="module")
 def everywhere(quiet: ControlPlane, operators: Operators) -> Iterator[OperatorProcess]:
-    """One operator of the whole cluster, with the rights that the chart gives to such."""
+    """Yield one operator of the whole cluster, with the chart's permissions for that."""
     home = new_space(quiet)
     kubeconfig = grant(quiet, home.name, everywhere=True)
     operator = operators.start("--kubeconfig", str(kubeconfig), "--namespace", home.name, identity=home.name)
@@ -266,7 +266,7 @@ def everywhere(quiet: ControlPlane, operators: Operators) -> Iterator[OperatorPr
 
 
 def test_a_quiet_minute_has_no_write_but_the_lease(quiet: ControlPlane, everywhere: OperatorProcess) -> None:
-    """Twelve of them, a third autoscaled: what those tell of themselves asks for nothing."""
+    """Twelve LLMDeployments, a third of them autoscaled, whose metrics require nothing."""
     space = new_space(quiet)
     steady = {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}}
     names = [f"quiet-{number}" for number in range(12)]
@@ -284,7 +284,7 @@ def test_a_quiet_minute_has_no_write_but_the_lease(quiet: ControlPlane, everywhe
 
 
 def written(space: Namespace, operator: OperatorProcess, *, seconds: float) -> list[str]:
-    """What the operator writes in the next seconds, all over the cluster."""
+    """Return the operator's writes in the next seconds, in the whole cluster."""
     start = space.server.audit.position()
     time.sleep(seconds)
     asked = space.server.audit.requests(start, user_agent=operator.identity)
@@ -328,7 +328,7 @@ def test_the_api_server_says_nothing_for_a_while(flock: Flock, quiet: ControlPla
 def test_etcd_is_killed_and_has_forgotten_what_the_watches_ask_for(
     flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
 ) -> None:
-    """What changes while the operator is stopped is compacted away before it looks again: its watches get 410 Gone."""
+    """Changes while the operator is stopped are compacted away before it continues: its watches get 410 Gone."""
     everywhere.pause()
     flock.change()
     quiet.etcd.kill()
@@ -352,22 +352,22 @@ def test_the_crd_is_removed_and_comes_back_with_what_was_there(
     back = time.monotonic()
     for name in flock.names:
         flock.space.apply(name, replicas=1)
-    # The garbage collector takes the children of those that went; each is made once more after that.
+    # The garbage collector deletes the children of deleted LLMDeployments; each is created once more after that.
     until(lambda: all(owned(flock.space, name) for name in flock.names))
     took = time.monotonic() - back
     flock.begin()
     now = time.monotonic()
     flock.change()
-    row = flock.measure("CRD removed and back, LLMDeployments applied anew", since=now)
+    row = flock.measure("CRD removed and back, LLMDeployments applied again", since=now)
     ledger.add(row)
     assert row.duplicates == 0 and row.writes <= 30, row
     print(f"children of the new ones, once the old ones were collected: {took:.1f} s")
 
 
 def owned(space: Namespace, name: str) -> bool:
-    """Whether all its children belong to the LLMDeployment that is there now.
+    """Return True if all its children belong to the current LLMDeployment.
 
-    The garbage collector deletes those of the previous one kind by kind, in an order of its own.
+    The garbage collector deletes those of the previous one kind by kind, in its own order.
     """
     resource = space.get("llmdeployments", name)
     if resource is None:

@@ -1,4 +1,4 @@
-"""What a pod template may not take away, on a real API server: refused all at once, or, added by others, removed."""
+"""The contract of pod templates on a real API server: violations are rejected together; added ones are removed."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_everything_that_breaks_a_replica_is_refused_in_one_message(shared: Name
 
 
 def test_what_only_the_server_knows_to_be_wrong_is_told_in_its_words(shared: Namespace) -> None:
-    """Each of these is a trap: fields of a Deployment that are none of a pod, and a pod that would not be a replica."""
+    """Each of these is a trap: fields of a Deployment that pods do not have, and a pod that is no replica."""
     traps: dict[str, tuple[dict[str, Any], str]] = {
         "trap-replicas": ({"replicas": 3}, "field not declared in schema"),
         "trap-restart": ({"restartPolicy": "Never"}, 'supported values: "Always"'),
@@ -95,7 +95,7 @@ def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> 
 
 
 def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) -> None:
-    """There is no kubelet here: the pod's status is what one writes for an init container without its secret."""
+    """There is no kubelet here: the pod's status is that of an init container without its secret."""
     shared.apply("keyed", auth={"secretName": "team-keys"}, replicas=1)
     shared.wait_settled("keyed")
     (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("keyed-"))
@@ -120,14 +120,14 @@ def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) ->
 
 
 def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace) -> None:
-    theirs = shared.create("configmaps", {"metadata": {"name": "somebody"}})["metadata"]
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "somebody", "uid": theirs["uid"], "controller": True}
+    theirs = shared.create("configmaps", {"metadata": {"name": "another-owner"}})["metadata"]
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "another-owner", "uid": theirs["uid"], "controller": True}
     labels = {"quire.dev/llmdeployment": "owned"}
     metadata = {"name": "owned", "labels": labels, "ownerReferences": [owner]}
     budget = shared.create("poddisruptionbudgets", {"metadata": metadata, "spec": {"maxUnavailable": 3}})
     shared.apply("owned")
     ready = shared.wait_reason("owned", "Ready", "NameConflict")
-    assert "PodDisruptionBudget owned already exists and belongs to ConfigMap somebody" in ready["message"]
+    assert "PodDisruptionBudget owned already exists and belongs to ConfigMap another-owner" in ready["message"]
     after = shared.get("poddisruptionbudgets", "owned")
     assert after is not None and after["spec"] == budget["spec"]
     assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}

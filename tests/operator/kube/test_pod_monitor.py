@@ -1,7 +1,7 @@
-"""A real Prometheus that names series as the Prometheus operator has it name them for our PodMonitor.
+"""A real Prometheus that labels series as the Prometheus operator does for our PodMonitor.
 
-Debian's Prometheus has no discovery of pods: what that would say of one is read from the real API server here. The rest
-is what the operator makes of a PodMonitor's selector, endpoints and podTargetLabels.
+Debian's Prometheus has no discovery of pods, so its result is read from the real API server here. The rest follows from
+the PodMonitor's selector, endpoints and podTargetLabels.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def sanitized(label: str) -> str:
 
 
 def discovered(pod: dict[str, Any], served_at: int) -> dict[str, Any]:
-    """What discovery says of a pod's first port, but for its number, which may be taken on this machine."""
+    """Return the discovery's labels of a pod's first port, with a port that is free on this machine."""
     container = pod["spec"]["containers"][0]
     (port,) = container["ports"]
     labels = {f"label_{sanitized(name)}": value for name, value in pod["metadata"]["labels"].items()}
@@ -77,7 +77,7 @@ def scrape_config(monitor: dict[str, Any], target: dict[str, Any]) -> dict[str, 
 
 @pytest.fixture
 def replica(shared_space: Namespace, operator: OperatorProcess) -> dict[str, Any]:
-    """A pod that is said to run at an address of this machine."""
+    """Return a pod whose status has an address of this machine."""
     shared_space.apply("scraped", replicas=1)
     shared_space.wait_settled("scraped")
     (pod,) = (p for p in shared_space.items("pods") if p["metadata"]["name"].startswith("scraped-"))
@@ -93,7 +93,7 @@ def page_port() -> int:
 
 @pytest.fixture
 def prometheus(replica: dict[str, Any], page_port: int, tmp_path: Path) -> Iterator[str]:
-    """Its address."""
+    """Yield its address."""
     try:
         program = debian_programs("prometheus", ("prometheus", "promtool"))["prometheus"]
     except ClusterError as error:
@@ -159,7 +159,7 @@ async def test_series_are_named_as_the_autoscaler_and_the_alerts_ask_for_them(
 
 
 def full(namespace: str, *, most: int) -> str:
-    """The expression of QuireAtMaxReplicas."""
+    """Return the expression of QuireAtMaxReplicas."""
     body = {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",

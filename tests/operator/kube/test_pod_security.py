@@ -1,4 +1,4 @@
-"""Pod templates that loosen security, judged by the real API server's own admission of the restricted profile."""
+"""Pod templates that loosen security, checked by the API server's own admission of the restricted profile."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ IMAGES = Images(engine="engine", allowed_exceptions=EXCEPTIONS)
 
 @pytest.fixture(scope="module")
 def restricted(shared_space: Namespace) -> Iterator[Namespace]:
-    """A namespace that enforces the restricted profile."""
+    """Yield a namespace that enforces the restricted profile."""
     name = f"{shared_space.name}-restricted"
     client = shared_space.server.client()
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -29,7 +29,7 @@ def restricted(shared_space: Namespace) -> Iterator[Namespace]:
 
 
 def admission(space: Namespace, **spec: Any) -> str:
-    """Return why the server refuses a replica of this spec; empty if it accepts it."""
+    """Return why the server rejects a replica of this spec; empty if it accepts it."""
     body = {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",
@@ -44,7 +44,7 @@ def admission(space: Namespace, **spec: Any) -> str:
     pod = {"apiVersion": "v1", "kind": "Pod", **template["template"]}
     pod["metadata"] = {**pod["metadata"], "name": "chat-0"}
     answer = space.server.client().post(f"{space.path('pods')}?dryRun=All", pod)
-    # Some fields do not even pass validation together with the rest of the pod.
+    # Some fields are already invalid in combination with the rest of the pod.
     assert answer.ok or answer.status in (403, 422), answer.body
     return "" if answer.ok else str(answer.body["message"])
 

@@ -1,4 +1,4 @@
-"""What can't be done as asked: an invalid spec, a name that is taken, a refusal by the API server. Each is said."""
+"""Specs that cannot be applied: an invalid spec, a taken name, a rejection by the API server. Each is reported."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_a_pod_template_that_breaks_a_replica_is_refused(
 
 
 def test_what_the_api_server_refuses_is_told_and_not_tried_again(shared: Namespace) -> None:
-    """An unknown field answers 500; a wrong value 422. Both are the user's to mend, so neither is a reason to retry."""
+    """An unknown field gets 500 and a wrong value 422. The user must fix both, so neither is retried."""
     start = shared.server.audit.position()
     shared.apply("unknown", podTemplate={"spec": {"nodeSelektor": {"a": "b"}}})
     shared.apply("negative", podTemplate={"spec": {"priority": "high"}})
@@ -83,18 +83,18 @@ def test_a_child_of_that_name_that_is_not_ours_is_never_touched(shared: Namespac
 
 
 def test_one_made_anew_waits_for_what_was_left_of_the_one_before(shared: Namespace) -> None:
-    shared.apply("anew", replicas=1)
-    shared.wait_settled("anew")
-    old = shared.get("deployments", "anew")
-    shared.delete("llmdeployments", "anew")
-    shared.apply("anew", replicas=2)
+    shared.apply("recreated", replicas=1)
+    shared.wait_settled("recreated")
+    old = shared.get("deployments", "recreated")
+    shared.delete("llmdeployments", "recreated")
+    shared.apply("recreated", replicas=2)
 
     def replaced() -> bool:
-        new = shared.get("deployments", "anew")
+        new = shared.get("deployments", "recreated")
         return new is not None and old is not None and new["metadata"]["uid"] != old["metadata"]["uid"]
 
     until(replaced)  # the garbage collector learns of a new kind within half a minute
-    shared.wait_settled("anew")
+    shared.wait_settled("recreated")
 
 
 def test_a_quota_is_named(shared: Namespace) -> None:
@@ -121,7 +121,7 @@ def test_a_claim_that_is_no_longer_asked_for_is_deleted(shared: Namespace) -> No
 
 
 def test_replicas_that_are_ready_make_it_ready_and_those_that_fail_say_why(shared: Namespace) -> None:
-    """There is no kubelet here: the pod's status is written as one would write it."""
+    """There is no kubelet here: the pod's status is written as it would write it."""
     shared.apply("lively", replicas=1)
     shared.wait_settled("lively")
     (pod,) = (p for p in shared.items("pods") if p["metadata"]["name"].startswith("lively-"))

@@ -1,7 +1,7 @@
-"""The chart's rights for the operator: none is missing, none is more than is used.
+"""The chart's permissions of the operator: none is missing, and none is unused.
 
-Every operator of these tests runs with them, in its namespaces or everywhere. Here one lives a whole life under the
-eyes of the audit log: what it was refused, and which of its rights it never used.
+Every operator of these tests runs with them, in its namespaces or everywhere. This one runs through a whole life, and
+the audit log shows rejected requests and unused permissions.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from quire_cluster.control_plane import ControlPlane
 
 ENGINES = "127.0.77.4"
 OPTIONAL_GROUPS = frozenset({"monitoring.coreos.com", "networking.k8s.io"})
-"""Of children that a setting asks for, or that another project's CRDs define; they have tests of their own."""
+"""Children that a setting requires, or that another project's CRDs define; they have their own tests."""
 UNUSED = {
     (
         "quire.dev",
@@ -28,7 +28,7 @@ UNUSED = {
     ): "asked for only where OwnerReferencesPermissionEnforcement is on",
     ("coordination.k8s.io", "leases", "list"): "kopf lists before it watches; counted with the watch of all kinds",
 }
-"""Rights that this life does not use, and why they are there."""
+"""Permissions that this life does not use, and their purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def used(space: Namespace, since: Position) -> set[Right]:
 
 @pytest.fixture(scope="module")
 def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Namespace, Position, OperatorProcess]]:
-    """All kinds of children made, one repaired, scaled by load, one let go, all of it told."""
+    """Yield an operator that created all kinds of children, repaired, scaled and deleted one, and recorded events."""
     space = Namespace(crd_installed, "rights")
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
     start = crd_installed.audit.position()
     operator = operators.start(*space.flags(), identity="rights", tick_seconds=1.0)
-    cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
+    cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     rules = {"window": "0s", "period": "1s"}
     space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
     space.wait_settled("chat")
@@ -101,7 +101,7 @@ def test_no_right_is_there_that_is_not_used(life: tuple[Namespace, Position, Ope
     given = rights(space.server, space.name, everywhere=False)
     unused = {right for right in given - used(space, start) if right.group not in OPTIONAL_GROUPS}
     children = {right.resource for right in given if right.verb == "delete"}
-    # What is deleted when it is no longer wanted is one kind here; the others are so by the same code.
+    # Only one kind is deleted as no longer desired; the others are deleted by the same code.
     surplus = {right for right in unused if not (right.verb == "delete" and right.resource in children)}
     surplus -= {Right(*right) for right in UNUSED}
     assert surplus == set(), sorted(map(str, surplus))
@@ -112,7 +112,7 @@ def test_no_right_is_a_wildcard_or_reads_secrets_or_logs(crd_installed: ControlP
     given = rights(crd_installed, "any", everywhere=everywhere)
     assert given and not [right for right in given if "*" in (right.group, right.resource, right.verb)]
     assert not {right.resource for right in given} & {"secrets", "configmaps", "pods/log", "pods/exec"}
-    # Their labels, for the capacity check; test_capacity.py sees it used.
+    # The nodes' labels are for the capacity check; test_capacity.py uses them.
     assert {right.verb for right in given if right.resource == "nodes"} == ({"list"} if everywhere else set())
 
 

@@ -1,7 +1,7 @@
-"""Rollouts on nodes that pretend: with and without a spare GPU, stuck, given up, mended; and what is said of each.
+"""Rollouts on simulated nodes: with and without a spare GPU, stuck, reverted, fixed; and their conditions.
 
-The Deployment's controller, the scheduler and the GPUs' counts are real; pods become ready by kwok. Every case has a
-node of its own, so that all of them go on side by side.
+The Deployment's controller, the scheduler and the GPU counts are real; kwok makes pods ready. Every case has its own
+node, so that all run side by side.
 """
 
 import re
@@ -20,9 +20,9 @@ from quire_cluster.fake_nodes import FakeNodes
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 DEADLINE = "10s"
-NAMES = ("surging", "one-by-one", "anew", "stuck", "failing", "shrinking")
-GPUS = {"surging": 3, "one-by-one": 2, "anew": 2, "stuck": 2, "failing": 3, "shrinking": 4}
-"""Of the node of each: all taken by its replicas, or one to spare."""
+NAMES = ("surging", "one-by-one", "recreated", "stuck", "failing", "shrinking")
+GPUS = {"surging": 3, "one-by-one": 2, "recreated": 2, "stuck": 2, "failing": 3, "shrinking": 4}
+"""The GPUs of each case's node: all used by its replicas, or one spare."""
 ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 3, "scaleDown": {"window": "0s", "period": "1s"}}
 
@@ -36,7 +36,7 @@ def spec(name: str, *, image: str, replicas: int = 2, node: str | None = None, *
 ROLLOUT: dict[str, dict[str, Any]] = {
     "surging": {},
     "one-by-one": ONE_BY_ONE,
-    "anew": {"strategy": "Recreate"},
+    "recreated": {"strategy": "Recreate"},
     "stuck": {"progressDeadline": DEADLINE},
     "failing": {"progressDeadline": DEADLINE},
 }
@@ -44,7 +44,7 @@ ROLLOUT: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def fleet(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNodes) -> Iterator[Namespace]:
-    """Each runs its first version, with replicas that are ready."""
+    """Yield a namespace in which each case runs its first version, with ready replicas."""
     space_name = f"rollouts-{uuid.uuid4().hex[:8]}"
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": space_name}}).ok
     space = Namespace(crd_installed, space_name)
@@ -66,7 +66,7 @@ def fleet(crd_installed: ControlPlane, operators: Operators, fake_nodes: FakeNod
 
 @pytest.fixture(scope="module")
 def rolling(fleet: Namespace) -> Namespace:
-    """A second version was asked of each; that of one starts nowhere."""
+    """Return the namespace after a second version was applied to each; that of one fits nowhere."""
     for name in NAMES:
         node = "nowhere" if name in ("failing", "shrinking") else None
         more = {"autoscaling": AUTOSCALING, "replicas": 3} if name == "shrinking" else {}
@@ -75,7 +75,7 @@ def rolling(fleet: Namespace) -> Namespace:
 
 
 def images(space: Namespace, name: str, *, ready: bool = True) -> list[str]:
-    """The versions of its replicas that are ready, or of those that are not."""
+    """Return the versions of its replicas that are ready, or of those that are not."""
     found = []
     for pod in (space.get("pods", pod) for pod in space.pods(name)):
         conditions = {} if pod is None else {c["type"]: c["status"] for c in pod["status"].get("conditions", ())}
@@ -85,13 +85,13 @@ def images(space: Namespace, name: str, *, ready: bool = True) -> list[str]:
 
 
 def described(space: Namespace, name: str) -> str:
-    """What kubectl describe shows, on one line."""
+    """Return the output of kubectl describe as one line."""
     return " ".join(space.server.kubectl("describe", "llmd", name, "-n", space.name).split())
 
 
-@pytest.mark.parametrize("name", ["surging", "one-by-one", "anew"])
+@pytest.mark.parametrize("name", ["surging", "one-by-one", "recreated"])
 def test_with_a_spare_gpu_or_without_one_every_replica_is_replaced(rolling: Namespace, name: str) -> None:
-    """Surge where there is one more GPU; where all are taken one by one, or all at once."""
+    """Surge with a spare GPU; without one, replicas are replaced one by one or all at once."""
     until(lambda: images(rolling, name) == ["2", "2"], why=lambda: rolling.condition(name, "Ready"))
     rolling.wait_reason(name, "Ready", "Serving")
     rolling.wait_reason(name, "Progressing", "Complete")
@@ -143,10 +143,10 @@ def test_it_is_mended_by_going_back_or_by_going_on(rolling: Namespace) -> None:
 
 
 def test_nothing_is_scaled_down_while_it_rolls_out(rolling: Namespace) -> None:
-    """Its replicas are idle, and each second is a tick: it stays at three until the rollout is taken back."""
+    """Its replicas are idle, and each second is a tick: it stays at three until the rollout is reverted."""
     rolling.wait_reason("shrinking", "Degraded", "Unschedulable")
     start = rolling.server.audit.position()
-    until(lambda: leases(rolling, start) >= 4)  # one each two seconds
+    until(lambda: leases(rolling, start) >= 4)  # one every two seconds
     deployment = rolling.get("deployments", "shrinking")
     assert deployment is not None and deployment["spec"]["replicas"] == 3
     assert images(rolling, "shrinking") == ["1", "1", "1"]

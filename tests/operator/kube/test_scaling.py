@@ -1,4 +1,4 @@
-"""Who sets the number of replicas: the spec, `kubectl scale`, the autoscaler; and the ways between them."""
+"""The sources of the number of replicas: the spec, `kubectl scale`, the autoscaler; and changes between them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
 
 
 def replicas_applied(space: Namespace, name: str, since: Position) -> list[int]:
-    """What the operator asked for, each time it wrote the Deployment."""
+    """Return the replicas in each of the operator's writes of the Deployment."""
     written = space.server.audit.mutating_requests(since, user_agent="shared-operator")
     return [r.body["spec"]["replicas"] for r in written if (r.resource, r.name) == ("deployments", name)]
 
@@ -44,7 +44,7 @@ POD_IP = "127.0.77.1"
 
 @pytest.fixture
 def replica() -> Iterator[None]:
-    """An engine as far as a scrape can tell, with more waiting than it can take."""
+    """Yield an engine's metrics page with more waiting requests than it can run."""
     with engines_at(POD_IP, BUSY):
         yield
 
@@ -89,7 +89,7 @@ def test_from_static_to_autoscaling_and_back_changes_nothing_by_itself(shared: N
 def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
     shared.apply("contested", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("contested")
-    for _ in range(2):  # once is taken for a slip
+    for _ in range(2):  # a single change is taken for a manual one
         shared.server.kubectl("scale", "-n", shared.name, "deployment/contested", "--replicas=5")
         wait_replicas(shared, "contested", 2)
     contested = shared.wait_reason("contested", "Autoscaling", "ReplicasContested")
@@ -99,7 +99,7 @@ def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
 
 
 def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namespace) -> None:
-    """One whose minReplicas is not met scales without any metrics; the controller manager's name is all it leaves."""
+    """An HPA whose minReplicas is not met scales without metrics; only the controller manager's name remains."""
     shared.apply("rivalled", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("rivalled")
     hpa = {
@@ -143,7 +143,7 @@ def scaled_to_three(request: AuditedRequest) -> str | None:
 
 @pytest.mark.usefixtures("replica")
 def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespace) -> None:
-    """Its metrics are served here."""
+    """The test serves its metrics."""
     targets = {"queueDepth": 4}
     shared.apply("busy", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": targets})
     shared.wait_settled("busy")
@@ -158,7 +158,7 @@ def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespac
     assert (decision["from"], decision["to"]) == (1, 3) and decision["inputs"]
     written = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
     order = [what for request in written if request.name == "busy" and (what := scaled_to_three(request))]
-    # A pass that another event began may write the status once more before the decision is acted upon.
+    # A pass after another event may write the status once more before the decision is applied.
     assert order[0] == "persisted" and order.count("acted upon") == 1
     told = [event["reason"] for event in shared.items("events") if event["involvedObject"]["name"] == "busy"]
     assert "ScaledUp" in told

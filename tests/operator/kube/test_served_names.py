@@ -1,4 +1,4 @@
-"""Two LLMDeployments that ask for one served name, in two namespaces that one gateway serves."""
+"""Two LLMDeployments with one served name, in two namespaces that one gateway serves."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from quire_gateway.endpoints.kubernetes_access import from_kubeconfig
 def two(
     crd_installed: ControlPlane, operators: Operators, space: Namespace, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Namespace, Namespace]]:
-    """Two namespaces under one operator, with the flags that the test adds."""
+    """Yield two namespaces under one operator, with the flags that the test adds."""
     more: tuple[str, ...] = getattr(request, "param", ())
     created = crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": f"{space.name}-b"}})
     assert created.ok, created.body
@@ -66,7 +66,7 @@ def test_the_older_has_the_name_until_it_goes(two: tuple[Namespace, Namespace]) 
     older.apply("chat", replicas=1, model={"source": "file:///models/demo", "servedName": "else"})
     younger.wait_reason("talk", "Ready", "Starting")
     older.apply("chat", replicas=1)
-    older.wait_reason("chat", "Ready", "ServedNameConflict")  # it gave the name up, and its age does not bring it back
+    older.wait_reason("chat", "Ready", "ServedNameConflict")  # it gave up the name, and its age does not bring it back
     younger.delete("llmdeployments", "talk")
     older.wait_reason("chat", "Ready", "Starting")
     assert older.condition("chat", "Degraded")["reason"] == "AsExpected"
@@ -83,7 +83,7 @@ FORGED = {"quire.dev/served-name": "chat"}
 
 
 class Tenant:
-    """A user who may edit Services and LLMDeployments of one namespace, and nothing else."""
+    """A user who may edit only Services and LLMDeployments of one namespace."""
 
     def __init__(self, space: Namespace) -> None:
         self._server, self.space = space.server, space
@@ -107,7 +107,7 @@ class Tenant:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
     def _may_begin(self) -> bool:
-        """The authorizer learns of new bindings by a watch."""
+        """Return True when the authorizer has seen the new binding in its watch."""
         try:
             self.kubectl("get", "services,llmdeployments")
         except KubectlFailed:
@@ -116,7 +116,7 @@ class Tenant:
 
 
 def replicas_of(space: Namespace, *services: str) -> None:
-    """What the EndpointSlice controller writes for ready pods; there is no kubelet here to make them ready."""
+    """Write what the EndpointSlice controller writes for ready pods; there is no kubelet here to make them ready."""
     for service in services:
         labels = {"kubernetes.io/service-name": service, "quire.dev/llmdeployment": service}
         endpoint = {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": {"name": f"{service}-0"}}
@@ -153,7 +153,7 @@ def routes(*spaces: Namespace, scope: NameScope = NameScope.CLUSTER) -> dict[str
 
 
 def test_tenant_cannot_take_the_name_of_another_namespace(two: tuple[Namespace, Namespace]) -> None:
-    """Not by annotations, finalizers, repeated edits or another served name, though its LLMDeployment is the oldest."""
+    """It cannot take it by annotations, finalizers, repeated edits or another served name, even as the oldest."""
     team_a, team_b = two
     tenant = Tenant(team_b)
     evil = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "evil"}}

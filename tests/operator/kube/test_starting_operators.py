@@ -1,4 +1,4 @@
-"""Tests that go on side by side start operators at once: each gets its own, else one would kill another's."""
+"""Parallel tests start operators at once: each gets its own process, otherwise one would kill another's."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The validating webhook, called by a real API server: what kubectl says, and what happens without it."""
+"""The validating webhook, called by a real API server: the output of kubectl, and the behaviour without it."""
 
 import base64
 import shutil
@@ -27,7 +27,7 @@ def authority(tmp_path: Path) -> Authority:
 
 
 class Webhook:
-    """An operator that serves reviews, and the configuration by which the API server sends them."""
+    """An operator that serves reviews, and the API server's webhook configuration."""
 
     def __init__(self, space: Namespace, operators: Operators, authority: Authority, folder: Path) -> None:
         (self.port,) = free_ports(1)
@@ -37,7 +37,7 @@ class Webhook:
         self.renew("first")
 
     def renew(self, name: str) -> bytes:
-        """Another certificate in the same files."""
+        """Write another certificate to the same files."""
         made = self._authority.issue(name, subject=f"/CN={name}", alternative_names="IP:127.0.0.1")
         shutil.copyfile(made.key, self._pair.key)
         shutil.copyfile(made.certificate, self._pair.certificate)
@@ -51,7 +51,7 @@ class Webhook:
         return self._started[-1]
 
     def register(self, *, policy: str = "Fail") -> None:
-        """As the chart does, but by an address on loopback and for this namespace alone."""
+        """Register as the chart does, but with an address on loopback and for this namespace only."""
         bundle = base64.b64encode(self._authority.pair.certificate.read_bytes()).decode()
         webhook = {
             "name": "llmdeployments.quire.dev",
@@ -76,7 +76,7 @@ class Webhook:
         assert answer.ok, answer.body
 
     def apply(self, name: str, spec: dict[str, Any], *, dry: bool = False) -> str:
-        """What kubectl printed, or why it failed."""
+        """Return the output of kubectl, or its error."""
         body = {
             "apiVersion": "quire.dev/v1alpha1",
             "kind": "LLMDeployment",
@@ -91,7 +91,7 @@ class Webhook:
             return str(error)
 
     def stop(self) -> None:
-        """Before its namespace goes, and with it the operator's rights."""
+        """Stop the operators before the namespace, and with it the permissions, is deleted."""
         for operator in self._started:
             operator.kill()
         self._space.server.client().delete(f"{REGISTRATION}/{WEBHOOK}/{self._space.name}")
@@ -112,7 +112,7 @@ WRONG = {
 
 
 def wait_judged(webhook: Webhook) -> None:
-    """Until the webhook answers: the API server learns of it, and the operator starts, in their own time."""
+    """Wait until the webhook answers: the API server must learn of it, and the operator must start."""
     until(lambda: "--no-such-flag" in webhook.apply("judged", WRONG, dry=True))
 
 
@@ -138,7 +138,7 @@ def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespa
     space.delete("llmdeployments", "right")
     until(lambda: space.names("llmdeployments") == [])
     told = [line for line in operator.lines() if line.get("level") in ("warning", "error")]
-    assert told == [], "a refusal is the writer's to know, not a line for whoever looks after the operator"
+    assert told == [], "a rejection is for the client and not for the operator's log"
 
 
 def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
@@ -183,7 +183,7 @@ def test_a_renewed_certificate_is_taken_up(space: Namespace, webhook: Webhook) -
 
 
 def served_certificate(port: int) -> bytes | None:
-    """What the webhook shows to whoever connects; None while it does not listen."""
+    """Return the certificate that the webhook presents; None while it does not listen."""
     try:
         return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port)))
     except OSError:

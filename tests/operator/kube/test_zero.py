@@ -1,4 +1,4 @@
-"""To no replica and back on a real API server: the gateway is a pod there, and answers here."""
+"""To zero replicas and back on a real API server: the gateway is a pod there and answers here."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ PORT = engine.HTTP_PORT
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """A gateway as far as the operator asks it."""
+    """A gateway with the endpoint that the operator polls."""
 
     held: ClassVar[dict[str, int]] = {}
     in_flight: ClassVar[dict[str, int]] = {}
@@ -32,12 +32,12 @@ class Gateway(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"models": models}).encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """The test's own output is enough."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[type[Gateway]]:
-    """The one pod that the operator finds by its labels."""
+    """Yield the handler of the only pod with the gateway's labels."""
     container = {"name": "engine", "image": "x", "ports": [{"name": "http", "containerPort": PORT}]}
     pod = {
         "metadata": {"name": "gateway-0", "labels": {"app": "gateway"}},

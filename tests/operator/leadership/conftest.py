@@ -1,4 +1,4 @@
-"""Time that passes only while everybody waits: what the elector does by the clock, however busy the machine is."""
+"""Time that advances only while everything waits, so that the elector's timing does not depend on the machine."""
 
 import asyncio
 import selectors
@@ -10,7 +10,7 @@ from quire_operator.leadership import leader
 
 
 class _LeapingSelector(selectors.DefaultSelector):
-    """Instead of waiting it says that it has waited."""
+    """A selector that reports the end of a wait at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,13 +19,13 @@ class _LeapingSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready:
-            assert timeout is not None, "everybody waits for somebody who will never come"
+            assert timeout is not None, "all tasks wait for an event that never happens"
             self.now += max(0.0, timeout)
         return ready
 
 
 class LeapingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time leaps to whatever is due next, as soon as nothing is left to do."""
+    """An event loop whose time jumps to the next due callback as soon as nothing is left to run."""
 
     def __init__(self) -> None:
         self._leaping = _LeapingSelector()
@@ -41,5 +41,5 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The elector's clock is the loop's."""
+    """Use the loop's time as the elector's clock."""
     monkeypatch.setattr(leader, "boottime", lambda: asyncio.get_running_loop().time())

@@ -1,4 +1,4 @@
-"""The elector against a Lease in memory: who leads, when it stops, that two never write at once; in leaping time."""
+"""The elector with a Lease in memory: who leads, when it stops, and that two never write at once; in simulated time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -14,11 +14,11 @@ from quire_operator.ports import Conflict, Lease, Unavailable
 TIMING = Timing(duration=0.3, retry=0.02, call=0.1)
 GATE = 0.2
 PATIENT = Timing(duration=600, retry=0.02, call=0.1)
-"""Whatever happens within seconds happens at once, and not because something lapsed."""
+"""With these times, events within seconds have other causes than an expired Lease."""
 
 
 class FakeLeases:
-    """One Lease that all candidates share, with optimistic locking; and faults."""
+    """A Lease that all candidates share, with optimistic locking and faults."""
 
     def __init__(self) -> None:
         self.lease = Lease(version=None)
@@ -96,7 +96,7 @@ def leases() -> FakeLeases:
 
 @pytest.fixture
 async def candidates(leases: FakeLeases):  # type: ignore[no-untyped-def]
-    """Makes candidates, and stops them."""
+    """Yield a factory of candidates, which are stopped at the end."""
     made: list[Candidate] = []
 
     def make(identity: str, timing: Timing = TIMING) -> Candidate:
@@ -229,7 +229,7 @@ async def test_a_fault_in_the_work_ends_the_elector_and_frees_the_lease(leases: 
 
 
 async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeases) -> None:
-    """On SIGTERM what is under way may still write; the Lease is given up after that."""
+    """On SIGTERM, active work may still write; the Lease is released afterwards."""
     seen: list[tuple[bool, str]] = []
     own = fence()
     started = asyncio.Event()
@@ -253,7 +253,7 @@ def test_the_gate_counts_from_when_the_renewal_was_sent() -> None:
     time = 100.0
     fence = WriteFence(now=lambda: time)
     assert not fence.is_open()
-    fence.renewed(sent=95.0)  # it was answered five seconds later
+    fence.renewed(sent=95.0)  # the answer came five seconds later
     assert fence.is_open()
     time = 95.0 + FENCE_SECONDS
     assert not fence.is_open(), "a process that was suspended finds it closed"

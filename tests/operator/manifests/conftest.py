@@ -1,4 +1,4 @@
-"""Specs as a person writes them, and the pods made of them."""
+"""Specs as users write them, and the pods rendered from them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def parse(**spec: Any) -> Spec:
 
 @pytest.fixture
 def make() -> Callable[..., Manifests | Invalid]:
-    """What is desired for a spec of these fields."""
+    """Return a function that renders a spec with these fields."""
 
     def made(*, target: int = 2, images: Images = IMAGES, **spec: Any) -> Manifests | Invalid:
         return desired(parse(**spec), target, uid="uid-1", images=images)
@@ -37,7 +37,7 @@ def make() -> Callable[..., Manifests | Invalid]:
 
 @pytest.fixture
 def children(make: Callable[..., Manifests | Invalid]) -> Callable[..., Manifests]:
-    """The same for specs that are fine."""
+    """Return the same function for valid specs."""
 
     def made(**spec: Any) -> Manifests:
         manifests = make(**spec)
@@ -49,7 +49,7 @@ def children(make: Callable[..., Manifests | Invalid]) -> Callable[..., Manifest
 
 @pytest.fixture
 def pod(children: Callable[..., Manifests]) -> Callable[..., Any]:
-    """The pod's spec."""
+    """Return a function that renders the pod's spec."""
 
     def made(**spec: Any) -> Any:
         body: Any = children(**spec).deployment.body
@@ -60,7 +60,7 @@ def pod(children: Callable[..., Manifests]) -> Callable[..., Any]:
 
 @pytest.fixture
 def problems(make: Callable[..., Manifests | Invalid]) -> Callable[..., dict[str, str]]:
-    """Path → message, for specs that are not."""
+    """Return a function that returns path → message for invalid specs."""
 
     def found(**spec: Any) -> dict[str, str]:
         manifests = make(**spec)

@@ -1,4 +1,4 @@
-"""Children that depend on what is around: who may reach replicas, and what a Prometheus operator is told."""
+"""Children that depend on cluster features: access to replicas, and the Prometheus operator's objects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ Made = Callable[..., Manifests]
 
 
 def child(manifests: Manifests, kind: str, name: str = "") -> Any:
-    """Return the only child of a kind and, if given, a name; None if there is none."""
+    """Return the only child of a kind and, if given, a name; None if it does not exist."""
     found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
     assert len(found) <= 1
     return found[0] if found else None
@@ -51,7 +51,7 @@ def made(features: ClusterFeatures, **spec: Any) -> Manifests:
 
 
 def rules_of(**autoscaling: Any) -> dict[str, Any]:
-    """By alert."""
+    """Return the rules by alert."""
     rule = child(made(EVERYTHING, autoscaling={"maxReplicas": 4} | autoscaling), "PrometheusRule")
     assert rule is not None
     body: Any = rule.body

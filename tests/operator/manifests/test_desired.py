@@ -1,4 +1,4 @@
-"""Each child that is made of an LLMDeployment, field by field where the field is a promise."""
+"""Each child of an LLMDeployment, field by field where users depend on the field."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "e
 
 
 def child(manifests: Manifests, kind: str, name: str = "") -> Any:
-    """Return the only child of a kind and, if given, a name; None if there is none."""
+    """Return the only child of a kind and, if given, a name; None if it does not exist."""
     found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
     assert len(found) <= 1
     return found[0] if found else None

@@ -1,4 +1,4 @@
-"""How a pod comes by its model: what is fetched before the engine starts, with which credentials, what is mounted."""
+"""The model of a pod: what is fetched before the engine starts, with which credentials, and what is mounted."""
 
 from typing import Any
 
@@ -50,6 +50,7 @@ def test_what_lies_elsewhere_is_fetched_to_where_the_engine_looks(source: str, p
     (fetch,), (engine,) = made["initContainers"], made["containers"]
     assert (fetch["name"], fetch["image"], fetch["command"]) == ("fetch-model", "engine:1", ["quire-fetch"])
     assert fetch["args"][:2] == [source, "--to"]
+    assert fetch["args"][3:] == ["--termination-log", "/dev/termination-log", "--progress-port", "8000"]
     assert engine["args"][:2] == ["--model", fetch["args"][2]] and fetch["args"][2].startswith(path)
     assert volumes(made)["models"] == {"persistentVolumeClaim": {"claimName": "models"}}
     written = {mount["mountPath"] for mount in fetch["volumeMounts"] if not mount.get("readOnly")}

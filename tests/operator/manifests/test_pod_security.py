@@ -1,4 +1,4 @@
-"""What a pod template may not loosen: every field of the restricted Pod Security Standard, and the exceptions."""
+"""The fields that a pod template may not loosen: the restricted Pod Security Standard, and the exceptions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def test_all_volume_types_of_the_standard_are_accepted(make: Callable[..., Any])
 
 
 def test_command_of_a_socket_thief_is_refused(make: Callable[..., Any]) -> None:
-    """The socket of containerd belongs to root's group: with both fields, a pod owns its node."""
+    """The socket of containerd belongs to root's group: with both fields, a pod controls its node."""
     pod = {
         "securityContext": {"supplementalGroups": [0]},
         "volumes": [{"name": "h", "hostPath": {"path": "/run/containerd"}}],
@@ -69,7 +69,7 @@ def test_command_of_a_socket_thief_is_refused(make: Callable[..., Any]) -> None:
 
 
 def test_cluster_may_choose_the_user_of_replicas(make: Callable[..., Any]) -> None:
-    """OpenShift's restricted-v2 refuses every user outside the range of the namespace."""
+    """OpenShift's restricted-v2 rejects every user outside the range of the namespace."""
     manifests = make(images=Images(engine="engine:1", user_id=None))
     body: Any = manifests.deployment.body
     assert body["spec"]["template"]["spec"]["securityContext"] == {

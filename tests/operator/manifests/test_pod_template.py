@@ -1,4 +1,4 @@
-"""The pod of a replica: its security, its probes, where its model comes from, and what a person may change in it."""
+"""The pod of a replica: its security, its probes, the source of its model, and the fields that users may change."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def engine_of(pod: Any) -> Any:
 
 
 def mounts(container: Any) -> dict[str, bool]:
-    """Path → read-only."""
+    """Return path → read-only."""
     return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
 
 

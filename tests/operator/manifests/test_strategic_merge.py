@@ -1,4 +1,4 @@
-"""Merging a pod template as kubectl merges patches."""
+"""Pod templates merge as in kubectl's patches."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, and engines that are pages of metrics."""
+"""A real Prometheus on loopback, and engines that are metrics pages."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ def prometheus_program() -> Path:
 
 
 class Engine:
-    """One replica as Prometheus sees it: a page that a test writes."""
+    """A replica as Prometheus sees it: a page with chosen values."""
 
     def __init__(self) -> None:
         self.running, self.waiting, self.generated = 0, 0, 0
@@ -50,7 +50,7 @@ class Engine:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Callable[[], "asyncio.Future[Engine]"]]:
-    """Starts engines."""
+    """Yield a function that starts engines."""
     runners: list[web.AppRunner] = []
 
     async def start() -> Engine:
@@ -71,7 +71,7 @@ async def engine() -> AsyncIterator[Callable[[], "asyncio.Future[Engine]"]]:
 
 
 class PrometheusServer:
-    """A process that can be killed and started again over the same data."""
+    """A Prometheus process that can be killed and restarted with the same data."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self._program, self._folder = program, folder
@@ -90,7 +90,7 @@ scrape_configs:
         )
 
     def show(self, *addresses: str, **labels: str) -> None:
-        """Have these scraped, and no others."""
+        """Scrape only these addresses."""
         fresh = self._folder / ".targets.new"
         fresh.write_text(json.dumps([{"targets": addresses, "labels": labels}]))
         fresh.rename(self.targets)

@@ -1,4 +1,4 @@
-"""The autoscaler's queries against a real Prometheus that scrapes engines: the answers' shape, age, loss and return."""
+"""The autoscaler's queries against a real Prometheus: the shape of answers, their age, loss and return."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ async def test_replica_is_read_by_its_pod_and_by_its_address(server, prometheus,
         return await sample("chat-0") is None
 
     assert await until(forgotten), "by its address it is known no more: it has a pod's name"
-    # Two jobs scrape it, as a PodMonitor and an annotation do together.
+    # Two jobs scrape it, as with a PodMonitor and annotations together.
     server.show(replica.address, replica.address.replace("127.0.0.1", "localhost"), namespace="prod", pod="a")
 
     async def scraped_twice() -> bool:

@@ -1,4 +1,4 @@
-"""``quire top --prometheus-url``, with a real Prometheus between it and the replicas."""
+"""``quire top --prometheus-url`` with a real Prometheus."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ Start = Callable[[], Awaitable[Any]]
 
 
 async def scraped(pages: PrometheusPages, asked: Target, waiting: float) -> Reading:
-    """The replica as Prometheus has it, once that is what it says."""
+    """Return the replica's reading once Prometheus has this value."""
     async with asyncio.timeout(20):
         while True:
             answer = (await pages.read([asked]))[asked.id]

@@ -1,4 +1,4 @@
-"""A cluster in memory that answers like an API server as far as `reconcile` can tell, and records what it was asked."""
+"""A cluster in memory that answers like an API server and records the requests."""
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -31,25 +31,25 @@ class FakeClock:
 
 @dataclass(slots=True)
 class FakeCluster:
-    """Implements ``ports.Cluster``."""
+    """A ``ports.Cluster`` in memory."""
 
     children: dict[Ref, Child] = field(default_factory=dict)
     resources: dict[Key, Resource] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    """Writes, in order."""
+    """The writes, in order."""
     told: list[Event] = field(default_factory=list)
     costs: dict[str, str | None] = field(default_factory=dict)
     errors: dict[str, list[ClusterError]] = field(default_factory=dict)
-    """By write: what the next ones of it fail with."""
+    """The errors of the next writes, by kind of write."""
     statuses: list[dict[str, Any]] = field(default_factory=list)
     unknown_fields: frozenset[str] = frozenset()
     """Fields of status that an older CRD drops."""
     kinds: frozenset[str] = frozenset()
-    """The optional ones that it has."""
+    """The optional kinds that it serves."""
     image_volumes: bool = False
     manifests: dict[Ref, Manifest] = field(default_factory=dict)
-    """What was applied last."""
+    """The manifests that were applied last."""
     version: int = 100
 
     def _next(self) -> str:
@@ -90,13 +90,17 @@ class FakeCluster:
     def _apply(self, manifest: Manifest) -> Child:
         body: Any = manifest.body
         self.manifests[manifest.ref] = manifest
-        (owner,) = body["metadata"]["ownerReferences"]
+        owners = body["metadata"].get("ownerReferences", [])
+        controller = next(
+            (Owner(kind=o["kind"], name=o["name"], uid=o["uid"]) for o in owners if "controller" in o), None
+        )
         old = self.children.get(manifest.ref)
         child = Child(
             ref=manifest.ref,
             uid=old.uid if old else f"uid {manifest.ref}",
             version=self._next(),
-            owner=Owner(kind=owner["kind"], name=owner["name"], uid=owner["uid"]),
+            owner=controller,
+            owner_uids=frozenset(owner["uid"] for owner in owners),
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
@@ -168,7 +172,7 @@ def _state(body: Any, old: Child | None) -> DeploymentState:
 
 
 class World:
-    """The cluster, what the watches have shown of it, and an operator's reconciler."""
+    """The cluster, the watches' view of it, and an operator's reconciler."""
 
     def __init__(self) -> None:
         self.cluster, self.clock = FakeCluster(), FakeClock()
@@ -177,7 +181,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """Another process: all that was only in memory is gone."""
+        """Start another process, without the state in memory."""
         self.store = Store()
         self.reconciler = Reconciler(
             cluster=self.cluster,
@@ -190,7 +194,7 @@ class World:
         self.show()
 
     def show(self) -> None:
-        """The watches catch up."""
+        """Deliver all changes to the watches."""
         for resource in self.cluster.resources.values():
             self.store.put_resource(resource)
         for child in self.cluster.children.values():
@@ -199,9 +203,12 @@ class World:
             self.store.drop_child(KEY, ref, self.store.children(KEY)[ref].uid)
         for pod in self.cluster.pods.values():
             self.store.put_pod(KEY, pod)
+        for pod in self.store.pods(KEY):
+            if pod.name not in self.cluster.pods:
+                self.store.drop_pod(KEY, pod.name, pod.uid)
 
     def apply(self, *, uid: str = "uid-1", **spec: Any) -> None:
-        """As a person would."""
+        """Apply as a user does."""
         body = {
             "apiVersion": "quire.dev/v1alpha1",
             "kind": "LLMDeployment",
@@ -222,22 +229,30 @@ class World:
         self.show()
 
     async def settle(self, passes: int = 3) -> list[str]:
-        """Some passes, the watches catching up before each; what was written."""
+        """Run some passes, with current watches before each; return the writes."""
         start = len(self.cluster.asked)
         for _ in range(passes):
             self.show()
             await self.reconciler.reconcile(KEY)
         return self.cluster.asked[start:]
 
+    def delete(self) -> None:
+        """As a person would; the garbage collector removes what has an owner, but pods go on draining."""
+        gone = self.cluster.resources.pop(KEY)
+        owned = [ref for ref, child in self.cluster.children.items() if gone.uid in child.owner_uids]
+        for ref in owned:
+            del self.cluster.children[ref]
+        self.store.drop_resource(KEY, gone.uid)
+
     def change_deployment(self, **changes: Any) -> None:
-        """As its controller would."""
+        """Change the Deployment as its controller does."""
         child = self.cluster.children[DEPLOYMENT]
         assert child.deployment is not None
         state = replace(child.deployment, **changes)
         self.cluster.children[DEPLOYMENT] = replace(child, version=self.cluster._next(), deployment=state)
 
     def run_replicas(self) -> None:
-        """Its controller does what it is asked."""
+        """Let its controller run the requested replicas."""
         state = self.cluster.children[DEPLOYMENT].deployment
         assert state is not None
         asked = state.replicas_asked

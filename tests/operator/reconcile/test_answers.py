@@ -1,4 +1,4 @@
-"""What the API server's answers mean, and what the operator tells of itself."""
+"""The meaning of the API server's answers, and the operator's health."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -74,7 +74,10 @@ def renewal(number: int, *, fast_clock: bool = False) -> datetime:
 
 
 def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast_until: int = 0) -> WatchHealth:
-    """A call each two seconds; the watches show what it saw until they are cut. ``away``: no call has an answer."""
+    """Return the health after a call every two seconds; the watches show it until they are cut.
+
+    In ``away`` calls have no answers.
+    """
     watch_health = WatchHealth(started=0.0)
     for number, now in enumerate(range(0, seconds + 1, 2)):
         renewed = renewal(number, fast_clock=now < fast_until)
@@ -89,7 +92,7 @@ def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast
 @pytest.mark.parametrize(
     ("watch_health", "alive"),
     [
-        (WatchHealth(started=0.0), True),  # the API server was never reached: nothing to see
+        (WatchHealth(started=0.0), True),  # the API server was never reached, so there is nothing to see
         (health_after(58, watch_until=-1), True),  # just started
         (health_after(62, watch_until=-1), False),
         (health_after(600, watch_until=600), True),
@@ -98,15 +101,15 @@ def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast
         (
             health_after(600, watch_until=100, away=range(102, 601)),
             True,
-        ),  # the API server is away, and all with it
+        ),  # the API server and everything else is away
         (
             health_after(600, watch_until=100, away=range(104, 597)),
             True,
-        ),  # it is just back: the watches will be soon
+        ),  # it has just returned, and the watches follow soon
         (
             health_after(134, watch_until=100, fast_until=102),
             False,
-        ),  # the Lease's times went back with its holder
+        ),  # the Lease's times went back with a new holder
         (health_after(600, watch_until=600, fast_until=300), True),
     ],
 )
@@ -133,7 +136,9 @@ async def test_health_and_metrics_are_served() -> None:
 
             assert await get("/healthz") == (200, "ok")
             assert (await get("/readyz"))[0] == 503
-            assert "quire_operator_queue_depth 0.0" in (await get("/metrics"))[1], "nobody waits for one that stands by"
+            assert "quire_operator_queue_depth 0.0" in (await get("/metrics"))[1], (
+                "no LLMDeployment waits for a standby"
+            )
             problem.pop(0)
             ready[0] = True
             assert await get("/healthz") == (503, "blind")

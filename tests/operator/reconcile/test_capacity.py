@@ -1,4 +1,4 @@
-"""What is known not to fit is not made; and no hub, however slow, holds a pass up for long."""
+"""Specs that are known not to fit are not applied, and no hub, however slow, delays a pass for long."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
 from quire_operator.reconcile import capacity_check
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.reconciler import Reconciler
 
 MODEL = {"source": "hf://org/big"}
@@ -32,7 +33,7 @@ def facts(parameters: int) -> ModelFacts:
 
 
 class Hub:
-    """Implements ``ports.ModelReader``."""
+    """A ``ports.ModelReader`` with chosen answers."""
 
     def __init__(self) -> None:
         self.answer: ModelFacts | ModelUnknown = facts(8 * 10**9)
@@ -51,7 +52,7 @@ class Hub:
 
 
 class Nodes:
-    """Implements ``ports.Nodes``."""
+    """A ``ports.Nodes`` with chosen answers."""
 
     def __init__(self) -> None:
         self.mebibytes: int | Exception = 15_360
@@ -66,13 +67,16 @@ class Nodes:
 
 @pytest.fixture
 async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The world, with an operator that checks."""
+    """Return the world with an operator that checks capacity."""
     monkeypatch.setattr(capacity_check, "_WAIT_SECONDS", 0.05)
     world.hub, world.nodes = Hub(), Nodes()
 
     def restart() -> None:
         world.check = CapacityCheck(
-            models=world.hub, nodes=world.nodes, now=world.clock.now, enqueue=world.enqueued.append
+            hub=HubReader(world.hub, now=world.clock.now),
+            nodes=world.nodes,
+            now=world.clock.now,
+            enqueue=world.enqueued.append,
         )
         world.reconciler = Reconciler(
             cluster=world.cluster,
@@ -99,7 +103,7 @@ async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "mend",
+    "fix",
     [
         lambda world: world.apply(model=MODEL, resources=GPU, engine={"kvCache": {"memoryPercent": 100}}),
         lambda world: setattr(world.nodes, "mebibytes", 81_559),
@@ -108,13 +112,13 @@ async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
     ],
     ids=["the spec", "the nodes", "the model", "another process"],
 )
-async def test_it_is_made_when_what_was_short_changes(checked: Any, mend: Callable[[Any], None]) -> None:
+async def test_it_is_made_when_what_was_short_changes(checked: Any, fix: Callable[[Any], None]) -> None:
     checked.nodes.mebibytes = 18_500
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" not in await checked.settle()
     checked.clock.time += 601.0
-    mend(checked)
-    made = await checked.settle(1)  # what was known serves while the hub is asked anew
+    fix(checked)
+    made = await checked.settle(1)  # the earlier answer serves during the next lookup
     await asyncio.sleep(0)
     made += await checked.settle(2)
     assert "create Deployment chat" in made

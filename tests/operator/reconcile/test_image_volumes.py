@@ -1,4 +1,4 @@
-"""How an oci:// model comes to its pods: as the cluster can, which is asked only where a spec needs it."""
+"""The volume of an oci:// model depends on the cluster, which is tested only if a spec needs it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
 def ways(world: Any) -> tuple[bool, bool]:
-    """Whether the pods have an image volume, and whether they download."""
+    """Return whether the pods have an image volume, and whether they download."""
     pod = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]
     return any("image" in volume for volume in pod["volumes"]), "initContainers" in pod
 
@@ -47,10 +47,10 @@ async def test_while_the_answer_is_not_to_be_had_nothing_is_changed(world: Any) 
 
 
 class Connection:
-    """Answers each write with the next outcome."""
+    """A connection that answers each write with the next outcome."""
 
     def __init__(self, *outcomes: ClusterError | list[Any] | None) -> None:
-        """Errors, or the volumes of the Deployment that comes back."""
+        """Use these outcomes: errors, or the volumes of the returned Deployment."""
         self.outcomes = list(outcomes)
         self.queries: list[Any] = []
 

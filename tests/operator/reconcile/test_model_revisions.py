@@ -1,4 +1,4 @@
-"""A moving model source: resolved once, stored in status, passed to pods, and what pods report of it."""
+"""A moving model source: resolved once, stored in status, passed to pods, and the versions that pods report."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,6 +9,7 @@ from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.observed import Ref, trim_pod, trim_resource
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reconciler import Reconciler
 
@@ -17,7 +18,7 @@ BRANCH = {"source": "hf://org/m@main"}
 
 
 class Hub:
-    """Implements the part of ``ports.ModelReader`` that resolves."""
+    """The part of a ``ports.ModelReader`` that resolves."""
 
     def __init__(self) -> None:
         self.answer: str | ModelUnknown = FIRST
@@ -32,7 +33,7 @@ class Hub:
 
 @pytest.fixture
 def moving(world: Any) -> Any:
-    """The world, with an operator that resolves."""
+    """Return the world with an operator that resolves sources."""
     world.hub = Hub()
 
     def restart() -> None:
@@ -42,7 +43,7 @@ def moving(world: Any) -> Any:
             clock=world.clock,
             images=world.reconciler._images,
             enqueue=world.enqueued.append,
-            revisions=ModelRevisions(world.hub, now=world.clock.now),
+            revisions=ModelRevisions(HubReader(world.hub, now=world.clock.now)),
         )
 
     world.restart_resolving = restart
@@ -51,7 +52,7 @@ def moving(world: Any) -> Any:
 
 
 def fetched(world: Any) -> str:
-    """The source that pods download."""
+    """Return the source that pods download."""
     pod = world.cluster.manifests[Ref("Deployment", "chat")].body["spec"]["template"]["spec"]
     (fetch,) = pod["initContainers"]
     assert isinstance(fetch["args"][0], str)

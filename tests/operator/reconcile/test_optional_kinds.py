@@ -1,4 +1,4 @@
-"""Kinds that come and go: what needs them is made when they are there, and nothing else notices."""
+"""Kinds that appear and disappear: dependent children follow, and nothing else is affected."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ AUTOSCALED = {"autoscaling": {"maxReplicas": 3}}
 
 @pytest.fixture
 def kinds(world: Any) -> OptionalKinds:
-    """Found by a look, as ``app`` has them."""
+    """Return the kinds found by a refresh, as ``app`` has them."""
     found = OptionalKinds(cluster=world.cluster, store=world.store, enqueue=world.enqueued.append)
 
     def features() -> ClusterFeatures:

@@ -1,4 +1,4 @@
-"""One LLMDeployment brought to what its spec asks: what is written, in which order, and what is not written again."""
+"""The reconcile of one LLMDeployment: what is written, in which order, and what is not written again."""
 
 import asyncio
 from collections.abc import Callable
@@ -147,7 +147,7 @@ async def test_an_object_without_our_label_that_goes_makes_room_at_the_next_look
     world.store.drop_child(KEY, SERVICE, foreign.uid)  # no watch shows it
     await world.reconciler.reconcile(KEY)
     assert world.condition("Ready") == "False NameConflict"
-    del world.cluster.children[SERVICE]  # and none tells that it went
+    del world.cluster.children[SERVICE]  # and none reports its removal
     await world.reconciler.reconcile(KEY)
     assert SERVICE in world.cluster.children
 
@@ -219,7 +219,7 @@ def test_each_error_is_retried_in_its_time(error: Exception, seconds: float | No
 
 
 async def test_a_status_that_the_server_changes_is_not_written_for_ever(world: Any) -> None:
-    """An older CRD drops what it does not know: what came of our write is what there is."""
+    """An older CRD drops unknown fields: the result of our write is what the server has."""
     world.cluster.unknown_fields = frozenset({"endpoint"})
     world.apply()
     assert (await world.settle(passes=4)).count("status") == 1
@@ -283,7 +283,7 @@ async def test_a_decision_that_was_persisted_is_carried_out_by_whoever_comes_aft
     await asyncio.sleep(0)
     await world.reconciler.reconcile(KEY)
     await persisting
-    world.restart()  # killed before it was carried out
+    world.restart()  # killed before the decision was applied
     await world.settle()
     assert asked(world) == 5
 
@@ -369,7 +369,7 @@ async def test_an_hpa_on_the_deployment_is_named_for_a_while(world: Any) -> None
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="horizontal-pod-autoscaler"),)
-    for condition in ("True Enforcing", "False ReplicasContested"):  # once is taken for a slip
+    for condition in ("True Enforcing", "False ReplicasContested"):  # a single change is taken for a manual one
         changed = replace(world.cluster.children[DEPLOYMENT], fingerprint="x", foreign=foreign)
         world.cluster.children[DEPLOYMENT] = replace(changed, version=world.cluster._next())
         await world.settle()

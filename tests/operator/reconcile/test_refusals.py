@@ -1,4 +1,4 @@
-"""What the API server will not do: said, asked for again after a while, and nothing else waits for it."""
+"""Rejections by the API server: reported, retried after a while, and not blocking anything else."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is set back again and again is set back ever more slowly, and whoever does it is named."""
+"""Repeated changes of other clients are reverted less and less often, and the client is named."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ async def test_a_second_operator_that_wants_something_else_is_noticed_and_no_fig
     world.apply(replicas=1)
     await world.settle()
     writes = 0
-    for _ in range(20):  # each time the other one has applied its own
+    for _ in range(20):  # each time after the other client has applied its own
         child = world.cluster.children[DEPLOYMENT]
         version, theirs = world.cluster._next(), world.cluster._next()
         world.cluster.children[DEPLOYMENT] = replace(child, version=version, fingerprint=theirs)

@@ -1,4 +1,4 @@
-"""Several that ask for one served name: who has it, who hears of it, and that nothing else of theirs suffers."""
+"""Several LLMDeployments with one served name: who has it, who is notified, and that nothing else is affected."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ OLDER, YOUNGER = "2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"
 
 
 def rival(since: str, *, key: Key = OTHER, name: str = "chat", version: str = "1") -> Resource:
-    """Another LLMDeployment whose claim the operator has recorded. Its spec is invalid, so that it has no children."""
+    """Return another LLMDeployment with a recorded claim. Its spec is invalid, so that it has no children."""
     return Resource(
         key=key,
         uid="rival",
@@ -33,13 +33,13 @@ def rival(since: str, *, key: Key = OTHER, name: str = "chat", version: str = "1
 
 
 def meet(world: Any, resource: Resource) -> None:
-    """The other LLMDeployment appears."""
+    """Create the other LLMDeployment."""
     world.cluster.resources[resource.key] = resource
     world.store.put_resource(resource)
 
 
 def unreported(*, name: str = "chat", generation: int = 1, **fields: Any) -> Resource:
-    """A resource as a person writes it."""
+    """Return a resource as a user writes it."""
     return replace(rival("", name=name), generation=generation, status={}, **fields)
 
 
@@ -50,7 +50,7 @@ async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -
     await world.settle()
     assert world.condition("Ready") == "True Serving"
     meet(world, rival(OLDER))
-    assert await world.settle() == ["status", "event ServedNameConflict"], "told once, and no child is touched"
+    assert await world.settle() == ["status", "event ServedNameConflict"], "reported once, and no child is changed"
     assert (world.condition("Ready"), world.condition("Degraded")) == (
         "False ServedNameConflict",
         "True ServedNameConflict",
@@ -81,7 +81,7 @@ async def test_it_recovers_when_the_other_goes(world: Any) -> None:
     del world.cluster.resources[OTHER]
     world.store.drop_resource(OTHER, "rival")
     world.enqueued.clear()
-    await world.reconciler.reconcile(OTHER)  # as the watch's event would have it
+    await world.reconciler.reconcile(OTHER)  # as after the watch's event
     assert world.enqueued == [KEY]
     await world.settle()
     assert (world.condition("Ready"), world.condition("Degraded")) == ("True Serving", "False AsExpected")
@@ -162,7 +162,7 @@ async def test_old_llmdeployment_takes_no_name_by_an_edit(world: Any) -> None:
 
 
 async def test_invalid_spec_claims_its_name(world: Any) -> None:
-    """Otherwise it could be kept, and made valid with any name and its old age."""
+    """Otherwise it could be kept and later made valid with any name and its old age."""
     world.apply(model={"source": "nonsense", "servedName": "mine"})
     await world.settle()
     assert world.condition("Ready") == "False InvalidSpec"
@@ -170,7 +170,7 @@ async def test_invalid_spec_claims_its_name(world: Any) -> None:
 
 
 async def test_edited_status_is_restored_at_once_each_time(world: Any) -> None:
-    """Other fields of a status that another client keeps writing are restored ever more slowly."""
+    """Other fields of a status that another client keeps writing are restored less and less often."""
     world.apply()
     await world.settle()
     rightful = world.status["servedName"]
@@ -186,7 +186,7 @@ async def test_edited_status_is_restored_at_once_each_time(world: Any) -> None:
     ("resource", "since"),
     [
         (unreported(), OLDER),
-        # It was edited before the operator saw it: nobody knows what it was called before.
+        # It was edited before the operator saw it, so its earlier name is unknown.
         (unreported(generation=2), "1970-01-01T00:00:10Z"),
         (replace(unreported(generation=2), status={"observedGeneration": 2}), OLDER),
         (rival(YOUNGER), YOUNGER),

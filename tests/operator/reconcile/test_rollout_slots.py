@@ -1,4 +1,4 @@
-"""A rollout that waits for a slot, or is paused by its spec: scaled meanwhile, reported, and begun in the end."""
+"""A rollout that waits for a slot, or is paused by its spec: scaled in the meantime, reported, and started later."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ OTHER = Key("prod", "other")
 
 @pytest.fixture
 async def upgraded(world: Any) -> Any:
-    """Two LLMDeployments that serve; a new operator takes over, and the other one is rolling already."""
+    """Return a world with two serving LLMDeployments; a new operator takes over, and the other one already rolls."""
     world.apply(replicas=2)
     await world.settle()
     world.run_replicas()

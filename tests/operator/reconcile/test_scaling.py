@@ -1,4 +1,4 @@
-"""Whom the autoscaler looks at in a cluster, and what becomes of what it says."""
+"""The autoscaler's subjects in a cluster, and the effects of its decisions."""
 
 from dataclasses import replace
 from typing import Any

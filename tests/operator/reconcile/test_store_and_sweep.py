@@ -1,4 +1,4 @@
-"""The picture of the cluster: newer stays, gone goes, and a list finds what watches missed."""
+"""The store: newer objects stay, deleted ones disappear, and a list finds what watches missed."""
 
 from dataclasses import replace
 from typing import Any
@@ -87,7 +87,7 @@ async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> 
 
     class Slow(type(world.cluster)):  # type: ignore[misc]
         async def list_children(self, kind: str) -> Any:
-            if kind == "Service":  # the watch is quicker than this list, which does not have it yet
+            if kind == "Service":  # the watch is faster than this list, which does not contain it yet
                 world.store.put_child(KEY, replace(child, ref=Ref("Service", "late"), uid="late", version="9999"))
             async for found in super().list_children(kind):
                 yield found

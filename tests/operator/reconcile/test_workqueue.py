@@ -1,4 +1,4 @@
-"""The work queue: coalescing, one run per key, backoff, delays, and what cancelling does."""
+"""The work queue: merging of keys, one run per key, backoff, delays, and cancellation."""
 
 import asyncio
 
@@ -13,9 +13,9 @@ KEYS = st.sampled_from("abcd")
 
 
 class QueueModel(RuleBasedStateMachine):
-    """Whatever happens in whatever order: no key runs twice at once, and every request is followed by a run in time.
+    """A model of the queue: no key runs twice at once, and every request is followed by a run in time.
 
-    A run answers all requests made before it began, also those for a later time.
+    A run answers all requests made before it started, also those for a later time.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class QueueModel(RuleBasedStateMachine):
         assert self.queue.running == len(self.running)
 
     def teardown(self) -> None:
-        """In the end every request is answered, and nothing is left."""
+        """Assert that at the end every request is answered and nothing is left."""
         for key in self.running.copy():
             self.running.remove(key)
             self.queue.finish(key, failed=False)
@@ -144,7 +144,7 @@ def test_backoff_doubles_up_to_its_ceiling(failures: int, seconds: float):
 
 
 class Recorder:
-    """A reconcile whose runs wait until they are told to end."""
+    """A reconcile whose runs wait for a signal to end."""
 
     def __init__(self) -> None:
         self.started: asyncio.Queue[str] = asyncio.Queue()

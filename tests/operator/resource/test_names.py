@@ -1,4 +1,4 @@
-"""What an LLMDeployment and its children may be called."""
+"""Valid names of an LLMDeployment and its children."""
 
 import pytest
 from hypothesis import given

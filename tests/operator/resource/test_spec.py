@@ -1,4 +1,4 @@
-"""A document becomes values with defaults, or every reason why it can't; whatever it holds, nothing is raised."""
+"""A document becomes values with defaults, or all its problems; nothing is raised for any content."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -188,7 +188,7 @@ def test_everything_that_can_be_said_is_understood() -> None:
 def test_sources(text: str, source: object) -> None:
     read = parsed({"model": {"source": text}}).model.source
     assert read == source
-    assert parsed({"model": {"source": str(read)}}).model.source == source  # what pods are told to fetch
+    assert parsed({"model": {"source": str(read)}}).model.source == source  # the source that pods download
 
 
 def test_a_claim_that_is_there_can_be_the_cache() -> None:

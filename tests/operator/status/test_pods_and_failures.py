@@ -1,4 +1,4 @@
-"""What Kubernetes says of pods and Deployments, and the reason we make of it."""
+"""The status of pods and Deployments, and the reason derived from it."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""LLMDeployments at /metrics: their conditions, their replicas, and how long one has been starting."""
+"""LLMDeployments at /metrics: their conditions, replicas and start-up times."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ def put_pod(store: Store, key: Key, name: str, *, ready: bool, since: str = "", 
 
 
 def read(store: Store, *, leading: bool = True) -> dict[tuple[str, ...], float]:
-    """Value by name of the series and values of its labels."""
+    """Return the value by name of the series and values of its labels."""
     text = ResourceMetrics(store, leading=lambda: leading).text(NOW)
     families = list(text_string_to_metric_families(text))
     assert all(family.type == "gauge" and family.documentation for family in families)
@@ -106,7 +106,7 @@ def test_who_stands_by_tells_nothing() -> None:
 
 
 def test_a_thousand_are_told_in_one_page() -> None:
-    """How long that takes, benchmarks/operator/scale.py says."""
+    """benchmarks/operator/scale.py measures the time."""
     store = Store()
     conditions = dict.fromkeys(
         ("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"), ("True", "AsExpected")

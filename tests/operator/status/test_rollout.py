@@ -1,4 +1,4 @@
-"""What the conditions say of a rollout: where it stands, why it stopped, and what would let it go on."""
+"""The conditions of a rollout: its progress, why it stopped, and how it can continue."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conditions, the whole status, and the events that tell of its changes."""
+"""Conditions, the whole status, and the events for its changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from status_views import BROKEN_POD, deployment, pod, spec, view
 
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Key, Pod, Resource
+from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.fields import Problem
@@ -32,70 +33,9 @@ TYPES = [
 ]
 
 
-def spec(**fields: Any) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": {"source": "file:///m"}} | fields,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec)
-    return parsed
-
-
 ASLEEP = spec(autoscaling={"minReplicas": 0, "maxReplicas": 2})
 
 
-def deployment(asked: int, ready: int, *, replicas: int | None = None, updated: int | None = None) -> DeploymentState:
-    there = asked if replicas is None else replicas
-    return DeploymentState(
-        replicas_asked=asked,
-        generation=1,
-        observed_generation=1,
-        replicas=there,
-        updated=there if updated is None else updated,
-        ready=ready,
-        available=ready,
-        revision="3",
-        progressing=None,
-        failure=None,
-    )
-
-
-def pod(*, ready: bool = False, **state: Any) -> Pod:
-    container = ContainerState(name="engine", init=False, ready=ready, restarts=0, **state)
-    return Pod(
-        name="chat-1",
-        uid="p",
-        version="1",
-        ip="",
-        phase="Running",
-        ready=ready,
-        deleting=False,
-        revision="r",
-        created="",
-        unschedulable="",
-        containers=(container,),
-        deletion_cost="",
-    )
-
-
-def view(**changes: Any) -> View:
-    fields: dict[str, Any] = {
-        "spec": spec(replicas=2),
-        "blocking": None,
-        "target": 2,
-        "deployment": deployment(2, 2),
-        "pods": (pod(ready=True),),
-        "additions": (),
-        "contested": None,
-        "metrics_problem": None,
-    }
-    return View(**(fields | changes))
-
-
-BROKEN = pod(waiting_reason="ImagePullBackOff", waiting_message="no such image")
 LOADING = pod()
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 STALE = MetricsProblem(reason=MetricsReason.STALE, message="none: for 50 s")
@@ -133,7 +73,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         {"Ready": "False RollingOut", "Progressing": "True RollingOut", "Available": "True ReplicaReady"},
     ),
     "stuck in a rollout": (
-        view(deployment=deployment(2, 2, replicas=3, updated=1), pods=(pod(ready=True), BROKEN)),
+        view(deployment=deployment(2, 2, replicas=3, updated=1), pods=(pod(ready=True), BROKEN_POD)),
         {
             "Ready": "False ImagePullFailed",
             "Progressing": "False ImagePullFailed",
@@ -149,7 +89,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         view(target=0, deployment=deployment(0, 0), pods=()),
         {"Ready": "True ScaledToZero", "Available": "False NoReplicaReady"},
     ),
-    "none while nobody asks": (
+    "none without requests": (
         view(spec=ASLEEP, target=0, deployment=deployment(0, 0), pods=()),
         {
             "Ready": "True ScaledToZero",
@@ -160,7 +100,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
             "Degraded": "False AsExpected",
         },
     ),
-    "the first since somebody asked": (
+    "the first after a request": (
         view(spec=ASLEEP, target=1, deployment=deployment(1, 0), pods=(pod(),)),
         {"Ready": "False Starting", "Available": "True HeldByGateway", "Progressing": "True Scaling"},
     ),
@@ -426,7 +366,7 @@ def test_a_recommendation_is_not_kept() -> None:
 
 def test_events_tell_of_turns_and_of_nothing_else() -> None:
     starting = made(view(deployment=deployment(2, 0), pods=(LOADING,)))
-    broken = made(view(deployment=deployment(2, 0), pods=(BROKEN,)), status=starting)
+    broken = made(view(deployment=deployment(2, 0), pods=(BROKEN_POD,)), status=starting)
     serving = made(view(), status=broken)
     assert events({}, starting) == (), "what is new starts: that is no news"
     assert [(e.reason, e.warning) for e in events(serving, starting)] == [("Starting", False)], "all went away"
@@ -462,7 +402,7 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("reported", "problem"),
     [
         (None, None),
         ({"type": "Autoscaling", "reason": "Enforcing", "message": "between 1 and 3 replicas"}, None),
@@ -473,6 +413,6 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
     ],
 )
 def test_a_metrics_problem_is_read_from_reason_and_message_of_its_condition(
-    told: dict[str, str] | None, problem: MetricsProblem | None
+    reported: dict[str, str] | None, problem: MetricsProblem | None
 ) -> None:
-    assert last_metrics_problem({} if told is None else {"conditions": [told]}) == problem
+    assert last_metrics_problem({} if reported is None else {"conditions": [reported]}) == problem

@@ -259,6 +259,21 @@ CASES = (
         description="250 LLMDeployments wait for a reconcile. For 10m there were more than 100.",
     ),
     Case(
+        alert="QuireOperatorKindUnlisted",
+        series={
+            'quire_operator_unlisted_kinds{namespace="quire-system",kind="NetworkPolicy",pod="a"}': "_x3 1+0x20 _x20",
+            'quire_operator_leading{namespace="quire-system",pod="a"}': "1+0x43",
+            'quire_operator_unlisted_kinds{namespace="quire-system",kind="Service",pod="b"}': "1+0x43",
+            'quire_operator_leading{namespace="quire-system",pod="b"}': "0+0x43",
+        },
+        quiet=(12, 32),
+        fires=14,
+        labels=OPERATOR | {"kind": "NetworkPolicy"},
+        summary="The operator must not list NetworkPolicy",
+        description="For 10m the operator has had no permission to list NetworkPolicy. Objects of this kind are not "
+        "watched, repaired or removed.",
+    ),
+    Case(
         alert="QuirePrometheusUnreachable",
         series={
             'quire_operator_prometheus_errors_total{namespace="quire-system",reason="timeout",pod="a"}': (

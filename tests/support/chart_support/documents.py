@@ -1,4 +1,4 @@
-"""Finding things among rendered objects."""
+"""Functions that find objects among rendered documents."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ Documents = list[dict[str, Any]]
 
 
 def find(documents: Documents, kind: str, name: str) -> dict[str, Any]:
-    """The one of that name."""
+    """Return the only object with that name."""
     (found,) = [d for d in documents if d["kind"] == kind and d["metadata"]["name"] == name]
     return found
 
@@ -21,7 +21,7 @@ def pod_spec(documents: Documents, deployment: str) -> dict[str, Any]:
 
 
 def container(documents: Documents, deployment: str) -> dict[str, Any]:
-    """A Deployment's only container."""
+    """Return a Deployment's only container."""
     (only,) = pod_spec(documents, deployment)["containers"]
     result: dict[str, Any] = only
     return result

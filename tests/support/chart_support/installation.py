@@ -1,4 +1,4 @@
-"""A release of the chart, with operator and gateway as processes here, told and entitled as its pods would be."""
+"""A release of the chart, with operator and gateway as local processes with their pods' arguments and permissions."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from quire_cluster.ports import free_ports
 
 
 class Installation:
-    """A release, and its processes on this machine."""
+    """A release and its processes on this machine."""
 
     def __init__(self, helm: Helm, server: ControlPlane, values: dict[str, Any], namespace: str, logs: Path) -> None:
         self.helm, self.server, self.values, self.namespace, self._logs = helm, server, values, namespace, logs
@@ -52,12 +52,12 @@ class Installation:
         return container
 
     def run(self, component: str) -> str:
-        """Starts the component, until the release goes; where it listens."""
+        """Start the component until the release is removed, and return its address."""
         return self._running.enter_context(self.running(component))
 
     @contextmanager
     def running(self, component: str) -> Iterator[str]:
-        """Where it listens, while it does. It ends as one that is killed."""
+        """Yield its address while it runs. It ends like a killed process."""
         (port,) = free_ports(1)
         kubeconfig = self.server.service_account_kubeconfig(self.namespace, f"{self.name}-{component}")
         command = [
@@ -74,7 +74,7 @@ class Installation:
                 process.wait()
 
     def _environment(self, component: str) -> dict[str, str]:
-        """As the kubelet makes it, of a pod that is the same whenever its container is started anew."""
+        """Return the environment that the kubelet creates for a pod, which a restart of its container keeps."""
         fields = {"metadata.name": f"{self.name}-{component}-0", "metadata.uid": str(self.uid)}
         environment: dict[str, str] = {}
         for variable in self.container(component).get("env", []):
@@ -100,7 +100,7 @@ class Installation:
 
 
 def get(url: str) -> bytes | None:
-    """None for whatever is not 200."""
+    """Return the body, or None for any status except 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             content: bytes = answer.read()

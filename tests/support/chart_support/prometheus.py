@@ -1,4 +1,4 @@
-"""A real Prometheus over recorded samples, and promtool: both out of Debian's package, or from the PATH."""
+"""A real Prometheus with recorded samples, and promtool: from Debian's package or from the PATH."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def promtool(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 class RecordedPrometheus:
-    """Scrapes nothing and answers queries about what was recorded."""
+    """A Prometheus that scrapes nothing and answers queries about the recording."""
 
     def __init__(self, samples: str, folder: Path) -> None:
         (folder / "samples.om").write_text(samples)
@@ -47,11 +47,11 @@ class RecordedPrometheus:
         self._log.close()
 
     def instant(self, query: str, *, at: float) -> list[dict[str, Any]]:
-        """Series with their one value."""
+        """Return the series with one value each."""
         return self._get("query", {"query": query, "time": str(at)})
 
     def over(self, query: str, *, start: float, end: float, step: int) -> list[dict[str, Any]]:
-        """Series with their values, as a graph asks for them."""
+        """Return the series with their values, as a graph requests them."""
         asked = {"query": query, "start": str(start), "end": str(end), "step": str(step)}
         return self._get("query_range", asked)
 

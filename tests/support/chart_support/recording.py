@@ -1,8 +1,8 @@
 """Ten minutes of a small cluster, as Prometheus would have scraped it: the pages are those of the real exporters.
 
-A model with two replicas and a third that starts, a gateway, an operator that leads; the load is steady, so that what
-a panel should show can be reckoned by hand. Each pod is scraped by two jobs, as where a PodMonitor and the pods'
-annotations are both followed: it must count once. Nothing is waited for: only the time stamps are ten minutes apart.
+A model with two replicas and a third that starts, a gateway, and a leading operator. The load is steady, so that the
+values of a panel can be computed by hand. Two jobs scrape each pod, as with a PodMonitor and annotations together: it
+must count once. Nothing waits: only the time stamps are ten minutes apart.
 """
 
 import time
@@ -37,19 +37,19 @@ END = START + STEP * (STEPS - 1)
 NAMESPACE, MODEL, OPERATOR_NAMESPACE = "prod", "org/chat", "quire-system"
 NAME = "chat"
 TOKENS_PER_SECOND, REQUESTS_PER_SECOND = 100, 1
-"""Of each of the two replicas."""
+"""The rates of each of the two replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a scrape adds to a page: the pod's labels. Those of the page win, where the monitor honours them."""
+    """The pod labels that a scrape adds to a page. Those of the page have priority if the monitor honours them."""
 
     labels: Mapping[str, str]
     honours_labels: bool = False
 
 
 class Engine:
-    """One replica."""
+    """A replica."""
 
     def __init__(self, pod: str) -> None:
         self.target = Target(labels={"namespace": NAMESPACE, "pod": pod, "quire_dev_llmdeployment": NAME})
@@ -70,7 +70,7 @@ class Engine:
         )
 
     def page(self, seconds: int) -> str:
-        """After so many seconds of load: half of the blocks in use, a fifth with prefixes, half of the prompts hit."""
+        """Return the page after these seconds: half of the blocks used, a fifth with prefixes, half of prompts hit."""
         self._metrics.engine_stats(
             Stats(
                 time=1.0,
@@ -126,7 +126,7 @@ class Gateway:
         self._metrics.held[MODEL] = 2
 
     def page(self, seconds: int) -> str:
-        """Two requests a second, of which one in thirty ends in an error of the gateway's own."""
+        """Return the page after two requests per second, of which one in thirty ends with an error of the gateway."""
         metrics = self._metrics
         for count in range(2 * STEP):
             metrics.requests.labels(MODEL, f"chat-{count % 2}", "200").inc()
@@ -150,7 +150,7 @@ class Operator:
         self._put_resources()
 
     def page(self, seconds: int) -> str:
-        """One pass a second, of 3 ms; one in fifteen fails; a decision each 15 s."""
+        """Return the page after one pass of 3 ms per second; one in fifteen fails; a decision every 15 s."""
         telemetry, key = self._telemetry, str(Key(NAMESPACE, NAME))
         for _ in range(STEP):
             telemetry.reconciles.observe(0.003)
@@ -159,6 +159,7 @@ class Operator:
         telemetry.decisions.labels(reason="Steady").inc()
         telemetry.queue.set(4)
         telemetry.leading.set(1)
+        telemetry.unlisted({"NetworkPolicy"})
         telemetry.watch_lag.set(1.5)
         self._scaling.ticks.observe(0.02)
         self._scaling.prometheus_failed("timeout")
@@ -212,7 +213,7 @@ def _decision() -> Decision:
 
 
 def openmetrics() -> str:
-    """All samples with their times, as `promtool tsdb create-blocks-from openmetrics` reads them."""
+    """Return all samples with their times, as `promtool tsdb create-blocks-from openmetrics` reads them."""
     exporters = (Engine("chat-0"), Engine("chat-1"), Gateway(), Operator())
     lines = [
         line

@@ -1,7 +1,7 @@
-"""What helm makes of the chart, in files: `make chart-snapshots` writes them, a test compares.
+"""The chart as rendered by helm, in files: `make chart-snapshots` writes them, a test compares.
 
-The CRD, which has a test of its own, is left out. Dashboards and alerts stand in their own files under charts/quire, so
-of them only the beginning is kept.
+The CRD, which has its own test, is left out. Dashboards and alerts are separate files under charts/quire, so only their
+beginning is kept.
 """
 
 import sys
@@ -28,7 +28,7 @@ SNAPSHOTS: dict[str, dict[str, Any]] = {
 
 
 def rendered(helm: Helm, name: str) -> str:
-    """One snapshot's text, in the order in which helm puts the objects."""
+    """Return one snapshot's text, in helm's order of objects."""
     documents = helm.template(SNAPSHOTS[name])
     kept = [_shortened(document) for document in documents if document["kind"] != "CustomResourceDefinition"]
     return "---\n".join(yaml.safe_dump(document, sort_keys=False, width=120) for document in kept)

@@ -1,4 +1,4 @@
-"""Values that the chart is rendered with: the defaults, the least, everything, and what lies between."""
+"""Values for rendering the chart: the defaults, the minimum, everything, and cases in between."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""A proxy on loopback in front of a store or a registry: it passes all on but what a test tells it to break.
+"""A proxy on loopback in front of a store or a registry: it forwards everything except what a test breaks.
 
-It also asks for a login, by basic authentication or by tokens, as registries do.
+It also requires a login, by basic authentication or by tokens, as registries do.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ TOKEN = "a-token"
 
 @dataclass(frozen=True)
 class Canned:
-    """An answer that the server behind never gave."""
+    """An answer that the server behind the proxy did not give."""
 
     status: int
     body: str = ""
@@ -29,15 +29,15 @@ class Canned:
 class FaultyProxy:
     upstream: str
     canned: dict[str, Canned] = field(default_factory=dict)
-    """By the end of the path, perhaps with the method before it ("GET /m/model.safetensors")."""
+    """Answers by the end of the path, optionally with the method in front of it ("GET /m/model.safetensors")."""
     cut: dict[str, int] = field(default_factory=dict)
-    """Bytes after which a download breaks off, by the end of its path; each once."""
+    """The bytes after which a download breaks off, by the end of its path; each once."""
     stall_after: dict[str, int] = field(default_factory=dict)
-    """Bytes after which nothing more comes; each once."""
+    """The bytes after which nothing more is sent; each once."""
     damaged: set[str] = field(default_factory=set)
-    """Downloads whose last byte comes wrong."""
+    """Downloads whose last byte is wrong."""
     login: tuple[str, str] | None = None
-    """Who may come in."""
+    """The required user and password."""
     scheme: str = "bearer"
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and Range of every request."""
@@ -45,7 +45,7 @@ class FaultyProxy:
     used: dict[str, int] = field(default_factory=dict)
     token: str = TOKEN
     renew_after_cut: str | None = None
-    """The token that alone is good after a connection was cut."""
+    """The only valid token after a connection was cut."""
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 30)
@@ -54,7 +54,7 @@ class FaultyProxy:
         return app
 
     def ranges(self, end: str) -> list[str]:
-        """Of each download whose path ends so."""
+        """Return the Range of each download whose path ends with this."""
         return [wanted for method, path, wanted in self.seen if method == "GET" and path.endswith(end)]
 
     async def _give_token(self, request: web.Request) -> web.Response:
@@ -128,7 +128,7 @@ def _once(faults: dict[str, int], path: str) -> int | None:
 
 
 def _for(request: web.Request, headers: dict[str, str], data: bytes) -> dict[str, str]:
-    # The answer to HEAD speaks of a body that does not come.
+    # The answer to HEAD describes a body that is not sent.
     return headers if request.method == "HEAD" else {k: v for k, v in headers.items() if k.lower() != "content-length"}
 
 

@@ -1,6 +1,6 @@
-"""As much of a Hugging Face hub as we ask for: revisions, their files, and ranges of them. On loopback, in a thread.
+"""The part of a Hugging Face hub that quire uses: revisions, their files, and ranges of them. On loopback, in a thread.
 
-``cut`` makes the next download of a file end after so many bytes, as a lost connection does.
+``cut`` makes the next download of a file end after that many bytes, like a lost connection.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ class HubStub:
     repository: str
     files: Mapping[str, bytes]
     cut: dict[str, int] = field(default_factory=dict)
-    """Bytes after which the connection is cut, by file; each cut happens once."""
+    """The bytes after which the connection is cut, by file; each cut happens once."""
     damaged: set[str] = field(default_factory=set)
-    """Files whose last byte comes wrong."""
+    """Files whose last byte is wrong."""
     forbidden: bool = False
-    """The files are for those only who were let in."""
+    """The files require access."""
     stumbles: dict[str, int] = field(default_factory=dict)
-    """How many times to answer 503 first, by file."""
+    """The number of 503 answers before success, by file."""
     served: list[tuple[str, str]] = field(default_factory=list)
     """File and Range header of each download, in order."""
     tokens: list[str | None] = field(default_factory=list)
     stall_after: dict[str, int] = field(default_factory=dict)
-    """Bytes after which nothing more comes, by file; each stall happens once."""
+    """The bytes after which nothing more is sent, by file; each stall happens once."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -43,7 +43,7 @@ class HubStub:
         return app
 
     def ranges(self, file: str) -> list[str]:
-        """The Range of each download of a file; empty for the whole."""
+        """Return the Range of each download of a file; empty for the whole."""
         return [wanted for name, wanted in self.served if name == file]
 
     def _problem(self, request: web.Request) -> web.Response | None:
@@ -112,7 +112,7 @@ class Stub(Protocol):
 
 @contextmanager
 def serving(stub: Stub) -> Iterator[str]:
-    """The address of the stub while it runs, in a thread of its own: some of its clients block theirs."""
+    """Yield the address of the stub while it runs in its own thread, because some clients block theirs."""
     address: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
@@ -136,6 +136,6 @@ def serving(stub: Stub) -> Iterator[str]:
 
 
 def safetensors(elements: int) -> bytes:
-    """A file with one tensor of bytes."""
+    """Return a file with one tensor of bytes."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [elements], "data_offsets": [0, elements]}}).encode()
     return len(header).to_bytes(8, "little") + header + (bytes(range(251)) * (elements // 251 + 1))[:elements]

@@ -1,4 +1,4 @@
-"""Pushes images and artifacts to a registry, as the tools that build them do."""
+"""Pushes of images and artifacts to a registry, as the tools that build them do."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ def digest(data: bytes) -> str:
 
 
 def archive(files: Mapping[str, bytes], *, compression: str = "", members: Sequence[tarfile.TarInfo] = ()) -> Layer:
-    """A layer with these files, and members of other kinds before them."""
+    """Return a layer with these files, and members of other kinds before them."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         for member in members:
@@ -55,7 +55,7 @@ def link(name: str, target: str, *, hard: bool = False) -> tarfile.TarInfo:
 
 
 def titled(name: str, data: bytes) -> Layer:
-    """One file, as ORAS pushes it."""
+    """Return one file as ORAS pushes it."""
     annotations = {"org.opencontainers.image.title": name}
     return Layer(data=data, media_type="application/octet-stream", annotations=annotations)
 
@@ -63,13 +63,13 @@ def titled(name: str, data: bytes) -> Layer:
 @dataclass(frozen=True)
 class RegistryClient:
     server: str
-    """Where is pushed to."""
+    """The address for pushes."""
     host: str
-    """Where is pulled from: through the proxy."""
+    """The address for pulls, through the proxy."""
     proxy: FaultyProxy
 
     def push(self, repository: str, tag: str, *layers: Layer) -> str:
-        """The digest of the manifest."""
+        """Push an image and return the digest of its manifest."""
         described = [self._describe(repository, layer) for layer in layers]
         config = self._describe(repository, Layer(data=b"{}", media_type=f"{MANIFEST}-config", annotations={}))
         body = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": described}

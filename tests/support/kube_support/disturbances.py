@@ -1,4 +1,4 @@
-"""Ways to trouble an operator: its token dies, and what its watches ask for is forgotten."""
+"""Disturbances of an operator: its token expires, and the history that its watches request is removed."""
 
 import json
 import urllib.request
@@ -10,7 +10,7 @@ from quire_cluster.control_plane import ControlPlane
 
 
 class Account:
-    """A ServiceAccount's folder as the kubelet mounts it; each token dies with a Secret of its own."""
+    """A ServiceAccount's folder as the kubelet mounts it; each token is bound to its own Secret."""
 
     def __init__(self, space: Namespace, folder: Path) -> None:
         self._space, self.folder, self._count = space, folder, 0
@@ -19,7 +19,7 @@ class Account:
         (folder / "namespace").write_text(space.name)
 
     def renew(self) -> None:
-        """The file is replaced at once, as the kubelet does it."""
+        """Replace the file at once, as the kubelet does."""
         self._count += 1
         secret = self._space.create("secrets", {"metadata": {"name": f"token-{self._count}"}})
         reference = {
@@ -45,7 +45,7 @@ class Account:
 
 
 def compact(server: ControlPlane) -> None:
-    """All of etcd's history up to now is thrown away."""
+    """Remove all of etcd's history up to now."""
     ports = json.loads((server.state / "ports.json").read_text())
 
     def call(path: str, body: dict[str, str]) -> dict[str, dict[str, str]]:

@@ -1,6 +1,6 @@
-"""A proxy on loopback between an operator and the API server that misbehaves as it is told, and counts what it saw.
+"""A proxy on loopback between an operator and the API server with programmed faults, which also counts requests.
 
-Plain HTTP towards the operator; who it is to the server is what its kubeconfig says. Runs in a thread of its own, for
+It serves plain HTTP to the operator and uses its kubeconfig towards the server. It runs in its own thread, because
 tests wait with ordinary sleeps.
 """
 
@@ -25,18 +25,18 @@ HOP_BY_HOP: Final = frozenset(
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to the next `times` requests of this method whose path matches."""
+    """A fault of the next `times` requests of this method whose path matches."""
 
     method: str
     path: str
     times: int
     status: int = 0
-    """0: never answer."""
+    """0 means never to answer."""
     headers: dict[str, str] = field(default_factory=dict)
     user_agent: str = ""
     """A part of it."""
     cut: bool = False
-    """Carry the request out, but cut the connection instead of passing on the answer."""
+    """Execute the request, but cut the connection instead of forwarding the answer."""
 
     def takes(self, request: web.Request) -> bool:
         return self.times > 0 and self.matches(request)
@@ -51,14 +51,15 @@ class Fault:
 
 
 class FaultProxy:
-    """Started and stopped; `faults` may be changed at any time."""
+    """A proxy that is started and stopped; `faults` may be changed at any time."""
 
     def __init__(self, server: ControlPlane, kubeconfig: Path) -> None:
-        """`kubeconfig` is that of a ServiceAccount; the proxy's own lies beside it."""
+        """`kubeconfig` is that of a ServiceAccount; the proxy's own is stored next to it."""
         self._server = server
         self.faults: list[Fault] = []
         self.seen: list[tuple[float, str, str]] = []
-        """Time (of the proxy's loop), method and path of each request that a fault matches, be it used up or not."""
+        """Time (of the proxy's loop), method and path of each request that a fault matches, also after it was used up.
+        """
         self.is_silent = False
         """Nothing passes in either direction, and no connection is closed: a network that drops packets."""
         self._answering: list[web.Request] = []
@@ -75,7 +76,7 @@ class FaultProxy:
         self.kubeconfig.write_text(json.dumps(document))
 
     def cut_streams(self, user_agent: str) -> None:
-        """Requests of this client that are being answered end as if the connection had broken."""
+        """End the answers to this client as if the connection had broken."""
         for request in list(self._answering):
             if user_agent in request.headers.get("User-Agent", "") and request.transport is not None:
                 self._loop.call_soon_threadsafe(request.transport.abort)
@@ -144,11 +145,11 @@ class FaultProxy:
                     await response.write(chunk)
                 await response.write_eof()
             except (aiohttp.ClientError, ConnectionResetError):
-                _hang_up(request)  # either side has gone
+                _hang_up(request)  # either side has closed
             return response
 
 
 def _hang_up(request: web.Request) -> None:
     if request.transport is not None:
         request.transport.abort()
-    raise asyncio.CancelledError  # which aiohttp takes for a client that left
+    raise asyncio.CancelledError  # which aiohttp handles like a client that left

@@ -1,4 +1,4 @@
-"""What disturbances cost: for each, how long until the cluster is as asked again, and how many writes that took."""
+"""The cost of disturbances: for each, the time until the cluster is as specified again, and the number of writes."""
 
 import threading
 import time
@@ -15,20 +15,20 @@ from quire_cluster.audit import Position
 class Row:
     what: str
     objects: int
-    """LLMDeployments that were changed meanwhile."""
+    """LLMDeployments that were changed in the meantime."""
     seconds: float
-    """From when the disturbance ended until all was as asked."""
+    """The time from the end of the disturbance until everything was as specified."""
     writes: int
-    """Mutating requests of operators since the disturbance began, without Leases and Events."""
+    """Mutating requests of operators since the start of the disturbance, without Leases and Events."""
     duplicates: int
-    """Objects that were made once more than was asked for."""
+    """Objects that were created once too often."""
     kinds: str
-    """What the writes were."""
+    """The kinds of the writes."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Filled by tests, shown at the end of a run with `-s`."""
+    """A table that tests fill, shown at the end of a run with `-s`."""
 
     rows: list[Row] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -48,7 +48,7 @@ class Ledger:
 
 
 class Flock:
-    """Some LLMDeployments of one namespace that are changed together."""
+    """LLMDeployments of one namespace that are changed together."""
 
     def __init__(self, space: Namespace, names: Sequence[str]) -> None:
         self.space, self.names = space, names
@@ -61,11 +61,11 @@ class Flock:
         until(self.is_as_asked, why=lambda: self.space.items("llmdeployments"))
 
     def begin(self) -> None:
-        """What is written from here on is counted."""
+        """Start counting writes."""
         self.begun = self.space.server.audit.position()
 
     def change(self) -> None:
-        """One replica more for each; and the Service of each is deleted, which only a look at everything can tell."""
+        """Add one replica to each, and delete the Service of each, which only a resync can notice."""
         self._replicas += 1
         for name in self.names:
             self.space.patch("llmdeployments", name, {"spec": {"replicas": self._replicas}}, manager="kubectl")
@@ -77,7 +77,7 @@ class Flock:
         return set(self.names) <= services and all(deployments.get(name) == self._replicas for name in self.names)
 
     def measure(self, what: str, *, since: float, makes_all: bool = False) -> Row:
-        """Waits until all is as asked. The Services were deleted and are made once; or all, which was not there."""
+        """Wait until everything is as specified. The Services were deleted and are created once; or all children."""
         until(self.is_as_asked, why=lambda: what)
         seconds = time.monotonic() - since
         written = self.space.server.audit.mutating_requests(
@@ -98,7 +98,7 @@ class Flock:
 
 
 def elsewhere(work: Callable[[], Row]) -> Callable[[], Row]:
-    """Begins the work in a thread of its own; what is returned waits for it, and raises what it raised."""
+    """Start the work in its own thread; return a function that waits for it and raises its exception."""
     outcome: list[Row | BaseException] = []
 
     def run() -> None:

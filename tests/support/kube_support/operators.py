@@ -1,4 +1,4 @@
-"""Operators as processes that tests start, kill, pause and watch; and looking at the cluster until something is so."""
+"""Operators as processes that tests start, kill, pause and watch, and functions that poll the cluster."""
 
 import http.client
 import itertools
@@ -23,8 +23,9 @@ from quire_cluster.control_plane import ControlPlane
 T = TypeVar("T")
 POLL_SECONDS: Final = 0.05
 PATIENCE: Final = 90.0
-"""How long to wait for what is sure to come: long, for a machine may have much else to do. How soon it has to come is
-asserted by what came before what, not by a clock that the machine's other work holds up."""
+"""The wait for an event that is certain, long enough for a busy machine. Tests assert how soon events happen by their
+order, not by a clock.
+"""
 _LAST_LINES: Final = 20
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
 CUSTOM: Final = frozenset({"llmdeployments", "podmonitors", "prometheusrules"})
@@ -37,7 +38,7 @@ def until(
     every: float = POLL_SECONDS,
     why: Callable[[], object] = lambda: "",
 ) -> T:
-    """What `look` gives as soon as it is true; fails with `why` when that takes too long."""
+    """Return the result of `look` as soon as it is true; fail with `why` after too long."""
     deadline = time.monotonic() + within
     while not (found := look()):
         assert time.monotonic() < deadline, f"not so after {within:g} s; last seen {found!r}; {why()}"
@@ -47,7 +48,7 @@ def until(
 
 @dataclass(frozen=True, slots=True)
 class OperatorProcess:
-    """One operator. `identity` is what it calls itself in the Lease and in its User-Agent."""
+    """An operator. `identity` is its name in the Lease and in its User-Agent."""
 
     pid: int
     identity: str
@@ -84,21 +85,21 @@ class OperatorProcess:
         return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it logged."""
+        """Return its log lines."""
         text = self.log.read_text() if self.log.exists() else ""
         return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
     def said(self, text: str) -> bool:
-        """Whether a line of its log has this in its message."""
+        """Return True if a line of its log has this text in its message."""
         return any(text in str(line.get("message", "")) for line in self.lines())
 
     def last_words(self) -> str:
-        """Whether it lives, and the end of its log: what to say where it did not do what was waited for."""
+        """Return whether it lives, and the end of its log, for the message of a failed wait."""
         told = [str(line.get("message", "")) for line in self.lines()][-_LAST_LINES:]
         return "\n".join([f"{self.identity} is {'alive' if self.is_alive else 'dead'}; it said last:", *told])
 
     def port(self) -> int:
-        """Where it serves /healthz; waits until it does."""
+        """Return the port of /healthz once it is served."""
         return int(until(lambda: self._served() or 0))
 
     def _served(self) -> str | None:
@@ -106,7 +107,7 @@ class OperatorProcess:
         return next((match[1] for match in found if match), None)
 
     def health(self) -> tuple[int, str]:
-        """What /healthz answers."""
+        """Return the answer of /healthz."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port(), timeout=10)
         try:
             connection.request("GET", "/healthz")
@@ -116,12 +117,12 @@ class OperatorProcess:
             connection.close()
 
     def writes(self) -> list[str]:
-        """The writes it was about to make, in order, since it was armed."""
+        """Return the writes that it was about to send since it was armed, in order."""
         return [f"{line['verb']} {line['kind']}" for line in self.lines() if line.get("armed")]
 
 
 class Operators:
-    """Forks operators off one zygote. Several threads may start some at once."""
+    """A factory that forks operators from one zygote. Several threads may start some at once."""
 
     def __init__(self, folder: Path, *, zygote: Path = ZYGOTE) -> None:
         self._folder = folder
@@ -144,11 +145,11 @@ class Operators:
         service_account: Path | None = None,
         environment: dict[str, str] | None = None,
     ) -> OperatorProcess:
-        """One with these flags, on a free port.
+        """Return an operator with these flags, on a free port.
 
-        It sends itself the signal `then` before its n-th write; with `armed_by`, before the n-th after that file is
-        there. Its clock goes wrong by `clock_skew_seconds`, its autoscaler ticks each `tick_seconds`. In the folder
-        `service_account` is what a pod's would have.
+        It sends itself the signal `then` before its n-th write; with `armed_by`, before the n-th after that file
+        exists. Its clock is wrong by `clock_skew_seconds`, its autoscaler ticks each `tick_seconds`. The folder
+        `service_account` replaces that of a pod.
         """
         number = next(self._started)
         identity = identity or f"operator-{number}"
@@ -168,7 +169,7 @@ class Operators:
         return OperatorProcess(pid=self._ask(order), identity=identity, log=log)
 
     def _ask(self, order: dict[str, Any]) -> int:
-        """One order and its answer at a time: who read another's answer would kill another's operator."""
+        """Send one order and return its answer; a lock keeps answers of several threads apart."""
         assert self._zygote.stdin is not None and self._zygote.stdout is not None
         with self._asking:
             self._zygote.stdin.write(json.dumps(order) + "\n")
@@ -183,7 +184,7 @@ class Operators:
 
 
 class Namespace:
-    """A namespace of the API server, as a test looks at it."""
+    """A namespace of the API server, with a test's ways to read and change it."""
 
     def __init__(self, server: ControlPlane, name: str) -> None:
         self.server, self.name = server, name
@@ -192,13 +193,13 @@ class Namespace:
 
     @property
     def kubeconfig(self) -> Path:
-        """The operator's, with the rights that the chart gives it in this namespace."""
+        """The operator's kubeconfig, with the chart's permissions in this namespace."""
         if self._granted is None:
             self._granted = grant(self.server, self.name)
         return self._granted
 
     def flags(self, kubeconfig: Path | None = None) -> tuple[str, ...]:
-        """For an operator that acts here alone."""
+        """Return the flags of an operator that acts only here."""
         config = str(kubeconfig or self.kubeconfig)
         return ("--kubeconfig", config, "--namespace", self.name, "--watch-namespace", self.name)
 
@@ -236,8 +237,8 @@ class Namespace:
         assert answer.ok, answer.body
         return dict(answer.body)
 
-    def patch(self, kind: str, name: str, body: Any, *, manager: str = "somebody") -> dict[str, Any]:
-        """A strategic merge patch (a merge patch for custom resources), as another field manager."""
+    def patch(self, kind: str, name: str, body: Any, *, manager: str = "another-client") -> dict[str, Any]:
+        """Send a strategic merge patch (a merge patch for custom resources) as another field manager."""
         flavour = "merge" if kind in CUSTOM else "strategic-merge"
         path, _, subresource = name.partition("/")
         where = self.path(kind, path) + (f"/{subresource}" if subresource else "")
@@ -252,7 +253,7 @@ class Namespace:
         assert answer.ok or (may_be_gone and answer.status == 404), answer.body
 
     def apply(self, name: str = "chat", **spec: Any) -> None:
-        """An LLMDeployment, as kubectl would."""
+        """Apply an LLMDeployment as kubectl does."""
         body = {
             "apiVersion": "quire.dev/v1alpha1",
             "kind": "LLMDeployment",
@@ -268,7 +269,7 @@ class Namespace:
         assert answer.ok, answer.body
 
     def run_pods(self, name: str, *, address: str = "10.0.0.1") -> list[str]:
-        """There is no kubelet: the status of this one's pods is written as one would write it. Their names."""
+        """Write the status of running pods, because there is no kubelet. Return their names."""
         state = {"name": "engine", "ready": True, "restartCount": 0, "image": "x", "imageID": ""}
         state["state"] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
         conditions = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
@@ -276,8 +277,8 @@ class Namespace:
         return [pod for pod in self.pods(name) if self.write_pod_status(pod, status)]
 
     def write_pod_status(self, pod: str, status: Mapping[str, Any]) -> bool:
-        """Whether it was still there: controllers replace pods at any moment."""
-        where = f"{self.path('pods', pod)}/status?fieldManager=somebody"
+        """Return True if the pod still existed: controllers replace pods at any moment."""
+        where = f"{self.path('pods', pod)}/status?fieldManager=another-client"
         answer = self._client.request(
             "PATCH", where, {"status": status}, content_type="application/strategic-merge-patch+json"
         )
@@ -285,7 +286,7 @@ class Namespace:
         return answer.ok
 
     def pods(self, name: str) -> list[str]:
-        """Those that are not on their way out."""
+        """Return the pods that are not being deleted."""
         return [
             pod["metadata"]["name"]
             for pod in self.items("pods")
@@ -294,11 +295,11 @@ class Namespace:
         ]
 
     def touch(self, name: str, value: str) -> None:
-        """A change that asks for nothing, so that the operator looks again."""
+        """Change something that requires nothing, so that the operator reconciles."""
         self.patch("llmdeployments", name, {"metadata": {"labels": {"touched": value}}})
 
     def condition(self, name: str, kind: str) -> dict[str, Any]:
-        """Empty while it is not there."""
+        """Return a condition; empty while it does not exist."""
         resource = self.get("llmdeployments", name) or {}
         conditions = resource.get("status", {}).get("conditions", [])
         return next((c for c in conditions if c["type"] == kind), {})
@@ -311,7 +312,7 @@ class Namespace:
         return until(found, within=within, why=lambda: self.condition(name, kind))
 
     def wait_settled(self, name: str, *, within: float = PATIENCE) -> None:
-        """Until the children are there, their controller has looked at them, and status says so."""
+        """Wait until the children exist, their controller has observed them, and status reports it."""
 
         def settled() -> bool:
             resource, deployment = self.get("llmdeployments", name), self.get("deployments", name)

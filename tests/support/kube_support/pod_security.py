@@ -1,5 +1,7 @@
-"""Pod templates that loosen the security of pods, one field each: every field of the Pod Security Standards' restricted
-profile, and those that quire restricts in addition."""
+"""Pod templates that loosen the security of pods, one field each.
+
+They cover every field of the Pod Security Standards' restricted profile, and those that quire restricts in addition.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,13 +17,13 @@ SAFE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A pod template, the field for which it is refused, and the rule by which it can be allowed."""
+    """A pod template, the field for which it is rejected, and the rule by which it can be allowed."""
 
     template: dict[str, Any]
     path: str
     rule: str | None
     is_standard: bool = True
-    """True if the API server refuses it where the restricted profile is enforced."""
+    """True if the API server rejects it under the restricted profile."""
 
 
 def _pod(rule: str | None, path: str, *, standard: bool = True, **fields: Any) -> Case:

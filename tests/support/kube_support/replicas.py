@@ -1,4 +1,4 @@
-"""What an engine tells of itself, for pods that nothing runs in: a page of metrics on a loopback address."""
+"""The metrics of an engine for pods in which nothing runs: a page on a loopback address."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1
 
 @contextmanager
 def engines_at(address: str, page: str) -> Iterator[None]:
-    """All replicas with this address answer with this page."""
+    """Answer with this page for all replicas with this address."""
 
     class Replica(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -33,7 +33,7 @@ def engines_at(address: str, page: str) -> Iterator[None]:
             self.wfile.write(page.encode())
 
         def log_message(self, format: str, *args: object) -> None:
-            """The test's own output is enough."""
+            """Log nothing."""
 
     with ThreadingHTTPServer((address, engine.HTTP_PORT), Replica) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -1,6 +1,6 @@
-"""The operator's rights as the chart renders them, and no more: every operator of these tests runs with them.
+"""The operator's permissions as the chart renders them; every operator of these tests runs with them.
 
-Only what concerns rights is taken from the chart; what it installs besides has tests of its own.
+Only the permissions are taken from the chart; the rest has its own tests.
 """
 
 import json
@@ -28,7 +28,7 @@ _rendered: dict[tuple[bool, str], str] = {}
 def operator_rights(
     server: ControlPlane, namespace: str, *, everywhere: bool = False, release: str = RELEASE
 ) -> list[dict[str, Any]]:
-    """The chart's objects that say what the operator of this namespace may do, there or everywhere."""
+    """Return the chart's objects with the operator's permissions in this namespace or everywhere."""
     kind = (everywhere, release)
     if kind not in _rendered:
         values = {"crds": {"create": False}} | ({} if everywhere else {"watchNamespaces": [PLACEHOLDER]})
@@ -46,7 +46,7 @@ def _component(document: dict[str, Any]) -> object:
 
 
 def grant(server: ControlPlane, namespace: str, *, everywhere: bool = False, release: str = RELEASE) -> Path:
-    """A kubeconfig of the ServiceAccount that has them."""
+    """Return a kubeconfig of the ServiceAccount with these permissions."""
     client, account = server.client(), f"{release}-operator"
     for document in operator_rights(server, namespace, everywhere=everywhere, release=release):
         answer = client.post(PATHS[document["kind"]].format(namespace=namespace), document)
@@ -57,7 +57,7 @@ def grant(server: ControlPlane, namespace: str, *, everywhere: bool = False, rel
 
 
 def _may_begin(server: ControlPlane, namespace: str, user: str) -> bool:
-    """Its authorizer learns of new bindings by a watch."""
+    """Return True when the authorizer has seen the new binding in its watch."""
     asked = (
         {"group": "quire.dev", "resource": "llmdeployments", "verb": "watch", "namespace": namespace},
         {"group": "coordination.k8s.io", "resource": "leases", "verb": "create", "namespace": namespace},

@@ -1,6 +1,6 @@
-"""A TCP proxy on loopback that can swallow what its connections carry without closing them: a network that lost them.
+"""A TCP proxy on loopback that can drop all data of its connections without closing them, like a failing network.
 
-It sees bytes alone (TLS passes through), and new connections are well. Runs in a thread of its own.
+It only forwards bytes (TLS passes through), and new connections work. It runs in its own thread.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class _Connection:
 
 
 class TcpProxy:
-    """In front of the API server; `kubeconfig` is the given one with the proxy's address."""
+    """A proxy in front of the API server; `kubeconfig` is the given one with the proxy's address."""
 
     def __init__(self, server: ControlPlane, kubeconfig: Path) -> None:
         address = urlsplit(server.server.url)
@@ -41,7 +41,7 @@ class TcpProxy:
         self.kubeconfig.write_text(json.dumps(document))
 
     def lose_connections(self) -> int:
-        """Those there are now carry nothing any more, in either direction, not even their end. How many."""
+        """Drop all data of the current connections in both directions, also their end. Return their number."""
         connections = list(self._connections.values())
         for connection in connections:
             connection.is_lost = True
@@ -56,7 +56,7 @@ class TcpProxy:
             runner.run(self._serve(started))
 
     async def _serve(self, started: threading.Event) -> None:
-        # Not asyncio's own server: it leaves open what it was about to hand out when the loop ends.
+        # asyncio's own server would leave connections open that it was about to accept when the loop ends.
         with socket.create_server(("127.0.0.1", 0)) as listening:
             listening.setblocking(False)
             self._port = listening.getsockname()[1]
@@ -79,7 +79,7 @@ class TcpProxy:
 
         def over(task: asyncio.Task[None]) -> None:
             del self._connections[task]
-            client.close()  # its task may not have begun
+            client.close()  # its task may not have started
 
         task.add_done_callback(over)
 
@@ -93,7 +93,7 @@ class TcpProxy:
             ends.append(to_server)
             await asyncio.gather(_pump(connection, asked, to_server), _pump(connection, answers, writer))
             if connection.is_lost:
-                await self._stopping.wait()  # neither end is told that the other has gone
+                await self._stopping.wait()  # neither end is informed that the other has closed
         except OSError:
             return  # the server is away
         finally:

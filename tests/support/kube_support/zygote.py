@@ -1,8 +1,8 @@
-"""Starts operators quickly: one process imports everything once, and forks a child for each line on its standard input.
+"""A process that starts operators quickly: it imports everything once and forks a child for each line of its input.
 
-A line is JSON, as `Operators.start` writes it; the answer is a line with the child's id, and with the log that was
-asked for, so that it can be told from another's. The child is the operator's own `app.run`. With `before_write` it
-sends itself a signal before its n-th write. When the input ends, all children are killed.
+A line is JSON, as `Operators.start` writes it. The answer is a line with the child's id and the requested log, which
+identifies it. The child is the operator's own `app.run`. With `before_write` it sends itself a signal before its n-th
+write. When the input ends, all children are killed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:
 
 
 def skew(seconds: float) -> None:
-    """The clock of this process is wrong, wherever quire, kopf or the client library look at it."""
+    """Shift the clock of this process for quire, kopf and the client library."""
     real = time.time
 
     class Skewed(datetime.datetime):
@@ -58,7 +58,7 @@ def skew(seconds: float) -> None:
 
 
 def be_in_a_pod(folder: Path) -> None:
-    """The folder is what the kubelet mounts."""
+    """Use the folder in place of the kubelet's mount."""
     incluster_config.SERVICE_TOKEN_FILENAME = str(folder / "token")
     incluster_config.SERVICE_CERT_FILENAME = str(folder / "ca.crt")
     kube_connection._ACCOUNT_FOLDER = folder
@@ -79,7 +79,7 @@ def be_operator(order: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     children = []
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""``python -m quire_guard``: measures, and prints as JSON; ``--update`` writes the bounds instead."""
+"""``python -m quire_guard``: measure and print as JSON; ``--update`` writes the bounds instead."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from quire_engine.ipc.process import compute_environment
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """By kind, as in ``bounds.ALLOWED``."""
+    """Return the measures by kind, as in ``bounds.ALLOWED``."""
     from benchmarks.models.shapes import SHAPES
     from quire_guard.ratios import measured_ratios
     from quire_guard.scenarios import bench_of, memory_amounts, scheduler_counts, step_counts
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m quire_guard", description=__doc__)
     parser.add_argument("--update", action="store_true", help="write the bounds")
     arguments = parser.parse_args()
-    # Thread pools read it as torch loads: one thread, whose time is then the whole.
+    # Thread pools read it when torch loads: one thread, whose time is then the total.
     os.environ.update(compute_environment(1, os.environ))
     measures = measure()
     if arguments.update:

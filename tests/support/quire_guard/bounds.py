@@ -1,9 +1,8 @@
-"""Which measures are too much: ``tests/engine/guard/bounds.json`` holds what was recorded, this how far beyond it they
-may go.
+"""The allowed excess of measures over the recorded ones in ``tests/engine/guard/bounds.json``.
 
 Counts hardly vary, but differ a little between versions of Python: half as much again is too much for any. Ratios of
-times differ between CPUs, so that only two and a half times as much is surely a fault. What has become less is none:
-``make guard-update`` then draws the bounds tighter.
+times differ between CPUs, so only two and a half times as much is certainly a regression. Lower values are fine: ``make
+guard-update`` then tightens the bounds.
 """
 
 import json
@@ -16,16 +15,16 @@ FILE = Path(__file__).resolve().parents[2] / "engine" / "guard" / "bounds.json"
 RENEW = "make guard-update"
 
 Measures = Mapping[str, Mapping[str, float]]
-"""By kind, by name."""
+"""The measures by kind and name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
     factor: float
     other_python: float
-    """The factor where the version of Python is not the one recorded with."""
+    """The factor if the version of Python is not the recorded one."""
     slack: float
-    """Beyond the factor: for what was recorded as next to nothing."""
+    """An allowance beyond the factor, for recorded values near zero."""
 
     def most(self, recorded: float, *, same_python: bool) -> float:
         return recorded * (self.factor if same_python else self.other_python) + self.slack
@@ -60,12 +59,12 @@ def write(measures: Measures, file: Path = FILE) -> None:
 
 
 def names(measures: Measures) -> list[tuple[str, str]]:
-    """Kind and name of each."""
+    """Return kind and name of each."""
     return [(kind, name) for kind, of in measures.items() for name in of]
 
 
 def excess(kind: str, name: str, found: float, recorded: Recorded) -> str | None:
-    """Why this measure is too much; None where it is not."""
+    """Return why this measure is too large, or None."""
     before = recorded.measures.get(kind, {}).get(name)
     if before is None:
         return f"{name}: {found:.6g} has no bound yet; {RENEW} records one"

@@ -1,7 +1,7 @@
-"""Counts what runs of quire's own code, exactly: functions entered, bytecodes executed, C functions called. Beside them
-torch's operators, numba's compilations, pages faulted in and what Python allocates.
+"""Exact counts of quire's own code: functions entered, bytecodes executed, C functions called.
 
-Each counter looks at one call of ``work`` on this thread.
+In addition: torch's operators, numba's compilations, page faults, and Python's allocations. Each counter observes one
+call of ``work`` on this thread.
 """
 
 import gc
@@ -22,14 +22,14 @@ Work = Callable[[], object]
 class PythonCost:
     instructions: int
     calls: Counter[str]
-    """Functions entered, by module and name."""
+    """The functions entered, by module and name."""
 
     def calls_in(self, *packages: str) -> int:
         return sum(count for name, count in self.calls.items() if name.startswith(packages))
 
 
 def python_cost(work: Work) -> PythonCost:
-    """Of quire's modules; a coroutine counts as entered each time that it goes on."""
+    """Return the cost of quire's modules; a coroutine counts as entered each time that it continues."""
     instructions = 0
     calls: Counter[str] = Counter()
 
@@ -52,7 +52,7 @@ def python_cost(work: Work) -> PythonCost:
 
 
 def native_calls(work: Work) -> int:
-    """C functions called from quire's modules."""
+    """Return the C functions called from quire's modules."""
     count = 0
 
     def on_event(frame: FrameType, event: str, argument: Any) -> None:
@@ -66,7 +66,7 @@ def native_calls(work: Work) -> int:
 
 
 def torch_operators(work: Work) -> Counter[str]:
-    """Operators that reach a kernel of torch's, by name."""
+    """Return the operators that reach a kernel of torch, by name."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     found: Counter[str] = Counter()
@@ -82,7 +82,7 @@ def torch_operators(work: Work) -> Counter[str]:
 
 
 def compilations(work: Work) -> int:
-    """Times that numba's compiler is entered."""
+    """Return how often numba's compiler is entered."""
     from numba.core import event
 
     with event.install_recorder("numba:compiler_lock") as recorder:
@@ -91,7 +91,7 @@ def compilations(work: Work) -> int:
 
 
 def page_faults(work: Work) -> int:
-    """Pages that the kernel gave this process."""
+    """Return the pages that the kernel gave this process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     work()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -100,17 +100,17 @@ def page_faults(work: Work) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocated:
     kept_blocks: int
-    """More pieces of memory than before."""
+    """Additional pieces of memory that stay allocated."""
     peak_bytes: int
-    """The most that was held at a time beyond what was held before."""
+    """The largest additional memory at any time."""
 
 
 def allocated(work: Work) -> Allocated:
-    """By Python and numpy."""
+    """Return the allocations by Python and numpy."""
     gc.collect()
     tracemalloc.start()
     try:
-        work()  # caches that fill at the first use are not what is looked for
+        work()  # caches that fill at the first use are not measured
         gc.collect()
         before, blocks = tracemalloc.get_traced_memory()[0], _blocks()
         tracemalloc.reset_peak()
@@ -134,7 +134,7 @@ def _is_ours(module: str) -> bool:
 
 @contextmanager
 def _hook(get: Callable[[], Any], set_hook: Callable[[Any], None], hook: Any) -> Iterator[None]:
-    """Not while garbage is collected: finalizers would count."""
+    """Set a hook, but not during a garbage collection, whose finalizers would count."""
     before = get()
     gc.collect()
     gc.disable()

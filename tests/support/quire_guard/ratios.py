@@ -1,5 +1,6 @@
-"""Ratios of CPU time to a loop of the same kind, in one thread of one process, by turns: what a busy machine does to
-the one it does to the other. The least of many turns is taken of each: other work only adds.
+"""Ratios of CPU time to a loop of the same kind, in one thread of one process, in interleaved runs.
+
+A busy machine affects both alike. The minimum of many runs counts, because other work only adds time.
 """
 
 import random
@@ -19,7 +20,7 @@ _CONTEXT = 1024
 
 
 def measured_ratios(bench: Bench) -> dict[str, float]:
-    """``bench`` runs the 5M shape, in one thread."""
+    """Return all ratios. ``bench`` runs the 5M shape, in one thread."""
     return {
         **_model_ratios(bench),
         "attention / dense attention, decode": _attention(),
@@ -41,7 +42,7 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def _model_ratios(bench: Bench) -> dict[str, float]:
-    """Whole steps against plain products of as many weights, in float32, which every CPU multiplies alike."""
+    """Return whole steps relative to plain products with as many weights, in float32, which all CPUs multiply alike."""
     shape = SHAPES["5M"]
     engine = bench.decoding(_SEQUENCES, 32, 10 * _TURNS)
     return {
@@ -51,7 +52,7 @@ def _model_ratios(bench: Bench) -> dict[str, float]:
 
 
 def _products(shape: LlamaShape, rows: int) -> Callable[[], object]:
-    """A model's linear layers as bare matrix products."""
+    """Return a model's linear layers as bare matrix products."""
     import torch
 
     kv = 2 * shape.kv_heads * shape.head_dim
@@ -72,7 +73,7 @@ def _products(shape: LlamaShape, rows: int) -> Callable[[], object]:
 
 
 def _attention() -> float:
-    """Of sequences that decode, against torch's products over keys and values that lie densely."""
+    """Return the attention of decoding sequences relative to torch's products over dense keys and values."""
     import torch
 
     from quire_kernels.kv_cache import allocate_kv_cache
@@ -108,7 +109,7 @@ def _attention() -> float:
 
 
 def _scheduler() -> float:
-    """A block's worth of steps of 64 sequences, against as many turns of a loop that moves numbers between lists."""
+    """Return a block's worth of steps of 64 sequences relative to a loop that moves numbers between lists."""
     chance = random.Random(1)
     numbers: list[Any] = [chance.randrange(1000) for _ in range(64 * 16)]
 

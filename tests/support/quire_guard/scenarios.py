@@ -1,7 +1,7 @@
-"""What is counted in the engine process: steps of the scheduler alone, and of engines over small random models.
+"""The counted work of the engine process: steps of the scheduler alone, and of engines with small random models.
 
-Steps are counted over one block's worth of tokens, so that each count holds the one step in sixteen in which every
-sequence takes a new block.
+Steps are counted over one block's worth of tokens, so that each count contains the one step in sixteen in which every
+sequence gets a new block.
 """
 
 import random
@@ -36,7 +36,7 @@ _KV_CACHE_BYTES = 2**28
 
 
 def scheduler_steps(running: int, *, waiting: int = 0) -> Callable[[], None]:
-    """A block's worth of decode steps of ``running`` sequences; ``waiting`` more have no row."""
+    """Return a block's worth of decode steps of ``running`` sequences; ``waiting`` more have no row."""
     layout = KVCacheLayout(block_size=BLOCK, groups=(KVCacheGroup(layers=(0,), num_blocks=64 * running),))
     config = SchedulerConfig(max_num_seqs=running, max_num_batched_tokens=64 * running, max_model_len=1024)
     scheduler = Scheduler(config, layout)
@@ -61,7 +61,7 @@ def scheduler_steps(running: int, *, waiting: int = 0) -> Callable[[], None]:
 
 
 def engine_steps(bench: Bench, sequences: int) -> tuple[Engine, Callable[[], None]]:
-    """A block's worth of decode steps, warm."""
+    """Return an engine and a block's worth of its decode steps, warmed up."""
     engine = bench.decoding(sequences, _PROMPT, 100 * BLOCK)
 
     def steps() -> None:
@@ -135,13 +135,13 @@ def _python_and_torch(bench: Bench) -> dict[str, float]:
 
 
 def _steps_of_every_kind(bench: Bench) -> None:
-    """Numbers of sequences and lengths of prompts that no step before had."""
+    """Run numbers of sequences and lengths of prompts that no step had before."""
     for sequences, length in ((3, 5), (7, 33), (19, 130), (50, 64)):
         bench.prefill(sequences, length)
 
 
 def _message_counts(bench: Bench) -> dict[str, float]:
-    """Of what a step sends to the API process."""
+    """Return counts of the messages from a step to the API process."""
     sizes = {}
     for sequences in (1, 64):
         step = engine_steps(bench, sequences)[0].step()
@@ -151,8 +151,10 @@ def _message_counts(bench: Bench) -> dict[str, float]:
 
 
 def memory_amounts(bench: Bench) -> dict[str, float]:
-    """Of steps whose activations are large enough to be asked of the kernel each time, were they not kept: ``bench``
-    runs the 5M shape."""
+    """Return the memory of steps whose activations would be requested from the kernel each time if they were not kept.
+
+    ``bench`` runs the 5M shape.
+    """
     _, steps = engine_steps(bench, 64)
     for _ in range(4):
         steps()

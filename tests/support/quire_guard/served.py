@@ -1,7 +1,7 @@
-"""What is counted in the API process: a streamed token's way from the engine's message to the bytes of its event.
+"""The counted work of the API process: from the engine's message with a token to the bytes of its event.
 
-The application is called directly: what the HTTP server around it costs is not ours. Streams of two lengths are
-counted, so that their difference is what tokens cost and the request itself is not.
+The application is called directly, because the cost of the HTTP server around it is not ours. Streams of two lengths
+are counted, so that their difference is the cost of tokens without the request itself.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ from quire_guard.counting import python_cost
 _MAX_MODEL_LEN = 1024
 _SHORT, _LONG = 32, 96
 _TOKEN = 300
-"""A word of the demo model's."""
+"""A word of the demo model."""
 
 
 class _Engine:
-    """Gives out real streams, which the caller feeds."""
+    """An engine that returns real streams, which the caller feeds."""
 
     def __init__(self) -> None:
         self.state = "ready"
@@ -67,7 +67,7 @@ class _Engine:
         return stream
 
     def reset_prefix_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no cache."""
 
 
 def served_counts() -> dict[str, float]:
@@ -78,7 +78,7 @@ def served_counts() -> dict[str, float]:
     ):
         instructions = {}
         for tokens in (_SHORT, _LONG):
-            _streamed(route, body, tokens)  # what is filled at the first use
+            _streamed(route, body, tokens)  # fills caches of the first use
             instructions[tokens] = _instructions(route, body, tokens)
         name = route.removeprefix("/v1/").replace("/", " ")
         found[f"API process: instructions per token, {name}"] = (instructions[_LONG] - instructions[_SHORT]) / (
@@ -97,7 +97,7 @@ def _streamed(route: str, body: dict[str, Any], tokens: int) -> None:
 
 
 async def _stream(route: str, body: dict[str, Any], tokens: int) -> int:
-    """Each token an event of its own; how many there were."""
+    """Stream tokens as separate events and return the number of events."""
     engine = _Engine()
     sent: list[bytes] = []
 

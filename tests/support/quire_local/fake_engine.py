@@ -1,8 +1,8 @@
 """A process that behaves like an engine towards its supervisor, in milliseconds and without torch. Run as a file.
 
-Knobs are variables: FAKE_LOAD_SECONDS; FAKE_EXIT (a code to end with at once, after saying why); FAKE_DRAIN_SECONDS
-(how long it takes to end after SIGTERM, "never" ignores it); FAKE_CHILD (a file that gets the number of a child it
-starts, as an engine starts its step loop). POST /crash ends it with exit code 3.
+Variables control it: FAKE_LOAD_SECONDS; FAKE_EXIT (a code to end with at once, after a message); FAKE_DRAIN_SECONDS
+(the time from SIGTERM to its end, "never" ignores it); FAKE_CHILD (a file for the number of a child that it starts, as
+an engine starts its step loop). POST /crash ends it with exit code 3.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the tests of local processes share: a fake engine's command, a hurried pace, waiting for a change."""
+"""Shared parts of the tests of local processes: a fake engine's command, short intervals, waiting for a change."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ HURRY = Pace(
 
 
 class Watch:
-    """Told of each change; waits until one makes something true."""
+    """A listener that waits until a change makes a condition true."""
 
     def __init__(self) -> None:
         self._moved = asyncio.Event()
@@ -39,7 +39,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def until_dead(pids: list[int]) -> None:
-    """Processes that are not our children tell nobody of their end, so this looks."""
+    """Wait for the end of processes that are not our children, by polling."""
     async with asyncio.timeout(60):
         while any(is_alive(pid) for pid in pids):
             await asyncio.sleep(0.02)

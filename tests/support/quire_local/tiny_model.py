@@ -1,4 +1,4 @@
-"""A model folder with random weights that a real engine loads in no time: Llama's layout, a tokenizer of bytes."""
+"""A model folder with random weights that a real engine loads quickly: Llama's layout, a tokenizer of bytes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""An engine driven in process, and what its requests have said."""
+"""An engine driven in process, and the answers of its requests."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from quire_engine.engine import Engine
 
 @dataclass
 class Answering:
-    """Integrity is checked after every step."""
+    """An engine whose integrity is checked after every step."""
 
     engine: Engine
     tokens: dict[int, list[int]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Batches for tests of what runners make of them: empty but for what a test says."""
+"""Batches for tests of runners: empty except for what a test sets."""
 
 from typing import Any
 

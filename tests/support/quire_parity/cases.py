@@ -1,4 +1,4 @@
-"""A row of a parity table: a tiny random model that transformers makes and saves, and the prompts it is asked."""
+"""A row of a parity table: a tiny random model that transformers creates and saves, and its prompts."""
 
 import random
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ class Case:
     family: str
     """transformers' ``model_type``."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Of its config.json, beside those of ``_SMALL``; None leaves out one of those."""
+    """Fields of its config.json in addition to ``_SMALL``; None leaves out one of those."""
     saved: dict[str, Any] = field(default_factory=dict)
     """Arguments of ``save_pretrained``."""
     lengths: tuple[int, ...] = LENGTHS
     max_model_len: int = MAX_MODEL_LEN
     attention: str = "eager"
-    """The reference's implementation: the others leave out a soft cap."""
+    """The reference's implementation: the others omit a soft cap."""
     bfloat16_error: float = 0.1
-    """How far bfloat16 may move the logprob of a prompt's next token, in the mean."""
+    """The mean deviation that bfloat16 may cause in the logprob of a prompt's next token."""
 
 
 _SMALL: dict[str, Any] = {
@@ -48,22 +48,22 @@ _SMALL: dict[str, Any] = {
 
 
 def save(case: Case, folder: Path) -> None:
-    """A checkpoint in Hugging Face layout, the same at every call."""
+    """Save a checkpoint in Hugging Face layout, the same at every call."""
     torch.manual_seed(11)
     fields = {name: value for name, value in {**_SMALL, **case.fields}.items() if value is not None}
     factory: Any = AutoModelForCausalLM
     model = factory.from_config(AutoConfig.for_model(case.family, **fields))
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # biases 0 and norms 1 at birth, which would hide one that is not applied
+            if parameter.dim() == 1:  # initial biases of 0 and norms of 1 would hide one that is not applied
                 parameter += torch.randn_like(parameter) * 0.15
-            elif not parameter.any():  # routers, which would leave the choice of experts to chance
+            elif not parameter.any():  # routers of 0 would leave the choice of experts to chance
                 parameter += torch.randn_like(parameter) * 0.5
     model.save_pretrained(folder, **case.saved)
 
 
 def prompts(lengths: tuple[int, ...]) -> list[list[int]]:
-    """Beginnings of two sequences, in turn: so there are prefixes to share."""
+    """Return alternating beginnings of two sequences, so that prefixes are shared."""
     numbers = random.Random(5)
     stems = [[numbers.randrange(3, VOCABULARY) for _ in range(max(lengths))] for _ in range(2)]
     return [stems[index % 2][:length] for index, length in enumerate(lengths)]

@@ -1,4 +1,4 @@
-"""Drives an engine in this process, step by step, over a case's checkpoint and as a schedule says."""
+"""An engine in this process, driven step by step with a case's checkpoint and a schedule."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(slots=True)
 class Heard:
-    """What one request was told."""
+    """The answer to one request."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ def start(config: EngineConfig) -> Engine:
 
 
 def block_bytes(config: EngineConfig) -> int:
-    """What a block of every layer takes together."""
+    """Return the bytes of a block in all layers together."""
     model = load_model(config)
     blocks = sum(group.num_blocks * len(group.layers) for group in model.layout.groups)
     return model.kv_cache_bytes // blocks * sum(len(group.layers) for group in model.layout.groups)
@@ -69,7 +69,7 @@ def cache_options(schedule: Schedule, block_bytes: int) -> CacheOptions:
 
 
 def follow(engine: Engine, prompts: list[list[int]], schedule: Schedule) -> tuple[list[list[Heard]], Seen]:
-    """What was heard of each prompt in each round."""
+    """Return the answers to each prompt in each round."""
     seen = Seen()
     rounds = []
     for _ in range(schedule.rounds):
@@ -87,7 +87,7 @@ def follow(engine: Engine, prompts: list[list[int]], schedule: Schedule) -> tupl
 def ask(
     engine: Engine, prompts: Iterable[tuple[int, list[int]]], seen: Seen, *, max_tokens: int = ANSWER
 ) -> dict[int, Heard]:
-    """All at once, until all are answered; blocks are counted after every step."""
+    """Request all prompts at once and return the answers; blocks are counted after every step."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=0)
     heard: dict[int, Heard] = {}
     for key, prompt in prompts:
@@ -98,7 +98,7 @@ def ask(
         step = engine.step()
         engine.check_integrity()
         if step is None:
-            continue  # the first of steps that overlap
+            continue  # the first of overlapping steps
         running = engine.gauges().num_running
         seen.most_running = max(seen.most_running, running)
         seen.partial_steps += running > len(step.output.keys)

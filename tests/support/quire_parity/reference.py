@@ -1,9 +1,9 @@
-"""What transformers answers in float32, greedily, one prompt at a time; and how an answer is compared with that.
+"""The greedy answers of transformers in float32, one prompt at a time, and their comparison with an answer.
 
-Equal means: the same tokens, or at the first difference the reference's own choice was a near tie: its two best logits
-closer than 1e-3 of the logits' standard deviation, for a matrix product rounds differently in another batch. Near ties
-are counted. The probabilities of equal tokens are compared as well: a window, a soft cap or a scale that is off may
-leave the likeliest token as it is.
+Equal means: the same tokens, or a near tie of the reference at the first difference: its two best logits differ by less
+than 1e-3 of the logits' standard deviation, because matrix products round differently in another batch. Near ties are
+counted. The probabilities of equal tokens are compared as well, because a wrong window, soft cap or scale may not
+change the most likely token.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ LOGPROB_ERROR = 1e-4
 class Answer:
     token_ids: list[int]
     logprobs: list[float]
-    """Of its own tokens."""
+    """The log-probabilities of its own tokens."""
     gaps: list[float]
-    """Between the two best logits, in standard deviations of the logits."""
+    """The differences between the two best logits, in standard deviations of the logits."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The ways a step loop may treat the same prompts, each with what proves that it did."""
+"""Schedules of the same prompts, each with a proof that its purpose occurred."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,29 +9,29 @@ from quire_engine.config import SchedulerOptions
 
 @dataclass(slots=True)
 class Seen:
-    """What an engine did."""
+    """The facts about an engine's run."""
 
     most_running: int = 0
     partial_steps: int = 0
-    """Steps after which more sequences run than were drawn for: of somebody's prompt only a part was computed."""
+    """Steps after which more sequences run than sampled a token: only a part of some prompt was computed."""
     prefix_cache_hits: int = 0
     preemptions: Counter[str] = field(default_factory=Counter)
-    """By kind."""
+    """Preemptions by kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     scheduler: SchedulerOptions = field(default_factory=lambda: SchedulerOptions(max_num_seqs=16))
     forced: Callable[[Seen], bool]
-    """Whether what it is for happened."""
+    """Returns True if the schedule's purpose occurred."""
     together: bool = True
-    """All prompts at once, else each when the one before is done."""
+    """All prompts at once, otherwise each after the one before."""
     rounds: int = 1
-    """How often the prompts are asked, one round after another."""
+    """The number of rounds in which the prompts are requested."""
     enable_prefix_caching: bool = False
     block_size: int = 16
     cache_blocks: int = 100
-    """Of every layer. The longest sequence takes 6, all together 30."""
+    """The blocks of every layer. The longest sequence needs 6, all together 30."""
     swap_blocks: int = 0
 
 
@@ -46,7 +46,7 @@ SCHEDULES: dict[str, Schedule] = {
         scheduler=SchedulerOptions(max_num_seqs=5, max_num_batched_tokens=64),
         rounds=2,
         enable_prefix_caching=True,
-        # In the second round all of each prompt but its last block, and what the prompts share in the first.
+        # In the second round all of each prompt except its last block, and the shared prefixes in the first.
         forced=lambda seen: seen.prefix_cache_hits > 100,
     ),
     "preemption by recompute": Schedule(

@@ -1,4 +1,4 @@
-"""A tiny configuration of any causal language model that transformers has, by the names its fields usually have."""
+"""A tiny configuration of any causal language model in transformers, with the usual names of its fields."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ _SIZES: dict[str, Any] = {
     "layer_types": None,
     "sliding_window": 24,
     "attention_chunk_size": 32,
-    # Of one family each.
+    # Fields of one family each.
     "ffn_dim": 96,
     "word_embed_proj_dim": 64,
     "embedding_size": 64,
@@ -65,7 +65,7 @@ _SIZES: dict[str, Any] = {
 
 
 def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    """Raises what the type's own configuration class raises of it."""
+    """Return the configuration. Raises what the type's own configuration class raises."""
     known = CONFIG_MAPPING[model_type]
     if _has(known, "kv_lora_rank"):  # latent attention has as many heads of keys as of queries
         changes = {"num_key_value_heads": _SIZES["num_attention_heads"], **changes}

@@ -5,6 +5,8 @@ FETCH_COMMAND = "quire-fetch"
 """Downloads models; part of the engine's distribution and image."""
 FETCHED_VERSION = "quire-fetch: version "
 """Begins the termination message of a download that ended well; the version follows."""
+PROGRESS_PATH = "/progress"
+"""The progress of a download as JSON, ``{"done": bytes, "total": bytes}``, on the port of the engine."""
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
 """Variables with this prefix are flags to the engine."""
 HTTP_PORT = 8000

@@ -20,6 +20,7 @@ from quire_common.contract.engine import FETCHED_VERSION
 from quire_common.model_source import RemoteSource, cached_version, parse_source
 from quire_common.quantities import format_bytes
 from quire_engine.errors import FetchError
+from quire_engine.fetch.progress_server import Latest, served
 from quire_engine.fetch.remote_files import Origin, Progress, Say
 
 _REPORT_SECONDS = 10.0
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _print_json({"config": found.config, "parameters": found.parameters})
             return
         log: Path | None = options.termination_log
-        work = _to(source, options.to, log) if options.to else _to_cache(source, options.cache)
+        work = _to(source, options.to, log, options.progress_port) if options.to else _to_cache(source, options.cache)
         stopped = asyncio.run(_until_stopped(work))
     except FetchError as error:
         _report(error, options)
@@ -81,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write the error, or the downloaded version, there in one line",
+    )
+    parser.add_argument(
+        "--progress-port",
+        type=int,
+        metavar="PORT",
+        help="with --to: serve the progress at http://…:PORT/progress while downloading",
     )
     return parser
 
@@ -117,14 +124,20 @@ async def _until_stopped(work: Coroutine[None, None, None]) -> int | None:
     return None
 
 
-async def _to(source: RemoteSource, folder: Path, termination_log: Path | None) -> None:
+async def _to(source: RemoteSource, folder: Path, termination_log: Path | None, progress_port: int | None) -> None:
     def say(line: str) -> None:
         print(line, flush=True)
 
     if folder.exists() and not folder.is_symlink():
         raise FetchError(f"{folder} exists already", hint="choose another folder, or remove it")
-    progress = ProgressLines(str(source), say, time.monotonic)
-    _link(folder, await _fetch(source, folder.parent, progress=progress, say=say))
+    lines, latest = ProgressLines(str(source), say, time.monotonic), Latest()
+
+    def progress(done: int, total: int) -> None:
+        latest(done, total)
+        lines(done, total)
+
+    with served(latest, progress_port, say=say):
+        _link(folder, await _fetch(source, folder.parent, progress=progress, say=say))
     version = cached_version(folder.parent, source)
     if version is not None:
         _write_last_words(termination_log, f"{FETCHED_VERSION}{version}")

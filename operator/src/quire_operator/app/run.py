@@ -29,6 +29,7 @@ from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
 from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 from quire_operator.adapters.kubernetes.leases import KubeLeases
+from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import Scraper
@@ -47,6 +48,8 @@ from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.downloads import Downloads
+from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
@@ -130,9 +133,13 @@ class Operator:
             limit=settings.workers,
         )
         # Without the capacity check, the operator sends no requests to the hub.
-        self._models = self._hub() if settings.capacity_check else None
-        self.capacity = None if self._models is None else self._capacity_check(connection, self._models)
+        self._hub = self._hub_reader() if settings.capacity_check else None
+        self.capacity = None if self._hub is None else self._capacity_check(connection, self._hub)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
+        self._progress = DownloadProgress()
+        self._downloads = Downloads(
+            store=self._store, reader=self._progress, clock=self._clock, enqueue=self._workers.add
+        )
         self._reconciler = Reconciler(
             cluster=self._cluster,
             store=self._store,
@@ -142,8 +149,9 @@ class Operator:
             cluster_domain=settings.cluster_domain,
             features=self._features,
             capacity=self.capacity,
+            download=self._downloads.progress,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
-            revisions=ModelRevisions(self._models, now=time.monotonic),
+            revisions=ModelRevisions(self._hub),
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -161,13 +169,14 @@ class Operator:
         """The kinds and namespaces that the last resync had no permission to list."""
         self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    def _hub(self) -> HubFacts:
-        return HubFacts(self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT"))
+    def _hub_reader(self) -> HubReader:
+        endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
+        return HubReader(HubFacts(endpoint), now=time.monotonic)
 
-    def _capacity_check(self, connection: Connection, models: HubFacts) -> CapacityCheck:
+    def _capacity_check(self, connection: Connection, hub: HubReader) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
-            models=models,
+            hub=hub,
             nodes=GpuNodes(connection) if everywhere else None,
             now=time.monotonic,
             enqueue=self._workers.add,
@@ -203,6 +212,7 @@ class Operator:
                 task.cancel()
                 await asyncio.wait({task})
             await server.stop()
+            await self._progress.aclose()
             if self.capacity is not None:
                 await self.capacity.aclose()
         for task in tasks:
@@ -274,13 +284,14 @@ class Operator:
         self._reconciler.forget()
         await self._optional_kinds.look()
         await self._sweep()
-        for key in self._store.live_keys():
+        for key in self._store.all_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
             group.create_task(self._resync())
             group.create_task(self._discover())
             group.create_task(self._autoscale())
+            group.create_task(self._downloads.follow())
 
     async def _resync(self) -> None:
         period = self._settings.resync_seconds

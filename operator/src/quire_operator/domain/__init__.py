@@ -1,1 +1,1 @@
-"""What quire decides: pure functions of values. No clock, no I/O, no kopf, no HTTP."""
+"""The decisions of the operator: pure functions of values, without clock, I/O, kopf or HTTP."""

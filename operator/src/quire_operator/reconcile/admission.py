@@ -14,7 +14,8 @@ from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS, Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.status.review import ALLOWED, Review, asks_for_nothing, spec_warnings
+from quire_operator.domain.status.cache_check import unshared_cache
+from quire_operator.domain.status.review import ALLOWED, Review, asks_for_nothing
 from quire_operator.ports import ClusterError, DryRun, Refused
 from quire_operator.reconcile.capacity_check import CapacityCheck
 
@@ -41,8 +42,10 @@ class Reviewer:
         manifests = desired(spec, spec.initial_replicas, uid=resource.uid, images=self._images)
         if isinstance(manifests, Invalid):
             return Review(problems=manifests.problems)
+        if (problem := unshared_cache(spec)) is not None:
+            return Review(problems=(problem,))
         review = await self._tried(resource, manifests, is_new=old is None)
-        warnings = (*review.warnings, *spec_warnings(spec), *await self._estimated(spec))
+        warnings = (*review.warnings, *await self._estimated(spec))
         return replace(review, warnings=warnings)
 
     async def _estimated(self, spec: Spec) -> tuple[str, ...]:

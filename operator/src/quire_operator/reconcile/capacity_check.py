@@ -14,17 +14,15 @@ from quire_operator.domain.cluster_state.observed import DeploymentState, Key, R
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.capacity_check import Labels, hub_source, is_let_in, judge, replica_memory
 from quire_operator.domain.status.conditions import BlockingCondition
-from quire_operator.ports import ClusterError, ModelReader, ModelUnknown, Nodes
+from quire_operator.ports import ClusterError, Nodes
+from quire_operator.reconcile.hub_reader import HubReader
 
 logger = logging.getLogger(__name__)
 
 _WAIT_SECONDS = 3.0
 """The wait for the first answer about a model; later callers wait only for the rest of it."""
-_LOOKUP_SECONDS = 20.0
-"""The limit for a whole lookup; each answer in it has five."""
 _FRESH_SECONDS = 600.0
 _NODES_SECONDS = 60.0
-_DOWN_SECONDS = 60.0
 LOOK_AGAIN_SECONDS = 60.0
 """The time after which a blocked spec is checked again: nodes and models change, and no watch reports that."""
 _AT_ONCE = 8
@@ -58,13 +56,12 @@ class CapacityCheck:
     """The capacity check of all passes and reviews of a process; the owner closes it."""
 
     def __init__(
-        self, *, models: ModelReader, nodes: Nodes | None, now: Callable[[], float], enqueue: Callable[[Key], None]
+        self, *, hub: HubReader, nodes: Nodes | None, now: Callable[[], float], enqueue: Callable[[Key], None]
     ) -> None:
         """``nodes`` is None if they may not be listed. ``now`` is a monotonic clock."""
-        self._models, self._nodes, self._now, self._enqueue = models, nodes, now, enqueue
+        self._hub, self._nodes, self._now, self._enqueue = hub, nodes, now, enqueue
         self._known: dict[HubSource, _Model] = {}
         self._turn = asyncio.Semaphore(_AT_ONCE)
-        self._hub_down_until = 0.0
         self._labels: tuple[Labels, ...] | None = None
         self._labels_until = 0.0
         self._listing = asyncio.Lock()
@@ -74,7 +71,7 @@ class CapacityCheck:
         for lookup in lookups:
             lookup.cancel()
         await asyncio.gather(*lookups, return_exceptions=True)
-        await self._models.aclose()
+        await self._hub.aclose()
 
     async def look(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
         """Return what prevents the spec from being applied, or is only to be reported.
@@ -118,7 +115,7 @@ class CapacityCheck:
     async def _facts(self, source: HubSource, key: Key | None, wait_seconds: float) -> ModelFacts | None:
         model = self._model(source)
         now = self._now()
-        if model.lookup is None and now >= model.fresh_until and now >= self._hub_down_until:
+        if model.lookup is None and now >= model.fresh_until and not self._hub.is_paused:
             model.asked = now
             model.lookup = asyncio.create_task(self._look_up(source, model), name=f"capacity of {source}")
         if model.lookup is None or model.facts is not None:
@@ -142,9 +139,9 @@ class CapacityCheck:
         before = model.facts
         try:
             async with self._turn:
-                if self._now() < self._hub_down_until:
+                if self._hub.is_paused:
                     return
-                model.facts = await self._read(source, before)
+                model.facts = await self._hub.facts(source) or before
             model.fresh_until = self._now() + _FRESH_SECONDS
         finally:
             model.lookup = None
@@ -152,17 +149,3 @@ class CapacityCheck:
         if model.facts != before:
             for key in waiting:
                 self._enqueue(key)
-
-    async def _read(self, source: HubSource, before: ModelFacts | None) -> ModelFacts | None:
-        """Return the current facts, or the earlier ones if the lookup fails."""
-        try:
-            async with asyncio.timeout(_LOOKUP_SECONDS):
-                return await self._models.facts(source)
-        except TimeoutError:
-            unknown = ModelUnknown(f"no answer about {source} within {_LOOKUP_SECONDS:g} s", unreachable=True)
-        except ModelUnknown as error:
-            unknown = error
-        logger.debug("capacity of %s is unknown, the engine will check it: %s", source, unknown)
-        if unknown.unreachable:
-            self._hub_down_until = self._now() + _DOWN_SECONDS
-        return before

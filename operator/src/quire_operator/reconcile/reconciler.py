@@ -17,18 +17,21 @@ from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
-from quire_operator.domain.convergence.plan import plan
+from quire_operator.domain.convergence.departure import departure
+from quire_operator.domain.convergence.plan import Delete, Update, plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import Manifests, all_problems, child_refs, desired
+from quire_operator.domain.manifests.desired import POLICY, Manifests, all_problems, child_refs, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.domain.status.cache_check import cache_refusal
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
+from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
@@ -96,14 +99,18 @@ class Reconciler:
         capacity: CapacityCheck | None = None,
         revisions: ModelRevisions | None = None,
         max_concurrent_rollouts: int = 0,
+        download: Callable[[Key], Download | None] = lambda key: None,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
-        self._reporter = Reporter(cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain)
+        self._download = download
+        self._reporter = Reporter(
+            cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain, download=download
+        )
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
         self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
-        self._revisions = revisions or ModelRevisions(None, now=clock.now)
+        self._revisions = revisions or ModelRevisions(None)
         self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
@@ -152,9 +159,10 @@ class Reconciler:
         self._claims.check(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
-            gone = self._states.pop(key, None)  # the garbage collector does the rest
+            gone = self._states.pop(key, None)
             if gone is not None:
                 gone.give_up_persisting(f"{key} is gone")
+            await self._depart(key)  # the garbage collector does the rest
             return None
         state = self._state_of(resource)
         try:
@@ -170,6 +178,26 @@ class Reconciler:
             raise
         state.conflicts = 0
         return again
+
+    async def _depart(self, key: Key) -> None:
+        """Hand what outlives an LLMDeployment over to its last pods. Its absence is read, not concluded."""
+        if self._departure(key) is None:
+            return
+        latest = await self._cluster.read_resource(key)
+        if latest is not None and not latest.deleting:
+            self._store.put_resource(latest)
+            self._enqueue(key)
+            return
+        todo = self._departure(key)
+        if todo is not None:
+            logger.info("%s: %s %s: %s", key, type(todo).__name__.lower(), POLICY.ref(key.name), todo.reason)
+        if isinstance(todo, Update):
+            self._store.put_child(key, await self._cluster.update(key, todo.manifest))
+        elif todo is not None:
+            await self._cluster.delete(key, todo.ref, todo.uid)
+
+    def _departure(self, key: Key) -> Update | Delete | None:
+        return departure(key, self._store.children(key), self._store.pods(key), self._features())
 
     async def _read_again(self, key: Key, state: ReconcileState) -> None:
         """What is there is not what we know: the watch is late, or dead, and must not be waited for."""
@@ -227,6 +255,9 @@ class Reconciler:
             return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
+        refused, unshared = cache_refusal(resource, spec)
+        if refused is not None:
+            return ReconcileResult(blocking=refused, target=goal.replicas)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
@@ -246,7 +277,7 @@ class Reconciler:
                 nonblocking=beside or result.nonblocking,
                 again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
-        nonblocking = result.nonblocking or found.nonblocking
+        nonblocking = result.nonblocking or found.nonblocking or unshared
         return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking, queued=queued)
 
     def _slot(
@@ -319,7 +350,8 @@ class Reconciler:
         """Return what a moving model source means. It is stored before pods get it, so that a crash changes nothing."""
         resolution = await self._revisions.resolution(resource, spec)
         if resolution is not None and resolution != stored_resolution(resource, spec):
-            section = model_section(resolution, spec, self._store.pods(resource.key))
+            key = resource.key
+            section = model_section(resolution, spec, self._store.pods(key), self._download(key))
             await self._reporter.write_status(resource, state, spec, {**resource.status, "model": section})
         return resolution
 

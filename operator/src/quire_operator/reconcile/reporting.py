@@ -1,18 +1,19 @@
-"""What a pass came to, said: the status of an LLMDeployment and the events beside it.
+"""The report of a pass: the status of an LLMDeployment and its Events.
 
-Called by ``reconcile`` at the end of a pass, and before what the autoscaler decided is acted upon. What the status says
-is ``domain.status``'s to decide; here is whether it is written at all: not when it says so already, and ever more
-seldom where somebody else keeps writing it.
+``reconciler`` calls it at the end of a pass, and before a decision of the autoscaler is applied. ``domain.status``
+decides the content of the status. This module decides whether to write it: not if it is unchanged, and less and less
+often if another client keeps overwriting it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.cluster_state.observed import Resource, own_deployment
+from quire_operator.domain.cluster_state.observed import Key, Resource, own_deployment
 from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
+from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import mixed_versions
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.domain.status.status import Event, events, status
@@ -24,10 +25,19 @@ logger = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Writes statuses and posts events."""
+    """A writer of statuses and Events."""
 
-    def __init__(self, *, cluster: Cluster, store: Store, clock: Clock, cluster_domain: str) -> None:
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        clock: Clock,
+        cluster_domain: str,
+        download: Callable[[Key], Download | None],
+    ) -> None:
         self._cluster, self._store, self._clock, self._cluster_domain = cluster, store, clock, cluster_domain
+        self._download = download
 
     async def report(
         self,
@@ -38,7 +48,7 @@ class Reporter:
         *,
         rival: str | None,
     ) -> float | None:
-        """Say in status what there is and what came of this pass; how long to wait where others write it too."""
+        """Write the status of this pass; return how long to wait if other clients write it too, else None."""
         now, other = self._clock.now(), state.other_autoscaler
         deployment, pods = own_deployment(resource, self._store.children(resource.key)), self._store.pods(resource.key)
         is_rolling = deployment is None or deployment.is_rolling
@@ -60,6 +70,7 @@ class Reporter:
             bounds=None
             if spec is None or spec.autoscaling is None
             else recorded_bounds(spec.autoscaling, scaling_record(resource.status), now),
+            download=self._download(resource.key),
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         # A served name is restored at once, however often another client changes it.
@@ -79,7 +90,7 @@ class Reporter:
     async def write_status(
         self, resource: Resource, state: ReconcileState, spec: Spec | None, wanted: Mapping[str, object]
     ) -> None:
-        """The only write of a status; none when it is what it should be, or what the server makes of that."""
+        """Write the status, unless it is stored already, as it is or as the server changes it."""
         if wanted == resource.status or state.status == (wanted, resource.status):
             return
         written = await self._cluster.write_status(resource, wanted)

@@ -1,7 +1,7 @@
 """One tick of the autoscaler over all LLMDeployments: metrics → observe → decide → persist → scale.
 
-Called every ``TICK_SECONDS`` by whoever owns the loop (``scaling_loop``); between ticks ``wake`` looks only whether a
-request waits for a model that has no replica. Decides nothing itself.
+The owner of the loop (``scaling.loop``) calls it every ``TICK_SECONDS``. Between ticks, ``wake`` only checks whether a
+request waits for a model without replicas. It contains no decisions itself.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One LLMDeployment that autoscales, as its cluster sees it now."""
+    """An LLMDeployment with autoscaling, in its current state."""
 
     key: str
     model: str
-    """The served name, by which the gateways count requests."""
+    """The served name, by which gateways count requests."""
     policy: Policy
     replicas: tuple[ReplicaAddress, ...]
     target: int | None
-    """Replicas asked for now; None before anybody asked."""
+    """The number of replicas requested now; None if none was requested yet."""
     rolling_out: bool = False
     record: ScalingRecord | None = None
-    """What was persisted; read only at this process's first tick for it."""
+    """The persisted record; read only at this process's first tick for the LLMDeployment."""
     uid: str = ""
-    """Tells it from an earlier one of this key, whose memory is not its own; empty where keys are not used again."""
+    """Distinguishes it from an earlier one with this key; empty if keys are not reused."""
 
     @property
     def hangs_on_gateways(self) -> bool:
-        """Whether it matters what the gateways hold: it may go to zero, or nobody else could know what is asked."""
+        """True if the gateways' requests matter: it may scale to zero, or no replica could report demand."""
         may_sleep = self.policy.autoscaling.may_reach_zero
         return may_sleep or not any(replica.phase is ReplicaPhase.READY for replica in self.replicas)
 
@@ -52,18 +52,21 @@ class _Memory:
 
 
 class Autoscaler:
-    """Holds the memory of each LLMDeployment between ticks."""
+    """The autoscaler of all LLMDeployments, with the history of each between ticks."""
 
     def __init__(self, *, metrics: Metrics, target: ScaleTarget, clock: Clock) -> None:
         self._metrics, self._target, self._clock = metrics, target, clock
         self._memory: dict[str, _Memory] = {}
         self._acting: set[str] = set()
-        """Keys whose decision is being carried out: nobody else decides for them meanwhile."""
+        """The keys whose decision is being applied; no other decision is made for them meanwhile."""
         self._woken: set[str] = set()
-        """Keys decided for since the tick under way began: what it was told of them is old."""
+        """The keys with a decision since the current tick started, so that its metrics about them are outdated."""
 
     async def tick(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
-        """Decide for every subject, persist what changed, then scale; by key. Forgets keys that are not among them."""
+        """Decide for every subject, persist what changed, then scale. Return the decisions by key.
+
+        The autoscaler forgets keys that are not among the subjects.
+        """
         self._woken.clear()
         samples, gateway = await asyncio.gather(
             self._metrics.samples([replica for subject in subjects for replica in subject.replicas]),
@@ -73,7 +76,7 @@ class Autoscaler:
         return await self._decide([s for s in subjects if s.key not in self._woken], samples, gateway)
 
     async def wake(self, subjects: Sequence[Subject]) -> dict[str, Decision]:
-        """Decide for those among these, which have no replica, that somebody waits for."""
+        """Decide for those of these subjects without replicas for which a request waits."""
         gateway = await self._metrics.gateway_requests()
         if gateway is None:
             return {}
@@ -102,13 +105,13 @@ class Autoscaler:
             try:
                 observation = observe(subject, samples, gateway)
                 decisions[subject.key] = decide(subject.policy, observation, self._memory[subject.key].history, now)
-            except Exception:  # our bug; it must not stop the others' scaling
+            except Exception:  # a bug of ours must not stop the scaling of others
                 _log.exception("%s: decision failed", subject.key)
         await asyncio.gather(*(self._carry_out(key, decision) for key, decision in decisions.items()))
         return decisions
 
     async def _carry_out(self, key: str, decision: Decision) -> None:
-        """Persist, then act. What could not be done is not remembered as done, so the next tick decides it anew."""
+        """Persist and scale. What fails is not recorded as done, so that the next tick decides it again."""
         before = self._memory[key]
         persisted = before.persisted
         self._acting.add(key)
@@ -130,7 +133,7 @@ class Autoscaler:
 
 
 def observe(subject: Subject, samples: Mapping[str, ReplicaSample], gateway: GatewayRequests | None) -> Observation:
-    """What is known of one LLMDeployment at this tick."""
+    """Return the observation of one LLMDeployment at this tick."""
     asked = gateway if subject.hangs_on_gateways else None
     return Observation(
         replicas=tuple(

@@ -1,6 +1,6 @@
-"""The autoscaler in a cluster: whom it looks at, and what becomes of its decisions.
+"""The autoscaler in a cluster: its subjects, and the use of its decisions.
 
-Between ``autoscale``, which decides for all LLMDeployments at once, and ``reconcile``, which alone writes.
+It stands between ``autoscale``, which decides for all LLMDeployments at once, and ``reconcile``, which alone writes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from quire_operator.reconcile.store import Store
 from quire_operator.scaling.autoscale import Subject
 
 _LOG_LIMIT = 12
-"""Stretches of like decisions that are told of, for each LLMDeployment."""
+"""The number of log entries that are kept for each LLMDeployment."""
 _NO_PROMETHEUS = MetricsProblem(
     reason=MetricsReason.PROMETHEUS_UNAVAILABLE,
     message="holding the number of replicas: the operator has no address of Prometheus; set --prometheus-url (chart: "
@@ -41,7 +41,7 @@ _NO_GATEWAY = MetricsProblem(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What was read of one resource, so that only those that changed are read again."""
+    """The parsed values of one resource, so that only changed ones are parsed again."""
 
     resource: Resource
     spec: Spec | None
@@ -49,7 +49,7 @@ class _Known:
     record: ScalingRecord | None
 
     def read(self, resource: Resource) -> "_Known":
-        """The same resource, as it is now."""
+        """Return what is known of the current version of the resource."""
         if resource is self.resource:
             return self
         if (resource.uid, resource.generation) != (self.resource.uid, self.resource.generation):
@@ -65,8 +65,11 @@ def _known(resource: Resource) -> _Known:
 
 
 class ClusterScaling:
-    """Implements ``ports.ScaleTarget``. ``prometheus_problem`` says why Prometheus does not answer, if it does not; it
-    is None where the operator has no Prometheus."""
+    """The LLMDeployments of a cluster that autoscale; implements ``ports.ScaleTarget``.
+
+    ``prometheus_problem`` returns why Prometheus does not answer, or None if it does. It is None if the operator has no
+    Prometheus.
+    """
 
     def __init__(
         self,
@@ -80,16 +83,16 @@ class ClusterScaling:
         self._by_prometheus: frozenset[str] = frozenset()
         self._known: dict[Key, _Known] = {}
         self.latest: dict[str, Decision] = {}
-        """What was last decided, of those that are there."""
+        """The last decision for each existing LLMDeployment."""
         self._logs: dict[str, Log] = {}
         self._no_gateway_since: dict[str, float] = {}
 
     def decisions(self, key: str) -> Log:
-        """What was decided of late; empty for what does not autoscale, and before the first tick."""
+        """Return the recent decisions; empty without autoscaling and before the first tick."""
         return self._logs.get(key, ())
 
     def subjects(self) -> list[Subject]:
-        """All LLMDeployments that autoscale by what this operator can read."""
+        """Return all LLMDeployments that autoscale on metrics that this operator can read."""
         subjects = list(self._subjects())
         self._by_prometheus = frozenset(s.key for s in subjects if any(r.by_prometheus for r in s.replicas))
         live = {subject.key for subject in subjects}
@@ -99,7 +102,7 @@ class ClusterScaling:
         return subjects
 
     def sleeping(self) -> list[Subject]:
-        """Those that have no replica and may be given one."""
+        """Return those without replicas that may get one."""
         return [
             self._subject(key, known, known.spec, known.policy, state, by_prometheus=False)
             for key, known in self._resources()
@@ -112,7 +115,7 @@ class ClusterScaling:
         ]
 
     def note(self, decisions: Mapping[str, Decision]) -> None:
-        """Have the conditions tell what is missing, and keep what was said."""
+        """Store the decisions, and report missing metrics in the conditions."""
         silent = None if self._prometheus_problem is None else self._prometheus_problem()
         for key, decision in decisions.items():
             self._logs[key] = self._noted(key, decision, silent)
@@ -123,7 +126,7 @@ class ClusterScaling:
         if decision.reason is not Reason.NO_GATEWAY:
             self._no_gateway_since.pop(key, None)
         elif decision.time - self._no_gateway_since.setdefault(key, decision.time) >= SAMPLE_SECONDS:
-            return _NO_GATEWAY  # gateways come and go; one that is missed for a moment is not told of
+            return _NO_GATEWAY  # gateways come and go, so a short absence is not reported
         if decision.reason is not Reason.METRICS_STALE:
             return None
         if silent is not None and key in self._by_prometheus:
@@ -161,11 +164,11 @@ class ClusterScaling:
                 continue
             by_prometheus = self._prometheus_problem is not None and source is not MetricsSource.PODS
             state = self._deployment(known)
-            if state is not None:  # else nothing runs that could be scaled
+            if state is not None:  # otherwise there is nothing to scale
                 yield self._subject(key, known, spec, policy, state, by_prometheus=by_prometheus)
 
     def _resources(self) -> Iterator[tuple[Key, _Known]]:
-        """All that are not about to go."""
+        """Yield all LLMDeployments that are not being deleted."""
         known: dict[Key, _Known] = {}
         for key in self._store.live_keys():
             resource = self._store.resource(key)

@@ -3,6 +3,7 @@
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection
 from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.domain.convergence.plan import is_adoptable
 from quire_operator.domain.manifests.desired import Manifest
 
 
@@ -15,7 +16,7 @@ class KubeDryRun:
     async def owner(self, key: Key, ref: Ref) -> str | None:
         """See ``ports.DryRun``."""
         child = await self._cluster.read_child(key, ref)
-        if child is None:
+        if child is None or is_adoptable(child):
             return None
         return "" if child.owner is None else child.owner.uid
 

@@ -1,9 +1,9 @@
-"""How many replicas: ``decide(policy, observation, history, now) -> Decision``, a function of values.
+"""The autoscaling policy: ``decide(policy, observation, history, now) -> Decision``, a function of values.
 
-Called by ``autoscale`` once a tick, in the cluster, locally and in the simulator alike. It knows neither Kubernetes nor
-where the figures come from. In order: which samples can be trusted (``supply``), what flowed since the last tick
-(``flow``) and what that teaches (``rates``), what demand asks for (``demand``), what windows and steps allow
-(``limits``).
+``autoscale`` calls it once a tick, in the cluster, in local mode and in the simulator alike. It knows neither
+Kubernetes nor the source of the metrics. Its stages are: which samples can be trusted (``supply``), what happened since
+the last tick (``flow``) and what that teaches (``rates``), what demand requires (``demand``), and what windows and
+steps allow (``limits``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,22 +26,22 @@ from quire_operator.domain.resource.deployment import Spec
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 
 _TOO_FEW = 0.99
-"""What late first tokens count as on the way down, as a share of the replicas there are."""
+"""The need that late first tokens count as for scale-down, as a share of the current replicas."""
 _NOT_ENOUGH = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What a person asked for: ``spec.autoscaling`` and what else of the spec bears on it."""
+    """The rules of a spec that the decision depends on: ``spec.autoscaling`` and limits of the engine."""
 
     autoscaling: Autoscaling
     max_sequences: int
-    """Sequences one replica runs at once."""
+    """The number of sequences that one replica runs at once."""
     tuning: Tuning = Tuning()
 
     @classmethod
     def of(cls, spec: Spec) -> "Policy | None":
-        """None where the spec has a fixed number of replicas."""
+        """Return the policy of a spec, or None if the spec has a fixed number of replicas."""
         if spec.autoscaling is None:
             return None
         return cls(autoscaling=spec.autoscaling, max_sequences=spec.engine.max_sequences)
@@ -49,25 +49,25 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """How many replicas there should be, why, and what to remember."""
+    """A number of replicas, the reason for it, and the history for the next tick."""
 
     time: float
     current: int
     desired: int
     reason: Reason
     message: str
-    """One sentence with its numbers."""
+    """One sentence with the figures."""
     inputs: Mapping[str, float]
     terms: tuple[Term, ...]
-    """What each kind of demand asked for; empty where nothing could be told."""
+    """The demand of each signal; empty if there are no metrics."""
     victims: tuple[str, ...]
-    """On the way down: the replicas that lose least, as many as go."""
+    """The replicas to remove in a scale-down, in order of the least loss."""
     enforced: bool
-    """False in Recommend mode: decided and explained, not to be acted upon."""
+    """False in mode Recommend: the decision is reported but not applied."""
     bounds: tuple[int, int]
-    """Fewest and most replicas."""
+    """The minimum and maximum number of replicas."""
     oldest_sample: float | None
-    """When the oldest among the newest samples of the ready replicas was taken; None where there is none."""
+    """The time of the oldest among the newest samples of the ready replicas; None without samples."""
     history: History
 
     @property
@@ -76,28 +76,28 @@ class Decision:
 
     @property
     def record(self) -> ScalingRecord:
-        """What to persist before acting."""
+        """The record to persist before the decision is applied."""
         return self.history.record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionContext:
-    """The facts that one decision is made from. ``history`` holds this tick's samples and flow already."""
+    """The facts on which one decision is based. ``history`` already contains the samples and flow of this tick."""
 
     policy: Policy
     rules: Autoscaling
-    """Those of the policy, with the bounds of now."""
+    """The rules of the policy, with the bounds of this time."""
     observation: Observation
     supply: Supply
     load: Load
-    """What the replicas with fresh samples have to do."""
+    """The load of the replicas with fresh samples."""
     history: History
     rates: Rates | None
-    """Learnt in this life, else persisted in an earlier one; None before anything was learnt."""
+    """The rates that this process learned, else the persisted ones; None before anything was learned."""
     is_first: bool
-    """Whether no tick of this process came before."""
+    """True for the first tick of this process."""
     seconds: float
-    """Since the last tick; 0 at the first."""
+    """The time since the last tick; 0 for the first one."""
     now: float
 
     @property
@@ -110,7 +110,7 @@ class DecisionContext:
 
     @property
     def recent_flows(self) -> Sequence[Flow]:
-        """The flows that arrivals are averaged over."""
+        """The flows over which arrivals are averaged."""
         return [flow for flow in self.history.flows if flow.time > self.now - self.tuning.flow_seconds]
 
     @property
@@ -167,11 +167,11 @@ def decide(policy: Policy, observation: Observation, history: History, now: floa
     )
 
 
-# --- what is remembered ---
+# --- history ---
 
 
 def _idle_since(context: DecisionContext, demanded: Demand) -> float | None:
-    """Return since when no replica is needed, and no gateway has a request."""
+    """Return the time since when no replica is needed and no gateway has a request; None if one is needed."""
     is_needed = whole(demanded.need.down) > 0 or bool(context.observation.in_flight_requests)
     if is_needed or bool(context.observation.held_requests):
         return None
@@ -181,7 +181,7 @@ def _idle_since(context: DecisionContext, demanded: Demand) -> float | None:
 def _context(
     policy: Policy, rules: Autoscaling, observation: Observation, history: History, now: float
 ) -> DecisionContext:
-    """Return what is known at this tick, with its samples, flow and start-ups in the history."""
+    """Return the facts of this tick, with its samples, flow and start-ups in the history."""
     history = history.forgetting_gaps(now).by_the_clock(now)
     known = known_samples(observation, history.samples)
     supply = take_stock(observation, known, now)
@@ -204,7 +204,7 @@ def _context(
 def _with_flow(
     history: History, known: Mapping[str, ReplicaSample], supply: Supply, policy: Policy, now: float
 ) -> History:
-    """Return the history with this tick's samples, and what they show since the last."""
+    """Return the history with the samples of this tick and the flow since the last one."""
     threshold = policy.autoscaling.targets.time_to_first_token.threshold_seconds
     remembered = max(policy.tuning.flow_seconds, policy.tuning.first_token_seconds)
     increments: list[Increment] = [
@@ -214,7 +214,8 @@ def _with_flow(
     ]
     flows, ttft_correction = history.flows, history.ttft_correction
     if increments and history.last_tick is not None and now > history.last_tick:
-        # Since something was last heard of any replica, not since the last tick: what came in meanwhile is no burst.
+        # The period starts at the last sample of any replica, not at the last tick, so that missed samples look like no
+        # burst.
         since = flows[-1].time if flows else history.last_tick
         latest = flow(increments, seconds=now - since, now=now)
         flows = (*flows, latest)
@@ -235,7 +236,7 @@ def _with_flow(
 
 
 def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None:
-    """Return what was learnt in this life, else what was persisted in an earlier one."""
+    """Return the rates that this process learned, else the persisted ones."""
     if not known:
         return history.rates
     kv_tokens = sum(sample.kv_tokens_capacity for sample in known.values()) / len(known)
@@ -243,7 +244,7 @@ def _rates(history: History, known: Mapping[str, ReplicaSample]) -> Rates | None
 
 
 def _with_observed_work(context: DecisionContext) -> History:
-    """Return the history with how long replicas took to start, and with this tick's work where samples came."""
+    """Return the history with the observed start-ups and, if there are new samples, the work of this tick."""
     history, rates, now = context.history, context.rates, context.now
     start_ups = history.start_ups.seen(
         without_duplicates(context.observation.replicas), is_first=context.is_first, now=now
@@ -253,8 +254,8 @@ def _with_observed_work(context: DecisionContext) -> History:
         return history
 
     def busy(flow: Flow) -> float:
-        # Work that no number of replicas could do counts as what they all could: one absurd figure must not be
-        # remembered for hours.
+        # Work beyond what the maximum number of replicas could do is capped, so that one absurd value has no effect for
+        # hours.
         most = context.policy.autoscaling.most_replicas
         return min(demand.busy_replicas((flow,), rates, context.policy.max_sequences), most)
 
@@ -273,7 +274,7 @@ def _with_observed_work(context: DecisionContext) -> History:
 
 
 def _ttft_correction(context: DecisionContext, demanded: Demand) -> TtftCorrection:
-    """Return the correction, raised where first tokens are late though the work should fit."""
+    """Return the correction, raised if first tokens are late although the work should fit."""
     needs = {term.reason: term.need for term in demanded.terms}
     ttft_correction = context.history.ttft_correction.needed(needs.get(Reason.WORK, 0.0), seconds=context.seconds)
     if Reason.FIRST_TOKEN not in needs:
@@ -287,7 +288,7 @@ def _ttft_correction(context: DecisionContext, demanded: Demand) -> TtftCorrecti
 
 
 def _history_after(context: DecisionContext, choice: ReplicaChoice, inputs: Mapping[str, float]) -> History:
-    """Return the history with the decision recorded, and among the moves if it is carried out."""
+    """Return the history with the decision recorded, and with a move if the decision is applied."""
     history, current, now = context.history, context.supply.current, context.now
     record = history.record.with_rates(context.rates, now).with_start_up(history.start_ups.learnt)
     moves = history.moves
@@ -308,11 +309,11 @@ def _history_after(context: DecisionContext, choice: ReplicaChoice, inputs: Mapp
     return replace(history, record=record, rates=context.rates, moves=kept_moves(moves, rules=context.rules, now=now))
 
 
-# --- what is needed ---
+# --- demand ---
 
 
 def _demand(context: DecisionContext) -> Demand:
-    """Return how many replicas the demand asks for, and each of its terms."""
+    """Return the number of replicas that demand requires, and the term of each signal."""
     supply, tuning, now = context.supply, context.tuning, context.now
     if supply.is_stale:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
@@ -332,13 +333,13 @@ def _demand(context: DecisionContext) -> Demand:
         if settled_since is not None and now - settled_since >= tuning.first_token_seconds:
             terms.append(late)
             need = max(need, late.need)
-            # So that the one more it brings is not taken away again at once: so many were not enough.
+            # The additional replica must not be removed at once: the current number was not enough.
             down = max(down, supply.current + _NOT_ENOUGH)
     return Demand(terms=tuple(terms), need=Need(time=now, up=need, down=down))
 
 
 def _terms(context: DecisionContext) -> list[Term]:
-    """Return every term that there are figures for, but the late first tokens."""
+    """Return the terms of all signals with metrics, except late first tokens."""
     policy, history, load, observation = context.policy, context.history, context.load, context.observation
     terms: list[Term] = []
     if context.supply.fresh:
@@ -365,7 +366,7 @@ def _terms(context: DecisionContext) -> list[Term]:
     if observation.held_requests is not None:
         terms.append(demand.held_term(observation.held_requests, max_sequences=policy.max_sequences))
     if context.supply.current > 0:
-        # At zero what is in flight is with a replica that drains, and asks for no other.
+        # Without replicas, requests in flight are with a draining replica and need no other one.
         arrived = history.flows[-1].requests if history.flows else 0.0
         active = demand.activity_term(arrived, observation.in_flight_requests or 0)
         terms += [] if active is None else [active]

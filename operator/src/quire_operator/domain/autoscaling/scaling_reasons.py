@@ -1,10 +1,10 @@
-"""Why a scaling decision is what it is: one word each, for conditions, events and metrics."""
+"""The reasons of scaling decisions: one word each, for conditions, events and metrics."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    # What asks for replicas.
+    # Signals that require replicas.
     WORK = "ArrivingWork"
     KV_DEMAND = "KVDemand"
     CONCURRENCY = "Concurrency"
@@ -13,12 +13,12 @@ class Reason(StrEnum):
     FIRST_TOKEN = "TimeToFirstToken"
     HELD = "HeldRequests"
     ACTIVITY = "Activity"
-    # What is decided without looking at demand.
+    # Decisions that do not depend on demand.
     BOUNDS = "OutOfBounds"
     SCHEDULE = "Schedule"
     METRICS_STALE = "MetricsStale"
     NO_GATEWAY = "GatewayUnavailable"
-    # What keeps things as they are.
+    # Reasons to stay at the current number.
     STEADY = "Steady"
     STARTING = "Starting"
     AT_MAX = "AtMaxReplicas"
@@ -29,5 +29,5 @@ class Reason(StrEnum):
     METRICS_PARTIAL = "MetricsPartial"
     SCALE_DOWN_WINDOW = "ScaleDownWindow"
     SCALE_DOWN_LIMIT = "ScaleDownLimit"
-    # On the way down.
+    # Reasons to scale down.
     DEMAND_FELL = "DemandFell"

@@ -128,6 +128,8 @@ class Child:
     fingerprint: str
     foreign: tuple[ForeignField, ...]
     deployment: DeploymentState | None = None
+    owner_uids: frozenset[str] = frozenset()
+    """All its owners, of which the controller is one; it is removed when the last of them is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,7 @@ class ContainerState:
     ended_reason: str = ""
     ended_message: str = ""
     ended_code: int = 0
+    running: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +235,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         fingerprint=fingerprint(body),
         foreign=foreign,
         deployment=_deployment(body, foreign) if kind == "Deployment" else None,
+        owner_uids=frozenset(_text(owner, "uid") for owner in _maps(metadata, "ownerReferences")),
     )
 
 
@@ -315,6 +319,7 @@ def _container(status: JSON, *, init: bool) -> ContainerState:
         ended_reason=_text(ended, "reason"),
         ended_message=_text(ended, "message"),
         ended_code=_number(ended, "exitCode"),
+        running="running" in _map(status, "state"),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.observed import Child, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField, breaks_contract, exists_in, removal_patch
-from quire_operator.domain.manifests.desired import Manifest, Manifests
+from quire_operator.domain.manifests.desired import POLICY, UNOWNED_KINDS, Manifest, Manifests
 from quire_operator.domain.resource.names import KIND
 
 
@@ -125,8 +125,13 @@ def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -
                 yield replace(field, child=str(manifest.ref))
 
 
+def is_adoptable(child: Child) -> bool:
+    """Return whether an object without a controller is one that quire leaves without one and takes up again."""
+    return child.owner is None and bool(child.fingerprint) and child.ref.kind in UNOWNED_KINDS
+
+
 def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
-    if child.owner is not None and child.owner.uid == uid:
+    if (child.owner is not None and child.owner.uid == uid) or is_adoptable(child):
         if not child.deleting:
             return None
         return Conflict(
@@ -185,5 +190,6 @@ def _added(child: Child, manifest: Manifest, *, breaking: bool) -> Iterator[Fore
 def _leftovers(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[Delete]:
     wanted = {manifest.ref for manifest in desired}
     for ref, child in observed.items():
-        if ref not in wanted and not child.deleting and child.owner is not None and child.owner.uid == uid:
+        is_ours = child.owner is not None and child.owner.uid == uid
+        if ref not in wanted and not child.deleting and (is_ours or (ref.kind == POLICY.kind and is_adoptable(child))):
             yield Delete(ref=ref, uid=child.uid, reason="the spec no longer requires it")

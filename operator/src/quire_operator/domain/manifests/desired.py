@@ -5,7 +5,7 @@ Kubernetes would default are omitted. The operator owns every field it renders a
 ``replicas`` is always rendered from the target, because omitting it would reset it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from json import dumps
@@ -19,7 +19,7 @@ from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMET
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.resource import Invalid, RemoteSource, RolloutStrategy, Spec, names
+from quire_operator.domain.resource import Invalid, RemoteSource, Retention, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
 JSON = dict[str, object]
@@ -186,6 +186,8 @@ class Child:
     """True if a cluster may lack the kind, which may also come and go."""
     is_nonblocking: bool = False
     """True if replicas serve without it: a problem with it degrades an LLMDeployment and does not make it unready."""
+    is_owned: Callable[[Spec], bool] = lambda spec: True
+    """Return whether the garbage collector removes it as soon as its LLMDeployment is deleted."""
 
     def ref(self, deployment: str) -> Ref:
         """Return the reference to the child of the LLMDeployment with this name."""
@@ -199,22 +201,27 @@ class Child:
 
 
 def _manifest(child: Child, parent: Parent) -> Manifest:
-    spec, content, ref = parent.spec, child.render(parent), child.ref(parent.spec.name)
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": parent.spec.name,
+        "uid": parent.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    owners = (owner,) if child.is_owned(parent.spec) else ()
+    return _object(child, child.render(parent), name=parent.spec.name, namespace=parent.spec.namespace, owners=owners)
+
+
+def _object(child: Child, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
+    ref = child.ref(name)
     metadata: JSON = {
         "name": ref.name,
-        "namespace": spec.namespace,
-        "labels": {**content.labels, **labels(spec.name, component=child.component)},
-        "ownerReferences": [
-            {
-                "apiVersion": names.API_VERSION,
-                "kind": names.KIND,
-                "name": spec.name,
-                "uid": parent.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "namespace": namespace,
+        "labels": {**content.labels, **labels(name, component=child.component)},
     }
+    if owners:
+        metadata["ownerReferences"] = list(owners)
     if content.annotations:
         metadata["annotations"] = content.annotations
     body = {"apiVersion": child.api_version, "kind": child.kind, "metadata": metadata, **content.fields}
@@ -265,9 +272,17 @@ def _port() -> JSON:
 
 
 def _network_policy(parent: Parent) -> Content:
-    peers = parent.features.network_peers
-    assert peers is not None
-    return Content(fields={"spec": network_policy(peers, selector=selector(parent.spec.name))})
+    return _policy_content(parent.spec.name, parent.features)
+
+
+def _policy_content(name: str, features: ClusterFeatures) -> Content:
+    assert features.network_peers is not None
+    return Content(fields={"spec": network_policy(features.network_peers, selector=selector(name))})
+
+
+def departed_policy(name: str, namespace: str, features: ClusterFeatures, *, owners: Sequence[JSON]) -> Manifest:
+    """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its Deployment and pods."""
+    return _object(POLICY, _policy_content(name, features), name=name, namespace=namespace, owners=owners)
 
 
 def _pod_disruption_budget(parent: Parent) -> Content:
@@ -327,6 +342,16 @@ def _prometheus_rule(parent: Parent) -> Content:
     return Content(fields={"spec": rule}, labels=options.rule_labels)
 
 
+POLICY = Child(
+    kind="NetworkPolicy",
+    api_version="networking.k8s.io/v1",
+    plural="networkpolicies",
+    render=_network_policy,
+    is_wanted=lambda spec, features: features.network_peers is not None,
+    is_nonblocking=True,
+    # Its pods drain for up to an hour after the LLMDeployment was deleted; until then the policy must apply.
+    is_owned=lambda spec: False,
+)
 CHILDREN = (
     # In the order in which they are created: the objects that pods need come before the Deployment.
     Child(
@@ -336,6 +361,7 @@ CHILDREN = (
         render=_cache_claim,
         suffix=names.CACHE_CLAIM_SUFFIX,
         is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
+        is_owned=lambda spec: spec.model.cache is None or spec.model.cache.retain is Retention.DELETE,
     ),
     Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
     Child(kind="Service", api_version="v1", plural="services", render=_service),
@@ -347,14 +373,7 @@ CHILDREN = (
         suffix=names.HEADLESS_SUFFIX,
         component=HEADLESS_COMPONENT,
     ),
-    Child(
-        kind="NetworkPolicy",
-        api_version="networking.k8s.io/v1",
-        plural="networkpolicies",
-        render=_network_policy,
-        is_wanted=lambda spec, features: features.network_peers is not None,
-        is_nonblocking=True,
-    ),
+    POLICY,
     Child(
         kind="PodDisruptionBudget",
         api_version="policy/v1",
@@ -383,3 +402,5 @@ CHILDREN = (
 )
 OPTIONAL_KINDS = frozenset(child.kind for child in CHILDREN if child.is_optional)
 NONBLOCKING_KINDS = frozenset(child.kind for child in CHILDREN if child.is_nonblocking)
+UNOWNED_KINDS = frozenset({POLICY.kind, "PersistentVolumeClaim"})
+"""Kinds whose objects may outlive their LLMDeployment, so that they have no controller."""

@@ -1,8 +1,8 @@
-"""The NetworkPolicy of one LLMDeployment: who may open a connection to its replicas. Pure; part of ``desired``.
+"""The NetworkPolicy of one LLMDeployment, which limits connections to its replicas. Pure; part of ``desired``.
 
-Probes come from the node, which Kubernetes always lets in. What replicas themselves may reach is left open: hubs and
-buckets have no pods to select and no lasting addresses. Policies add up, so that anybody who may write them in the
-namespace can let others in, by the label quire.dev/llmdeployment.
+Probes come from the node, which Kubernetes always admits. Connections from replicas are not limited, because hubs and
+buckets have no pods to select and no fixed addresses. Policies add up, so users with the permission to create them in
+the namespace can admit other peers by the label quire.dev/llmdeployment.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _PEER_FIELDS = frozenset({"ipBlock", "namespaceSelector", "podSelector"})
 
 
 def network_policy(peers: Sequence[JSON], *, selector: Mapping[str, str]) -> dict[str, object]:
-    """The spec of a policy that lets these peers, and no others, reach the port that replicas serve."""
+    """Return the spec of a policy that lets only these peers reach the port of replicas."""
     assert peers, "a rule with no peers lets everybody in"
     return {
         "podSelector": {"matchLabels": dict(selector)},
@@ -26,7 +26,7 @@ def network_policy(peers: Sequence[JSON], *, selector: Mapping[str, str]) -> dic
 
 
 def peer_problems(value: object) -> Iterator[Problem]:
-    """Why this is no list of NetworkPolicyPeers; what is inside their selectors the API server judges."""
+    """Yield why this is not a list of NetworkPolicyPeers. The API server checks the contents of their selectors."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         yield Problem(path="", message=f"must be a list of NetworkPolicyPeers, got {shown(value)}")
         return
@@ -40,7 +40,7 @@ def peer_problems(value: object) -> Iterator[Problem]:
         for name in sorted(map(str, peer.keys() - _PEER_FIELDS)):
             yield Problem(path=f"{where}.{name}", message=f"unknown field; there are: {_fields()}")
         if "ipBlock" in peer and len(peer) > 1:
-            yield Problem(path=where, message="has ipBlock beside selectors; make it two peers")
+            yield Problem(path=where, message="has both ipBlock and selectors; make it two peers")
 
 
 def _fields() -> str:

@@ -33,7 +33,7 @@ _SHARED_MEMORY = "256Mi"
 # Far above what is needed, so that a bug fills the pod's own limit instead of the node.
 _TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
-_TERMINATION_LOG = "/dev/termination-log"
+_FETCH_FLAGS = ("--termination-log", "/dev/termination-log", "--progress-port", str(engine.HTTP_PORT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_pat
         # The engine's image, so that an upgrade of the operator changes no pod template.
         **_image(spec, images),
         "command": [engine.FETCH_COMMAND],
-        "args": [str(source), "--to", model_path, "--termination-log", _TERMINATION_LOG],
+        "args": [str(source), "--to", model_path, *_FETCH_FLAGS],
         "env": env + credentials_environment(source, spec.model.credentials_secret),
         "resources": _init_resources(spec),
         "terminationMessagePolicy": "FallbackToLogsOnError",

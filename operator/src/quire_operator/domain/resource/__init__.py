@@ -23,7 +23,7 @@ from quire_operator.domain.resource.engine import (
     SchedulingPolicy,
 )
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.model import AccessMode, Model, ModelCache
+from quire_operator.domain.resource.model import AccessMode, Model, ModelCache, Retention
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import (
     Autoscaling,
@@ -60,7 +60,6 @@ __all__ = [
     "MetricsSource",
     "Model",
     "ModelCache",
-    "NewClaim",
     "PolicyType",
     "Preemption",
     "PrefixCaching",
@@ -70,6 +69,7 @@ __all__ = [
     "PullSecret",
     "RemoteSource",
     "Resources",
+    "Retention",
     "Rollout",
     "RolloutStrategy",
     "ScaleDown",

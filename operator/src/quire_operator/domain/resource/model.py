@@ -28,6 +28,13 @@ class AccessMode(StrEnum):
     READ_WRITE_MANY = "ReadWriteMany"
 
 
+class Retention(StrEnum):
+    """The fate of a claim when its LLMDeployment is deleted."""
+
+    DELETE = "Delete"
+    RETAIN = "Retain"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource(Text):
     """A string that names where the weights are, read as a ``Source``."""
@@ -61,9 +68,7 @@ class ModelCache:
     claim_name: Annotated[str | None, ObjectName("Name of an existing PersistentVolumeClaim in this namespace.")] = None
     size_bytes: Annotated[
         int | None,
-        ByteSize(
-            "Size of a claim that quire creates, such as 50Gi. The claim is deleted together with the LLMDeployment."
-        ),
+        ByteSize("Size of a claim that quire creates, such as 50Gi."),
     ] = None
     storage_class_name: Annotated[
         str | None,
@@ -72,11 +77,21 @@ class ModelCache:
     access_mode: Annotated[
         AccessMode,
         Choice(
-            "Access mode of the claim that quire creates. ReadWriteOnce (default) keeps all replicas on one node. "
+            "Access mode of the claim that quire creates. With ReadWriteOnce (default), one node mounts it, so that "
+            "more than one replica is refused, unless spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname. "
             "ReadWriteMany allows several nodes, if the storage class supports it.",
             is_default_stored=False,
         ),
     ] = AccessMode.READ_WRITE_ONCE
+    retain: Annotated[
+        Retention,
+        Choice(
+            "What happens to the claim that quire creates when the LLMDeployment is deleted. Delete (default) deletes "
+            "it. Retain keeps it; an LLMDeployment of the same name uses it again. Retain also keeps it if "
+            "spec.model.cache is removed.",
+            is_default_stored=False,
+        ),
+    ] = Retention.DELETE
 
     RULES: ClassVar = (
         Rule(
@@ -91,7 +106,7 @@ class ModelCache:
                 holds=_only_with_size(name),
                 message="applies only to a claim that quire creates: set size, or remove this field",
             )
-            for name in ("storageClassName", "accessMode")
+            for name in ("storageClassName", "accessMode", "retain")
         ),
     )
 

@@ -17,12 +17,12 @@ from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, Spec
-from quire_operator.domain.status.conditions import READY, BlockingCondition
+from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
 """Labels of NVIDIA's GPU feature discovery; the memory is in MiB."""
 INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY = "InsufficientMemory", "InsufficientGPUMemory"
-_REASONS = frozenset({INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY})
+_NOT_APPLIED = frozenset({INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY, INVALID_SPEC})
 _HUB_VARIABLE = "HF_ENDPOINT"
 
 Labels = Mapping[str, str]
@@ -76,7 +76,8 @@ def is_let_in(resource: Resource) -> bool:
     for condition in conditions if isinstance(conditions, list) else ():
         if condition.get("type") == READY:
             return (
-                condition.get("observedGeneration") == resource.generation and condition.get("reason") not in _REASONS
+                condition.get("observedGeneration") == resource.generation
+                and condition.get("reason") not in _NOT_APPLIED
             )
     return False
 

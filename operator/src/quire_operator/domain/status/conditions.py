@@ -17,6 +17,7 @@ from quire_operator.domain.manifests.desired import progress_deadline_seconds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status import rollout
+from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
 
 JSON = Mapping[str, object]
@@ -26,6 +27,7 @@ MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
 RECONCILING, STALLED = "Reconciling", "Stalled"
 """The conditions of kstatus, which Flux and helm read. Exactly one of Ready, Reconciling and Stalled is true."""
 FOREIGN_FIELDS = "ForeignFields"
+INVALID_SPEC = "InvalidSpec"
 _MAX_MESSAGE = 2000
 
 
@@ -41,7 +43,7 @@ class BlockingCondition:
     @classmethod
     def invalid(cls, problems: Sequence[Problem]) -> "BlockingCondition":
         """Return the condition for all problems of a spec."""
-        return cls(reason="InvalidSpec", message="; ".join(map(str, problems)))
+        return cls(reason=INVALID_SPEC, message="; ".join(map(str, problems)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class View:
     """The claim to the served name that the status records."""
     bounds: Bounds | None = None
     """The bounds of now; None without autoscaling."""
+    download: Download | None = None
+    """The progress of the model's download; None if no pod downloads."""
     fought_over: str = ""
     """The changes of other clients that come back whenever they are reverted."""
 
@@ -168,7 +172,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
 
     deployment = view.deployment
     if view.blocking is not None or view.spec is None:
-        blocking = view.blocking or BlockingCondition(reason="InvalidSpec", message="")
+        blocking = view.blocking or BlockingCondition(reason=INVALID_SPEC, message="")
         return no(blocking.reason, blocking.message)
     if view.rival is not None:
         return no("ServedNameConflict", view.rival)
@@ -181,7 +185,11 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
         return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
-    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", counts)
+    return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", _with_download(counts, view))
+
+
+def _with_download(counts: str, view: View) -> str:
+    return counts if view.download is None else f"{counts}; {view.download}"
 
 
 def _at_zero(view: View, spec: Spec) -> ConditionState:
@@ -263,7 +271,7 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
         done = finished and deployment.replicas == deployment.replicas_asked
         is_true, reason = (False, "Complete") if done else (True, "RollingOut" if deployment.is_rolling else "Scaling")
-        message = rollout.standing(deployment, view.pods)
+        message = _with_download(rollout.standing(deployment, view.pods), view)
     return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
 
 
@@ -305,7 +313,7 @@ def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
     elif failure is not None and failure.reason in _MODEL_FAILURES:
         reason, message = failure.reason, failure.message
     elif view.pods:
-        reason, message = "Loading", "no replica has loaded the model yet"
+        reason, message = "Loading", str(view.download or "no replica has loaded the model yet")
     return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
 
 
@@ -313,7 +321,7 @@ def _autoscaling(view: View) -> ConditionState:
     is_true, reason, message = False, "NotConfigured", _without_autoscaling(view)
     autoscaling = None if view.spec is None else view.spec.autoscaling
     if view.spec is None:
-        reason, message = "InvalidSpec", "the spec is invalid"
+        reason, message = INVALID_SPEC, "the spec is invalid"
     elif view.contested is not None:
         reason = "ReplicasContested"
         message = other_autoscaler_message(view.contested, view.spec.name, autoscaling=autoscaling is not None)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from quire_operator.domain.cluster_state.observed import Pod, Resource
 from quire_operator.domain.resource import HubSource, RemoteSource, Spec
 from quire_operator.domain.status.conditions import BlockingCondition
+from quire_operator.domain.status.download import Download, download_section
 
 JSON = Mapping[str, object]
 SECTION = "model"
@@ -19,7 +20,7 @@ SECTION = "model"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolution:
-    """What a moving source was resolved to."""
+    """The resolution of a moving source."""
 
     source: str
     revision: str | None
@@ -53,7 +54,9 @@ def with_revision(spec: Spec, resolution: Resolution | None) -> Spec:
     return replace(spec, model=replace(spec.model, source=replace(source, revision=resolution.revision)))
 
 
-def model_section(resolution: Resolution | None, spec: Spec | None, pods: Sequence[Pod]) -> dict[str, object]:
+def model_section(
+    resolution: Resolution | None, spec: Spec | None, pods: Sequence[Pod], download: Download | None
+) -> dict[str, object]:
     """Return ``status.model``; empty if there is nothing to say."""
     section: dict[str, object] = {}
     if resolution is not None:
@@ -64,9 +67,18 @@ def model_section(resolution: Resolution | None, spec: Spec | None, pods: Sequen
             section["refresh"] = resolution.refresh
     if versions := pod_versions(pods):
         section["podVersions"] = versions
+    if download is not None:
+        section["download"] = download_section(download)
     if section and spec is not None:
         section.setdefault("source", str(spec.model.source))
     return section
+
+
+def kept_resolution(resource: Resource) -> dict[str, object]:
+    """Return the part of ``status.model`` that stays while the spec is invalid: progress does not."""
+    section = resource.status.get(SECTION)
+    kept = section if isinstance(section, Mapping) else {}
+    return {name: value for name, value in kept.items() if name not in ("podVersions", "download")}
 
 
 def pod_versions(pods: Sequence[Pod]) -> list[str]:

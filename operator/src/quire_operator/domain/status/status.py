@@ -13,7 +13,7 @@ from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.manifests.served_names import status_section
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
-from quire_operator.domain.status.model_status import model_section, stored_resolution
+from quire_operator.domain.status.model_status import kept_resolution, model_section, stored_resolution
 from quire_operator.domain.status.pod_failures import FailureReason
 from quire_operator.domain.status.scaling_status import format_time, kept_section, scaling_record, scaling_sections
 
@@ -56,12 +56,14 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     if deployment is not None and deployment.revision:
         result["currentRevision"] = deployment.revision
     resolution = None if view.spec is None else stored_resolution(resource, view.spec)
-    if model := model_section(resolution, view.spec, view.pods):
-        result["model"] = model
+    model = model_section(resolution, view.spec, view.pods, view.download)
     if view.spec is None:
         # An invalid spec has no autoscaling; the learned values stay.
-        sections = ("autoscaling", "capacity", "model")
-        return result | {name: resource.status[name] for name in sections if name in resource.status}
+        model = kept_resolution(resource) | model
+        result |= {name: resource.status[name] for name in ("autoscaling", "capacity") if name in resource.status}
+        return result | ({"model": model} if model else {})
+    if model:
+        result["model"] = model
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
         result |= scaling_sections(record, view.spec, now=now)

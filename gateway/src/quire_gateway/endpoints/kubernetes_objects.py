@@ -1,0 +1,261 @@
+"""The objects of Kubernetes that discovery reads: the fields that are needed, and the snapshot that follows from them.
+
+Pure; ``kubernetes`` lists and watches. Only ``status.servedName`` and the Service that is named after an LLMDeployment
+count, because tenants may edit Services.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from quire_common.contract.engine import HTTP_PORT_NAME
+from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.quantities import parse_duration_seconds
+from quire_common.served_names import Claim, NameScope, held_by, reported_claim
+from quire_gateway.endpoints import Snapshot
+
+SERVICE_NAME = "kubernetes.io/service-name"
+"""The label of an EndpointSlice that names its Service."""
+_LONGEST_HOLD_SECONDS = 86_400.0
+_MOST_HELD = 1_000_000
+
+
+class _Meta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str | None = None
+    labels: dict[str, str] | None = None
+    continue_: str | None = msgspec.field(name="continue", default=None)
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
+    serving: bool | None = None
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+class _Address(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: list[str]
+    conditions: _Conditions = _Conditions()
+    target_ref: _Target | None = None
+
+
+class _Port(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class KubeSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """An EndpointSlice."""
+
+    metadata: _Meta
+    address_type: str | None = None
+    endpoints: list[_Address] | None = None
+    ports: list[_Port] | None = None
+
+
+class _Model(msgspec.Struct, frozen=True, rename="camel"):
+    served_name: str | None = None
+
+
+class _ScaleToZero(msgspec.Struct, frozen=True, rename="camel"):
+    hold_timeout: str | None = None
+    max_held: int | None = None
+
+
+class _Autoscaling(msgspec.Struct, frozen=True, rename="camel"):
+    scale_to_zero: _ScaleToZero | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    model: _Model = _Model()
+    autoscaling: _Autoscaling | None = None
+
+
+class _Capacity(msgspec.Struct, frozen=True, rename="camel"):
+    start_up_seconds: float | None = None
+
+
+class _ServedName(msgspec.Struct, frozen=True):
+    name: str
+    since: str
+
+
+class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
+    served_name: _ServedName | None = None
+    capacity: _Capacity | None = None
+    observed_generation: int | None = None
+
+
+class KubeDeployment(msgspec.Struct, frozen=True):
+    """An LLMDeployment."""
+
+    metadata: _Meta
+    spec: _Spec = _Spec()
+    status: _DeploymentStatus = _DeploymentStatus()
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim to its served name; None before the operator has reported it."""
+        recorded = self.status.served_name
+        return reported_claim(
+            namespace=self.metadata.namespace,
+            deployment=self.metadata.name,
+            created=self.metadata.creation_timestamp,
+            is_leaving=self.metadata.deletion_timestamp is not None,
+            recorded=None if recorded is None else (recorded.name, recorded.since),
+            is_reported=self.status.observed_generation is not None,
+            spec_name=self.spec.model.served_name,
+        )
+
+    @property
+    def hold(self) -> HoldPolicy:
+        """The policy for requests that wait for a replica. An unusable value is left to the gateway."""
+        autoscaling, capacity = self.spec.autoscaling, self.status.capacity
+        rules = (autoscaling and autoscaling.scale_to_zero) or _ScaleToZero()
+        timeout = None if rules.hold_timeout is None else parse_duration_seconds(rules.hold_timeout)
+        max_held = _within(rules.max_held, _MOST_HELD)
+        return HoldPolicy(
+            timeout_seconds=_within(timeout, _LONGEST_HOLD_SECONDS),
+            max_held=None if max_held is None else int(max_held),
+            start_up_seconds=_within(None if capacity is None else capacity.start_up_seconds, _LONGEST_HOLD_SECONDS),
+        )
+
+
+def _within(value: float | None, most: float) -> float | None:
+    return value if value is not None and 0.0 <= value <= most else None
+
+
+class KubeObject(msgspec.Struct, frozen=True):
+    """Any object."""
+
+    metadata: _Meta
+
+
+class KubeList(msgspec.Struct, frozen=True):
+    """A page of a list."""
+
+    metadata: _Meta
+    items: list[msgspec.Raw]
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """A line of a watch."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class KubeStatus(msgspec.Struct, frozen=True):
+    """An error of the API server."""
+
+    code: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKey:
+    """The namespace and name of an object."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownModel:
+    """The part of an LLMDeployment that is kept, so that few changes count as news."""
+
+    claim: Claim
+    hold: HoldPolicy
+
+
+def snapshot_of(known: Iterable[KnownModel], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
+    """Return the models and their replicas. Of several claims to a name, only the first one counts."""
+    holds = {each.claim: each.hold for each in known}
+    first = {model: claims[0] for model, claims in held_by(holds, scope).items()}
+    models = {key_of(claim): model for model, claim in first.items()}
+    found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
+    for part in slices:
+        service_name = (part.metadata.labels or {}).get(SERVICE_NAME, "")
+        # The Service is named after its LLMDeployment.
+        model = models.get(ObjectKey(part.metadata.namespace, service_name))
+        port = next((p.port for p in part.ports or () if p.name == HTTP_PORT_NAME), None)
+        if model is None or port is None:
+            continue
+        for address in part.endpoints or ():
+            endpoint = _endpoint(address, part, port)
+            other = found[model].get(endpoint.id)
+            # A pod can be in two slices for a moment: the one that lists it as ready counts.
+            if other is None or endpoint.ready:
+                found[model][endpoint.id] = endpoint
+    return {
+        model: ModelEndpoints(
+            name=model, endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)), hold=holds[first[model]]
+        )
+        for model, endpoints in found.items()
+    }
+
+
+def count_gateways(slices: Iterable[KubeSlice]) -> int:
+    """Return the number of pods in a gateway Service's slices that are ready; a pod with two addresses is one."""
+    return len(
+        {
+            address.target_ref.name if address.target_ref is not None else address.addresses[0]
+            for part in slices
+            for address in part.endpoints or ()
+            if address.conditions.ready is not False and address.conditions.terminating is not True
+        }
+    )
+
+
+def key_of(claim: Claim) -> ObjectKey:
+    """Return the LLMDeployment that made a claim."""
+    return ObjectKey(claim.namespace, claim.deployment)
+
+
+def _endpoint(address: _Address, part: KubeSlice, port: int) -> Endpoint:
+    host = address.addresses[0]
+    pod = address.target_ref.name if address.target_ref is not None else None
+    conditions = address.conditions
+    # The API defines unknown as true, except for terminating.
+    return Endpoint(
+        id=f"{part.metadata.namespace}/{pod or host}",
+        url=f"http://[{host}]:{port}" if part.address_type == "IPv6" else f"http://{host}:{port}",
+        ready=conditions.ready is not False,
+        serving=conditions.serving is not False,
+        terminating=conditions.terminating is True,
+    )
+
+
+def key_in(item: msgspec.Raw) -> ObjectKey:
+    """Return the key of an object."""
+    metadata = msgspec.json.decode(item, type=KubeObject).metadata
+    return ObjectKey(metadata.namespace, metadata.name)
+
+
+def read_slice(item: msgspec.Raw) -> KubeSlice:
+    """Return an EndpointSlice."""
+    return msgspec.json.decode(item, type=KubeSlice)
+
+
+def read_model(item: msgspec.Raw | bytes) -> KnownModel | None:
+    """Return what is kept of an LLMDeployment.
+
+    An object that no operator can have reported, whatever the installed schema lets through, claims nothing.
+    """
+    try:
+        deployment = msgspec.json.decode(item, type=KubeDeployment)
+    except msgspec.ValidationError:
+        return None
+    claim = deployment.claim
+    return None if claim is None else KnownModel(claim=claim, hold=deployment.hold)

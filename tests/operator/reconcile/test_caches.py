@@ -1,0 +1,89 @@
+"""The claim that caches a model: refused where replicas cannot share it, and kept where that is requested."""
+
+from dataclasses import replace
+from typing import Any
+
+from quire_operator.domain.cluster_state.observed import Key, Ref
+from quire_operator.reconcile import reconciler
+
+KEY = Key("prod", "chat")
+CLAIM, DEPLOYMENT = Ref("PersistentVolumeClaim", "chat-models"), Ref("Deployment", "chat")
+
+
+def cached(**cache: str) -> dict[str, Any]:
+    return {"source": "hf://org/model", "cache": {"size": "1Gi"} | cache}
+
+
+async def test_several_replicas_of_one_readwriteonce_claim_are_refused(world: Any) -> None:
+    world.apply(model=cached(), replicas=2)
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert world.message("Ready").startswith("spec.model.cache.accessMode: ")
+    assert world.condition("Stalled") == "True InvalidSpec"
+    assert world.cluster.children == {}
+
+    world.apply(model=cached(accessMode="ReadWriteMany"), replicas=2)
+    assert f"create {DEPLOYMENT}" in await world.settle()
+
+
+async def test_what_an_older_operator_applied_goes_on_until_it_is_changed(world: Any, monkeypatch: Any) -> None:
+    with monkeypatch.context() as older:
+        older.setattr(reconciler, "cache_refusal", lambda resource, spec: (None, None))
+        world.apply(model=cached(), autoscaling={"maxReplicas": 3})
+        await world.settle()
+        world.run_replicas()
+    world.restart()
+    await world.settle()
+    assert world.condition("Ready") == "True Serving"
+    assert world.condition("Degraded") == "True CacheNotShared"
+    world.reconciler.scale(KEY, replicas=2, victims=())
+    assert f"update {DEPLOYMENT}" in await world.settle(), "it is still scaled"
+
+    world.apply(model=cached(), autoscaling={"maxReplicas": 4})
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == 2, "and its replicas stay"
+
+
+async def test_retained_claim_has_no_owner_and_is_taken_up_again(world: Any) -> None:
+    world.apply(model=cached(retain="Retain"))
+    await world.settle()
+    assert world.cluster.children[CLAIM].owner_uids == set()
+    uid = world.cluster.children[CLAIM].uid
+    world.delete()
+    await world.settle()
+    assert list(world.cluster.children) == [CLAIM]
+
+    world.apply(uid="uid-2", model=cached(retain="Retain"))
+    await world.settle()
+    assert world.condition("Ready") == "False Starting"
+    assert (world.cluster.children[CLAIM].uid, world.cluster.children[CLAIM].owner_uids) == (uid, set())
+
+
+async def test_retention_changes_with_the_spec(world: Any) -> None:
+    world.apply(model=cached())
+    await world.settle()
+    assert world.cluster.children[CLAIM].owner_uids == {"uid-1"}
+    world.apply(model=cached(retain="Retain"))
+    assert f"update {CLAIM}" in await world.settle()
+    assert world.cluster.children[CLAIM].owner_uids == set()
+    world.apply(model=cached(retain="Delete"))
+    await world.settle()
+    assert world.cluster.children[CLAIM].owner_uids == {"uid-1"}
+
+
+async def test_retained_claim_stays_when_the_cache_is_removed(world: Any) -> None:
+    world.apply(model=cached(retain="Retain"))
+    await world.settle()
+    world.apply(model={"source": "hf://org/model"})
+    assert f"delete {CLAIM}" not in await world.settle()
+
+
+async def test_claim_that_another_client_made_is_not_taken_up(world: Any) -> None:
+    world.apply(model=cached(retain="Retain"))
+    await world.settle()
+    world.delete()
+    world.cluster.children[CLAIM] = replace(world.cluster.children[CLAIM], fingerprint="", version="900")
+    world.apply(uid="uid-2", model=cached(retain="Retain"))
+    await world.settle()
+    assert world.condition("Ready") == "False NameConflict"

@@ -1,0 +1,75 @@
+"""What conditions are judged from, built with defaults: a spec, its Deployment, a pod and the view of them."""
+
+from typing import Any
+
+from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.status.conditions import View
+
+
+def spec(**fields: Any) -> Spec:
+    """Return the smallest spec with these fields."""
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": {"source": "file:///m"}} | fields,
+    }
+    parsed = Spec.parse(body)
+    assert isinstance(parsed, Spec), str(parsed)
+    return parsed
+
+
+def deployment(asked: int, ready: int, **changes: Any) -> DeploymentState:
+    """Return a Deployment of which as many replicas exist as are requested, all of the newest template."""
+    replicas = changes.pop("replicas", asked)
+    fields: dict[str, Any] = {
+        "replicas_asked": asked,
+        "generation": 1,
+        "observed_generation": 1,
+        "replicas": replicas,
+        "updated": replicas,
+        "ready": ready,
+        "available": ready,
+        "revision": "3",
+        "progressing": None,
+        "failure": None,
+    }
+    return DeploymentState(**(fields | changes))
+
+
+def pod(*, ready: bool = False, **state: Any) -> Pod:
+    """Return a pod whose engine container is in this state."""
+    container = ContainerState(name="engine", init=False, ready=ready, restarts=0, **state)
+    return Pod(
+        name="chat-1",
+        uid="p",
+        version="1",
+        ip="",
+        phase="Running",
+        ready=ready,
+        deleting=False,
+        revision="r",
+        created="",
+        unschedulable="",
+        containers=(container,),
+        deletion_cost="",
+    )
+
+
+BROKEN_POD = pod(waiting_reason="ImagePullBackOff", waiting_message="no such image")
+
+
+def view(**changes: Any) -> View:
+    """Return a view of two replicas that serve, with changes."""
+    fields: dict[str, Any] = {
+        "spec": spec(replicas=2),
+        "blocking": None,
+        "target": 2,
+        "deployment": deployment(2, 2),
+        "pods": (pod(ready=True),),
+        "additions": (),
+        "contested": None,
+        "metrics_problem": None,
+    }
+    return View(**(fields | changes))
