@@ -1,9 +1,9 @@
-"""The loads of the comparison: a trace as requests, the engine that makes it worth scaling, and the day-shaped trace.
+"""The loads of the comparison: a trace as requests, an engine fitted to it, and the day-shaped trace.
 
-The engine is fitted to the trace by one rule for every file, so that scaling matters and the choice is not ours:
-an 8-billion-parameter model on a 24-GB accelerator (``BASE``), made slower or faster as a whole until the trace keeps
+The engine is fitted to the trace by one rule for every file, so that scaling matters and the choice is not ours: an
+8-billion-parameter model on a 24-GB accelerator (``BASE``), made slower or faster as a whole until the trace keeps
 ``MEAN_BUSY`` replicas busy on average, with a KV cache of ``KV_SEQUENCES`` sequences of the trace's mean length. The
-trace's clock and lengths stay as they are, and no trace is repeated.
+trace's clock and lengths stay unchanged, and no trace is repeated.
 """
 
 import math
@@ -18,7 +18,7 @@ from quire_cli.simulation.scenario import EngineModel, Request
 MEAN_BUSY = 2.0
 KV_SEQUENCES = 24
 _KV_HEADROOM = 1.25
-"""The cache holds this much more than the longest request."""
+"""The factor by which the cache is larger than the longest request."""
 _SLOWEST, _FASTEST = 4.0, 1 / 64
 """The limits of the engine's speed relative to ``BASE``; a trace beyond them keeps fewer or more replicas busy."""
 
@@ -31,7 +31,7 @@ BASE = EngineModel(
 )
 
 WARM_UP = 1 / 3
-"""Share of the trace's time that is not scored."""
+"""The share of the trace's time that is not scored."""
 
 DAY = "day"
 _DAY_SECONDS = 3600.0
@@ -43,13 +43,13 @@ _MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Load:
-    """One trace with its engine. Compared by identity: its requests are many."""
+    """A trace with its engine. Compared by identity, because its requests are many."""
 
     name: str
     requests: tuple[Request, ...]
     engine: EngineModel
     mean_busy: float
-    """Replicas it keeps busy on average."""
+    """The mean number of busy replicas."""
 
     @property
     def span_seconds(self) -> float:
@@ -61,12 +61,12 @@ class Load:
 
 
 def load_of(path: Path) -> Load:
-    """Raises TraceError, OSError."""
+    """Return the load of a trace file. Raise TraceError or OSError."""
     return fitted(path.stem, requests_of(read_trace(path)))
 
 
 def requests_of(rows: Sequence[TraceRow]) -> tuple[Request, ...]:
-    """In order of arrival. An answer has one token at least, for it has a first one."""
+    """Return the requests in order of arrival. An answer has at least one token, the first one."""
     for number, row in enumerate(rows, start=1):
         if not math.isfinite(row.arrival_seconds):
             raise TraceError(f"request {number} of the trace arrives at {row.arrival_seconds}; it should be a number")
@@ -82,7 +82,7 @@ def requests_of(rows: Sequence[TraceRow]) -> tuple[Request, ...]:
 
 
 def fitted(name: str, requests: tuple[Request, ...]) -> Load:
-    """With the engine of the rule above."""
+    """Return the load with the engine of the rule above."""
     mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
     longest = max(r.prompt_tokens + r.output_tokens for r in requests)
     kv_tokens = math.ceil(max(KV_SEQUENCES * mean, _KV_HEADROOM * longest))
@@ -94,7 +94,7 @@ def fitted(name: str, requests: tuple[Request, ...]) -> Load:
 
 
 def slower(engine: EngineModel, times: float) -> EngineModel:
-    """Every part of a step takes ``times`` as long."""
+    """Return an engine in which every part of a step takes ``times`` as long."""
     return replace(
         engine,
         prefill_tokens_per_second=engine.prefill_tokens_per_second / times,
@@ -126,15 +126,17 @@ def costs(requests: Sequence[Request], engine: EngineModel) -> list[float]:
 
 
 def _cached_tokens(request: Request, seen: set[int]) -> int:
-    """At most all but the last token."""
+    """Return the cached tokens of a prompt, at most all but the last."""
     blocks = next((n for n, block in enumerate(request.prefix_blocks) if block not in seen), len(request.prefix_blocks))
     return min(blocks * MOONCAKE_BLOCK_TOKENS, request.prompt_tokens - 1)
 
 
 def day_shaped(lengths: Sequence[Request], *, seed: int = 1) -> Load:
-    """A day in an hour: night, morning, noon, evening, each minute a little off; lengths drawn from ``lengths``.
+    """Return a day in an hour: night, morning, noon, evening, with noise in each minute.
 
-    A Poisson process whose rate is 1 − swing · cos(2πt / day), times a log-normal factor each minute.
+    Its lengths are sampled from ``lengths``.
+
+    The arrivals are a Poisson process whose rate is 1 − swing · cos(2πt / day), times a log-normal factor each minute.
     """
     rng = random.Random(seed)
     minutes = [
@@ -153,7 +155,7 @@ def day_shaped(lengths: Sequence[Request], *, seed: int = 1) -> Load:
 
 
 def jittered(load: Load, seed: int, *, tick_seconds: float = 15.0) -> tuple[Request, ...]:
-    """The trace moved against the ticks by less than one of them, and each arrival by up to a second; seed 0: as is."""
+    """Return the trace shifted by less than one tick, and each arrival by up to a second; seed 0 changes nothing."""
     if seed == 0:
         return load.requests
     rng = random.Random(seed)

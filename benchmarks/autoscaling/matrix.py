@@ -1,8 +1,8 @@
-"""All policies in all cases of some loads, as the rows that are written and shown, and the winner of each row.
+"""All policies in all cases of some loads: the rows that are written and shown, and the winner of each row.
 
-A row is won by the goal's rule: where peers meet the target, ours meets it too at no more than ``HOURS`` of the
-replica-hours of the cheapest of them; where none does, ours halves the late share of the peer with the fewest late
-answers at no more hours than that peer.
+A row is won by the goal's rule: if peers meet the target, our policy meets it too with no more than ``HOURS`` of the
+replica-hours of the cheapest of them; otherwise it halves the late share of the peer with the fewest late answers
+without more hours than that peer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ LATE = 0.5
 ORACLE = "oracle"
 _EPSILON = 1e-9
 _SEARCH = 10
-"""Simulations a seed that a search for hindsight static takes, about."""
+"""The approximate number of simulations per seed that a search for hindsight static needs."""
 
 Configurations = Mapping[str, Parameters]
 Oracles = Mapping[float, Oracle]
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def best_peer(self) -> str:
-        """The cheapest that meets the target; where none does, the one with the fewest late, then the cheapest."""
+        """The cheapest peer that meets the target; otherwise the cheapest of those with the fewest late answers."""
         meeting = [name for name in PEERS if self.scores[name].meets(self.target)]
         if meeting:
             return min(meeting, key=lambda name: self.scores[name].replica_hours)
@@ -81,8 +81,10 @@ def simulations(cases: Sequence[Case], seeds: int) -> int:
 def rows_of(
     cases: Sequence[Case], configurations: Configurations, seeds: Sequence[int], *, advance: Advance, jobs: int = 1
 ) -> list[Row]:
-    """Return the rows case by case, the lower target first. ``advance`` is called with the number of finished
-    simulations."""
+    """Return the rows case by case, the lower target first.
+
+    ``advance`` is called with the number of finished simulations.
+    """
     with Workers(jobs) as workers:
         groups = list(_alike(cases))
         found = workers.map(_oracles, [(group, seeds) for group in groups])

@@ -1,4 +1,4 @@
-"""The rows as pictures: attainment against hours by row, and one case's timeline under every policy."""
+"""Plots of the rows: attainment against hours by row, and one case's timeline under every policy."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,10 @@ _BIN_SECONDS = 30.0
 
 
 def plot_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Each policy's late share against its hours as a multiple of hindsight static, a panel for each trace and
-    target."""
+    """Plot each policy's late share against its hours as a multiple of hindsight static.
+
+    There is a panel for each trace and target.
+    """
     traces = list(dict.fromkeys(row.case.load.name for row in rows))
     targets = sorted({row.target for row in rows})
     figure = new_figure(width=5.5 * len(traces), height=4.2 * len(targets))
@@ -44,7 +46,7 @@ def plot_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
-    """Arrivals on top; then the replicas asked for and ready, and the late answers, policy by policy."""
+    """Plot arrivals on top; then requested and ready replicas, and late answers, policy by policy."""
     figure = new_figure(width=12, height=2.0 * (len(runs) + 1))
     axes = figure.subplots(len(runs) + 1, 1, sharex=True)
     first = next(iter(runs.values()))

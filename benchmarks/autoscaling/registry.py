@@ -1,8 +1,8 @@
-"""The five policies by name: what each is made from, what the tuner may choose, and the configurations it chose.
+"""The policies by name: their scalers, the parameters for the tuner, and the chosen configurations.
 
-A configuration is a flat table of parameters, kept as JSON in ``tuned/``; a policy turns it and a load into a scaler.
-KEDA's thresholds on rates are shares of what one replica can do, as a user sets them after measuring the engine:
-one number for engines of different speed would only be wrong for all.
+A configuration is a flat table of parameters, stored as JSON in ``tuned/``; a policy turns it and a load into a scaler.
+KEDA's thresholds on rates are shares of one replica's capacity, as a user sets them after measuring the engine: a fixed
+number would be wrong for engines of different speed.
 """
 
 import json
@@ -27,25 +27,25 @@ Parameters = Mapping[str, Value]
 
 
 class ConfigurationError(ValueError):
-    """A file in ``tuned/`` names a parameter that its policy does not have, or lacks one."""
+    """A file in ``tuned/`` with an unknown or a missing parameter of its policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """``space``: by parameter, the values the tuner draws from; the first is the published default."""
+    """A policy. ``space`` has, by parameter, the values that the tuner samples; the first is the published default."""
 
     name: str
     space: Mapping[str, Sequence[Value]]
     make: Callable[[Parameters, Load, float], Scaler]
     follows_target: bool = False
-    """The policy accepts the share of answers that must be in time, which is the user's target and not a parameter."""
+    """True if the policy accepts the share of answers that must be in time, which is the user's target."""
 
     @property
     def defaults(self) -> Parameters:
         return {name: values[0] for name, values in self.space.items()}
 
     def scaler(self, parameters: Parameters, load: Load, target: float) -> Scaler:
-        """Raises ConfigurationError."""
+        """Return a scaler with these parameters. Raise ConfigurationError."""
         if parameters.keys() != self.space.keys():
             odd = ", ".join(sorted(parameters.keys() ^ self.space.keys()))
             raise ConfigurationError(f"parameters of {self.name} are {', '.join(self.space)}; check {odd}")
@@ -53,7 +53,7 @@ class Policy:
 
 
 def tuned(policy: Policy, folder: Path = TUNED) -> Parameters:
-    """Return the parameters that ``tune.py`` chose, or the defaults if it has not run. Raises ConfigurationError."""
+    """Return the parameters that ``tune.py`` chose, or the defaults if it has not run. Raise ConfigurationError."""
     path = folder / f"{policy.name}.json"
     if not path.exists():
         return policy.defaults

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Every policy on a trace: start-up delays of 30, 120 and 420 s, with and without faults, at 95 % and 99 % in time.
+"""Compare every policy on a trace: start-up delays of 30, 120 and 420 s, with and without faults, two targets.
 
     python -m benchmarks.autoscaling.run --trace azure_llm_2023_code.csv --json rows.json
 
-A trace is a CSV of Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines of
-Mooncake's (timestamp in ms, input_length, output_length, hash_ids). ``--trace day`` is the day-shaped one, which is
-made of the lengths of the committed slice, or of the first trace given. docs/autoscaling.md says how the policies are
-compared; ``registry.py`` and ``tuned/`` what they are set to.
+A trace is a CSV of Azure's LLM inference traces (TIMESTAMP, ContextTokens, GeneratedTokens) or JSON lines of Mooncake's
+(timestamp in ms, input_length, output_length, hash_ids). ``--trace day`` is the day-shaped one, which has the lengths
+of the committed slice, or of the first trace given. docs/autoscaling.md describes the comparison; ``registry.py`` and
+``tuned/`` contain the settings.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def loads_of(names: Sequence[str]) -> list[Load]:
-    """Raises TraceError."""
+    """Return the loads of the named traces. Raise TraceError."""
     files: dict[str, Load] = {}
     for name in names:
         if name == DAY:

@@ -1,7 +1,7 @@
 """The faults and their times, derived from the trace itself, so that one rule places the faults in any file.
 
-none            nothing
-scrape-outage   no metrics for 5 minutes, from the beginning of the steepest ramp of the scored part
+none            no fault
+scrape-outage   no metrics for 5 minutes, from the start of the steepest ramp of the scored part
 crashed-pod     the busiest replica dies in the busiest minute of the scored part
 slow-pods       the two oldest replicas take twice as long for the middle half of the scored part
 """
@@ -35,7 +35,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row but for its target."""
+    """A row without its target."""
 
     load: Load
     startup_delay_seconds: float
@@ -61,14 +61,14 @@ class Case:
         )
 
     def static(self, replicas: int, seed: int) -> Scenario:
-        """With a fixed number of replicas from the beginning."""
+        """Return the scenario with a fixed number of replicas from the start."""
         return replace(self.scenario(seed), min_replicas=replicas, max_replicas=replicas, initial_replicas=replicas)
 
 
 def cases(
     load: Load, *, delays: Sequence[float] = STARTUP_DELAYS, faults: Sequence[FaultKind] = tuple(FaultKind)
 ) -> list[Case]:
-    """Every delay with every fault."""
+    """Return every delay with every fault."""
     return [Case(load=load, startup_delay_seconds=delay, fault=fault) for delay in delays for fault in faults]
 
 
@@ -87,7 +87,7 @@ def faults_of(load: Load, kind: FaultKind) -> tuple[Fault, ...]:
 
 
 def steepest_ramp(load: Load) -> float:
-    """When the two minutes that follow ask for most more than the two before; so late only that the outage fits."""
+    """Return the time at which the next two minutes require most more than the last two, if the outage fits."""
     bins = _binned(load)
     width = round(_RAMP_SECONDS / _BIN_SECONDS)
     first = int(load.scored_from // _BIN_SECONDS)
@@ -98,7 +98,7 @@ def steepest_ramp(load: Load) -> float:
 
 
 def busiest(load: Load) -> float:
-    """The middle of the minute of the scored part with the most prompt tokens."""
+    """Return the middle of the scored minute with the most prompt tokens."""
     bins = _binned(load)
     width = round(60.0 / _BIN_SECONDS)
     first = int(load.scored_from // _BIN_SECONDS)
@@ -107,7 +107,7 @@ def busiest(load: Load) -> float:
 
 
 def _binned(load: Load) -> list[float]:
-    """Prompt tokens that arrive in each 10 s."""
+    """Return the prompt tokens that arrive in each 10 s."""
     bins = [0.0] * (int(load.span_seconds // _BIN_SECONDS) + 1)
     for request in load.requests:
         bins[int(request.time // _BIN_SECONDS)] += request.prompt_tokens

@@ -1,4 +1,4 @@
-"""One policy in one case: simulated with every seed, and what counts of it. And the two references of each case."""
+"""The score of one policy in one case, simulated with every seed, and the two references of each case."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ _MOST_STATIC = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Means over the seeds; the worst queue is the worst of them."""
+    """Means over the seeds; the worst queue is the maximum."""
 
     attainment: float
     replica_hours: float
@@ -53,14 +53,17 @@ def score_policy(case: Case, seeds: Sequence[int], make: Callable[[], Scaler]) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """Hindsight static: the fewest replicas that meet the target, or the most that were tried."""
+    """Hindsight static: the fewest replicas that meet the target, or the maximum that was tried."""
 
     replicas: int
     score: Score
 
 
 class Statics:
-    """Fixed numbers of replicas, each tried once. Metrics don't matter to them, nor the start-up but for a crash."""
+    """The scores of fixed numbers of replicas, each tried once.
+
+    Metrics, and start-up without a crash, do not affect them.
+    """
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._seeds = seeds
@@ -81,7 +84,7 @@ class Statics:
 
     @staticmethod
     def alike(case: Case) -> Case:
-        """The case that stands for all that a fixed number of replicas can't tell from it."""
+        """Return the case that represents all cases that are equal for a fixed number of replicas."""
         fault = FaultKind.NONE if case.fault is FaultKind.SCRAPE_OUTAGE else case.fault
         delay = case.startup_delay_seconds if fault is FaultKind.CRASHED_POD else 0.0
         return Case(load=case.load, startup_delay_seconds=delay, fault=fault)
@@ -94,7 +97,7 @@ class Statics:
 
 
 def reactive_bound(case: Case, seeds: Sequence[int], *, static: int) -> Score:
-    """See ``policies.static``."""
+    """Return the score of the reactive bound; see ``policies.static``."""
     runs = []
     for seed in seeds:
         requests = case.requests(seed)

@@ -1,4 +1,4 @@
-"""Show the rows: one line each, the winner, and the number of rows won."""
+"""The rows as a table: one line each, the winner, and the number of rows won."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def cell(row: Row, name: str) -> str:
 
 
 def verdict(row: Row) -> str:
-    """Won or lost, against whom, and by how much."""
+    """Return whether the row is won or lost, against which peer, and by how much."""
     ours, name = row.scores["quire"], row.best_peer
     peer = row.scores[name]
     hours = ours.replica_hours / peer.replica_hours if peer.replica_hours > 0 else float("inf")
@@ -65,7 +65,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same table for docs/, with what else is promised of each row."""
+    """Return the table for docs/, with the other promises for each row."""
     head = ["trace", "start-up", "fault", "target", *COLUMNS, "verdict"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:

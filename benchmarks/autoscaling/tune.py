@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Chooses one configuration of one policy for all rows, by random search over its space with a fixed seed: half of the
-trials are sampled from the whole space, the other half from the best so far, with each parameter sampled again with a
-probability of one in four.
+"""Choose one configuration of one policy for all rows, by random search over its space with a fixed seed.
+
+Half of the trials are sampled from the whole space, the other half from the best so far, with each parameter sampled
+again with a probability of one in four.
 
     python -m benchmarks.autoscaling.tune hpa --trace azure_llm_2023_code.csv --trace mooncake_synthetic.jsonl
 
-Every policy gets the same number of trials, the first of them its published defaults, on the same cases: the traces
-given and the day-shaped one, nothing else. What is sought is the least mean over cases and targets of
+Every policy gets the same number of trials, the first of them its published defaults, on the same cases: the given
+traces and the day-shaped one. The search minimizes the mean over cases and targets of
 
     replica-hours / hours of hindsight static  +  (0 if the target is met, else 1 + log2(late share / allowed share))
 
 so a missed target costs more than any saving, and a narrow miss less than a wide one. A trial ends early once it cannot
-be the best any more; its cost is then a lower bound. The best is written to ``tuned/POLICY.json`` with this command and
+become the best; its cost is then a lower bound. The best is written to ``tuned/POLICY.json`` with this command and
 every trial's cost.
 """
 
@@ -54,7 +55,7 @@ def cost(score: Score, target: float, oracle_hours: float) -> float:
 
 
 def drawn(policy: Policy, trial: int, trials: int, best: Parameters) -> Parameters:
-    """The defaults first, then random ones, then neighbours of the best."""
+    """Return the parameters of a trial: the defaults first, then random ones, then neighbours of the best."""
     if trial == 0:
         return policy.defaults
     rng = random.Random(f"{SEED} {policy.name} {trial}")
@@ -73,7 +74,7 @@ def scores_of(policy: Policy, parameters: Parameters, case: Case) -> dict[float,
 
 
 class Judge:
-    """Knows the cases, and what hindsight static needs in each."""
+    """The cases, and the requirements of hindsight static in each."""
 
     def __init__(self, loads: Sequence[Load], progress: Progress) -> None:
         self._progress = progress
@@ -89,7 +90,7 @@ class Judge:
             progress.advance(task)
 
     def cost(self, policy: Policy, parameters: Parameters, *, worth: float = math.inf) -> float:
-        """The mean over the rows; not all of them once it is above ``worth`` for sure."""
+        """Return the mean over the rows; stop early if it certainly exceeds ``worth``."""
         task = self._progress.add_task(f"{policy.name}", total=len(self._cases))
         total, rows = 0.0, len(self._cases) * len(TARGETS)
         for case in self._cases:
@@ -103,7 +104,7 @@ class Judge:
 
 
 def search(policy: Policy, judge: Judge, trials: int, log: Any) -> tuple[Parameters, list[float]]:
-    """The best parameters, and every trial's cost."""
+    """Return the best parameters, and every trial's cost."""
     best = policy.defaults
     costs: list[float] = []
     for trial in range(trials):

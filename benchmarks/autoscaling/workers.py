@@ -1,4 +1,4 @@
-"""The same function on many arguments, in as many processes as there are cores to use."""
+"""A function on many arguments, in as many processes as there are usable cores."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Workers:
-    """With one job everything runs in this process."""
+    """A pool of processes. With one job everything runs in this process."""
 
     def __init__(self, jobs: int) -> None:
         self._pool = ProcessPoolExecutor(max_workers=jobs, initializer=_leave_interrupts) if jobs > 1 else None
@@ -23,7 +23,7 @@ class Workers:
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def map(self, function: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, T]]:
-        """The place in ``arguments`` and the result of each, as they are done."""
+        """Yield the place in ``arguments`` and the result of each, in order of completion."""
         if self._pool is None:
             yield from ((place, function(*given)) for place, given in enumerate(arguments))
             return
@@ -35,5 +35,5 @@ class Workers:
 
 
 def _leave_interrupts() -> None:
-    """To the parent, who ends its workers."""
+    """Leave interrupts to the parent, which ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

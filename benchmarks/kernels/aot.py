@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compile every Triton kernel for GPUs that need not be here, and hold it to its bounds.
+"""Compile every Triton kernel for GPUs that need not be present, and compare it with its bounds.
 
-Prints, by case and target, registers per thread and KiB of shared memory per block (and stack or local bytes where
-there are any), writes the same as JSON, and fails where something does not compile or exceeds aot_bounds.json. Compiled
-code is kept in ${XDG_CACHE_HOME:-~/.cache}/quire/triton-aot unless TRITON_CACHE_DIR says otherwise.
+Print, by case and target, registers per thread and KiB of shared memory per block (and stack or local bytes if there
+are any), write the same as JSON, and fail if a case does not compile or exceeds aot_bounds.json. Compiled code is
+cached in ${XDG_CACHE_HOME:-~/.cache}/quire/triton-aot unless TRITON_CACHE_DIR is set.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def use_cache_folder() -> None:
 
 
 def measure(ops: Iterable[str], capabilities: Iterable[int], jobs: int) -> list[Measured]:
-    """Every case of every op on every target, in order."""
+    """Return the measurement of every case of every op on every target, in order."""
     from quire_kernels.triton_runtime.aot_compile import AotError, cases_of
     from quire_kernels.triton_runtime.target import Target
 
@@ -67,7 +67,7 @@ def measure(ops: Iterable[str], capabilities: Iterable[int], jobs: int) -> list[
                 failed.append(
                     Measured(op=op, case="aot_cases", capability=capability, decode_path=False, error=str(error))
                 )
-    # Not forked: a process that has imported torch has threads.
+    # Not forked, because a process that has imported torch has threads.
     with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
         return failed + list(_with_progress(pool.map(_measure_one, tasks), len(tasks)))
 

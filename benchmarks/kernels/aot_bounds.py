@@ -1,8 +1,8 @@
-"""The resources that compiled kernels may use, and the check of these bounds. Needs no Triton.
+"""The resources that compiled kernels may use, and the check of these bounds. It needs no Triton.
 
-The bounds lie in ``aot_bounds.json``, by op, case and target: registers rounded up to the eight in which they are
-allotted, shared memory to whole KiB, stack and local bytes exactly. The file holds for both Triton versions that quire
-runs with: it is made with one and widened with the other.
+The bounds are in ``aot_bounds.json``, by op, case and target: registers rounded up to the allocation unit of eight,
+shared memory to whole KiB, stack and local bytes exactly. The file is for both Triton versions that quire supports: it
+is created with one and widened with the other.
 """
 
 import json
@@ -13,10 +13,10 @@ from typing import Any
 
 FILE = Path(__file__).with_name("aot_bounds.json")
 FIELDS = ("registers", "stack_bytes", "local_bytes", "shared_bytes")
-# What a block can be given at most (CUDA programming guide, table of technical specifications by compute capability).
+# The maximum for a block (CUDA programming guide, table of technical specifications by compute capability).
 SHARED_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 NO_SPILL_TARGET = 90
-"""The decode path may use neither stack nor local memory there."""
+"""The targets on which the decode path may use neither stack nor local memory."""
 
 Usage = Mapping[str, int]
 Bounds = dict[str, dict[str, dict[str, dict[str, int]]]]
@@ -24,7 +24,7 @@ Bounds = dict[str, dict[str, dict[str, dict[str, int]]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One case on one target: what it takes, or why it does not compile."""
+    """One case on one target: its resources, or the reason why it does not compile."""
 
     op: str
     case: str
@@ -42,7 +42,7 @@ class Measured:
 
 
 def complaints(measured: list[Measured], bounds: Bounds) -> list[str]:
-    """Everything that is wrong; none if all is within its bounds."""
+    """Return all violations; an empty list if everything is within its bounds."""
     found = [complaint for one in measured for complaint in _complaints_of(one, bounds)]
     known = {(one.op, one.case) for one in measured}
     ops = {one.op for one in measured}
@@ -90,7 +90,7 @@ def bound_of(usage: Usage) -> dict[str, int]:
 
 
 def updated(bounds: Bounds, measured: list[Measured], *, widen: bool) -> Bounds:
-    """The bounds that fit what was measured; ``widen`` keeps the old where they are wider. Other ops stay as is."""
+    """Return the bounds that fit the measurements; ``widen`` keeps wider old ones. Other ops stay unchanged."""
     result = {op: cases for op, cases in bounds.items() if op not in {one.op for one in measured}}
     for one in measured:
         old = bounds.get(one.op, {}).get(one.case, {})
@@ -110,7 +110,7 @@ def read(path: Path = FILE) -> Bounds:
 
 
 def write(bounds: Bounds, path: Path = FILE) -> None:
-    """One line per case and target, so that a difference reads well."""
+    """Write one line per case and target, so that diffs are readable."""
     ops = []
     for op, cases in sorted(bounds.items()):
         lines = []

@@ -16,11 +16,11 @@ from quire_kernels.paged_attention import paged_attention, plan_attention, refer
 from quire_kernels.paged_attention.plan import Workspace, allocate_workspace, workspace_segments
 
 _COMPARED_QUERIES = 128
-"""The last rows of a sequence are compared: the reference keeps every score in float32, and earlier rows differ only in
-their mask."""
+"""The number of last rows of a sequence that are compared: the reference keeps every score in float32, and earlier rows
+differ only in their mask."""
 
 _MOST_VERIFIED = 16
-"""Query tokens of a sequence that decodes, drafts included: more is a prompt."""
+"""The maximum query tokens of a decoding sequence, including drafts; a prompt has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ def prepare(shape: Attention, device: torch.device, dtype: torch.dtype) -> Prepa
 
 
 def _workspace(shape: Attention, device: torch.device) -> Workspace:
-    """As the runner has it: one for all steps, with room for the longest sequence."""
+    """Return a workspace as in the runner: one for all steps, with room for the longest sequence."""
     tokens = sum(query for query in shape.query_lens if query <= _MOST_VERIFIED) or 1
     return allocate_workspace(
         max_decode_tokens=tokens,
@@ -168,7 +168,7 @@ def _workspace(shape: Attention, device: torch.device) -> Workspace:
 
 
 def filled_cache(shape: Attention, device: torch.device, dtype: torch.dtype) -> tuple[KVCache, Tensor]:
-    """Random keys and values in blocks that lie scattered, and the block tables [B, M]."""
+    """Return random keys and values in scattered blocks, and the block tables [B, M]."""
     counts = [-(-length // shape.block_size) for length in shape.context_lens]
     cache = allocate_kv_cache(
         num_blocks=sum(counts),
@@ -179,7 +179,7 @@ def filled_cache(shape: Attention, device: torch.device, dtype: torch.dtype) -> 
         device=device,
     )
     for blocks in (cache.keys, cache.values):
-        for some in blocks.split(4096):  # float32 numbers of the whole cache would take more than the cache
+        for some in blocks.split(4096):  # float32 values of the whole cache would need more memory than the cache
             some.copy_(torch.randn(some.shape, device=device))
     scattered = torch.randperm(sum(counts), device=device, dtype=torch.int32)
     block_tables = torch.zeros(len(counts), max(counts), dtype=torch.int32, device=device)

@@ -1,5 +1,7 @@
-"""The cases of the ops around attention, at Llama-3.1-8B's sizes: norms, activations, rotary with the write of
-keys and values, copies of blocks, linear layers whose rows do not depend on the batch.
+"""The cases of the ops around attention, at Llama-3.1-8B's sizes.
+
+They are norms, activations, rotary with the write of keys and values, copies of blocks, and linear layers whose rows do
+not depend on the batch.
 
 Legend: T tokens, H hidden size, I intermediate size, HQ/HK query/KV heads, D head dim, C blocks.
 """
@@ -124,7 +126,7 @@ def _store(tokens: int, *, heads: int, kv_heads: int, head_dim: int, fp8: bool =
             op(queries, keys, v, table, positions, slots, target)  # type: ignore[operator]
             return [queries, target.keys.float(), target.values.float()]
 
-        # Of float8, a value may be rounded the other way: a step of its three bits.
+        # A float8 value may be rounded the other way: one step of its three bits.
         bound = 0.07 if fp8 else None
         written = 2 * k.numel() * cache.keys.itemsize
         return Prepared(

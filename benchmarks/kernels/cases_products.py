@@ -1,5 +1,7 @@
-"""The cases of the kernels that multiply weights: linear layers whose rows do not depend on the batch, compared with
-torch's own, at Llama-3.1-8B's sizes; mixtures of experts at Mixtral 8x7B's.
+"""The cases of the kernels that multiply weights.
+
+They are linear layers whose rows do not depend on the batch, compared with torch's own, at Llama-3.1-8B's sizes, and
+mixtures of experts at Mixtral 8x7B's.
 
 Legend: T tokens, K inputs, N outputs, H hidden size, I intermediate size, E experts.
 """
@@ -75,7 +77,7 @@ def _experts(
             return rows[:_COMPARED_TOKENS]
 
         def one_by_one() -> Tensor:
-            """Each expert by torch's matrix products, over the tokens that chose it."""
+            """Compute each expert with torch's matrix products, over the tokens that selected it."""
             y = torch.zeros(tokens, hidden, dtype=torch.float32, device=device)
             for expert in range(experts):
                 token, place = (routes.experts == expert).nonzero(as_tuple=True)

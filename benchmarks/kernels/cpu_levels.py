@@ -3,9 +3,9 @@
 
     python -m benchmarks.kernels.cpu_levels [--level x86-64-v4-bf16] [--dtype bfloat16] [--rounds 20]
 
-Each side is a process of its own, which compiles for its CPU; they take turns of a few milliseconds, and the least CPU
-time of each counts, as the machine may do something else at any moment. A ratio above 1: the level is slower. For a
-level below this CPU's own, "this very CPU" is this CPU without what tells the level from the next one.
+Each side is a separate process, which compiles for its CPU; they alternate every few milliseconds, and the minimum CPU
+time of each counts, because the machine may be busy at any moment. A ratio above 1 means that the level is slower. For
+a level below this CPU's own, "this very CPU" is this CPU without the features of higher levels.
 """
 
 import argparse
@@ -23,7 +23,7 @@ _TURN_SECONDS = 0.01
 
 
 def cases(dtype_name: str) -> dict[str, Callable[[], object]]:
-    """At the heads of SmolLM2-135M and of Llama-3.1-8B."""
+    """Return the cases at the heads of SmolLM2-135M and of Llama-3.1-8B."""
     import torch
 
     from benchmarks.kernels.cases_attention import Attention, decode, filled_cache, prompts
@@ -95,7 +95,7 @@ def cases(dtype_name: str) -> dict[str, Callable[[], object]]:
 
 
 def serve(dtype_name: str) -> None:
-    """In a process of one side: a line with the number of a case in, the CPU milliseconds of a call out."""
+    """Read case numbers from standard input and print the CPU milliseconds of a call; runs in a process of one side."""
     import torch
 
     torch.set_num_threads(1)

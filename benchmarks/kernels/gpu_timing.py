@@ -1,7 +1,7 @@
-"""Times on a GPU: CUDA events around each call, the L2 cache flushed before it, medians; and what the card can do.
+"""Times on a GPU by CUDA events, with the L2 cache flushed before each call, as medians; and the card's own rates.
 
-The host is kept ahead of the GPU by a short spin before each call, so that a launch's cost on the host is not counted
-unless it outlasts what the GPU does meanwhile.
+A short spin before each call keeps the host ahead of the GPU, so that a launch's cost on the host is not counted unless
+it exceeds the GPU's work.
 """
 
 import statistics
@@ -28,7 +28,7 @@ class Timing:
 
 
 class Timer:
-    """Owns the memory that flushes the cache: twice the L2 cache, written before every call."""
+    """A timer that owns the memory for flushing the cache: twice the L2 cache, written before every call."""
 
     def __init__(self, device: torch.device) -> None:
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
@@ -76,10 +76,10 @@ def measure_card(timer: Timer, device: torch.device) -> Card:
 
 
 def _memory_rates(timer: Timer, device: torch.device) -> tuple[float, float]:
-    """Bytes per second: read, and read and written."""
+    """Return the bytes per second of reading, and of reading and writing."""
     source = torch.empty(1 << 30, dtype=torch.float32, device=device).normal_()  # 4 GiB
     target = torch.empty_like(source)
-    # The faster of two ways to read: which it is differs between cards.
+    # The faster of two ways to read, which differs between cards.
     read = min(timer.time(call).median for call in (lambda: _read(source), lambda: source.sum()))
     return source.nbytes / read, 2 * source.nbytes / timer.time(lambda: target.copy_(source)).median
 

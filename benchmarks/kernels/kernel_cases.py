@@ -1,4 +1,4 @@
-"""A kernel on one shape: how it is called, what it must give, what it has to move or compute, who else can do it."""
+"""A kernel on one shape: its call, its expected result, its minimum work, and the peers that support it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +18,14 @@ def _as_it_is(returned: Any) -> Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """``call`` is timed, and so are ``peers``; ``compared`` makes of what either returned what is
-    compared with ``expected``. ``result`` takes the place of ``call`` there where that works in place.
+    """A prepared case. ``call`` and ``peers`` are timed.
 
-    bytes, flops   the least that must be read and written, and computed
+    ``compared`` turns their results into what is compared with ``expected``. ``result`` replaces ``call`` there if that
+    works in place.
+
+    bytes, flops   the minimum that must be read and written, and computed
     exact          results are equal or wrong: copies, tokens
-    compare_peers  whether theirs can be compared: not where they work in place or draw other numbers
+    compare_peers  whether peers can be compared: not if they work in place or use other random numbers
     """
 
     call: Callable[[], object]
@@ -40,7 +42,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """``prepare`` allocates on the device and may raise ArgumentError where the op refuses the shape."""
+    """A case. ``prepare`` allocates on the device and may raise ArgumentError if the op rejects the shape."""
 
     op: str
     name: str
@@ -62,7 +64,7 @@ class Verdict:
 
 
 def compare(prepared: Prepared, found: Result, expected: Result) -> Verdict:
-    """The worst row's error, or, of an exact op, the share of elements that differ."""
+    """Return the worst row's error or, for an exact op, the share of elements that differ."""
     pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
     if prepared.exact:
         wrong = max(float((a != b.to(a.device)).double().mean()) for a, b in pairs)

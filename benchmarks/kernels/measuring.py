@@ -1,7 +1,7 @@
-"""One case after the other: compared with the reference first, then timed, then its peers. Every outcome is a row.
+"""The measurement of each case: comparison with the reference first, then its time, then its peers.
 
-A case that a kernel refuses, that gives wrong results or runs out of memory becomes a row that says so, and the others
-go on.
+A case that a kernel rejects, that gives wrong results or runs out of memory becomes a row with the reason, and the
+other cases continue.
 """
 
 import gc
@@ -18,7 +18,7 @@ from quire_kernels.errors import KernelError
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """``ratio`` is its time over ours: above 1, ours is faster."""
+    """The result of a peer. ``ratio`` is its time over ours: above 1, ours is faster."""
 
     seconds: float | None = None
     ratio: float | None = None
@@ -28,7 +28,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One case's outcome; ``failed`` says why there is no time."""
+    """One case's result; ``failed`` is the reason if there is no time."""
 
     op: str
     case: str
@@ -47,13 +47,13 @@ class Row:
 
 
 def measure(case: Case, device: torch.device, dtype: torch.dtype, timer: Timer | None, card: Card | None) -> Row:
-    """Without a timer only the results are compared."""
+    """Return the row of a case; without a timer, only the results are compared."""
     torch.manual_seed(20250711)
     try:
         return _measure(case, device, dtype, timer, card)
     except (KernelError, torch.OutOfMemoryError) as error:
         return Row(op=case.op, case=case.name, failed=_gist(error))
-    # A kernel's launch fails in many ways (compiler, driver); none may cost the cases after it.
+    # A kernel's launch fails in many ways (compiler, driver); none may affect the cases after it.
     except Exception as error:
         return Row(op=case.op, case=case.name, failed=_gist(error), wrong=True)
     finally:
@@ -101,7 +101,7 @@ def _measure_peer(call: Callable[[], object], prepared: Prepared, expected: Any,
                 return Peer(failed=_wrong(verdict), error=verdict.error)
             error = verdict.error
         seconds = timer.time(call).median
-    # Other libraries' kernels refuse shapes in their own ways.
+    # Other libraries' kernels reject shapes in their own ways.
     except Exception as problem:
         return Peer(failed=_gist(problem))
     return Peer(seconds=seconds, ratio=seconds / ours.median, error=error)

@@ -1,8 +1,8 @@
 """Attention kernels of other libraries, if they are installed: each a callable over the same queries, keys, values.
 
-All get the same contexts. FlashInfer's read our own cache; vLLM's wants tokens before heads and gets a copy; torch's
-SDPA and FlashAttention's get every sequence's tokens in one stretch. Copies and plans are made beforehand: they are not
-timed. A peer that is not installed is left out; the row says why one refused its shape.
+All get the same contexts. FlashInfer reads our own cache; vLLM needs tokens before heads and gets a copy; torch's SDPA
+and FlashAttention get every sequence's tokens in one stretch. Copies and plans are made before the timing. A peer that
+is not installed is omitted; if one rejects the shape, the row contains the reason.
 """
 
 import functools
@@ -27,7 +27,7 @@ _VLLM_LEAST_PROGRAMS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """A batch whose sequences are alike, over a paged cache."""
+    """A batch of sequences with equal lengths, over a paged cache."""
 
     q: Tensor  # [B * Q, HQ, D]
     cache: KVCache
@@ -56,7 +56,7 @@ def attention_peers(batch: Uniform) -> dict[str, Peer]:
 
 
 def _lazily(make: Callable[[], Peer]) -> Peer:
-    """Made at the first call, which is the one that is compared and not timed."""
+    """Return a peer that is created at the first call, which is compared and not timed."""
     made: list[Peer] = []
 
     def call() -> Tensor:
@@ -97,7 +97,7 @@ def versions() -> dict[str, str]:
 
 
 def _dense(batch: Uniform) -> tuple[Tensor, Tensor]:
-    """Keys and values in one stretch per sequence: [B, HK, L, D] each."""
+    """Return keys and values in one stretch per sequence: [B, HK, L, D] each."""
     chosen = batch.block_tables.long().flatten()
     shape = (batch.sequences, -1, batch.cache.kv_heads, batch.cache.block_size, batch.cache.head_dim)
     dense = []
@@ -110,7 +110,7 @@ def _dense(batch: Uniform) -> tuple[Tensor, Tensor]:
 def _sdpa(batch: Uniform, backend: SDPBackend) -> Peer:
     keys, values = _dense(batch)
     q = batch.q.view(batch.sequences, batch.query_len, *batch.q.shape[1:]).transpose(1, 2).contiguous()
-    # is_causal aligns at the first token: right for whole prompts only; one query sees everything.
+    # is_causal aligns at the first token, which is right for whole prompts only; a single query sees all tokens.
     causal = batch.query_len > 1
     if causal and batch.query_len != batch.context_len:
         raise ValueError("SDPA's causal mask is for whole prompts")
@@ -211,7 +211,7 @@ def _vllm(batch: Uniform) -> Peer:
         "k_descale": None,
         "v_descale": None,
     }
-    # Newer versions split long contexts only where they are given the memory for it, as vLLM's backend does.
+    # Newer versions split long contexts only if they get the memory for it, as vLLM's backend does.
     if "softmax_segm_output" in inspect.signature(unified_attention).parameters:
         threshold = _VLLM_LEAST_PROGRAMS // batch.cache.kv_heads
         padded = 1 << (dim - 1).bit_length()

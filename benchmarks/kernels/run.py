@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Measure every kernel on this GPU: its correctness, its time, its share of the GPU's rates, and other libraries'
-kernels.
+"""Measure every kernel on this GPU: correctness, time, share of the GPU's rates, and other libraries' kernels.
 
 Bandwidth and GEMM rate are measured in the same run; L2 is flushed before every call; times are medians. The rows are
-written as JSON after each case, so a run that is cut short still tells. Without a GPU, small cases are compared with
-their references in Triton's interpreter, every kernel is compiled ahead of time, and what was skipped is said.
+written as JSON after each case, so an interrupted run keeps its results. Without a GPU, small cases are compared with
+their references in Triton's interpreter, every kernel is compiled ahead of time, and skipped parts are listed.
 """
 
 import argparse
@@ -130,7 +129,7 @@ def brief(row: "Row") -> str:
 
 
 def memory_bound(row: "Row") -> bool:
-    """Which of the two the case is nearer to."""
+    """Return whether memory, not compute, limits the case."""
     return row.gemm_share is None or (row.bandwidth_share or 0.0) >= row.gemm_share
 
 
@@ -195,7 +194,7 @@ def draw(path: Path, rows: Sequence["Row"], device: str) -> None:
 
 
 def run_interpreted(arguments: argparse.Namespace) -> int:
-    """In a process with TRITON_INTERPRET=1."""
+    """Compare the cases in a process with TRITON_INTERPRET=1."""
     import torch
 
     from benchmarks.kernels.measuring import measure

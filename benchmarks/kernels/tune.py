@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Find the launch configurations of this GPU, and write them where the kernels look for them.
+"""Find the launch configurations for this GPU, and write them where the kernels look for them.
 
-Runs the cases of run.py, sees which kernels and keys they ask for, and tries values of each parameter in turn (the
-"space" of the op's table). A configuration counts only if the results are right. What was tried is kept in out/tune: an
-interrupted run goes on where it was. Nothing is tuned at run time; this is the only thing that writes such a table.
+Run the cases of run.py, record which kernels and keys they use, and try values of each parameter one after the other
+(the "space" of the op's table). A configuration counts only if the results are correct. Trials are stored in out/tune,
+so an interrupted run continues. Nothing is tuned at run time; only this program writes such a table.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 class Subject:
-    """One case, prepared once, and its right results."""
+    """One case, prepared once, and its correct results."""
 
     def __init__(self, case: "Case", prepared: "Prepared") -> None:
         self.case = case
@@ -44,7 +44,7 @@ class Subject:
         self._expected: Result | None = None
 
     def seconds(self, time: Callable[[Callable[[], object]], float]) -> float | None:
-        """None where it is wrong or cannot be launched."""
+        """Return the time; None if the result is wrong or the launch fails."""
         from benchmarks.kernels.kernel_cases import compare
 
         prepared = self.prepared
@@ -55,7 +55,7 @@ class Subject:
             if not compare(prepared, found, self._expected).holds:
                 return None
             return time(prepared.call)
-        # Too much shared memory, too many registers, a shape the compiler refuses: not a configuration for this GPU.
+        # Too much shared memory, too many registers, a rejected shape: not a configuration for this GPU.
         except Exception:
             return None
 
@@ -69,13 +69,13 @@ def asked_by(case: "Case", prepared: "Prepared") -> set[tuple[str, str]]:
 
 
 def tune_op(cases: list["Case"], tuner: "Tuner") -> None:
-    """All keys that the op's cases ask for, each on those that ask for it."""
+    """Tune all keys that the op's cases use, each on the cases that use it."""
     subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
     for case in cases:
         try:
             prepared = case.prepare(tuner.device, tuner.dtype)
             subjects.append((Subject(case, prepared), asked_by(case, prepared)))
-        # One case that this GPU cannot hold or run must not cost the others.
+        # A case that this GPU cannot hold or run must not affect the others.
         except Exception as error:
             print(f"{case}: left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
     for kernel, key in sorted({pair for _, asked in subjects for pair in asked}):
@@ -119,7 +119,7 @@ class Tuner:
         from quire_kernels.triton_runtime.config import config_for, launch_config, op_tables, override
 
         def score(parameters: Parameters) -> float | None:
-            """The geometric mean over the cases."""
+            """Return the geometric mean over the cases."""
             with override(kernel, key, launch_config(parameters)):
                 times = [subject.seconds(lambda call: self._timer.time(call, most=30).median) for subject in subjects]
             if any(time is None for time in times):

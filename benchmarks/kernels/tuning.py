@@ -1,5 +1,6 @@
-"""The search for a kernel's best parameters: one after the other through its values, until no change helps. What a
-configuration takes comes from a function, and earlier results are remembered. No GPU is touched here.
+"""The search for a kernel's best parameters: one after the other, through its values, until no change helps.
+
+A function provides the time of a configuration, and earlier results are remembered. No GPU is used here.
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 
 Parameters = Mapping[str, int]
 Score = Callable[[Parameters], float | None]
-"""Seconds, less is better; None where the configuration cannot be used."""
+"""A function from parameters to seconds; None if the configuration cannot be used."""
 
 WORTH = 0.98
 """The least gain, as a share of the default's time; a smaller gain is noise, and the default stays."""
@@ -22,7 +23,7 @@ class Found:
     seconds: float | None
     default_seconds: float | None
     finished: bool
-    """False where the time was up first; the best so far stands."""
+    """False if the time limit came first; the result is the best so far."""
 
     @property
     def worth_writing(self) -> bool:
@@ -34,7 +35,7 @@ class Found:
 def search(
     space: Mapping[str, tuple[int, ...]], default: Parameters, score: Score, time_is_up: Callable[[], bool]
 ) -> Found:
-    """Begins at ``default``. What cannot be used is never the best, not even the default."""
+    """Search from ``default``. An unusable configuration is never the best, not even the default."""
     best, seconds = dict(default), score(default)
     default_seconds = seconds
     improved = True
@@ -55,7 +56,7 @@ def search(
 
 @dataclass
 class Trials:
-    """The trials so far, kept in a file, so that an interrupted search continues."""
+    """The trials so far, stored in a file, so that an interrupted search continues."""
 
     path: Path
     machine: Mapping[str, Any]
@@ -73,7 +74,7 @@ class Trials:
         return cls(path=path, machine=machine, seconds=content["seconds"])
 
     def remembered(self, kernel: str, key: str, score: Score) -> Score:
-        """``score``, asked once for each configuration, over all runs."""
+        """Return a ``score`` that calls the given one only once for each configuration, over all runs."""
         known = self.seconds.setdefault(kernel, {}).setdefault(key, {})
 
         def ask(parameters: Parameters) -> float | None:
@@ -94,7 +95,7 @@ class Trials:
 
 
 def merged(table: Mapping[str, Any] | None, kernel: str, key: str, parameters: Parameters) -> dict[str, Any]:
-    """A device's table with one more configuration; the others stay."""
+    """Return a device's table with one more configuration; the others stay."""
     table = table or {}
     kernels = {name: dict(by_key) for name, by_key in table.get("kernels", {}).items()}
     kernels.setdefault(kernel, {})[key] = dict(parameters)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A checkpoint with random weights in a real shape, which every server loads: Llama's layers, bfloat16 safetensors and
-a tokenizer in which each id is a distinct piece of visible text.
+"""Create a checkpoint with random weights in a real shape, which every server can load.
 
-The tokenizer matters to what is measured: a server sends nothing for a token that decodes to no text, so the client
-would take a later token for the first. Speed depends on the shape alone, not on what the weights say.
+It has Llama's layers, bfloat16 safetensors and a tokenizer in which each id is a distinct piece of visible text. The
+tokenizer matters for measurements: a server sends nothing for a token that decodes to no text, so the client would take
+a later token for the first. Speed depends on the shape alone, not on the weights.
 
-Knows nothing of servers. torch is imported only where weights are drawn.
+This module knows no servers. torch is imported only when weights are generated.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "quire-random-model.json"
-"""Written last: a folder with it is complete, and says what it was made from."""
+"""The file that is written last: a folder with it is complete, and it describes the checkpoint."""
 END_OF_TEXT = "<|endoftext|>"
 ROPE_THETA = 100_000.0
 RMS_NORM_EPS = 1e-5
@@ -71,8 +71,10 @@ SMOLLM2_135M = LlamaShape()
 
 
 def ensure_model(folder: Path, shape: LlamaShape = SMOLLM2_135M, *, seed: int = 0) -> Path:
-    """``folder`` with a complete checkpoint of ``shape``: made unless it is there already. A folder in which something
-    else lies is refused (ValueError), and so is a shape that cannot be."""
+    """Return ``folder`` with a complete checkpoint of ``shape``, created if it is absent.
+
+    Raise ValueError if the folder has other content or the shape is invalid.
+    """
     if problems := shape.problems():
         raise ValueError("; ".join(problems))
     mark = folder / MARK
@@ -92,7 +94,7 @@ def ensure_model(folder: Path, shape: LlamaShape = SMOLLM2_135M, *, seed: int = 
 
 
 def write_description(folder: Path, shape: LlamaShape) -> None:
-    """All but the weights: enough for an engine that draws its own (``--load-format dummy``)."""
+    """Write everything except the weights: enough for an engine that generates its own (``--load-format dummy``)."""
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     _write(folder / "config.json", _config(shape))
     _write(folder / "generation_config.json", special)
@@ -101,7 +103,7 @@ def write_description(folder: Path, shape: LlamaShape) -> None:
 
 
 def write_weights(path: Path, shape: LlamaShape, *, seed: int) -> None:
-    """Normal weights and norms of one, bfloat16, under the names of Hugging Face's Llama."""
+    """Write normal weights and norms of one, in bfloat16, under the names of Hugging Face's Llama."""
     import torch
     from safetensors.torch import save_file
 
@@ -117,7 +119,7 @@ def write_weights(path: Path, shape: LlamaShape, *, seed: int) -> None:
 
 
 def tensor_shapes(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the checkpoint: a weight is [out, in]."""
+    """Return the shape of every tensor of the checkpoint; a weight is [out, in]."""
     kv = shape.kv_heads * shape.head_dim
     layer = {
         "input_layernorm": (shape.hidden,),
@@ -140,8 +142,11 @@ def tensor_shapes(shape: LlamaShape) -> dict[str, tuple[int, ...]]:
 
 
 def tokenizer(vocabulary: int) -> dict[str, Any]:
-    """A byte-level BPE ``tokenizer.json``: END_OF_TEXT, the characters of plain ASCII, then words of two and of four
-    letters, each merged from two tokens before it, so that text is encoded and not only decoded."""
+    """Return a byte-level BPE ``tokenizer.json``.
+
+    The vocabulary is END_OF_TEXT, the characters of plain ASCII, then words of two and of four letters, each merged
+    from two earlier tokens, so that text can be encoded as well as decoded.
+    """
     merges = list(islice(_merges(), vocabulary - 1 - len(_alphabet())))
     tokens = [END_OF_TEXT, *_alphabet(), *(first + second for first, second in merges)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -176,7 +181,7 @@ def _alphabet() -> list[str]:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Letters into words of two, those into words of four."""
+    """Yield merges of letters into words of two, and of those into words of four."""
     letters = string.ascii_lowercase
     pairs = [first + second for first, second in product(letters, letters)]
     return chain(product(letters, letters), product(pairs, pairs))
@@ -216,7 +221,7 @@ def _tokenizer_config(shape: LlamaShape) -> dict[str, Any]:
         "pad_token": END_OF_TEXT,
         "add_bos_token": False,
         "clean_up_tokenization_spaces": False,
-        # Each message on a line of its own: enough for the chat endpoint to be tried.
+        # Each message is on its own line, which is enough to try the chat endpoint.
         "chat_template": "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}",
     }
 

@@ -1,9 +1,8 @@
-"""A thousand LLMDeployments of three replicas on a real API server with kwok nodes: the operator compared with a bare
-loop.
+"""A thousand LLMDeployments of three replicas on a real API server with kwok nodes: the operator against a bare loop.
 
-The bare loop applies the same children with the same client, as many at once as the operator, and looks at nothing.
-Each run has a control plane of its own; they take turns. Of the operator it says besides: what a quiet minute costs,
-and how a restart among all that is there goes.
+The bare loop applies the same children with the same client, as many at once as the operator, and reads nothing. Each
+run has its own control plane; the two alternate. For the operator, the report also includes the cost of a quiet minute
+and a restart with all objects present.
 
     PYTHONPATH=tests/cluster python -m benchmarks.operator.scale --count 1000 --runs 1 --json out/scale.json
 """
@@ -43,7 +42,7 @@ RETRY_SECONDS = 0.5
 
 
 def bare_run(count: int) -> Row:
-    """The same children by a process that does nothing else."""
+    """Measure a process that only applies the same children."""
     cluster = Cluster(count)
     try:
         started, burnt = time.monotonic(), cluster.cpu_seconds()
@@ -68,7 +67,7 @@ def bare_run(count: int) -> Row:
 
 
 async def apply_all(kubeconfig: str) -> None:
-    """Every child of every LLMDeployment there is, ``WORKERS`` LLMDeployments at a time."""
+    """Apply every child of all LLMDeployments, ``WORKERS`` LLMDeployments at a time."""
     connection = Connection(await load_configuration(kubeconfig), user="bare-loop")
     cluster = KubeCluster(connection, namespaces=(NAMESPACE,))
     work = [(resource.key, manifests(resource.body, resource.uid)) async for resource in cluster.list_resources()]
@@ -106,7 +105,7 @@ def manifests(resource: Any, uid: str) -> Manifests:
 
 
 class Operator:
-    """One as a process of its own."""
+    """An operator in its own process."""
 
     def __init__(self, cluster: Cluster, log: Path) -> None:
         (self.port,) = free_ports(1)
@@ -135,7 +134,7 @@ class Operator:
             return text
 
     def is_idle(self) -> bool:
-        """It leads, and nothing waits for a pass."""
+        """Return whether it leads and no reconcile waits."""
         try:
             values = dict(re.findall(r"^(quire_operator_(?:leading|queue_depth)) (\S+)$", self.metrics(), re.MULTILINE))
         except OSError:
@@ -150,7 +149,7 @@ class Operator:
         return 1000 * next(bound for bound, count in buckets if count >= least)
 
     def writes(self) -> dict[str, int]:
-        """Its mutating requests that succeeded, by its own count: an audit log of this length is rotated away."""
+        """Its successful mutating requests, by its own count: an audit log of this length is rotated away."""
         pattern = r'^quire_operator_writes_total\{kind="(\w+)",verb="([\w-]+)"\} (\S+)$'
         found = re.findall(pattern, self.metrics(), re.MULTILINE)
         return {f"{verb} {kind}": int(float(count)) for kind, verb, count in found}
@@ -164,7 +163,7 @@ class Operator:
 
 
 def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
-    """From nothing to all replicas ready; a quiet minute; a restart."""
+    """Measure the operator from nothing to all replicas ready, in a quiet minute, and in a restart."""
     cluster = Cluster(count)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "operator.log"
@@ -229,7 +228,7 @@ def generations(cluster: Cluster) -> dict[str, int]:
 
 
 def writes(cluster: Cluster, since: Position) -> dict[str, int]:
-    """Mutating requests of the operator but its Lease's, by verb and resource."""
+    """Return the mutating requests of the operator except its Lease's, by verb and resource."""
     made = cluster.plane.audit.mutating_requests(since, user_agent=IDENTITY, besides=frozenset({"leases"}))
     counted: dict[str, int] = {}
     for request in made:

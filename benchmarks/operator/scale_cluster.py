@@ -1,5 +1,4 @@
-"""The cluster ``scale.py`` measures on: a control plane with kwok nodes, and LLMDeployments that no operator has
-reconciled.
+"""The cluster for ``scale.py``: a control plane with kwok nodes, and LLMDeployments that are not reconciled yet.
 
 ``quire_cluster`` is the tests' support package, so ``PYTHONPATH`` must name its folder.
 """
@@ -52,23 +51,23 @@ class Cluster:
         )
 
     def serving(self) -> bool:
-        """Every Deployment has its replicas ready."""
+        """Return whether every Deployment has its replicas ready."""
         deployments = self.client.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments").body["items"]
         ready = sum(item["status"].get("readyReplicas", 0) for item in deployments)
         return bool(ready == REPLICAS * self.count)
 
     def told(self) -> bool:
-        """Every LLMDeployment says so."""
+        """Return whether every LLMDeployment reports that in its status."""
         resources = self.client.get(f"/apis/quire.dev/v1alpha1/namespaces/{NAMESPACE}/llmdeployments").body["items"]
         return sum(item.get("status", {}).get("readyReplicas", 0) for item in resources) == REPLICAS * self.count
 
     def cpu_seconds(self) -> float:
-        """Processor time that the cluster has taken."""
+        """Return the CPU seconds that the cluster has used."""
         processes = (*self.plane.processes, self.nodes.scheduler, self.nodes.kwok)
         return sum(cpu_seconds(process.pid) for process in processes if process.pid is not None)
 
     def children(self) -> dict[str, int]:
-        """Objects per kind that belong to LLMDeployments."""
+        """Return the objects per kind that belong to LLMDeployments."""
         kinds = {
             "Deployment": ("apis/apps/v1", "deployments"),
             "Service": ("api/v1", "services"),
@@ -80,7 +79,7 @@ class Cluster:
 
 
 def body(number: int) -> dict[str, Any]:
-    """One LLMDeployment."""
+    """Return one LLMDeployment."""
     return {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",
@@ -90,7 +89,7 @@ def body(number: int) -> dict[str, Any]:
 
 
 def wait(look: Callable[[], bool], what: str, started: float, *, every: float = 1.0) -> float:
-    """Seconds since ``started`` when it was so."""
+    """Return the seconds from ``started`` until ``look`` is true."""
     while not look():
         if time.monotonic() - started > LIMIT_SECONDS:
             sys.exit(f"not after {LIMIT_SECONDS:g} s: {what}")

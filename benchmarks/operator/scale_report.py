@@ -40,5 +40,5 @@ def summary(bare: Sequence[Row], operator: Sequence[Row]) -> list[tuple[str, str
 
 
 def within(milliseconds: float) -> str:
-    """The last bucket has no bound."""
+    """Return the bound as text; the last bucket has no bound."""
     return "over 10 s" if milliseconds == float("inf") else f"at most {milliseconds:.0f} ms"

@@ -3,13 +3,13 @@
 
   python -m benchmarks.peers.install_llama_cpp
 
-The source is the one that llama-cpp-python's source distribution on PyPI carries (77 MB). Needs a C++ compiler (Debian:
-`apt-get install g++`); cmake and ninja come from PyPI. Its converter of models gets an environment of its own, with
-torch (linked from uv's cache where that lies on the same disk; TORCH_SPEC names another). It compiles about 260
-files, at the lowest priority: some minutes of two idle cores, an hour of two busy ones.
+The source is part of llama-cpp-python's source distribution on PyPI (77 MB). It needs a C++ compiler (Debian: `apt-get
+install g++`); cmake and ninja come from PyPI. Its model converter gets its own environment with torch (linked from uv's
+cache if that is on the same disk; TORCH_SPEC names another). It compiles about 260 files, at the lowest priority: some
+minutes on two idle cores, an hour on two busy ones.
 
-The code that computes is a library per level of CPU (``LEVELS``), in a folder away from the server, which therefore
-loads the one that GGML_BACKEND_PATH names and no other.
+The compute code is one library per level of CPU (``LEVELS``), in a folder apart from the server, which therefore loads
+only the one that GGML_BACKEND_PATH names.
 """
 
 import os
@@ -47,10 +47,10 @@ _OPTIONS = {
 
 
 def vendored_name(member: str) -> str | None:
-    """Where a file of the source distribution goes under SOURCE; None if it is not llama.cpp's."""
+    """Return the path of a file of the source distribution below SOURCE; None if it is not llama.cpp's."""
     parts = Path(member).parts
     ours = parts[1:3] == ("vendor", "llama.cpp") and len(parts) > 3
-    # What is left of its repository names one that is not here, and the build would ask git about it.
+    # The rest of its repository names one that is absent, and the build would query git for it.
     return str(Path(*parts[3:])) if ours and parts[3] != ".git" else None
 
 
@@ -78,7 +78,7 @@ def _fetch_source(shop: Workshop) -> None:
 
 def _build(shop: Workshop) -> None:
     (shop.folder / LIBRARIES).mkdir()
-    # The first level's build also makes the server. The others share nothing with it but ggml's interface.
+    # The first level's build also creates the server. The others share only ggml's interface with it.
     for level, target in zip(LEVELS, ("llama-server", *["ggml-cpu"] * (len(LEVELS) - 1)), strict=True):
         _build_level(shop, level, target)
 
@@ -107,7 +107,7 @@ def level_library(level: str) -> str:
 
 
 def _try_it(shop: Workshop) -> None:
-    # A version is printed without a library; only loading one shows that it fits the server.
+    # The version is printed without a library; only loading one shows that it fits the server.
     lowest = {"GGML_BACKEND_PATH": str(shop.folder / level_library("avx2"))}
     shop.run(shop.folder / SERVER, "--list-devices", environment=lowest)
 

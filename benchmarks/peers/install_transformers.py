@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Install transformers into an environment of its own, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
+"""Install transformers into its own environment, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
   python -m benchmarks.peers.install_transformers
 
-About 5 GB, nearly all of it torch, which is linked from uv's cache where quire's own environment lies on the same disk;
-half a minute then. TORCH_SPEC names another torch, as for `make setup`. `transformers_generate.py` is what runs there.
+It is about 5 GB, nearly all of it torch, which is linked from uv's cache if quire's own environment is on the same
+disk; then it takes half a minute. TORCH_SPEC names another torch, as for `make setup`. `transformers_generate.py` runs
+there.
 """
 
 import os
@@ -16,7 +17,7 @@ from benchmarks.peers.peer_environments import Step, Workshop, command_line
 def _install(shop: Workshop) -> None:
     shop.create_environment()
     torch = os.environ.get("TORCH_SPEC") or f"torch=={TORCH}"
-    # Its continuous batching asks for accelerate and psutil.
+    # Its continuous batching requires accelerate and psutil.
     shop.install(f"transformers=={TRANSFORMERS.version}", torch, "accelerate", "psutil")
 
 

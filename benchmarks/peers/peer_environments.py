@@ -1,4 +1,4 @@
-"""Where peers live, and how one is made: a folder of its own in the cache, step after step, a mark at last.
+"""The environments of peers: each is a folder in the cache, created in steps, with a mark at the end.
 
 A folder without its mark is incomplete and is created again. Two installers of one folder wait for each other.
 """
@@ -23,7 +23,7 @@ _LAST_LINES = 15
 
 
 class PeerError(Exception):
-    """A peer cannot be made, or is not there. The message says what would help."""
+    """A peer that cannot be installed, or is not installed. The message states a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A part of making a peer, and what to tell people of it."""
+    """A part of a peer's installation, and its message."""
 
     what: str
     do: Callable[["Workshop"], None]
 
 
 class Workshop:
-    """The folder in which a peer is being made: runs commands there, at the lowest priority, into one log."""
+    """The folder in which a peer is being installed: it runs commands there, at the lowest priority, with one log."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -71,7 +71,7 @@ class Workshop:
         self._log = peer.folder / LOG
 
     def run(self, *command: str | Path, environment: Mapping[str, str] | None = None) -> None:
-        """Raises PeerError with the end of what the command said where it fails."""
+        """Run a command. Raise PeerError with the end of its output if it fails."""
         words = [str(word) for word in command]
         with self._log.open("ab") as log:
             log.write(f"\n$ {' '.join(words)}\n".encode())
@@ -100,28 +100,28 @@ class Workshop:
         self.uv("venv", "-q", "--clear", "--python", sys.executable, str(self.peer.environment))
 
     def install(self, *arguments: str) -> None:
-        """``pip install`` into the peer's environment, out of uv's cache where it can."""
+        """Run ``pip install`` in the peer's environment, from uv's cache if possible."""
         self.uv("pip", "install", "--python", str(self.peer.python), *arguments)
 
     def uv(self, *arguments: str) -> None:
-        # The machine's own certificates, as requirements/install.sh does.
+        # The machine's own certificates, as in requirements/install.sh.
         self.run(_uv(), *arguments, environment={"UV_SYSTEM_CERTS": os.environ.get("UV_SYSTEM_CERTS", "1")})
 
 
 def peers_folder() -> Path:
-    """$XDG_CACHE_HOME/quire/peers, by default ~/.cache/quire/peers."""
+    """Return $XDG_CACHE_HOME/quire/peers, by default ~/.cache/quire/peers."""
     cache = os.environ.get("XDG_CACHE_HOME")
-    # Commands run in folders of their own: a relative path would mean another in each.
+    # Commands run in their own folders, where a relative path would have another meaning.
     return (Path(cache) if cache else Path.home() / ".cache").absolute() / "quire" / "peers"
 
 
 def say(words: str) -> None:
-    """At once, into a file too: a step takes minutes."""
+    """Print a line at once, even to a file, because a step takes minutes."""
     print(words, flush=True)
 
 
 def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
-    """``peer`` installed: at once where it is already, unless ``again``. Raises PeerError."""
+    """Install ``peer`` unless it is installed, or again with ``again``. Raise PeerError."""
     peer.folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(peer):
         if peer.installed and not again:
@@ -144,8 +144,7 @@ def make(peer: Peer, steps: Sequence[Step], *, again: bool) -> None:
 
 
 def command_line(description: str | None, peers: Mapping[str, tuple[Peer, Sequence[Step]]]) -> None:
-    """Run a peer's script: install the requested variants, by default the first, and report errors as text without a
-    traceback."""
+    """Run a peer's script: install the requested variants (default: the first), and report errors in one line."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if len(peers) > 1:
         parser.add_argument(

@@ -33,7 +33,7 @@ def generate_static(model: Any, prompts: list[list[int]], output_tokens: int) ->
 def generate_continuous(model: Any, prompts: list[list[int]], output_tokens: int) -> int:
     # The library uses -1 for "no token ends an answer".
     config = GenerationConfig(do_sample=False, max_new_tokens=output_tokens, eos_token_id=-1, pad_token_id=0)
-    # Its default cache takes nine tenths of the memory.
+    # Its default cache uses nine tenths of the memory.
     cache = ContinuousBatchingConfig(max_memory_percent=_CACHE_SHARE)
     answers = model.generate_batch(
         inputs=prompts, generation_config=config, continuous_batching_config=cache, progress_bar=False

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Compare quire with other servers on this machine: same model, prompts and client, in interleaved runs (A B C A B C
-…).
+"""Compare quire with other servers on this machine: same model, prompts and client, in interleaved runs.
 
   python -m benchmarks.serving.compare --list              list the servers and whether each is installed
   python -m benchmarks.serving.compare                     quire, vLLM and llama.cpp: three runs, most of an hour
@@ -9,10 +8,10 @@
 
 benchmarks/peers has a script that installs each peer (`make peers`). One server runs at a time, with every CPU that
 this process may use: it is started, timed to its first token, warmed up, measured on each workload, and stopped with
-all its processes. The report also lists the goals, met or missed, and the floor: the time that arithmetic and reading
-alone take at the hardware's own rates, measured in the same run. ``--cpu-level`` limits every server to a level of CPU,
-so that a new machine can stand for older ones. Quote medians and ratios of several runs, because other work on the
-machine slows all of them.
+all its processes. The report also lists the goals, met or missed, and the lower bound: the time that arithmetic and
+reading alone take at the hardware's own rates, measured in the same run. ``--cpu-level`` limits every server to a level
+of CPU, so that a new machine can represent older ones. Quote medians and ratios of several runs, because other work on
+the machine slows all of them.
 """
 
 import argparse
@@ -58,7 +57,7 @@ class Plan:
     runs: int
     seconds: float
     goals: bool
-    """Compare with the goals, which are set for a real model's shape and not for the demo model."""
+    """True if the goals apply, which are set for a real model's shape and not for the demo model."""
     json: Path
     plot: Path | None
     logs: Path
@@ -118,7 +117,7 @@ class Comparison:
                 self.write()
 
     def _measure_limits(self) -> None:
-        """Measure the floor in a process of its own, which has ended when servers are measured."""
+        """Measure the floor in its own process, which ends before servers are measured."""
         command = [
             sys.executable,
             "-m",

@@ -22,7 +22,7 @@ from quire_engine.ipc.process import compute_environment
 @dataclass(frozen=True, kw_only=True)
 class Result:
     max_generation_stall_seconds: float
-    """The bound; 0 means none."""
+    """The bound; 0 means no bound."""
     itl_p50_seconds: float
     itl_p99_seconds: float
     ttft_median_seconds: float

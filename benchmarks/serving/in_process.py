@@ -1,5 +1,7 @@
-"""Clients of an engine here: so many at a time, each with its next request when its last one is answered, and
-sequences that only decode. Drives ``engine.step()``; knows neither tensors nor HTTP.
+"""Clients of an engine in this process, and sequences that only decode.
+
+There is a fixed number of clients; each sends its next request when its last one is answered. They call
+``engine.step()`` and know neither tensors nor HTTP.
 """
 
 import random
@@ -25,7 +27,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Percentiles:
-    """Seconds."""
+    """Percentiles in seconds."""
 
     median: float
     p99: float
@@ -77,7 +79,7 @@ class _Client:
 
 
 class Clients:
-    """Fills an engine with random prompts, greedy and without an end of their own."""
+    """Clients that send random prompts, greedy and without an end of their own."""
 
     def __init__(self, engine: Engine, *, vocab_size: int, max_model_len: int) -> None:
         self._engine = engine
@@ -96,7 +98,7 @@ class Clients:
         return key
 
     def serve(self, load: Load) -> Served:
-        """``load.concurrency`` clients until ``load.requests`` are answered."""
+        """Run ``load.concurrency`` clients until ``load.requests`` are answered."""
         clients: dict[int, _Client] = {}
         began = perf_counter()
         waiting = load.requests
@@ -130,7 +132,7 @@ class Clients:
     def decode(
         self, sequences: int, context: int, steps: int, *, warm_up: int = 8, gpu_seconds: Callable[[], float] | None
     ) -> Decoded:
-        """``gpu_seconds`` tells how long the GPU has been at work so far."""
+        """Measure steps that only decode. ``gpu_seconds`` returns the GPU's working time so far."""
         engine = self._engine
         keys = [self.add(context, self._max_model_len - context) for _ in range(sequences)]
         held = sequences * context

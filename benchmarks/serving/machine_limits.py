@@ -1,9 +1,9 @@
 """Measure what the hardware allows at a level of CPU: the bytes read and the arithmetic done per second.
 
 Neither uses the engine's kernels. Reading is a sum over a buffer, by one thread per CPU. Arithmetic is a loop of the
-level's widest multiply-add on registers alone, so that neither memory nor caches limit it. Both are the best of
-several rounds, because other work on the machine only slows them down. Reading is measured over as many bytes as the
-workload reads, because a cache is faster than memory.
+level's widest multiply-add on registers alone, so that neither memory nor caches limit it. Both are the best of several
+rounds, because other work on the machine only slows them down. Reading is measured over as many bytes as the workload
+reads, because a cache is faster than memory.
 """
 
 import functools
@@ -88,7 +88,7 @@ def arithmetic_flops(level: CpuLevel, threads: int) -> float:
 
 
 def read_bytes_per_second(total: int, threads: int) -> float:
-    """Return the rate at which all threads together read ``total`` bytes, again and again."""
+    """Return the rate at which all threads together read ``total`` bytes repeatedly."""
     parts = np.array_split(np.ones(max(threads, total // 4), dtype=np.float32), threads)
 
     def work(count: int) -> Callable[[int], object]:
@@ -111,7 +111,7 @@ def _sum_again(values: Any, count: int) -> float:
     total = 0.0
     for _ in range(count):
         total += _sum(values)
-        values[0] = total  # the next pass depends on this one, so none is left out
+        values[0] = total  # the next pass depends on this one, so that none is optimized away
     return total
 
 

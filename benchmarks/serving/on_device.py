@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measure the engine on this GPU, in this process: tokens/s, time to first token, inter-token latency, and a decode
-step compared with the time to read its weights and KV cache.
+"""Measure the engine on this GPU, in this process: tokens/s, time to first token, inter-token latency.
 
-The model is Llama-3.1-8B's shape with random weights, in a closed loop at each concurrency; there is no HTTP, IPC or
-tokenizer. A decode step's floor is the weights and the KV cache that it reads, divided by the read bandwidth measured
-in the same run. "Outside the GPU" is the share of wall time in which no step ran on the GPU, by CUDA events. JSON is
-written after each case. Without a GPU the demo model runs on the CPU, which shows that the command works.
+A decode step is also compared with the time to read its weights and KV cache. The model is Llama-3.1-8B's shape with
+random weights, in a closed loop at each concurrency; there is no HTTP, IPC or tokenizer. A decode step's floor is the
+weights and the KV cache that it reads, divided by the read bandwidth measured in the same run. "Outside the GPU" is the
+share of wall time in which no step ran on the GPU, by CUDA events. JSON is written after each case. Without a GPU the
+demo model runs on the CPU, which shows that the command works.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def machine(*, gpu: bool) -> dict[str, Any]:
 
 
 def read_bandwidth() -> dict[str, Any]:
-    """Measured before the model takes the memory."""
+    """Measure the read bandwidth before the model uses the memory."""
     import torch
 
     from benchmarks.kernels.gpu_timing import Timer, measure_card
@@ -232,7 +232,7 @@ class Run:
 def main() -> None:
     arguments = parse_arguments()
     began = perf_counter()
-    # As the engine's process has it (ipc.process); threads that spin as they wait take the CPU from those that work.
+    # As in the engine's process (ipc.process): spinning threads take the CPU from working ones.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     try:

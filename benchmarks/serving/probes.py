@@ -21,7 +21,7 @@ OP_PARTS = {
     "silu_and_mul": "activation",
     "gelu_tanh_and_mul": "activation",
 }
-"""The part that a function belongs to; a function that is not listed is a part of its own."""
+"""The part to which a function belongs; a function that is not listed is a separate part."""
 
 Call = Callable[[], object]
 

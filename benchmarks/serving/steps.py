@@ -46,7 +46,7 @@ class Bench:
         self.config = EngineConfig(
             model=ModelOptions(path=folder, dtype=dtype, load_format="dummy" if dummy else "safetensors"),
             cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=kv_cache_bytes),
-            # Prompts in one go: a step that decodes must not have a part of another's prompt in it.
+            # Prompts are computed in one step: a decode step must not contain a part of another prompt.
             scheduler=SchedulerOptions(
                 max_num_seqs=256, max_num_batched_tokens=MAX_BATCHED_TOKENS, max_generation_stall_seconds=0.0
             ),
@@ -56,8 +56,10 @@ class Bench:
         self.model: LoadedModel = load_model(self.config)
 
     def decoding(self, batch: int, context: int, steps: int) -> Engine:
-        """Return an engine whose ``batch`` sequences, of about ``context`` tokens, have ``steps`` decode steps to
-        go."""
+        """Return an engine whose sequences have ``steps`` decode steps left.
+
+        There are ``batch`` sequences of about ``context`` tokens.
+        """
         engine = make_engine(self.model, scheduler=self.config.scheduler, cache=self.config.cache)
         self._submit(engine, batch, context, steps + 1)
         while (now := engine.gauges()).num_running < batch or now.queued_tokens or now.prefilling_tokens:

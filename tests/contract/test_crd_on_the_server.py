@@ -135,6 +135,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
             "scaleDown": {"selectPolicy": "Disabled"},
         }
     ),
+    "windows for rollouts": {"rollout": {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}},
     "all at once": {"rollout": {"strategy": "Recreate"}},
     "zero replicas": {"replicas": 0},
     "a pod template": {"podTemplate": {"spec": {"nodeSelector": {"gpu": "h100"}, "priorityClassName": "high"}}},

@@ -1,6 +1,6 @@
-"""The policies that are compared: our own, and peers written from their published formulas and documentation.
+"""The policies that are compared: our own, and peers implemented from their published formulas and documentation.
 
-    signals   what each one's metrics pipeline shows of an observation
+    signals   the view of each metrics pipeline on an observation
     hpa       Kubernetes' HorizontalPodAutoscaler, autoscaling/v2
     kpa       Knative's pod autoscaler
     keda      KEDA: a ScaledObject on a Prometheus query, which feeds an HPA

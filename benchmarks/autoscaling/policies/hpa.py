@@ -1,11 +1,11 @@
 """Kubernetes' HorizontalPodAutoscaler, ``autoscaling/v2``, on custom metrics of the pods.
 
-Formulas and defaults: https://kubernetes.io/docs/concepts/workloads/autoscaling/horizontal-pod-autoscale/
-("Algorithm details", "Configurable scaling behavior") and, where that leaves a question, the order in which
-kube-controller-manager applies them (pkg/controller/podautoscaler, ``replica_calculator.go`` and ``horizontal.go``):
-a proposal for each metric, the largest counts, then the stabilisation windows, then the policies.
+Formulas and defaults: https://kubernetes.io/docs/concepts/workloads/autoscaling/horizontal-pod-autoscale/ ("Algorithm
+details", "Configurable scaling behavior"). For questions that these leave open, the order is that of
+kube-controller-manager (pkg/controller/podautoscaler, ``replica_calculator.go`` and ``horizontal.go``): a proposal for
+each metric, of which the largest counts, then the stabilization windows, then the policies.
 
-Metrics: Prometheus scrapes each 15 s, the adapter asks it when the controller asks, each 15 s.
+Metrics: Prometheus scrapes each 15 s, and the controller queries it through the adapter each 15 s.
 """
 
 import math
@@ -37,7 +37,7 @@ class Select(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """``behavior.*.policies[]``: at most ``value`` in each period."""
+    """An entry of ``behavior.*.policies[]``: at most ``value`` in each period."""
 
     unit: Unit
     value: float
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """``behavior.scaleUp`` or ``behavior.scaleDown``."""
+    """The rules ``behavior.scaleUp`` or ``behavior.scaleDown``."""
 
     window_seconds: float
     policies: tuple[Step, ...]
@@ -72,7 +72,7 @@ class Tolerances:
     down: float = TOLERANCE
 
     def cover(self, ratio: float) -> bool:
-        """Too near to 1 to act."""
+        """Return whether the ratio is too near to 1 to act."""
         return 1 - self.down - _EPSILON <= ratio <= 1 + self.up + _EPSILON
 
 
@@ -85,10 +85,10 @@ def replicas_for_pods_metric(
     missing: AbstractSet[str] = frozenset(),
     tolerances: Tolerances = Tolerances(),
 ) -> int | None:
-    """For a metric of each pod whose average is to be ``target``; None where no pod has it.
+    """Return the replicas for a metric of each pod with the average ``target``; None if no pod has the metric.
 
-    Pods that lack it count as 100 % of the target on the way down and as 0 on the way up, those not started as 0 on
-    the way up; if that turns the direction or comes near enough to the target, nothing changes.
+    Pods that lack it count as 100 % of the target on the way down and as 0 on the way up; unready pods count as 0 on
+    the way up. If that reverses the direction or comes near enough to the target, nothing changes.
     """
     if not values:
         return None
@@ -109,7 +109,7 @@ def replicas_for_pods_metric(
 def replicas_for_average_value(
     total: float, *, target: float, current: int, tolerances: Tolerances = Tolerances()
 ) -> int:
-    """For an external metric with ``target.averageValue``: its total is shared out over all replicas there are."""
+    """Return the replicas for an external metric with ``target.averageValue``, whose total all replicas share."""
     if current > 0 and tolerances.cover(total / (target * current)):
         return current
     return _whole(total / target)
@@ -126,7 +126,7 @@ class _Change:
 
 
 class Controller:
-    """The controller's memory of one HPA: its recommendations and the changes it made."""
+    """The controller's state of one HPA: its recommendations and the changes it made."""
 
     def __init__(self, *, up: Rules = SCALE_UP, down: Rules = SCALE_DOWN, minimum: int, maximum: int) -> None:
         self._up, self._down = up, down
@@ -139,7 +139,7 @@ class Controller:
         return Tolerances(up=self._up.tolerance, down=self._down.tolerance)
 
     def settle(self, proposal: int | None, current: int, now: float) -> int:
-        """Replicas to ask for; without a proposal, for no metric could be read, nothing changes."""
+        """Return the replicas to request; without a proposal, because no metric could be read, nothing changes."""
         if proposal is None:
             return current
         if not self._recommended:
@@ -150,7 +150,7 @@ class Controller:
         return wanted
 
     def _stabilized(self, proposal: int, current: int, now: float) -> int:
-        """Up to the least that was recommended in the window, down to the most."""
+        """Return the stabilized proposal: up to the minimum recommended in the window, down to the maximum."""
         longest = max(self._up.window_seconds, self._down.window_seconds)
         self._recommended = [r for r in self._recommended if r.time > now - longest]
         self._recommended.append(_Change(now, proposal))
@@ -191,7 +191,7 @@ class Controller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsMetric:
-    """``metrics[]`` of type Pods with ``target.averageValue``."""
+    """An entry of ``metrics[]`` of type Pods with ``target.averageValue``."""
 
     name: str
     target: float
@@ -200,12 +200,12 @@ class PodsMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HpaConfig:
-    """One HPA. There are no published targets for these metrics: the tuner chooses."""
+    """The configuration of one HPA. There are no published targets for these metrics: the tuner chooses them."""
 
     requests_per_pod: float = 16.0
-    """Average of running and waiting requests."""
+    """The average of running and waiting requests."""
     kv_usage: float | None = None
-    """Average share of the KV cache in use, as a second metric."""
+    """The average share of the KV cache in use, as a second metric."""
     up: Rules = SCALE_UP
     down: Rules = SCALE_DOWN
 
@@ -217,7 +217,7 @@ class HpaConfig:
 
 
 class HpaScaler:
-    """Behind the simulator's protocol."""
+    """The HPA for the simulator's protocol."""
 
     period_seconds = SYNC_SECONDS
     scrape_seconds = SCRAPE_SECONDS

@@ -1,11 +1,13 @@
-"""KEDA: a ScaledObject with a ``prometheus`` trigger. KEDA serves the query's result as an external metric with
-``averageValue`` to the HPA it creates; the HPA scales between 1 and ``maxReplicaCount``, KEDA itself to and from 0.
+"""KEDA: a ScaledObject with a ``prometheus`` trigger.
+
+KEDA serves the query's result as an external metric with ``averageValue`` to the HPA that it creates; the HPA scales
+between 1 and ``maxReplicaCount``, KEDA itself to and from 0.
 
 https://keda.sh/docs/2.17/reference/scaledobject-spec/ and https://keda.sh/docs/2.17/scalers/prometheus/: an empty
 result is 0 unless ``ignoreNullValues`` is false; then it is an error, and after ``failureThreshold`` of them in a row
-the metric becomes ``threshold · fallback.replicas``, if there is a fallback; else the HPA gets no metric and holds.
-``pollingInterval`` and ``cooldownPeriod`` count only while at 0 or on the way there: between 1 and N the HPA's sync
-period asks, and each time the query is run (metrics are cached only with ``useCachedMetrics``).
+the metric becomes ``threshold · fallback.replicas``, if there is a fallback; otherwise the HPA gets no metric and
+holds. ``pollingInterval`` and ``cooldownPeriod`` count only while at 0 or on the way there: between 1 and N the HPA's
+sync period determines the queries (metrics are cached only with ``useCachedMetrics``).
 """
 
 from collections.abc import Callable
@@ -57,7 +59,7 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KedaConfig:
-    """One ScaledObject. Query and threshold have no published default: the tuner chooses."""
+    """The configuration of one ScaledObject. Query and threshold have no published default: the tuner chooses them."""
 
     query: Query = Query.IN_FLIGHT
     threshold: float = 16.0
@@ -70,7 +72,7 @@ class KedaConfig:
 
 
 class Trigger:
-    """One trigger's answers: the query's value, 0 or an error for an empty one, the fallback after errors."""
+    """The results of one trigger: the query's value, 0 or an error for an empty one, the fallback after errors."""
 
     def __init__(self, config: KedaConfig) -> None:
         self._config = config
@@ -91,7 +93,7 @@ class Trigger:
 
 
 class KedaScaler:
-    """Behind the simulator's protocol."""
+    """KEDA for the simulator's protocol."""
 
     period_seconds = SYNC_SECONDS
     scrape_seconds = SCRAPE_SECONDS
@@ -130,7 +132,7 @@ class KedaScaler:
         return sum(values) if values else None
 
     def _idle(self, pods: Pods, value: float | None, now: float) -> int | None:
-        """KEDA's own part: from and to 0. None where the HPA decides."""
+        """Return KEDA's own decision, from and to 0; None if the HPA decides."""
         active = value is not None and value > self._config.activation_threshold
         if active:
             self._active_at = now

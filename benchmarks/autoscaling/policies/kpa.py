@@ -2,12 +2,12 @@
 
 https://knative.dev/docs/serving/autoscaling/kpa-specific/ and
 https://knative.dev/docs/serving/autoscaling/concurrency/; defaults of ``config-autoscaler``: target 100 at 70 %
-utilisation, stable window 60 s, panic window 10 % of it, panic threshold 200 %, scale-up rate 1000, scale-down rate 2,
-scale-down delay 0 s. Where the pages leave a question, the order is that of knative/serving
+utilization, stable window 60 s, panic window 10 % of it, panic threshold 200 %, scale-up rate 1000, scale-down rate 2,
+scale-down delay 0 s. For questions that the pages leave open, the order is that of knative/serving
 ``pkg/autoscaler/scaling/autoscaler.go``.
 
-Metrics: each pod's queue-proxy is scraped each second; the autoscaler decides each 2 s. Concurrency is what is within
-a pod, running or waiting in its engine, averaged over the pods scraped and taken for all that are ready.
+Metrics: each pod's queue-proxy is scraped each second; the autoscaler decides each 2 s. Concurrency is the number of
+requests that run or wait in a pod's engine, averaged over the scraped pods and applied to all that are ready.
 """
 
 import math
@@ -25,7 +25,7 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KpaConfig:
-    """``config-autoscaler`` and the annotations of a revision."""
+    """The settings of ``config-autoscaler`` and the annotations of a revision."""
 
     target: float = 100.0
     """``container-concurrency-target-default`` or ``autoscaling.knative.dev/target``."""
@@ -51,11 +51,11 @@ class Concurrency:
 
 
 class Kpa:
-    """One revision's autoscaler: the windows are the caller's, panic and delay are here."""
+    """The autoscaler of one revision: the caller keeps the windows, this class panic and delay."""
 
     def __init__(self, config: KpaConfig, *, ready: int, now: float) -> None:
         self._config = config
-        # A new autoscaler over more than one pod starts in panic, so as not to scale down before it has data.
+        # A new autoscaler for more than one pod starts in panic, so that it does not scale down before it has data.
         self._panicking_since: float | None = now if ready > 1 else None
         self._most_in_panic = ready if ready > 1 else 0
         self._delayed: deque[tuple[float, int]] = deque()
@@ -65,7 +65,7 @@ class Kpa:
         return self._panicking_since is not None
 
     def scale(self, concurrency: Concurrency, *, ready: int, now: float) -> int:
-        """Pods wanted."""
+        """Return the desired number of pods."""
         config, pods = self._config, max(1, ready)
         stable = math.ceil(concurrency.stable / config.target_per_pod - _EPSILON)
         panic = math.ceil(concurrency.panic / config.target_per_pod - _EPSILON)
@@ -86,7 +86,7 @@ class Kpa:
             self._most_in_panic = 0
 
     def _with_delay(self, wanted: int, now: float) -> int:
-        """The most that was wanted within the scale-down delay."""
+        """Return the maximum desired within the scale-down delay."""
         if self._config.scale_down_delay_seconds <= 0:
             return wanted
         self._delayed.append((now, wanted))
@@ -96,7 +96,7 @@ class Kpa:
 
 
 class KpaScaler:
-    """Behind the simulator's protocol."""
+    """The KPA for the simulator's protocol."""
 
     period_seconds = TICK_SECONDS
     scrape_seconds = SCRAPE_SECONDS
@@ -123,7 +123,7 @@ class KpaScaler:
         return Scaling(replicas=max(self._minimum, min(wanted, self._maximum)))
 
     def _concurrency(self, now: float) -> Concurrency:
-        """Over what is left of each window; where scrapes failed all through the panic window, the stable one's."""
+        """Return the concurrency over the rest of each window; without panic scrapes, the stable window's."""
         stable = [value for _, value in self._points]
         since = now - self._config.stable_window_seconds * self._config.panic_window_share
         panic = [value for time, value in self._points if time > since] or stable

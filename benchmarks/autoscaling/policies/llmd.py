@@ -1,17 +1,17 @@
-"""llm-d's workload variant autoscaler (WVA): how full replicas are, by KV cache and queue; an HPA follows its number.
+"""llm-d's workload variant autoscaler (WVA), based on KV cache and queue; an HPA follows its number.
 
 Two published analyzers:
 - *percentage* (V1), https://github.com/llm-d/llm-d-workload-variant-autoscaler docs/saturation-analyzer.md: one more
   replica while the spare KV share or queue of those not saturated is small on average, one fewer if the load would fit
   without it; nothing while one starts.
 - *tokens* (V2, the default since v0.9.0), docs/developer-guide/saturation-scaling-config.md ("Engine post-step
-  formula", "Per-replica demand …") and internal/engines/analyzers/saturation_v2: demand in KV tokens against what a
-  replica was seen to hold when its queue was full; as many replicas as are missing at once, pending ones counted.
+  formula", "Per-replica demand …") and internal/engines/analyzers/saturation_v2: demand in KV tokens compared with the
+  observed capacity of a replica when its queue was full; all missing replicas at once, with pending ones counted.
 
-Thresholds: KV 0.80, queue 5, spare 0.10 and 3, scale up over 0.85, down under 0.70. Metrics are
-``max_over_time[1m]`` of what Prometheus scraped (15 s); WVA looks each 60 s (``GLOBAL_OPT_INTERVAL``); its
-``wva_desired_replicas`` is scraped and read by an HPA with ``averageValue: 1``, whose windows the chart sets to 240 s
-and ten pods in 150 s (docs/integrations/hpa-integration.md). One variant, so the cheapest is the dearest too.
+Thresholds: KV 0.80, queue 5, spare 0.10 and 3, scale up over 0.85, down under 0.70. Metrics are ``max_over_time[1m]``
+of what Prometheus scraped (15 s); WVA evaluates each 60 s (``GLOBAL_OPT_INTERVAL``); its ``wva_desired_replicas`` is
+scraped and read by an HPA with ``averageValue: 1``, whose windows the chart sets to 240 s and ten pods in 150 s
+(docs/integrations/hpa-integration.md). With one variant, cost does not matter.
 """
 
 import math
@@ -40,13 +40,13 @@ class Analyzer(StrEnum):
 
 
 def chart_rules(window_seconds: float) -> Rules:
-    """As WVA's chart writes them."""
+    """Return the rules in WVA's chart."""
     return Rules(window_seconds=window_seconds, policies=(Step(unit=Unit.PODS, value=10, period_seconds=150),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmdConfig:
-    """``wva-saturation-scaling-config`` and the HPA's behavior."""
+    """The settings of ``wva-saturation-scaling-config`` and of the HPA's behavior."""
 
     analyzer: Analyzer = Analyzer.TOKENS
     kv_cache_threshold: float = 0.80
@@ -75,7 +75,7 @@ class Replica:
     kv_usage: float
     queue_length: float
     kv_tokens: float = 0.0
-    """Capacity."""
+    """The capacity in tokens."""
     mean_input: float = 0.0
     mean_output: float = 0.0
 
@@ -89,7 +89,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spare:
-    """Averages over the replicas that are not saturated, and whether one of them could go."""
+    """Averages over the replicas that are not saturated, and whether one of them could be removed."""
 
     replicas: int
     kv: float
@@ -120,7 +120,7 @@ def spare_capacity(replicas: Sequence[Replica], config: LlmdConfig) -> Spare:
 def percentage_target(
     replicas: Sequence[Replica], config: LlmdConfig, *, current: int, pending: int, desired: int | None
 ) -> int:
-    """Target replicas; an earlier target that is not reached yet stays."""
+    """Return the target replicas; an earlier target that is not reached yet stays."""
     if desired is not None and desired != current:
         return desired
     ready = len(replicas)
@@ -134,7 +134,7 @@ def percentage_target(
 
 
 class ComputeBound:
-    """Estimate the most tokens that a replica holds when compute, not memory, is the limit (``k2``)."""
+    """The estimate of the maximum tokens of a replica if compute, not memory, is the limit (``k2``)."""
 
     def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
@@ -202,7 +202,7 @@ def token_balance(replicas: Sequence[Replica], config: LlmdConfig, bound: Comput
 
 
 class LlmdScaler:
-    """Behind the simulator's protocol: WVA each interval, the HPA each 15 s on what was scraped of WVA before."""
+    """WVA and HPA for the simulator's protocol: WVA each interval, the HPA each 15 s with the last scrape of WVA."""
 
     period_seconds = SYNC_SECONDS
     scrape_seconds = SCRAPE_SECONDS
@@ -221,7 +221,7 @@ class LlmdScaler:
         pods = pods_of(observation, now, scrape_seconds=self.scrape_seconds)
         self._peaks.add(pods.samples, now)
         self._shapes.add(pods.samples, now)
-        read, self._exported = self._exported, self._desired  # a scrape of WVA lies between
+        read, self._exported = self._exported, self._desired  # a scrape of WVA is in between
         if now - self._looked_at >= self._config.interval_seconds - _EPSILON:
             self._looked_at = now
             self._desired = self._target(pods)
@@ -233,7 +233,7 @@ class LlmdScaler:
         return Scaling(replicas=self._controller.settle(proposal, pods.current, now))
 
     def _target(self, pods: Pods) -> int | None:
-        """Without metrics the last number stays."""
+        """Return the target; without metrics the last number stays."""
         replicas = [r for name in sorted(pods.ready) if (r := self._replica(name)) is not None]
         if not replicas:
             return self._desired

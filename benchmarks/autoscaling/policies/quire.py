@@ -1,7 +1,6 @@
-"""Our own policy, as it stands in the product: ``domain.autoscaler.decide``, a tick each 15 s, pods scraped at the
-tick.
+"""Our own policy in the product: ``domain.autoscaler.decide``, a tick each 15 s, with pods scraped at the tick.
 
-That is ``metricsSource: Pods``, the default. With ``scrape_seconds`` 15 it is what a Prometheus shows.
+That is ``metricsSource: Pods``, the default. ``scrape_seconds`` 15 gives the view of a Prometheus.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from quire_operator.domain.resource.scaling import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuireConfig:
-    """``spec.autoscaling``, and the policy's constants."""
+    """The settings of ``spec.autoscaling``, and the policy's constants."""
 
     percentile: int = 95
     threshold_seconds: float = 1.0

@@ -1,7 +1,7 @@
 """The view of an observation through a metrics pipeline: which pods exist, and which series are fresh.
 
-Between the simulator's observation and the peers' formulas. A failed scrape ends a series at once in Prometheus (it
-marks it stale), so a sample that is older than its scrape interval is one that a query does not find.
+It is between the simulator's observation and the peers' formulas. A failed scrape ends a series at once in Prometheus
+(it marks it stale), so a query does not find a sample that is older than its scrape interval.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class Pods:
     """``spec.replicas``."""
     pending: frozenset[str]
     unready: frozenset[str]
-    """Running, but not ready."""
+    """The running pods that are not ready."""
     ready: frozenset[str]
     samples: Mapping[str, ReplicaSample]
     """The samples of ready pods with a fresh series."""
@@ -30,12 +30,12 @@ class Pods:
 
     @property
     def missing(self) -> frozenset[str]:
-        """Running pods without metrics."""
+        """The running pods without metrics."""
         return (self.ready | self.unready) - self.samples.keys()
 
 
 def pods_of(observation: Observation, now: float, *, scrape_seconds: float) -> Pods:
-    """``scrape_seconds``: older samples are of a series that has ended."""
+    """Return the pods; samples older than ``scrape_seconds`` belong to a series that has ended."""
     names: dict[ReplicaPhase, set[str]] = {phase: set() for phase in ReplicaPhase}
     samples: dict[str, ReplicaSample] = {}
     draining: dict[str, ReplicaSample] = {}
@@ -59,17 +59,17 @@ def pods_of(observation: Observation, now: float, *, scrape_seconds: float) -> P
 
 
 def in_flight(sample: ReplicaSample) -> float:
-    """Requests within: ``vllm:num_requests_running + vllm:num_requests_waiting``."""
+    """Return the requests in the engine: ``vllm:num_requests_running + vllm:num_requests_waiting``."""
     return sample.running + sample.waiting
 
 
 def kv_usage(sample: ReplicaSample) -> float:
-    """``vllm:kv_cache_usage_perc``, 0 to 1."""
+    """Return ``vllm:kv_cache_usage_perc``, 0 to 1."""
     return sample.kv_tokens_used / sample.kv_tokens_capacity
 
 
 class Series:
-    """Samples of the last ``seconds`` by pod, for range functions of PromQL."""
+    """The samples of the last ``seconds`` by pod, for range functions of PromQL."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -88,15 +88,18 @@ class Series:
                 del self._points[name]
 
     def highest(self, name: str, value: Callable[[ReplicaSample], float]) -> float | None:
-        """``max_over_time``; None where the window has no sample."""
+        """Return ``max_over_time``; None if the window has no sample."""
         return max((value(sample) for sample in self._points.get(name, ())), default=None)
 
     def mean(self, value: Callable[[ReplicaSample], float]) -> dict[str, float]:
-        """``avg_over_time`` of each pod."""
+        """Return ``avg_over_time`` of each pod."""
         return {name: sum(map(value, points)) / len(points) for name, points in self._points.items()}
 
     def rate(self, counter: Callable[[ReplicaSample], float]) -> dict[str, float]:
-        """``rate`` of each pod's counter per second; a pod with one sample has none. A fall is a restart from 0."""
+        """Return ``rate`` of each pod's counter per second; a pod with one sample has none.
+
+        A fall is a restart from 0.
+        """
         rates: dict[str, float] = {}
         for name, points in self._points.items():
             if len(points) < 2:

@@ -1,12 +1,12 @@
-"""References that no autoscaler can be: a fixed number chosen in hindsight, and perfect knowledge of all load so far.
+"""References that no autoscaler can reach: a number chosen in hindsight, and perfect knowledge of all load so far.
 
 *Oracle*: the fewest replicas, fixed, that meet a target on the scored part. It knows the future, and it never scales.
 
-*Reactive bound*: at each second it knows all requests that came so far and what each costs, and that the most that was
-ever needed takes as many replicas as hindsight static has; in that proportion, and a quarter and one more, it asks at
-once for what was needed so far, and never removes one. A policy that never holds more than demand has called for so far
-can't do better: it learns later, and holds fewer. Where even this is late too often, the start-up is longer than the
-ramp, and the row is named infeasible, unless some policy shows that it is not.
+*Reactive bound*: each second it knows all requests so far and the cost of each, and that the maximum demand needs as
+many replicas as hindsight static has. In that proportion, plus a quarter and one more, it requests at once what was
+needed so far, and never removes a replica. A policy that never holds more than demand has required so far cannot do
+better: it learns later, and holds fewer. If even this is late too often, the start-up is longer than the ramp, and the
+row is marked infeasible, unless some policy shows that it is not.
 """
 
 import math
@@ -23,7 +23,7 @@ _LOOK_BACK_SECONDS = 900
 
 
 class StaticScaler:
-    """Asks for nothing."""
+    """A scaler that requests nothing."""
 
     period_seconds = 60.0
     scrape_seconds = 0.0
@@ -36,8 +36,7 @@ class StaticScaler:
 
 
 def needed_so_far(work: Sequence[float]) -> list[float]:
-    """Return by second the most replicas that any stretch of seconds up to then kept busy, ``LATE_SECONDS`` being
-    allowed.
+    """Return, by second, the maximum replicas that any interval up to then kept busy, with ``LATE_SECONDS`` allowed.
 
     ``work[t]`` is the seconds of a busy replica that arrive in second t. Work that arrives from a to t is done in time
     by n replicas only if it is at most n · (t − a + LATE_SECONDS).
@@ -53,13 +52,13 @@ def needed_so_far(work: Sequence[float]) -> list[float]:
 
 
 class ReactiveBound:
-    """Behind the simulator's protocol, but looking at the requests themselves."""
+    """The reactive bound for the simulator's protocol; it reads the requests themselves."""
 
     period_seconds = 1.0
     scrape_seconds = 60.0
 
     def __init__(self, requests: Sequence[Request], costs: Sequence[float], *, static: int, maximum: int) -> None:
-        """``costs``: by request, seconds of a busy replica. ``static``: replicas of hindsight static."""
+        """Create the bound. ``costs`` are busy seconds by request, ``static`` the replicas of hindsight static."""
         work = [0.0] * (int(requests[-1].time) + 1)
         for request, cost in zip(requests, costs, strict=True):
             work[int(request.time)] += cost
@@ -69,7 +68,7 @@ class ReactiveBound:
         self._maximum = maximum
 
     def decide(self, observation: Observation, now: float) -> Scaling:
-        # What came within the second that has just ended is known.
+        # The requests of the second that has just ended are known.
         known = min(int(now) - 1, len(self._needs) - 1)
         need = self._needs[known] if known >= 0 else 0.0
         asked = len(observation.replicas) if observation.target is None else observation.target

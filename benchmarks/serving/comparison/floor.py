@@ -5,8 +5,8 @@ Each of these takes as long as its multiply-adds at the arithmetic peak, or its 
 is longer. Weights, keys and values are 16 bits wide at every level, as in the checkpoint. Norms, sampling, scheduling,
 Python and HTTP take no time here. No kernel is a part of this: ``machine_limits`` measures both rates.
 
-It runs as a process of its own (``python -m benchmarks.serving.comparison.floor``), so that the comparison has no
-threads of it while servers are measured.
+It runs as a separate process (``python -m benchmarks.serving.comparison.floor``), so that its threads do not exist
+while servers are measured.
 
 Legend: C requests at a time, I and O tokens in and out, K inputs, N outputs, D head dim.
 """
@@ -38,7 +38,7 @@ class ModelSizes:
     vocabulary: int
 
     def linear_shapes(self) -> list[tuple[int, int]]:
-        """[N, K] of a layer's products, those of one input made together."""
+        """Return [N, K] of a layer's products; products of one input are combined."""
         attention = self.heads * self.head_dim
         return [
             (attention + 2 * self.kv_heads * self.head_dim, self.hidden),
@@ -49,7 +49,7 @@ class ModelSizes:
 
     @property
     def layer_weights(self) -> int:
-        """The weights of all linear layers but the last, which makes logits."""
+        """The weights of all linear layers except the last, which computes logits."""
         return self.layers * sum(outputs * inputs for outputs, inputs in self.linear_shapes())
 
     @property
@@ -68,7 +68,7 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The rates of the hardware. ``read_rate`` is bytes per second by the bytes that are read again and again."""
+    """The rates of the hardware. ``read_rate`` gives the bytes per second by the bytes that are read repeatedly."""
 
     flops: float
     read_rate: Callable[[int], float]

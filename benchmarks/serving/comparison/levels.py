@@ -1,7 +1,7 @@
-"""The levels of CPU to which a comparison can limit every server, so that one machine stands for several kinds.
+"""The levels of CPU to which a comparison can limit every server, so that one machine represents several kinds.
 
 The levels and the variables that limit oneDNN, torch, MKL and FBGEMM are those of the engine's own ``--cpu-level``.
-Pure but for reading the features of this machine's CPU.
+Everything except reading the features of this machine's CPU is pure.
 """
 
 from typing import get_args
@@ -21,7 +21,7 @@ def highest_level() -> CpuLevel:
 
 
 def check_level(level: CpuLevel) -> None:
-    """Raise ValueError where this machine's CPU does not reach the level."""
+    """Raise ValueError if this machine's CPU does not reach the level."""
     if LEVELS.index(level) > LEVELS.index(highest := highest_level()):
         raise ValueError(f"--cpu-level {level}: this CPU reaches {highest}")
 

@@ -1,4 +1,4 @@
-"""The machine that a comparison ran on: its processor, by the features that matter to speed, and what else it did."""
+"""The machine of a comparison: its processor, with the features that affect speed, and its other load."""
 
 import os
 import platform

@@ -17,7 +17,7 @@ _BAR = 0.8
 
 
 def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], title: str) -> None:
-    """Plot the turns. ``floors`` is total tokens per second by workload, shown as lines over the groups."""
+    """Plot the turns. ``floors`` are total tokens per second by workload, shown as lines over the groups."""
     table = rows(turns)
     figure = new_figure(title, height=9)
     top, *bottom = figure.subplot_mosaic("AAA;BCD", height_ratios=(3, 2)).values()
@@ -32,7 +32,7 @@ def write_plot(path: Path, turns: Sequence[Turn], floors: Mapping[str, float], t
                 linestyles="dashed",
                 label="floor: arithmetic and reading alone" if place == 0 else "",
             )
-    # A floor may lie above every bar.
+    # A lower bound may be above every bar.
     top.autoscale(axis="y")
     top.set_ylim(bottom=0)
     figure.legend(loc="outside lower center", ncols=5)
@@ -88,7 +88,7 @@ def _bars(axes, table: Sequence[Row], value: Callable[[Row], float | None], name
 
 
 def _shades(table: Sequence[Row]) -> dict[str, tuple[str, float]]:
-    """A colour by family, paler for each further member."""
+    """Return a colour by family, paler for each further member."""
     shades: dict[str, tuple[str, float]] = {}
     members: dict[str, int] = {}
     for row in table:

@@ -1,6 +1,6 @@
-"""A server with all its processes: started in a session of its own, watched until it answers, stopped as a whole.
+"""A server with all its processes: it is started in its own session, watched until it answers, and stopped as a whole.
 
-Knows neither which server it is nor what is measured.
+This module knows neither the server nor the measurement.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ _LAST_LINES = 15
 
 
 class ServerError(Exception):
-    """A server did not start, or did not answer as it should. The message says where its log lies."""
+    """A server that did not start, or answered incorrectly. The message names its log."""
 
 
 class ProcessTree:
-    """A command and all it started, which are those of its session."""
+    """A command and all processes that it started, which belong to its session."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -45,11 +45,11 @@ class ProcessTree:
 
     @property
     def peak_rss_bytes(self) -> int:
-        """The most that its processes had resident together, pages that they share counted in each."""
+        """The maximum resident memory of its processes together; shared pages count in each."""
         return self._peak
 
     def check(self) -> None:
-        """Raises ServerError once the command has ended."""
+        """Raise ServerError if the command has ended."""
         status = self._child.poll()
         if status is not None:
             raise ServerError(
@@ -61,21 +61,21 @@ class ProcessTree:
         return "\n  ".join(lines[-_LAST_LINES:])
 
     def wait(self, seconds: float) -> int:
-        """Until the command ends by itself; its status. Raises ServerError if it takes longer."""
+        """Wait until the command ends by itself, and return its status. Raise ServerError if it takes longer."""
         try:
             return self._child.wait(seconds)
         except subprocess.TimeoutExpired:
             raise ServerError(f"it was not done within {seconds:.0f} s; its log: {self.log}") from None
 
     def pause(self) -> None:
-        """Stop all processes of the session where they are; they keep their memory and use no CPU."""
+        """Stop all processes of the session temporarily; they keep their memory and use no CPU."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """Every process of the session: asked first, then killed."""
+        """End every process of the session: by SIGTERM first, then by SIGKILL."""
         self._over.set()
         self._watcher.join()
         self.resume()
@@ -84,13 +84,13 @@ class ProcessTree:
             self._child.wait(_STOP_SECONDS)
         self._signal(signal.SIGKILL)
         self._child.wait()
-        # The next server is to have the memory of these.
+        # The next server needs the memory of these processes.
         until = time.monotonic() + _STOP_SECONDS
         while session_rss_bytes(self._child.pid) and time.monotonic() < until:
             time.sleep(0.02)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Its session's process group has the leader's number, also when the leader is gone.
+        # Its session's process group has the leader's number, even after the leader is gone.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, number)
 
@@ -114,13 +114,13 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def session_rss_bytes(session: int) -> int:
-    """Resident memory of all processes of a session, added up."""
+    """Return the resident memory of all processes of a session."""
     total = 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
         try:
-            # After the name, which may hold anything: state, parent, process group, session.
+            # The fields after the name, which may contain anything: state, parent, process group, session.
             if int((folder / "stat").read_text().rpartition(")")[2].split()[3]) == session:
                 total += int((folder / "statm").read_text().split()[1])
         except (OSError, IndexError):

@@ -27,7 +27,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One server in one run: started, measured, stopped. ``problem`` says why it was not."""
+    """One server in one run: started, measured, stopped. ``problem`` is the reason if it was not."""
 
     server: str
     family: Family
@@ -48,7 +48,7 @@ class Row:
     runs: int
     total_tokens_per_second: float
     spread: tuple[float, float]
-    """Least and most total tokens per second of a run."""
+    """The minimum and maximum total tokens per second of a run."""
     output_tokens_per_second: float
     ttft_seconds: float | None
     itl_seconds: float | None
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One goal: what was found, and what it should be. ``at_least`` False is a bound from above."""
+    """One goal: the value found, and the required one. If ``at_least`` is False, it is an upper bound."""
 
     what: str
     found: float
@@ -72,7 +72,7 @@ class Verdict:
 
 
 def rows(turns: Sequence[Turn]) -> list[Row]:
-    """In the order in which servers and workloads first came."""
+    """Return the rows in the order in which servers and workloads first occurred."""
     found: dict[tuple[str, Workload], list[tuple[Turn, Measured]]] = {}
     for turn in turns:
         for measured in turn.measured:
@@ -105,8 +105,10 @@ def _row(together: Sequence[tuple[Turn, Measured]]) -> Row:
 
 
 def run_ratios(turns: Sequence[Turn], ours: str, theirs: str, workload: Workload) -> list[float]:
-    """Total tokens per second of ``ours`` over ``theirs``, of the same run each: neighbours in time, so that what else
-    the machine does weighs on both."""
+    """Return the total tokens per second of ``ours`` over ``theirs`` in each run.
+
+    The two are neighbours in time, so other load on the machine affects both.
+    """
     by_run: dict[int, dict[str, float]] = {}
     for turn in turns:
         for measured in turn.measured:
@@ -116,7 +118,7 @@ def run_ratios(turns: Sequence[Turn], ours: str, theirs: str, workload: Workload
 
 
 def vllm_goal(workload: Workload, *, level: CpuLevel) -> float:
-    """Return the goal for total tokens per second over vLLM's: less where vLLM is itself near the floor."""
+    """Return the goal for total tokens per second over vLLM's: less if vLLM is itself near the floor."""
     if workload == Workload(input_tokens=256, output_tokens=64, concurrency=16):
         return 1.1
     if level == "amx" and workload == Workload(input_tokens=1024, output_tokens=128, concurrency=8):
@@ -128,7 +130,7 @@ LLAMA_CPP_GOAL, INT8_GOAL, START_GOAL = 2.0, 1.8, 0.2
 
 
 def verdicts(turns: Sequence[Turn], *, level: CpuLevel, ours: str = "quire") -> list[Verdict]:
-    """Return every goal that these turns say something of."""
+    """Return every goal to which these turns apply."""
     table = rows(turns)
     found: list[Verdict] = []
     for row in (each for each in table if each.server == ours):
@@ -154,7 +156,7 @@ def _against(turns: Sequence[Turn], row: Row, peer: Row, *, level: CpuLevel) -> 
 
 
 def _int8(turns: Sequence[Turn], table: Sequence[Row]) -> list[Verdict]:
-    """Against the fastest of vLLM's on each workload."""
+    """Compare with the fastest of vLLM's variants on each workload."""
     found = []
     for row in (each for each in table if each.family == "quire-int8"):
         rivals = [each for each in table if each.family == "vllm" and each.workload == row.workload]
@@ -184,7 +186,7 @@ def _starts(table: Sequence[Row], ours: str) -> list[Verdict]:
 
 
 def as_document(turns: Sequence[Turn]) -> list[dict[str, Any]]:
-    """For JSON: plain values, workloads as they are written on the command line."""
+    """Return plain values for JSON, with workloads as they are written on the command line."""
     from dataclasses import asdict
 
     return [

@@ -34,13 +34,13 @@ _SPARE_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One start of a server, and what it is then asked."""
+    """One start of a server, and its requests."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
     workloads: tuple[Workload, ...]
     port: int | None = None
-    """None is the port of the setting; the starts of one server that serve at the same time have their own."""
+    """None means the port of the setting; starts of one server that run at the same time have their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerUnderTest:
-    """``launches`` starts servers; ``batches``, of transformers, is given its prompts in a file instead. ``missing``
-    says why it cannot take part here, None if it can."""
+    """A server under test. ``launches`` starts servers; ``batches``, for transformers, uses prompts in a file instead.
+
+    ``missing`` is the reason why it cannot take part here, or None.
+    """
 
     name: str
     family: Family
@@ -144,7 +146,7 @@ def _vllm(name: str, peer: Peer, dtype: str) -> ServerUnderTest:
 
 
 def vllm_environment(peer: Peer, cpu_level: CpuLevel) -> dict[str, str]:
-    """As its manual has it for a machine that serves nothing else: a thread on every CPU, none kept free."""
+    """Return the environment that its manual recommends for a dedicated machine: a thread on every CPU."""
     cpus = usable_cpus()
     tcmalloc = sorted((peer.folder / TCMALLOC_FOLDER).glob("usr/lib/*/libtcmalloc_minimal.so.*"))
     return {
@@ -186,19 +188,22 @@ def _llama_cpp(name: str, outtype: str) -> ServerUnderTest:
 
 
 def _llama_server(weights: Path, port: int, workload: Workload) -> tuple[str, ...]:
-    """A slot for each request at a time, each with room for just this workload: its attention reads no more."""
+    """Return the command with a slot per concurrent request, each with room for just this workload.
+
+    Its attention then reads no more than necessary.
+    """
     slot = workload.input_tokens + workload.output_tokens + _SPARE_TOKENS
     threads = str(len(usable_cpus()))
     command = [str(LLAMA_CPP.folder / SERVER), "--model", str(weights), "--alias", "model", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--parallel", str(workload.concurrency), "--cont-batching"]
     command += ["--ctx-size", str(slot * workload.concurrency), "--threads", threads, "--threads-batch", threads]
     command += ["--flash-attn", "on", "--batch-size", "2048", "--ubatch-size", "512"]
-    # Prompts are all different: neither a slot's last prompt nor copies of old ones in memory can be of use.
+    # All prompts are different: neither a slot's last prompt nor copies of old ones in memory are useful.
     return (*command, "--no-cache-prompt", "--cache-ram", "0", "--no-webui", "--log-verbosity", "2")
 
 
 def gguf(model: Path, outtype: str, say: Callable[[str], None]) -> Path:
-    """``model`` as llama.cpp's own converter writes it, kept in the cache. Raises OSError, CalledProcessError."""
+    """Return ``model`` converted by llama.cpp's own converter, cached. Raise OSError, CalledProcessError."""
     stamp = (
         f"{model.resolve()} {(model / 'config.json').read_text()} {(model / 'model.safetensors').stat().st_mtime_ns}"
     )
@@ -236,7 +241,7 @@ def _not_installed(peer: Peer, script: str) -> str | None:
 
 
 def _model_length(model: Path) -> int:
-    """The longest prompt and answer that are served, as the model's own limit allows."""
+    """Return the maximum length of prompt and answer, as the model's own limit allows."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return min(MAX_MODEL_LEN, int(config["max_position_embeddings"]))
 

@@ -1,4 +1,4 @@
-"""The comparison as people read it: the table, goals met and missed, the machine and its floor."""
+"""The report of a comparison: the table, goals met and missed, the machine and its lower bound."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

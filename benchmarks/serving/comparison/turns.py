@@ -1,4 +1,4 @@
-"""One server's turn: its server started alone, warmed up, measured with quire's client, stopped."""
+"""One server's turn: it is started alone, warmed up, measured with quire's client, and stopped."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ class _Warm:
 
 
 class Bench:
-    """The settings that all turns share: the model, the level of CPU, how long to measure, where logs go.
+    """The settings that all turns share: the model, the level of CPU, the measurement time, the folder of logs.
 
     With ``keep_running`` every server is started once and paused between its turns, until ``close``.
     """
@@ -84,7 +84,7 @@ class Bench:
                     asyncio.run(self._warm_up(server, launch, setting, tree))
 
     def turn(self, server: ServerUnderTest, run: int) -> Turn:
-        """Never raises for what a peer does: its problem is part of the result."""
+        """Return the result of a turn; a peer's problem is part of the result and never raised."""
         starts: list[float] = []
         peaks: list[int] = []
         measured: list[Measured] = []
@@ -114,7 +114,7 @@ class Bench:
         )
 
     def _prepare(self, server: ServerUnderTest) -> tuple[Setting, list[Launch]]:
-        """Return the starts of a server: the same in every run where it is kept running."""
+        """Return the starts of a server: the same in every run if it is kept running."""
         if server.name not in self._launches or not self._keep_running:
             assert server.launches is not None
             setting = Setting(
@@ -163,7 +163,7 @@ class Bench:
             peaks.append(tree.peak_rss_bytes)
 
     async def _warm_up(self, server: ServerUnderTest, launch: Launch, setting: Setting, tree: ProcessTree) -> _Warm:
-        """Wait for the first token, and run a round of each workload, whose time tells how many to measure."""
+        """Wait for the first token, and run a round of each workload, whose time determines how many to measure."""
         base_url = _base_url(launch, setting)
         start_seconds = await seconds_to_first_token(tree, base_url)
         self.say(f"{server.name}: first token {start_seconds:.1f} s after its start")
@@ -193,7 +193,7 @@ class Bench:
     def _batches(
         self, server: ServerUnderTest, mode: str, run: int, peaks: list[int], measured: list[Measured]
     ) -> None:
-        """Without a server there is no latency to see: tokens over the time of one round."""
+        """Measure the tokens over the time of one round; without a server there is no latency."""
         prompts, results = (self.logs / f"{server.name}-{what}.json" for what in ("prompts", "results"))
         asked = {str(workload): self._round(workload, run) for workload in self.workloads}
         prompts.write_text(json.dumps(asked), encoding="utf-8")
@@ -220,7 +220,10 @@ def _base_url(launch: Launch, setting: Setting) -> str:
 
 
 async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:
-    """Since the command was started. Asks again and again, as a readiness probe would; one token is proof."""
+    """Return the seconds since the start of the command.
+
+    It polls like a readiness probe; one token is the proof.
+    """
     body = {"model": "model", "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0.0}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_START_SECONDS)) as session:
         while time.perf_counter() - tree.began < _START_SECONDS:
@@ -239,7 +242,7 @@ async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:
 
 
 def check(summary: Summary, workload: Workload, requests: int) -> None:
-    """Figures count only of answers of the length asked for, to prompts of the length sent. Raises ServerError."""
+    """Raise ServerError unless the answers have the requested length, for prompts of the length sent."""
     if summary.errors:
         message, count = next(iter(summary.errors.items()))
         raise ServerError(f"{workload}: {count} of {requests} requests failed: {message}")

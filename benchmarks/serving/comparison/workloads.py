@@ -9,7 +9,7 @@ from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """``concurrency`` requests under way at all times, each of ``input_tokens`` in and ``output_tokens`` out."""
+    """A workload of ``concurrency`` requests at all times, each of ``input_tokens`` in and ``output_tokens`` out."""
 
     input_tokens: int
     output_tokens: int
@@ -34,7 +34,7 @@ MIN_ROUNDS, MAX_ROUNDS = 2, 100
 
 
 def parse_workload(text: str) -> Workload:
-    """``256/64@16``. Raises ValueError."""
+    """Return the workload of ``256/64@16``. Raise ValueError."""
     found = re.fullmatch(r"(\d+)/(\d+)@(\d+)", text.strip())
     if found is None or "0" in found.groups():
         raise ValueError(f"{text!r} is no workload; write input/output@concurrency, such as 256/64@16")
@@ -48,8 +48,11 @@ def rounds_for(seconds: float, round_seconds: float) -> int:
 
 
 def conversations(workload: Workload, *, rounds: int, vocabulary: int, seed: int) -> Sequence[Conversation]:
-    """The same seed asks the same. No two prompts begin alike, so that prefix caches have nothing to find; token 0,
-    which ends texts in our models, is left out."""
+    """Return the requests of a seed.
+
+    No two prompts have a common prefix, so that prefix caches find nothing. Token 0, which ends texts in our models,
+    does not occur.
+    """
     shape = Shape(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens)
     ids = Alphabet(first_token_id=1, last_token_id=vocabulary - 1, words=False)
     return synthetic(shape, ids, count=rounds * workload.concurrency, rate=None, burstiness=1.0, seed=seed)

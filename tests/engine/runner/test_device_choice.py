@@ -50,8 +50,11 @@ def test_the_first_gpu_that_can_be_used_is_taken(asked: DeviceName, gpus: tuple[
             "torch 2.11.0+cu130 cannot use a GPU here: Found no NVIDIA driver on your system",
         ),
         (replace(FOUND, gpus=()), "there is no GPU that this process may see"),
-        (replace(FOUND, gpus=(T4,)), "Tesla T4 has compute capability 7.5, and 8.0 (Ampere, such as an A100 or A10)"),
-        (replace(FOUND, gpus=(T4, replace(T4, index=1))), "is the least"),
+        (
+            replace(FOUND, gpus=(T4,)),
+            "Tesla T4 has compute capability 7.5, and at least 8.0 (Ampere, such as an A100 or A10)",
+        ),
+        (replace(FOUND, gpus=(T4, replace(T4, index=1))), "is needed"),
         (replace(FOUND, architectures=("sm_80",)), "has compute capability 9.0, and torch 2.11.0+cu130 is built for"),
         (replace(FOUND, gpus=(replace(GB300, capability=(12, 1)),)), "sm_75, sm_80, sm_86, sm_90a, sm_100 only"),
     ],

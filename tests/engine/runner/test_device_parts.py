@@ -24,7 +24,7 @@ from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccel
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphStore, default_graph_sizes
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
-from quire_engine.runner.device.staging import ALIGNMENT, InputSizes, Parcel, StepStaging
+from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.logit_shaping import LogitShaping
@@ -115,9 +115,9 @@ def test_a_parcel_brings_each_array_as_it_was() -> None:
         np.zeros(0, dtype=np.int32),
         np.array([True, False]),
     ]
-    parcel = Parcel(make_accelerator(DEVICE))
-    items = [parcel.add(array) for array in arrays]
-    parcel.send()
+    transfer = HostToDeviceBatch(make_accelerator(DEVICE))
+    items = [transfer.add(array) for array in arrays]
+    transfer.send()
     for item, array in zip(items, arrays, strict=True):
         assert item.on_device.device == DEVICE and item.on_device.is_contiguous()
         assert np.array_equal(item.on_device.cpu().numpy(), array)
@@ -223,9 +223,9 @@ def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, cours
         running |= new.keys()
         rows = np.array(sorted(running), dtype=np.int64)
         for turn in range(draws if running else 0):
-            parcel = Parcel(make_accelerator(DEVICE))
-            here.stage([] if turn else list(new.values()), rows, parcel)
-            parcel.send()
+            transfer = HostToDeviceBatch(make_accelerator(DEVICE))
+            here.stage([] if turn else list(new.values()), rows, transfer)
+            transfer.send()
             here.apply()
             places = here.shaped(rows)
             assert places.tolist() == there.shaped(rows).tolist()

@@ -82,5 +82,7 @@ def test_a_model_of_any_length_is_measured(
 def test_swap_space_of_less_than_a_block_is_refused_by_number(
     make_folder: Callable[..., Path], engine_config: Make
 ) -> None:
-    with pytest.raises(FlagsError, match="--swap-space-bytes 9 is not one block of each layer: 8192 is the least"):
+    with pytest.raises(
+        FlagsError, match="--swap-space-bytes 9 is less than one block of each layer: 8192 is the minimum"
+    ):
         load_model(engine_config(make_folder(), kv_cache_memory_bytes=1 << 20, swap_space_bytes=9))

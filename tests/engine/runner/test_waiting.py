@@ -68,7 +68,7 @@ class Machine:
             self.now += 0.01
             if self.queued is not None:
                 self.queued += 0.01 * 2 * share
-            waits.look()
+            waits.poll()
 
 
 def test_a_neighbour_comes_and_goes() -> None:

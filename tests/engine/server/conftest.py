@@ -127,7 +127,8 @@ class FakeStream:
 class FakeEngine:
     """An engine that answers every request with ``says``, a token per update; without it the test chooses tokens."""
 
-    says: str | None = None
+    says: str | Callable[[str], str] | None = None
+    """The answer, or a function of the prompt."""
     ready: Ready | None = None
     state: str = "ready"
     failure: str | None = None
@@ -146,7 +147,8 @@ class FakeEngine:
         self.submitted.set()
         if self.says is not None:
             stream.report_prompt()
-            ids = ids_of(self.says)
+            text = self.says if isinstance(self.says, str) else self.says(TOKENIZER.decode(prompt_token_ids))
+            ids = ids_of(text)
             for token_id in ids[: params.max_tokens - 1]:
                 stream.draw([token_id])
             if len(ids) < params.max_tokens:
@@ -281,7 +283,7 @@ def serving() -> Callable[..., Any]:
     ``async with serving(says="Hello") as server``
     """
 
-    def start(says: str | None = None, *, ready: bool = True, **options: Any) -> Any:
+    def start(says: str | Callable[[str], str] | None = None, *, ready: bool = True, **options: Any) -> Any:
         return running(FakeEngine(says=says, ready=some_ready() if ready else None), **options)
 
     return start

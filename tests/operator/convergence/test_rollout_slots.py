@@ -17,7 +17,14 @@ from quire_operator.domain.cluster_state.observed import (
     Resource,
     own_deployment,
 )
-from quire_operator.domain.convergence.rollout_slots import begins_rollout, is_own_idea, queued, takes_slot
+from quire_operator.domain.convergence.rollout_slots import (
+    begins_rollout,
+    is_own_idea,
+    outside_window,
+    queued,
+    takes_slot,
+)
+from quire_operator.domain.resource import RecurringWindow, Rollout, RolloutStrategy
 from quire_operator.reconcile.rollout_slots import RolloutSlots
 from quire_operator.reconcile.store import Store
 
@@ -180,3 +187,43 @@ def test_a_changed_spec_takes_a_slot_and_does_not_wait() -> None:
     assert not is_own_idea(changed)
     with fleet.slots.requested(changed) as granted, fleet.slots.requested(third) as wait:
         assert granted is None and wait is not None and str(second.key) in wait.message
+
+
+NIGHT = RecurringWindow(cron="0 2 * * *", time_zone="UTC", duration_seconds=7200.0)
+SUNDAY = RecurringWindow(cron="0 12 * * 0", time_zone="UTC", duration_seconds=3600.0)
+MIDNIGHT = 1_772_409_600.0
+"""2026-03-02T00:00:00Z, a Monday."""
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("windows", "live", "rollout_now", "hour", "until"),
+    [
+        ((), state(), "", 12, None),
+        ((NIGHT,), state(), "", 1, 2),
+        ((NIGHT,), state(), "", 2, None),
+        ((NIGHT,), state(), "", 3.99, None),
+        ((NIGHT,), state(), "", 4, 26),
+        # Any of several windows will do, and the nearest is told.
+        ((SUNDAY, NIGHT), state(), "", 4, 26),
+        ((SUNDAY, NIGHT), state(), "", 156.5, None),
+        ((SUNDAY,), state(), "", 4, 156),
+        # The annotation starts this rollout, and no other one.
+        ((NIGHT,), state(), "new", 4, None),
+        ((NIGHT,), state(), "old", 4, 26),
+        # What serves nobody is corrected at once.
+        ((NIGHT,), state(ready=0, available=0), "", 4, None),
+    ],
+)
+def test_rollout_waits_for_a_window(
+    windows: tuple[RecurringWindow, ...], live: DeploymentState, rollout_now: str, hour: float, until: float | None
+) -> None:
+    rules = Rollout(
+        strategy=RolloutStrategy.ROLLING_UPDATE,
+        max_surge=1,
+        max_unavailable=0,
+        windows=windows,
+        progress_deadline_seconds=None,
+    )
+    wait = outside_window(rules, live, template_digest="new", rollout_now=rollout_now, now=MIDNIGHT + hour * HOUR)
+    assert (None if wait is None else wait.until) == (None if until is None else MIDNIGHT + until * HOUR)

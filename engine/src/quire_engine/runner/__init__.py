@@ -1,6 +1,6 @@
-"""Runs a model over batches: inputs, KV cache, attention, sampling. ``load_model`` makes one ready.
+"""The execution of the model on batches: inputs, KV cache, attention, sampling. ``load_model`` prepares a model.
 
-torch is loaded when a model is, not when this package is imported.
+torch is loaded with the first model, not when this package is imported.
 """
 
 import gc
@@ -11,12 +11,12 @@ from quire_engine.core.ports import LoadedModel
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
-    """Loads the model and its KV cache, compiles what needs compiling, and produces one token before returning.
+    """Load the model and its KV cache, compile the kernels, and produce one token before returning.
 
-    Raises ModelFolderError or FlagsError where the folder or the options cannot be served.
+    Raise ModelFolderError or FlagsError if the folder or the options are not supported.
     """
     began = time.perf_counter()
-    # Hundreds of modules stay: the collector would look through them again and again while they are loaded.
+    # Hundreds of modules stay alive: the collector would visit them repeatedly during the import.
     gc.disable()
     try:
         from quire_engine.runner.startup import load

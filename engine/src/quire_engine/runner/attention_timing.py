@@ -1,4 +1,4 @@
-"""What attention takes in a type, for the choice among types that are close by their linear layers.
+"""The time of attention in a dtype, for the choice among dtypes whose linear layers are similarly fast.
 
 Legend: T query tokens, HQ/HK query/KV heads, D head dim.
 """
@@ -14,7 +14,7 @@ from quire_kernels.paged_attention import paged_attention, plan_attention
 
 _BLOCK = 16
 _CONTEXT = 512
-"""Tokens that a decoding sequence looks back on."""
+"""The number of tokens that a decoding sequence sees."""
 
 
 @torch.inference_mode()

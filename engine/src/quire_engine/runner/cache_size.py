@@ -1,7 +1,7 @@
-"""How many blocks of KV cache and of swap space fit: arithmetic on numbers, which touches no memory.
+"""The number of blocks of KV cache and swap space that fit: arithmetic only, without allocation.
 
-``size_cache`` is for a CPU, whose one memory is for everything; what a GPU leaves, ``device_budget`` works out.
-``startup`` measures what is available and asks; ``kv_cache`` allocates what comes out.
+``size_cache`` is for a CPU with its single memory; ``device_budget`` computes the budget of a GPU. ``startup`` measures
+the available memory; ``kv_cache`` allocates the result.
 """
 
 from collections.abc import Callable
@@ -11,32 +11,32 @@ from quire_common.kv_size import CacheGroup, CacheLimits, demands, sequence_byte
 from quire_engine.config import CacheOptions
 from quire_engine.runner.memory import AvailableMemory
 
-# Of the memory that is free once the weights are loaded, where the machine is shared with others.
+# The share of free memory after loading the weights, if the machine is shared with others.
 _SHARE_OF_A_MACHINE = 0.25
-# What is kept back for activations where the memory is this process's own.
+# The reserve for activations if the memory belongs to this process.
 _ACTIVATION_BYTES = 512 << 20
-# What is taken when the system does not say how much memory there is.
+# The size if the system does not report its memory.
 _WITHOUT_KNOWING_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDemand(CacheLimits):
-    """What a model's cache must hold; ``sequence_tokens`` is the model's own longest sequence, or the option's."""
+    """The required content of a model's cache; ``sequence_tokens`` is the model's longest sequence, or the option's."""
 
     groups: tuple[CacheGroup, ...]
     must_hold_limit: bool
-    """True if a person set that length, so that a smaller cache is an error rather than a smaller limit."""
+    """True if a user set that length, so that a smaller cache is an error instead of a smaller limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSize:
     num_blocks: tuple[int, ...]
-    """One entry per group, as in the next."""
+    """One entry per group, as in the next field."""
     num_swap_blocks: tuple[int, ...]
     max_model_len: int
     kv_cache_bytes: int
     sequences: int
-    """Of that length at once."""
+    """The number of sequences of that length that fit at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +50,21 @@ def _by_its_own_flag(needed: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Bytes for the KV cache."""
+    """The bytes for the KV cache."""
 
     size: int
     source: str
-    """Where the number comes from, for people."""
+    """The origin of the number, for messages."""
     is_given: bool
-    """Whether a person named it: then it is used up."""
+    """True if a user named the size: then all of it is used."""
     remedies: Callable[[int], list[str]] = _by_its_own_flag
-    """What makes so many bytes of it, as flags."""
+    """A function that returns the flags for a given number of bytes."""
 
 
 def size_cache(
     demand: CacheDemand, options: CacheOptions, available: AvailableMemory | None
 ) -> CacheSize | CacheTooSmall:
-    """The number of blocks, and the longest sequence that they and the model allow."""
+    """Return the number of blocks, and the longest sequence that they and the model allow."""
     problem = _over_commitment(options, available)
     if problem is not None:
         return problem
@@ -72,8 +72,8 @@ def size_cache(
 
 
 def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) -> CacheSize | CacheTooSmall:
-    """Blocks for every group, and swap blocks in the same proportion."""
-    # A size that a person set is used up.
+    """Return blocks for every group, and swap blocks in the same proportion."""
+    # A size that a user set is fully used.
     num_blocks = share_blocks(budget.size, demands(demand.groups, demand, use_all=budget.is_given))
     fewest = demand.longest_blocks if demand.must_hold_limit else demand.fewest_blocks
     if any(blocks < fewest(group) for group, blocks in zip(demand.groups, num_blocks, strict=True)):
@@ -97,7 +97,7 @@ def divide_budget(demand: CacheDemand, budget: Budget, swap_space_bytes: int) ->
 
 
 def _over_commitment(options: CacheOptions, available: AvailableMemory | None) -> CacheTooSmall | None:
-    """Swap space is filled when memory is short already: what was promised must be there."""
+    """Return an error if the swap space exceeds the memory: it is used when memory is already short."""
     if available is None or not options.swap_space_bytes:
         return None
     cache, swap = options.kv_cache_memory_bytes or 0, options.swap_space_bytes
@@ -135,7 +135,7 @@ def _bytes_of(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
 
 
 def _longest(demand: CacheDemand, num_blocks: tuple[int, ...]) -> int:
-    """Windows hold a sequence of any length."""
+    """Return the length of the longest sequence; windows fit a sequence of any length."""
     full = [blocks for blocks, group in zip(num_blocks, demand.groups, strict=True) if group.window is None]
     return min([demand.sequence_tokens, *(blocks * demand.block_size for blocks in full)])
 

@@ -1,4 +1,4 @@
-"""From a model in memory to a warm runner on a CPU."""
+"""The start on a CPU: from a model in memory to a warm runner."""
 
 import time
 
@@ -18,10 +18,10 @@ from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
 
 
 def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, arithmetic: Arithmetic) -> WarmRunner:
-    """Raises FlagsError where the KV cache would be too small."""
+    """Return a warm runner. Raise FlagsError if the KV cache would be too small."""
     began = time.perf_counter()
     shape, demand = model.shape, model.demand
-    # Libraries also cut a product by the number of threads: then it has to be the same in every step.
+    # Libraries also split a product by the number of threads, which must therefore be the same in every step.
     deterministic = config.device.deterministic
     sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
     size = size_cache(demand, config.cache, available_memory())
@@ -67,7 +67,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
 
 
 def _sharing(model: ModelInMemory, arithmetic: Arithmetic) -> SharedFrom:
-    """Return from how many tokens on steps are shared: as it was timed, or by rule of thumb."""
+    """Return the number of tokens from which steps are shared among threads: as timed, or by a rule of thumb."""
     timed = None if arithmetic.timings is None else shared_from(arithmetic.timings.sharing)
     if timed is not None:
         return timed

@@ -1,8 +1,8 @@
-"""How much of a GPU's memory is left for the KV cache: arithmetic on what ``profiling`` has measured.
+"""The memory of a GPU that is left for the KV cache: arithmetic on the measurements of ``profiling``.
 
-``--gpu-memory-utilization`` is the share of the GPU's memory that this process may take, as in vLLM: another process
-beside it has a share of its own. What others have taken already is not there for the taking all the same, so the KV
-cache gets the lesser of what the share leaves and what is free.
+``--gpu-memory-utilization`` is the share of the GPU's memory that this process may use, as in vLLM; another process on
+the same GPU has its own share. Memory that others already use is not available, so the KV cache gets the smaller of the
+remaining share and the free memory.
 """
 
 from dataclasses import dataclass, replace
@@ -13,25 +13,26 @@ from quire_engine.runner.cache_size import Budget, CacheDemand, CacheSize, Cache
 from quire_engine.runner.memory import AvailableMemory
 
 _KEPT_FREE = 256 << 20
-"""Where all that is free may be taken: for what the driver and libraries ask for later, and for rounding. torch takes
-memory in steps of 2 MiB, so that each layer's keys and values take up to so much more: with 80 layers 160 MiB."""
-# Each captured graph besides the first: its launches' parameters. The first one's working memory serves all.
+"""The reserve if all free memory may be used: for later allocations of the driver and libraries, and for rounding.
+torch allocates memory in steps of 2 MiB, so each layer's keys and values may take that much more: 160 MiB with 80
+layers."""
+# The launch parameters of each captured graph after the first. The first one's working memory serves all.
 _BYTES_PER_FURTHER_GRAPH = 12 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Bytes of a GPU's memory, when all but the KV cache and the graphs is there."""
+    """The bytes of a GPU's memory with everything except the KV cache and the graphs."""
 
     total: int
     free: int
     before: int
-    """Taken before this process loaded anything: CUDA's own part, and other processes'."""
+    """The bytes used before this process loaded anything: CUDA's own part, and other processes'."""
     weights: int
     activations: int
-    """What the largest step took beside the weights, and what the runner keeps for it."""
+    """The bytes of the largest step in addition to the weights, and of the runner's buffers."""
     graphs: int
-    """What CUDA graphs will take."""
+    """The expected bytes of CUDA graphs."""
 
     @property
     def own(self) -> int:
@@ -39,14 +40,14 @@ class DeviceUse:
 
 
 def graphs_bytes(first: int, count: int) -> int:
-    """Of so many, where capturing the largest took ``first``."""
+    """Return the bytes of ``count`` graphs if capturing the largest took ``first``."""
     return first + (count - 1) * _BYTES_PER_FURTHER_GRAPH if count else 0
 
 
 def size_device_cache(
     demand: CacheDemand, options: CacheOptions, use: DeviceUse, host: AvailableMemory | None
 ) -> CacheSize | CacheTooSmall:
-    """The number of blocks on the device and in host memory, and the longest sequence that they and the model allow."""
+    """Return the number of blocks on the device and in host memory, and the longest sequence."""
     if host is not None and options.swap_space_bytes > host.size:
         return CacheTooSmall(
             message=f"--swap-space-bytes {options.swap_space_bytes} must fit into the {host.size:,} bytes of host"
@@ -59,7 +60,7 @@ def size_device_cache(
 
 
 def _budget(demand: CacheDemand, options: CacheOptions, use: DeviceUse) -> Budget | CacheTooSmall:
-    # A block of each group that no sequence gets, see ``kv_cache.allocate``.
+    # One block of each group is for padding, see ``kv_cache.allocate``.
     spare = sum(group.block_bytes for group in demand.groups)
     takeable = use.free - use.graphs - spare - _KEPT_FREE
     if options.kv_cache_memory_bytes is not None:
@@ -69,14 +70,14 @@ def _budget(demand: CacheDemand, options: CacheOptions, use: DeviceUse) -> Budge
     share = int(use.total * options.gpu_memory_utilization) - use.own - spare
     source = f"--gpu-memory-utilization {options.gpu_memory_utilization:g} of {_parts(use)}"
     if takeable < share:
-        source = f"what is free of {_parts(use)}"
+        source = f"the free part of {_parts(use)}"
     budget = Budget(size=max(0, min(share, takeable)), source=source, is_given=False)
     more = ["--max-num-batched-tokens of less", "a GPU with more memory"]
     if options.kv_cache_dtype == "auto":
         more.insert(0, "--kv-cache-dtype fp8")
 
     def remedies(needed: int) -> list[str]:
-        """A larger share, where it is there to be taken; and what makes more of any memory."""
+        """Return flags: a larger share, if that memory is free, and remedies that free any memory."""
         percent = ceil(100 * (use.own + spare + needed) / use.total)
         larger = [f"--gpu-memory-utilization {percent / 100:g}"] if needed <= takeable and percent <= 100 else []
         return larger + more
@@ -86,7 +87,7 @@ def _budget(demand: CacheDemand, options: CacheOptions, use: DeviceUse) -> Budge
 
 def _does_not_fit(asked: int, takeable: int, use: DeviceUse) -> str:
     advice = f"at most {takeable} would fit" if takeable > 0 else "use a GPU with more memory, or one that is free"
-    return f"--kv-cache-memory-bytes {asked} does not fit into what is free of {_parts(use)}: {advice}"
+    return f"--kv-cache-memory-bytes {asked} does not fit into the free part of {_parts(use)}: {advice}"
 
 
 def _parts(use: DeviceUse) -> str:

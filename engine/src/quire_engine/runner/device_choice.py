@@ -1,4 +1,4 @@
-"""On which device the model runs: a decision about what was found, which asks nobody. ``device_search`` finds."""
+"""The choice of the device that runs the model: a pure decision on what ``device_search`` found."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from quire_engine.config import DeviceName
 
 OLDEST = (8, 0)
-"""Compute capability of Ampere: what the kernels are built on."""
+"""The compute capability of Ampere, which the kernels require."""
 OLDEST_WITH_FP8 = (8, 9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     index: int
-    """Among those this process may see."""
+    """The index among the GPUs that this process may see."""
     name: str
     capability: tuple[int, int]
-    """Compute capability, major and minor."""
+    """The compute capability: major and minor."""
     memory_bytes: int
 
 
@@ -24,12 +24,12 @@ class Gpu:
 class FoundDevices:
     torch_version: str
     architectures: tuple[str, ...]
-    """What this torch is built for, such as sm_90; empty where it is built without CUDA."""
+    """The architectures that this torch supports, such as sm_90; empty if it is built without CUDA."""
     visible: str | None
-    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+    """CUDA_VISIBLE_DEVICES; None if it is not set."""
     gpus: tuple[Gpu, ...]
     failure: str | None
-    """What the driver said instead of naming GPUs."""
+    """The driver's error instead of a list of GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +40,18 @@ class OnGpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnCpu:
     reason: str
-    """Why not on a GPU."""
+    """The reason why no GPU is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoDevice:
-    """The device that was asked for cannot be had."""
+    """The error if the requested device is unavailable."""
 
     message: str
 
 
 def choose_device(asked: DeviceName, find: Callable[[], FoundDevices]) -> OnGpu | OnCpu | NoDevice:
-    """The first GPU that can be used, where one may be. ``find`` is called where it matters."""
+    """Return the first usable GPU, if one may be used. ``find`` is called only if needed."""
     if asked == "cpu":
         return OnCpu(reason="--device cpu")
     found = find()
@@ -80,8 +80,8 @@ def _no_gpu(found: FoundDevices) -> str | None:
 def _unfit(gpu: Gpu, found: FoundDevices) -> str | None:
     if gpu.capability < OLDEST:
         return (
-            f"{gpu.name} has compute capability {_version(gpu.capability)}, and {_version(OLDEST)} (Ampere, such as an"
-            " A100 or A10) is the least"
+            f"{gpu.name} has compute capability {_version(gpu.capability)}, and at least"
+            f" {_version(OLDEST)} (Ampere, such as an A100 or A10) is needed"
         )
     if not any(_runs(architecture, gpu.capability) for architecture in found.architectures):
         return (
@@ -92,7 +92,7 @@ def _unfit(gpu: Gpu, found: FoundDevices) -> str | None:
 
 
 def _runs(architecture: str, capability: tuple[int, int]) -> bool:
-    """Code for one architecture runs on those of the same major number that came later."""
+    """Return whether code for an architecture runs here: on the same major number, if it is not older."""
     digits = architecture.removeprefix("sm_").rstrip("af")
     return digits.isdigit() and int(digits) // 10 == capability[0] and int(digits) % 10 <= capability[1]
 
@@ -102,7 +102,7 @@ def _version(capability: tuple[int, int]) -> str:
 
 
 def kv_dtype_problem(gpu: Gpu | None) -> str | None:
-    """Why ``--kv-cache-dtype fp8`` cannot be had there."""
+    """Return why ``--kv-cache-dtype fp8`` is not possible, or None."""
     if gpu is None:
         return "--kv-cache-dtype fp8 needs a GPU, and this engine runs on the CPU: use auto"
     if gpu.capability < OLDEST_WITH_FP8:

@@ -1,12 +1,11 @@
-"""Runs the model over one batch after another: ``core.ports.Runner`` on a GPU.
+"""The runner on a GPU: a ``core.ports.Runner`` that runs the model on one batch after another.
 
-``execute`` issues a step and returns while it runs: the next step may be issued before this one is waited for, and
-takes the tokens that this one draws without the host having seen them. The host waits in ``PendingStep.wait`` alone,
-for the drawn tokens to arrive. A step: write the inputs into pinned memory, upload them with what else is new, copy
-what is swapped, run the model (a captured graph where every sequence decodes, else launch by launch), draw, send the
-tokens back.
+``execute`` issues a step and returns while it runs: the next step may be issued before this one is waited for, and uses
+the tokens that this one samples without a read by the host. The host waits only in ``PendingStep.wait``, for the
+sampled tokens. A step: write the inputs into pinned memory, upload them with the other changes, copy swapped blocks,
+run the model (a captured graph if every sequence decodes, else launch by launch), sample, download the tokens.
 
-Where Triton interprets its kernels the same runner works on CPU tensors: see ``device.accelerator``.
+With Triton's interpreter the same runner works on CPU tensors: see ``device.accelerator``.
 """
 
 import time
@@ -37,7 +36,7 @@ from quire_engine.runner.device.inputs import (
 from quire_engine.runner.device.pending import GpuClock, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
-from quire_engine.runner.device.staging import InputSizes, Parcel, StepInputs, StepStaging
+from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, StepInputs, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper, TimedCopy
 from quire_engine.runner.inputs import step_columns
 from quire_engine.runner.logprobs import logits_rows
@@ -56,9 +55,11 @@ _FULL_IN_CAPTURE = (
 
 
 class DeviceRunner:
-    """``caches`` have one block more than the layout says, which padding is written to. ``graph_sizes`` are rising, the
-    batch sizes that ``capture_graphs`` captures, as far as there are so many rows; ``num_heads`` are the widest layer's
-    query heads."""
+    """The runner of a GPU.
+
+    ``caches`` have one block more than the layout says, for padding. ``graph_sizes`` are the ascending batch sizes that
+    ``capture_graphs`` captures, up to the number of rows; ``num_heads`` are the query heads of the widest layer.
+    """
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class DeviceRunner:
         )
         self._graphs = GraphStore(self._accelerator, tuple(size for size in graph_sizes if size <= max_rows))
         self._captured_inputs: dict[int, StepInputs[Tensor]] = {}
-        self._logits: Tensor | None = None  # [largest graph, V], what captured steps leave
+        self._logits: Tensor | None = None  # [largest graph, V], written by captured steps
         self._clock = GpuClock()
 
     @torch.inference_mode()
@@ -114,7 +115,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """To be called when every kernel has run once; until then, and for larger batches, steps are not captured."""
+        """Capture the graphs after every kernel has run once; earlier steps and larger batches run without graphs."""
         with device_faults("capturing CUDA graphs", when_full=_FULL_IN_CAPTURE):
             self._graphs.capture(self._decode_work)
 
@@ -126,10 +127,8 @@ class DeviceRunner:
 
     @property
     def gpu_seconds(self) -> float:
-        """What steps took on the device, of all that were waited for: from the model's first launch to the draw."""
+        """The seconds that finished steps took on the device, from the model's first launch to the sampling."""
         return self._clock.seconds
-
-    # --- a step ---
 
     def _execute(self, batch: Batch) -> "IssuedForward":
         began = time.perf_counter()
@@ -151,7 +150,7 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def sample(self, forward: "IssuedForward", masks: TokenMasks | None) -> PendingStep:
-        """Issue the sampling of a step whose forward pass was issued last."""
+        """Issue the sampling of the step whose forward pass was issued last."""
         with device_faults(f"running a step of {forward.batch.num_tokens} tokens", when_full=FULL_IN_STEP):
             return self._sample(forward, masks)
 
@@ -177,9 +176,9 @@ class DeviceRunner:
         )
 
     def _prepare(self, batch: Batch) -> "_Issued":
-        """Everything that the host has to work out or to upload."""
-        parcel = Parcel(self._accelerator)
-        self._rows.stage(batch, parcel)
+        """Compute and upload everything that a step needs from the host."""
+        transfer = HostToDeviceBatch(self._accelerator)
+        self._rows.stage(batch, transfer)
         columns = step_columns(batch, self._rows.host.tables, self._layout.block_size)
         wanted = logits_rows(batch)
         decodes = len(columns.rows) == batch.num_tokens
@@ -190,9 +189,9 @@ class DeviceRunner:
         samples = np.asarray(batch.samples, dtype=np.bool_)
         write_inputs(self._staging.begin(sizes), columns, wanted, samples, self._rows)
         self._staging.upload(sizes)
-        draw = self._sampler.stage(batch, columns.rows[samples], parcel)
-        prompts = stage_prompt_report(batch, wanted.reported, parcel)
-        parcel.send()
+        draw = self._sampler.stage(batch, columns.rows[samples], transfer)
+        prompts = stage_prompt_report(batch, wanted.reported, transfer)
+        transfer.send()
         self._rows.apply()
         self._sampler.apply()
         inputs = self._captured_inputs[graph_size] if graph_size is not None else self._staging.on_device(sizes)
@@ -206,7 +205,7 @@ class DeviceRunner:
         )
 
     def _run(self, issued: "_Issued") -> Tensor:
-        """Logits [R, V]."""
+        """Return logits [R, V]."""
         if issued.graph_size is not None:
             assert self._logits is not None
             self._graphs.replay(issued.graph_size)
@@ -214,7 +213,7 @@ class DeviceRunner:
         return self._forward(issued.inputs, issued.query_lens)()
 
     def _forward(self, inputs: StepInputs[Tensor], query_lens: QueryLens) -> Callable[[], Tensor]:
-        """Runs the model over what ``inputs`` hold when it is called."""
+        """Return a function that runs the model on the content that ``inputs`` will have."""
         tables = self._rows.block_tables(len(inputs.rows))
         prepared = model_inputs(inputs, tables, self._layout, self._workspace, query_lens)
 
@@ -229,29 +228,27 @@ class DeviceRunner:
         if not count:
             return None
         inputs = issued.inputs
-        # Nearly always the first lines, as they are: others lie between where prompts report, or compute one token.
+        # Nearly always the first lines; other lines are in between if prompts report, or compute one token.
         drawn_from = logits[:count] if issued.all_drawn else logits.index_select(0, inputs.drawn_lines[:count])
         drawn = self._sampler.draw(drawn_from, inputs, issued.draw, masks)
         self._rows.remember(inputs.drawn_rows[:count], drawn.token_ids)
         return drawn
 
-    # --- graphs ---
-
     def _decode_work(self, size: int) -> Callable[[], None]:
         sizes = padded_sizes(size)
-        # What runs while it is captured computes nothing but padding.
+        # During the capture only padding is computed.
         write_padding(self._staging.begin(sizes), self._rows, sequences=0)
         self._staging.upload(sizes)
         inputs = self._staging.on_device(sizes)
         forward = self._forward(inputs, DECODE)
-        if self._logits is None:  # the largest is captured first
+        if self._logits is None:  # The largest graph is captured first.
             made = forward()
             self._logits = made.new_empty((size, made.shape[1]))
         self._captured_inputs[size] = inputs
         logits = self._logits[:size]
 
         def decode() -> None:
-            # Into memory that all graphs share: kept by each, logits would take as much again for every size.
+            # All graphs share this memory: separate logits would need as much again for every size.
             logits.copy_(forward())
 
         return decode
@@ -259,15 +256,15 @@ class DeviceRunner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Issued:
-    """A step whose inputs are on their way."""
+    """A step whose inputs are being uploaded."""
 
     inputs: StepInputs[Tensor]
     graph_size: int | None
-    """Of the captured graph to replay; None runs launch by launch."""
+    """The size of the captured graph to replay; None runs launch by launch."""
     query_lens: QueryLens
     draw: DrawPlan
     all_drawn: bool
-    """Whether what is drawn from are the first lines of logits, in their order."""
+    """True if the sampled lines are the first lines of the logits, in order."""
     prompts: PromptReport | None
 
 
@@ -281,7 +278,7 @@ class IssuedForward:
     logits: Tensor  # [R, V]
     copies: list[TimedCopy]
     started: Mark
-    """Before the model; ``ran`` after it."""
+    """The mark before the model; ``ran`` is after it."""
     ran: Mark
     prepare_seconds: float
 
@@ -293,8 +290,11 @@ class IssuedForward:
 def _make_workspace(
     caches: tuple[KVCache, ...], *, num_heads: int, max_rows: int, max_context: int, split_tokens: int | None
 ) -> Workspace:
-    """``max_context`` is what block tables can name, which is more than the longest sequence has: launches are bounded
-    by it, and fixed splits need room for as many."""
+    """Return the workspace of attention.
+
+    ``max_context`` is the capacity of the block tables, which exceeds the longest sequence: it bounds the launches, and
+    fixed splits need room for it.
+    """
     return allocate_workspace(
         max_decode_tokens=max_rows,
         heads=num_heads,

@@ -1,4 +1,7 @@
-"""Which GPUs this process may use, and why none: asks torch, which asks the driver. ``device_choice`` decides."""
+"""The GPUs that this process may use, or the reason for an empty list, as torch and the driver report.
+
+``device_choice`` decides.
+"""
 
 import os
 import warnings
@@ -14,7 +17,7 @@ def find_devices() -> FoundDevices:
     failure = None
     if architectures:
         try:
-            with warnings.catch_warnings():  # of GPUs too old, and of drivers: told as reasons
+            with warnings.catch_warnings():  # warnings about old GPUs and drivers are reported as reasons
                 warnings.simplefilter("ignore")
                 torch.cuda.init()
                 gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))

@@ -1,6 +1,8 @@
-"""From a model in a GPU's memory to a warm runner over it: profile, size the KV cache, warm up, capture.
+"""The start on a GPU: from a model in its memory to a warm runner.
 
-Where Triton interprets its kernels on CPU tensors the same runner is made, over memory that is sized as a CPU's.
+It profiles, sizes the KV cache, and captures graphs.
+
+With Triton's interpreter on CPU tensors the same runner is created, with memory sized as for a CPU.
 """
 
 import logging
@@ -23,11 +25,11 @@ from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
 _MOST_CAPTURED_SEQUENCES = 512
-"""A step of more keeps the GPU busy for longer than its launches take."""
+"""The maximum size of captured batches. A larger step keeps the GPU busy for longer than its launches take."""
 
 
 def graph_sizes(config: EngineConfig, *, is_native: bool) -> tuple[int, ...]:
-    """Batch sizes to capture, rising; none where steps run launch by launch."""
+    """Return the ascending batch sizes to capture; an empty tuple if steps run launch by launch."""
     options = config.device
     if options.enforce_eager:
         return ()
@@ -42,9 +44,9 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> tuple[int, ...]:
 def start_on_device(
     config: EngineConfig, model: ModelInMemory, *, sizes: tuple[int, ...], memory: DeviceMemory | None
 ) -> WarmRunner:
-    """``memory`` is the GPU's; None where there is Triton's interpreter instead.
+    """Return a warm runner. ``memory`` is the GPU's; None means Triton's interpreter.
 
-    Raises FlagsError where the KV cache would be too small, DeviceError where the GPU fails.
+    Raise FlagsError if the KV cache would be too small, DeviceError if the GPU fails.
     """
     began = time.perf_counter()
     use = None if memory is None else _profile(config, model, sizes, memory)
@@ -57,7 +59,7 @@ def start_on_device(
     _capture(runner, sizes)
     free = None
     if memory is not None:
-        # What was timed at first were kernels that were yet to be compiled, and decoding launch by launch.
+        # The first timing included the compilation of kernels, and decoding without graphs.
         measured = _warm_up(runner, model, layout, size)
         free = memory.meter.free()
     return WarmRunner(

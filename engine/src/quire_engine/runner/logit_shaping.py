@@ -1,11 +1,11 @@
-"""What requests do to their own logits before the draw, kept by row from admission to release.
+"""The changes of logits that requests specify, kept by row from admission to release.
 
-Allowed ids, forbidden words, least length, biases and penalties become a row's *edits*: five lists of token ids side by
-side in one pool (see ``quire_kernels.logit_shaping``). A step names the rows to shape and the tokens that were drawn;
-one kernel launch each does the rest, so no row is visited here. Only the list of tokens that occurred grows; a row
-whose room may be used up is moved to a larger place, which happens once in many steps.
+Allowed ids, forbidden words, minimum length, biases and penalties become a row's *edits*: five adjacent lists of token
+ids in one pool (see ``quire_kernels.logit_shaping``). A step names the rows to shape and the sampled tokens; one kernel
+launch each does the rest, so no row is visited here. Only the list of tokens that occurred grows. A row whose room may
+be used up moves to a larger place, which happens once in many steps.
 
-Rows that ask for nothing cost nothing.
+Rows without edits cost nothing.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits, count_tokens, shape_logits
 
 _ROOM = 64
-"""Places for tokens that have not occurred yet: at least so many steps until a row is looked at again."""
+"""The places for tokens that have not occurred yet: at least this many steps until a row is checked again."""
 
 
 class LogitShaping:
@@ -29,7 +29,8 @@ class LogitShaping:
         self._shaped = np.zeros(max_rows, dtype=np.bool_)
         self._counted = np.zeros(max_rows, dtype=np.bool_)
         self._sure_room = np.zeros(max_rows, dtype=np.int64)
-        """How many more tokens a counted row surely has room for: known without reading what a device wrote."""
+        """The number of further tokens for which a counted row certainly has room, known without reading device memory.
+        """
         self._ids = np.zeros(0, dtype=np.int32)
         self._values = np.zeros(0, dtype=np.float32)
         self._end = 0
@@ -41,7 +42,7 @@ class LogitShaping:
         self._edits = self._as_tensors()
 
     def admit(self, admission: Admission) -> None:
-        """A sequence takes its row, anew or after a preemption: its edits hold what it has drawn so far."""
+        """Set the edits of a sequence that takes its row; after a preemption they include its sampled tokens."""
         row, drawn = admission.row, admission.output_token_ids
         self.release(row)
         edits = row_edits(admission, self._vocab_size)
@@ -66,46 +67,44 @@ class LogitShaping:
         self._shaped[row] = self._counted[row] = False
 
     def shaped(self, rows: np.ndarray) -> np.ndarray:
-        """[S] the places in ``rows`` of those with edits."""
+        """Return [S] the places in ``rows`` of those with edits."""
         return np.flatnonzero(self._shaped[rows])
 
     def apply(self, logits: Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
-        """Changes float32 logits [R, V] in place: line ``lines[i]`` as row ``rows[i]`` asks."""
+        """Change float32 logits [R, V] in place: line ``lines[i]`` by the edits of row ``rows[i]``."""
         shape_logits(logits, torch.from_numpy(lines), torch.from_numpy(rows), self._edits)
 
     def count(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
-        """A token was drawn for each of ``rows``, all of which have edits."""
+        """Count a sampled token for each of ``rows``, all of which have edits."""
         used_up = rows[self._counted[rows] & (self._sure_room[rows] == 0)]
         for row in used_up.tolist():
             self._make_room(row)
         self._sure_room[rows] -= 1
         count_tokens(torch.from_numpy(token_ids), torch.from_numpy(rows), self._edits)
 
-    # --- the pool ---
-
     def _make_room(self, row: int) -> None:
-        """Tokens that were drawn again have left room; where that is not much, the row moves to where there is more."""
+        """Recompute a row's room, because repeated tokens need none; if it is small, move the row to a larger place."""
         begin, end, room = (int(self._bounds[row, place]) for place in (0, 5, 6))
         if room - end < _ROOM // 2:
             size = end - begin
-            # Half as much again, so that a long answer moves seldom.
+            # Larger by half, so that a long answer rarely moves.
             wanted = size + max(_ROOM, size // 2)
             target = self._take(wanted)
-            begin = int(self._bounds[row, 0])  # taking a place may have moved it
+            begin = int(self._bounds[row, 0])  # the allocation may have moved it
             self._move(self._ids, self._values, row, target, size)
             self._bounds[row] += target - begin
             self._bounds[row, 6] = target + wanted
         self._sure_room[row] = self._bounds[row, 6] - self._bounds[row, 5]
 
     def _take(self, size: int) -> int:
-        """The beginning of ``size`` places after all others."""
+        """Return the start of ``size`` places after all others."""
         if self._end + size > len(self._ids):
             self._pack(size)
         begin, self._end = self._end, self._end + size
         return begin
 
     def _pack(self, wanted: int) -> None:
-        """A pool of rows side by side, twice as large as they are, with ``wanted`` more places."""
+        """Create a pool with all rows adjacent, twice as large as they are, with ``wanted`` more places."""
         rows = np.flatnonzero(self._shaped & (self._bounds[:, 6] > self._bounds[:, 0]))
         sizes = self._bounds[rows, 6] - self._bounds[rows, 0]
         old = self._ids, self._values
@@ -119,13 +118,13 @@ class LogitShaping:
         self._edits = self._as_tensors()
 
     def _move(self, ids: np.ndarray, values: np.ndarray, row: int, target: int, size: int) -> None:
-        """Copy a row's places from an old pool, or this one, to ``target``; its bounds are the caller's."""
+        """Copy a row's places from an old pool, or this one, to ``target``; the caller updates its bounds."""
         begin = int(self._bounds[row, 0])
         self._ids[target : target + size] = ids[begin : begin + size]
         self._values[target : target + size] = values[begin : begin + size]
 
     def _as_tensors(self) -> LogitEdits:
-        """The same memory."""
+        """Return the pool as tensors over the same memory."""
         return LogitEdits(
             ids=torch.from_numpy(self._ids),
             values=torch.from_numpy(self._values),
@@ -139,7 +138,10 @@ class LogitShaping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowEdits:
-    """``ids`` are allowed, words, stops, biases and counted; ``values`` belongs to all of them, one after another."""
+    """The edits of a row.
+
+    ``ids`` are allowed, words, stops, biases and counted; ``values`` belongs to all of them in order.
+    """
 
     ids: tuple[np.ndarray, ...]
     values: np.ndarray
@@ -147,7 +149,7 @@ class RowEdits:
 
 
 def row_edits(admission: Admission, vocab_size: int) -> RowEdits | None:
-    """None when the request leaves its logits as they are. Ids beyond the vocabulary change nothing."""
+    """Return the edits of a request, or None if it has none. Ids beyond the vocabulary are ignored."""
     params, drawn = admission.params, admission.output_token_ids
     penalised = _is_penalised(params)
     shorter = params.min_tokens > len(drawn)
@@ -175,7 +177,7 @@ def _is_penalised(params: SamplingParams) -> bool:
 
 
 def _occurrences(admission: Admission, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that occurred, and how often each was drawn."""
+    """Return the ids that occurred, and how often each was sampled."""
     prompt, drawn = np.asarray(admission.prompt_token_ids), np.asarray(admission.output_token_ids, dtype=np.int64)
     occurred, places = np.unique(np.concatenate((prompt, drawn)), return_inverse=True)
     counts = np.bincount(places[len(prompt) :], minlength=len(occurred))

@@ -1,4 +1,4 @@
-"""Reports of probabilities: of drawn tokens and their likeliest rivals, and of the tokens of prompts.
+"""Reports of probabilities: of sampled tokens and the most probable tokens, and of prompt tokens.
 
 Legend: R rows of logits, V vocabulary, K reported, P prompt positions.
 """
@@ -14,18 +14,18 @@ from quire_kernels.logprobs import Logprobs, token_logprobs
 
 
 def report(logits: Tensor, lines: np.ndarray, token_ids: np.ndarray, counts: np.ndarray) -> list[TokenLogprobs]:
-    """For line ``lines[i]`` of logits [R, V] the token ``token_ids[i]`` and the ``counts[i]`` likeliest; all [K]."""
+    """Return the report of ``token_ids[i]`` and the ``counts[i]`` most probable ones in ``lines[i]``; all [K]."""
     found = token_logprobs(logits, torch.from_numpy(lines), torch.from_numpy(token_ids), most_of(counts, logits))
     return entries(found, token_ids.tolist(), counts)
 
 
 def most_of(counts: np.ndarray, logits: Tensor) -> int:
-    """How many likeliest tokens have to be found of each line."""
+    """Return the number of most probable tokens that must be found in each line."""
     return min(int(counts.max(initial=0)), logits.shape[1])
 
 
 def entries(found: Logprobs, token_ids: list[int], counts: np.ndarray) -> list[TokenLogprobs]:
-    """``found``, in host memory, as it is reported."""
+    """Return ``found``, which is in host memory, as report entries."""
     columns = zip(
         token_ids,
         found.of_token.tolist(),
@@ -43,11 +43,11 @@ def entries(found: Logprobs, token_ids: list[int], counts: np.ndarray) -> list[T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitsRows:
-    """Which tokens of a batch have logits: those whose successors are drawn, and positions of prompts to report."""
+    """The tokens of a batch that have logits: those whose successors are sampled, and prompt positions to report."""
 
-    rows: np.ndarray  # [R + P] int64, places in Batch.token_ids, rising
-    sampled: np.ndarray  # [R] where in ``rows`` those are which are drawn from, in batch order
-    reported: np.ndarray  # [P] the same of prompt positions, in the order of ``Batch.prompt_logprobs``
+    rows: np.ndarray  # [R + P] int64, places in Batch.token_ids, ascending
+    sampled: np.ndarray  # [R] the places in ``rows`` that are sampled from, in batch order
+    reported: np.ndarray  # [P] the same for prompt positions, in the order of ``Batch.prompt_logprobs``
 
 
 def logits_rows(batch: Batch) -> LogitsRows:
@@ -68,7 +68,7 @@ def logits_rows(batch: Batch) -> LogitsRows:
 
 
 def report_prompts(batch: Batch, logits: Tensor, lines: np.ndarray) -> list[list[TokenLogprobs]]:
-    """For each of ``Batch.prompt_logprobs`` its positions' next tokens; ``lines`` [P] says where their logits are."""
+    """Return the entries for each of ``Batch.prompt_logprobs``; ``lines`` [P] are the lines of their logits."""
     if not batch.prompt_logprobs:
         return []
     asked = asked_of_prompts(batch.prompt_logprobs)
@@ -78,7 +78,7 @@ def report_prompts(batch: Batch, logits: Tensor, lines: np.ndarray) -> list[list
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTokens:
     token_ids: np.ndarray  # [P] int64, the prompts' next tokens
-    counts: np.ndarray  # [P] int64, how many likeliest to report beside each
+    counts: np.ndarray  # [P] int64, the number of most probable tokens to report
 
 
 def asked_of_prompts(asked: list[PromptPositions]) -> AskedTokens:
@@ -90,7 +90,7 @@ def asked_of_prompts(asked: list[PromptPositions]) -> AskedTokens:
 
 
 def by_prompt(asked: list[PromptPositions], entries: list[TokenLogprobs]) -> list[list[TokenLogprobs]]:
-    """The entries of all positions, one after another, cut where a prompt ends."""
+    """Return the entries of all positions, split by prompt."""
     lengths = [len(one.next_token_ids) for one in asked]
     ends = np.cumsum(lengths).tolist()
     return [entries[end - length : end] for end, length in zip(ends, lengths, strict=True)]

@@ -1,6 +1,6 @@
-"""How much memory this process may still take: the least of what the machine has and what its cgroups leave.
+"""The memory that this process may still allocate: the minimum of the machine's and its cgroups'.
 
-Reads Linux's /proc and /sys; None where they are not there.
+It reads Linux's /proc and /sys, and returns None if they do not exist.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableMemory:
     size: int
-    """Bytes that can be allocated without swapping or being killed, as far as the system says."""
+    """The bytes that can be allocated without swapping or being killed, according to the system."""
     is_own: bool
-    """Whether a cgroup limit sets it, as in a pod: then it is this process's to fill, not shared with the machine."""
+    """True if a cgroup limits it, as in a pod: then it belongs to this process and is not shared with the machine."""
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> AvailableMemory | None:
@@ -31,7 +31,7 @@ def _machine(proc: Path) -> int | None:
 
 
 def _cgroups(proc: Path, root: Path) -> list[int | None]:
-    """Of this process's cgroup and every one above it: what is left below the limit (version 2, then 1)."""
+    """Return what is left below the limit of this process's cgroup and every one above it (version 2, then 1)."""
     own = next((line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "/")
     folder = root / own.lstrip("/")
     folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
@@ -45,7 +45,7 @@ def _left(limit_file: Path, used_file: Path, stat_file: Path) -> int | None:
     limit, used = _number(limit_file), _number(used_file)
     if limit is None or used is None:
         return None
-    # File pages, among them the mapped checkpoint, are counted as used but given back under pressure.
+    # File pages, including the mapped checkpoint, count as used but are reclaimed under pressure.
     reclaimable = sum(
         int(line.split()[1]) for line in _lines(stat_file) if line.split()[:1] in (["inactive_file"], ["active_file"])
     )

@@ -1,7 +1,7 @@
-"""Runs the model over one batch after another: ``core.ports.Runner`` on a CPU.
+"""The runner on a CPU: a ``core.ports.Runner`` that runs the model on one batch after another.
 
-``execute`` copies what is swapped, takes in what else the batch says is new, builds the inputs and runs the model;
-``sample`` draws. Each is done when it returns.
+``execute`` copies swapped blocks, applies the other changes of the batch, builds the inputs and runs the model;
+``sample`` samples the tokens. Each is done when it returns.
 """
 
 import time
@@ -45,7 +45,7 @@ class ModelRunner:
         threads: ThreadChooser,
         deterministic: bool = False,
     ) -> None:
-        """``deterministic`` attention is the same however a sequence is cut into steps."""
+        """Create the runner. ``deterministic`` attention does not depend on how a sequence is divided into steps."""
         self._model = model
         self._caches = caches
         self._swapper = Swapper(layout, caches, swap_space)
@@ -83,11 +83,11 @@ class ModelRunner:
         )
 
     def close(self) -> None:
-        """The caches and weights go with the object."""
+        """Release the threads; the caches and weights are released with the object."""
         self._threads.close()
 
     def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> Drawn | None:
-        """Draw a token for each sequence that samples from ``logits`` [R, V]; None if none does."""
+        """Sample a token for each sequence that samples from ``logits`` [R, V]; return None if none does."""
         sampled = np.asarray(batch.samples, dtype=np.bool_)
         if not sampled.any():
             return None

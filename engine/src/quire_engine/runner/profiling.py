@@ -1,8 +1,7 @@
-"""What the largest step and the largest CUDA graph take of a GPU, found by running them before the KV cache is made.
+"""The memory of the largest step and the largest CUDA graph, measured before the KV cache is allocated.
 
-The step is as large as any that the scheduler may make: all sequences, all tokens, every token of every prompt reported
-and every sampling parameter set. It runs over a cache of a few blocks, into which all its tokens are written over one
-another: what comes of it is nonsense, and thrown away.
+The step is the largest that the scheduler may create: all sequences, all tokens, every prompt token reported and every
+sampling parameter set. It runs on a cache of a few blocks, which all its tokens overwrite: its results are discarded.
 """
 
 import gc
@@ -23,14 +22,14 @@ class CapturingRunner(Runner, Protocol):
 
 
 class Meter(Protocol):
-    """Of the device's memory."""
+    """A meter of the device's memory."""
 
     def free(self) -> int:
-        """Bytes, when all that was issued is done."""
+        """Return the free bytes when all issued work is done."""
         ...
 
     def settle(self) -> None:
-        """Give back what is kept for reuse."""
+        """Release the memory that is cached for reuse."""
         ...
 
 
@@ -52,30 +51,30 @@ class CudaMeter:
 class DeviceMemory:
     meter: Meter
     total: int
-    """Bytes, as is the next."""
+    """The bytes, as in the next field."""
     free_before: int
-    """Before anything was loaded, but with what CUDA takes for itself."""
+    """The bytes before anything was loaded, but with CUDA's own allocations."""
 
 
 def device_memory(device: torch.device) -> DeviceMemory:
-    """As it is now."""
+    """Return the current memory of a device."""
     free, total = torch.cuda.mem_get_info(device)
     return DeviceMemory(meter=CudaMeter(device), total=total, free_before=free)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Bytes."""
+    """The results of profiling, in bytes."""
 
     free: int
-    """While all that the step took is held."""
+    """The free bytes while everything that the step allocated is held."""
     activations: int
     graph: int
-    """0 where there is none."""
+    """0 without a graph."""
 
 
 def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Meter, *, captures: bool) -> Profile:
-    """``make_runner`` makes one of the size that will serve, with the largest graph alone, if any."""
+    """Run the largest step. ``make_runner`` creates a runner of the final size, with the largest graph only, if any."""
     meter.settle()
     before = meter.free()
     runner = make_runner()
@@ -84,7 +83,7 @@ def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Met
         after = meter.free()
         graph = 0
         if captures:
-            # Capturing gives back what is kept for reuse, which would hide what the graph takes.
+            # Capturing releases the cached memory, which would hide the graph's own.
             meter.settle()
             held = meter.free()
             runner.capture_graphs()
@@ -98,7 +97,7 @@ def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Met
 def largest_step(
     layout: KVCacheLayout, *, sequences: int, tokens: int, max_model_len: int, vocab_size: int, logprobs: int
 ) -> Batch:
-    """``tokens`` spread over ``sequences``; ``layout`` may have fewer blocks than they would take."""
+    """Return a batch of ``tokens`` in ``sequences``; ``layout`` may have fewer blocks than they need."""
     assert 0 < sequences <= tokens
     even, more = divmod(min(tokens, sequences * max_model_len), sequences)
     lengths = [even + (row < more) for row in range(sequences)]
@@ -130,7 +129,7 @@ def largest_step(
 
 
 def _wrapped_blocks(lengths: list[int], num_blocks: int, block_size: int) -> BlockUpdates:
-    """All of the few blocks in turn."""
+    """Return updates that use the few blocks repeatedly."""
     counts = [-(-length // block_size) for length in lengths]
     return BlockUpdates(
         rows=[row for row, count in enumerate(counts) for _ in range(count)],

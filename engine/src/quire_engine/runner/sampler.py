@@ -1,8 +1,8 @@
-"""Draws the next tokens of a batch, and reports their probabilities where asked.
+"""The sampling of a batch's next tokens, and the report of their probabilities if requested.
 
-Parameters live in columns by row, set when a sequence takes its row. A step whose rows are all greedy and unshaped is
-one pass over the logits; otherwise one kernel launch shapes the rows that ask for it, one draws for all, one counts
-what was drawn, and one reports probabilities: what a step costs here in Python does not grow with its rows.
+Parameters are columns by row, set when a sequence takes its row. A step whose rows are all greedy and unshaped is one
+pass over the logits. Otherwise one kernel launch shapes the rows with edits, one samples all, one counts the sampled
+tokens, and one reports probabilities: the cost in Python does not grow with the rows.
 
 Legend: R sampled sequences, V vocabulary, S of them with shaped logits, K with reported probabilities.
 """
@@ -55,9 +55,9 @@ class Sampler:
         self._reported[row] = False
 
     def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, masks: TokenMasks | None = None) -> Drawn:
-        """Draw a token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed. ``masks`` apply first.
+        """Sample a token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed. ``masks`` apply first.
 
-        positions  [R] int64: of the drawn tokens in their sequences
+        positions  [R] int64: of the sampled tokens in their sequences
         """
         shaped = self._shaping.shaped(rows)  # [S]
         reported = np.flatnonzero(self._reported[rows])  # [K]

@@ -1,6 +1,6 @@
-"""From how many tokens on a step is worth sharing among threads: timed on the model's own layer.
+"""The number of tokens from which a step is worth sharing among threads, timed on the model's own layer.
 
-What follows from the times is a function of values, next to the rule of thumb for where nothing was timed.
+The result is a function of the times; a rule of thumb replaces it if nothing was timed.
 """
 
 import time
@@ -15,19 +15,19 @@ from quire_engine.runner.threads import SharedFrom
 from quire_engine.runner.waiting import seconds_in_run_queues
 
 SharingTimes = dict[Literal["asleep", "spinning"], tuple[tuple[float, float], ...]]
-"""By how threads wait: for each of ``SHARING_ROWS``, milliseconds on one thread and on all."""
+"""Milliseconds on one thread and on all, for each of ``SHARING_ROWS``, by how threads wait."""
 
 _BUSY = 0.1
-"""Of the time that was measured, what threads may have stood in a run queue."""
+"""The tolerated share of the measured time that threads spend in a run queue."""
 _WORTH_SHARING = 1.1
-"""How many times faster all threads must be: they do not get their cores as readily in every step."""
+"""The factor by which all threads must be faster: they do not always get their cores as easily."""
 
 
 @torch.inference_mode()
 def time_sharing(backend: LinearBackend, sizes: LayerSizes, *, threads: int) -> SharingTimes:
-    """Return what a layer takes on one thread and on all, while threads spin and while they sleep.
+    """Return the time of a layer on one thread and on all, while threads spin and while they sleep.
 
-    Nothing is returned where the threads did not get their cores: beside a busy neighbour the times say nothing.
+    Return nothing if the threads did not get their cores: with a busy neighbour the times are meaningless.
     """
     from quire_kernels.cpu_runtime.spin_switch import SpinSwitch  # needs numba, which a machine with a GPU may lack
 
@@ -59,10 +59,10 @@ def _time(layer: list, sizes: LayerSizes, dtype: torch.dtype, threads: int) -> t
 
 
 def shared_from(times: Mapping[Literal["asleep", "spinning"], Sequence[tuple[float, float]]]) -> SharedFrom | None:
-    """Return from how many tokens on steps are shared; None where that was not timed.
+    """Return the number of tokens from which steps are shared; None if that was not timed.
 
-    It is the least number of rows from which on every larger one is faster when shared; where none is, sharing begins
-    beyond the largest that was timed, in proportion to what is missing.
+    It is the smallest number of rows from which all larger ones are faster when shared. Otherwise, sharing
+    starts beyond the largest timed number, in proportion to what is missing.
     """
     if set(times) != {"asleep", "spinning"}:
         return None

@@ -1,4 +1,4 @@
-"""What the parts of a start-up hand on: a model whose weights are there, and a runner over it that is warm."""
+"""The intermediate results of a start-up: a model with its weights, and a warm runner for it."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class ModelInMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Bytes; None where that is not known."""
+    """Memory use in bytes; None if unknown."""
 
     activations: int | None = None
     graphs: int | None = None
@@ -42,7 +42,7 @@ class WarmRunner:
     measured: Measured
     memory: MemoryUse
     sharing: str = ""
-    """From how many tokens on steps are shared among threads, in words; empty where that does not apply."""
+    """The numbers of tokens from which steps are shared among threads, as text; empty if that does not apply."""
     cache_seconds: float
-    """Finding the size of the KV cache, and making it."""
+    """The seconds to size and allocate the KV cache."""
     warm_up_seconds: float

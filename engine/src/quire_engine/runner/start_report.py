@@ -1,4 +1,4 @@
-"""What a start-up made of memory and of speed, as a few lines of the log that form tables."""
+"""The start report: memory and speed after the start-up, as a few log lines that form tables."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ _GIB, _MIB = 1 << 30, 1 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheReport:
     size: int
-    """Bytes."""
+    """The size in bytes."""
     dtype: str
     num_blocks: tuple[int, ...]
-    """By group."""
+    """The number of blocks per group."""
     block_size: int
     sequences: int
     max_model_len: int
@@ -20,7 +20,7 @@ class KVCacheReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReport:
-    """Bytes. None is not known there, or does not apply: then there is no line of it."""
+    """The facts of the report, in bytes. A None is unknown or does not apply, and gets no line."""
 
     device: str
     weights: int
@@ -32,12 +32,12 @@ class StartReport:
     graphs: int | None = None
     graph_sizes: tuple[int, ...] = ()
     before: int | None = None
-    """Taken on the device before this process loaded anything."""
+    """The bytes used on the device before this process loaded anything."""
     free: int | None = None
     cpu: str | None = None
-    """The level of the CPU and what is left out."""
+    """The level of the CPU and the unused features."""
     arithmetic: tuple[str, ...] = ()
-    """The way in which the model is computed, and the times of all ways."""
+    """The arithmetic of the model, and the times of all candidates."""
     threads: str = ""
 
 
@@ -60,34 +60,34 @@ def _speed(report: StartReport) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ReportRow:
     name: str
     size: str
     remark: str = ""
 
 
-def _rows(report: StartReport) -> Iterator[_Row]:
+def _rows(report: StartReport) -> Iterator[_ReportRow]:
     cache = report.kv_cache
     blocks = " + ".join(f"{count:,}" for count in cache.num_blocks)
-    yield _Row("weights", shown(report.weights), report.weights_held_as)
-    yield _Row(
+    yield _ReportRow("weights", shown(report.weights), report.weights_held_as)
+    yield _ReportRow(
         "KV cache",
         shown(cache.size),
         f"{cache.dtype}: {blocks} blocks of {cache.block_size} tokens, for {cache.sequences:,} sequences of"
         f" {cache.max_model_len:,} tokens at once",
     )
     if report.swap_space:
-        yield _Row("swap space", shown(report.swap_space), "host memory")
+        yield _ReportRow("swap space", shown(report.swap_space), "host memory")
     if report.activations is not None:
         tokens = f"{report.max_num_batched_tokens:,}"
-        yield _Row("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
+        yield _ReportRow("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
     if report.graphs is not None:
         few = f"{len(report.graph_sizes)}, up to {report.graph_sizes[-1]} sequences" if report.graph_sizes else "none"
-        yield _Row("CUDA graphs", shown(report.graphs), few)
+        yield _ReportRow("CUDA graphs", shown(report.graphs), few)
     if report.before is not None:
-        yield _Row("taken before", shown(report.before), "CUDA itself, and other processes")
+        yield _ReportRow("taken before", shown(report.before), "CUDA itself, and other processes")
     if report.free is not None:
-        yield _Row("free", shown(report.free))
+        yield _ReportRow("free", shown(report.free))
 
 
 def shown(size: int) -> str:

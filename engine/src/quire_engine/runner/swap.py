@@ -1,6 +1,6 @@
-"""The runner's side of preemption by swap: copies the blocks a batch names between the KV cache and host memory.
+"""The runner's side of preemption by swap: copies of the blocks that a batch names between KV cache and host memory.
 
-Which blocks go where is the scheduler's decision; both sides hold a block the same way, so it is copied as it is.
+The scheduler decides which blocks are copied; both sides have the same layout, so the bytes are copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,10 @@ from quire_kernels.swap_blocks import swap_blocks
 
 
 class Swapper:
-    """``caches`` and ``space`` have an entry per layer; ``space`` is empty where there is no swap space."""
+    """The copies of blocks.
+
+    ``caches`` and ``space`` have an entry per layer; ``space`` is empty without a swap space.
+    """
 
     def __init__(self, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> None:
         self._layers = [group.layers for group in layout.groups]
@@ -22,7 +25,7 @@ class Swapper:
         self._space = space
 
     def apply(self, batch: Batch) -> None:
-        """Out before in: a block of the cache may leave and another take its place in one step."""
+        """Copy out before in: a block of the cache may be swapped out and reused in one step."""
         self._copy(batch.swap_out, self._caches, self._space)
         self._copy(batch.swap_in, self._space, self._caches)
 

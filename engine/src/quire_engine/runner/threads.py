@@ -1,9 +1,9 @@
-"""How many threads a step computes with: all that were given, unless its layers are too small to be worth sharing.
+"""The number of threads for a step: all of them, unless its layers are too small to be worth sharing.
 
-A parallel region costs about 25 microseconds to enter and leave when waiting threads sleep, and beside a busy process
-it waits for whichever thread was kept from its core. A step of a small model is a hundred such regions of a few tens of
-microseconds each: on one thread it is faster, and a neighbour hardly touches it. While threads spin (``waiting``) a
-region costs a few microseconds, and smaller layers are worth sharing.
+A parallel region costs about 25 microseconds if waiting threads sleep, and with a busy neighbour it waits for a thread
+that was displaced from its core. A step of a small model is a hundred such regions of a few tens of microseconds each:
+on one thread it is faster, and a neighbour hardly affects it. While threads spin (``waiting``), a region costs a few
+microseconds, and smaller layers are worth sharing.
 """
 
 import logging
@@ -16,7 +16,7 @@ from quire_engine.runner.waiting import Waits
 
 _log = logging.getLogger(__name__)
 
-# What one thread of a present-day CPU reaches, roughly: the rule below only needs the order of magnitude.
+# The approximate rate of one thread of a current CPU; the rule below only needs the order of magnitude.
 _BYTES_PER_SECOND = 20e9
 _PRODUCTS_PER_SECOND = 80e9
 _WORTH_SHARING_SECONDS = {"asleep": 100e-6, "spinning": 10e-6}
@@ -24,7 +24,7 @@ _WORTH_SHARING_SECONDS = {"asleep": 100e-6, "spinning": 10e-6}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFrom:
-    """From how many tokens on a step is shared among threads, by how they wait."""
+    """The number of tokens from which a step is shared among threads, by how they wait."""
 
     asleep: int
     spinning: int
@@ -39,7 +39,7 @@ ALWAYS_SHARED = SharedFrom(asleep=1, spinning=1)
 
 
 class ThreadChooser:
-    """Sets torch's threads, which the kernels follow, before a step that is large or small enough to change them."""
+    """The setter of torch's threads, which the kernels follow, before a step whose size requires another number."""
 
     def __init__(self, threads: int, *, shared_from: SharedFrom, waits: Waits | None = None) -> None:
         self._threads = threads
@@ -49,7 +49,7 @@ class ThreadChooser:
 
     def prepare(self, num_tokens: int) -> None:
         if self._waits is not None:
-            self._waits.look()
+            self._waits.poll()
         spinning = self._waits is not None and self._waits.spinning
         shared_from = self._shared_from.spinning if spinning else self._shared_from.asleep
         wanted = self._threads if num_tokens >= shared_from else 1
@@ -63,7 +63,7 @@ class ThreadChooser:
 
 
 def sharing_begins(*, mean_linear_bytes: float, mean_linear_weights: float) -> SharedFrom:
-    """From how many tokens on a linear layer of that size keeps one thread busy long enough to call for others."""
+    """Return the number of tokens from which a linear layer of that size is worth sharing."""
 
     def begins(worth: float) -> int:
         if mean_linear_bytes / _BYTES_PER_SECOND >= worth:
@@ -74,7 +74,7 @@ def sharing_begins(*, mean_linear_bytes: float, mean_linear_weights: float) -> S
 
 
 def use_threads(threads: int) -> int:
-    """Lets torch compute with so many threads, but never more than the CPUs this process may run on; how many."""
+    """Let torch use ``threads`` threads, but at most the CPUs that this process may run on; return the number."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads > allowed:
         _log.warning("using %d threads instead of %d: this process may run on %d CPUs", allowed, threads, allowed)

@@ -1,4 +1,4 @@
-"""Masks over the vocabulary, handed in between the forward pass and sampling, as tensors.
+"""Token masks over the vocabulary, which apply between the forward pass and the sampling.
 
 Legend: R rows of logits, V vocabulary, M masked rows.
 """

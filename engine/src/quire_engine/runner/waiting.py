@@ -1,11 +1,11 @@
-"""How threads that have done their share of a parallel region wait for the next: spinning, or asleep.
+"""The way in which threads wait for the next parallel region: spinning, or asleep.
 
-A step is a hundred regions some tens of microseconds apart, and waking a thread that sleeps takes about as long as a
-small layer: where nobody else wants the CPUs, threads that spin for a moment make a step up to twice as fast. Beside
-a busy process they make it several times slower, as the thread that is waited for is kept from its core by one that
-only spins (ADR 0052). So threads spin while, by the kernel's own account, they are given their cores when they ask.
+A step is a hundred regions some tens of microseconds apart, and waking a sleeping thread takes about as long as a small
+layer. If no other process needs the CPUs, threads that spin for a moment make a step up to twice as fast. With a busy
+neighbour they make it several times slower, because a spinning thread keeps the awaited one from its core (ADR 0052).
+Threads therefore spin while the kernel's accounting shows that they get their cores when they need them.
 
-``next_wait`` decides; ``Waits`` reads the account once in a while and tells the switch.
+``next_wait`` decides; ``Waits`` reads the accounting at intervals and sets the switch.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import Protocol
 
 _log = logging.getLogger(__name__)
 _WINDOW_SECONDS = 0.1
-# Shares of the time of all compute threads that they stood in a run queue. The engine's own API process, on the same
-# two cores under full load, takes less than the first; one busy neighbour more, and while threads sleep more than the
-# second.
+# Shares of the time of all compute threads that they spent in a run queue. The engine's own API process, on the same
+# two cores under full load, causes less than the first; one busy neighbour causes more, and more than the second while
+# threads sleep.
 _TOO_MUCH = 0.25
 _LITTLE = 0.1
-# How long threads sleep before they spin again, for a trial: longer each time that it went badly at once.
+# How long threads sleep before they spin again, for a trial: longer after each trial that failed at once.
 _SHORTEST_SECONDS = 1.0
 _LONGEST_SECONDS = 60.0
 
@@ -37,7 +37,7 @@ class Wait:
 
 
 def next_wait(wait: Wait, *, queued_share: float, now: float) -> Wait:
-    """``queued_share``: of the threads' time since the last look, what they stood in a run queue."""
+    """Return the next way to wait. ``queued_share`` is the share of the threads' recent time in a run queue."""
     lasted = now - wait.since
     if wait.spinning and queued_share > _TOO_MUCH:
         failed_at_once = lasted < wait.patience_seconds
@@ -55,7 +55,10 @@ class Switch(Protocol):
 
 
 class Waits:
-    """Looks at most every tenth of a second; where the kernel keeps no account, threads sleep."""
+    """The switch between spinning and sleeping, checked at most every tenth of a second.
+
+    Threads sleep if the kernel has no accounting.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,9 @@ class Waits:
         self._threads = threads
         self._queued_seconds = queued_seconds or seconds_in_run_queues
         self._clock = clock
-        self._looked = clock()
+        self._polled = clock()
         self._queued = self._queued_seconds()
-        self._wait = Wait(spinning=self._queued is not None, since=self._looked)
+        self._wait = Wait(spinning=self._queued is not None, since=self._polled)
         if not self._wait.spinning:
             switch.sleep()
 
@@ -79,17 +82,17 @@ class Waits:
     def spinning(self) -> bool:
         return self._wait.spinning
 
-    def look(self) -> None:
-        """Called before each step."""
+    def poll(self) -> None:
+        """Check the accounting; called before each step."""
         now = self._clock()
-        if now - self._looked < _WINDOW_SECONDS or self._queued is None:
+        if now - self._polled < _WINDOW_SECONDS or self._queued is None:
             return
         queued = self._queued_seconds()
         if queued is None:
             return
-        # A thread that has ended takes its account with it.
-        share = max(0.0, queued - self._queued) / ((now - self._looked) * self._threads)
-        self._looked, self._queued = now, queued
+        # The account of a thread that ended is lost.
+        share = max(0.0, queued - self._queued) / ((now - self._polled) * self._threads)
+        self._polled, self._queued = now, queued
         before, self._wait = self._wait, next_wait(self._wait, queued_share=share, now=now)
         if self._wait.spinning != before.spinning:
             (self._switch.spin if self._wait.spinning else self._switch.sleep)()
@@ -100,12 +103,12 @@ class Waits:
             )
 
     def close(self) -> None:
-        """Leaves the process as it was."""
+        """Restore the process's state."""
         self._switch.spin()
 
 
 def seconds_in_run_queues(tasks: Path = Path("/proc/self/task")) -> float | None:
-    """How long the threads that this process has now were ready to run and did not; None where nobody counts it."""
+    """Return how long the current threads were ready but did not run; None if the kernel does not count it."""
     nanoseconds = 0
     try:
         names = os.listdir(tasks)
@@ -113,8 +116,8 @@ def seconds_in_run_queues(tasks: Path = Path("/proc/self/task")) -> float | None
         return None
     counted = False
     for name in names:
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end in between
+        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may end meanwhile
             ran, queued = (int(figure) for figure in (tasks / name / "schedstat").read_text().split()[:2])
             nanoseconds += queued
-            counted = counted or ran > 0  # all zeros: a kernel that was built without counting
+            counted = counted or ran > 0  # all zeros: a kernel without accounting
     return nanoseconds / 1e9 if counted else None

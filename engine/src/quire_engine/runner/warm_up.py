@@ -1,8 +1,7 @@
-"""Takes a fresh runner through every kind of step once, so that no request pays for compiling; and times what matters.
+"""The warm-up: every kind of step runs once, so that no request waits for compilation, and costs are measured.
 
-A prompt longer than a short query, then one more token drawn with every sampling parameter set, then one greedy token,
-and where kernels are compiled for them a few chunks of few tokens. What is timed afterwards is where the scheduler's
-own measurements begin.
+It runs a prompt longer than a short query, one more token with every sampling parameter set, one greedy token and, if
+kernels are compiled for them, a few chunks of few tokens. The measured times are the scheduler's initial values.
 """
 
 from dataclasses import dataclass
@@ -14,14 +13,14 @@ from quire_engine.core.sampling_params import SamplingParams, every_parameter
 from quire_engine.core.stall_bound import StepCosts
 
 SHORT_CHUNKS = (2, 4, 8, 16)
-"""Tokens: Triton's attention has another kernel for each power of two up to its longest short query."""
+"""Chunk sizes in tokens: Triton's attention has a kernel for each power of two up to its longest short query."""
 _PROMPT_TOKENS = 24
 _SAMPLED = every_parameter(top_k=2, logprobs=1)
 _GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
-# A chunk to time is as long as takes about this long, for a large model must not wait for it.
+# A timed chunk takes about this long, because a large model must not delay the start.
 _TIMED_SECONDS = 0.1
 _TIMED_TOKENS = 512
-# How far back the tokens of a chunk look where that is timed.
+# The context that the tokens of a timed chunk see.
 _TIMED_CONTEXT = 4096
 _LEAST_PAIR_SHARE = 1e-5
 _TIMED_COPY_BYTES = 16 << 20
@@ -31,7 +30,7 @@ _TIMED_COPY_BYTES = 16 << 20
 class Measured:
     step_costs: StepCosts
     swap_bytes_per_second: float | None
-    """Either way; None without swap space."""
+    """The rate in either direction; None without swap space."""
 
 
 def warm_up(
@@ -43,10 +42,10 @@ def warm_up(
     block_bytes: tuple[int, ...],
     chunks: tuple[int, ...] = (),
 ) -> Measured:
-    """Leaves no row taken; what it wrote into the cache lies in blocks that nobody has been given yet.
+    """Run the steps, and return the measured costs. No row stays taken, and the written blocks are still unused.
 
-    ``max_tokens`` bounds a step, ``block_bytes`` is what a block of each group takes; ``chunks`` are numbers of tokens
-    to run besides.
+    ``max_tokens`` bounds a step, ``block_bytes`` are the bytes of a block per group; ``chunks`` are numbers of tokens
+    to run in addition.
     """
     steps = _Steps(runner, layout)
     prompt = max(1, min(_PROMPT_TOKENS, max_model_len - 1, max_tokens))
@@ -69,13 +68,13 @@ def warm_up(
 
 
 def _time_prompts(steps: "_Steps", *, fixed: float, tokens: int, max_model_len: int) -> StepCosts:
-    """A chunk at the beginning of a prompt, and one as far behind it as the model goes."""
+    """Return the costs from a chunk at the start of a prompt, and one as far behind it as the model allows."""
     begun = max(_model_seconds(steps.prefill(tokens, _GREEDY)) - fixed, 1e-9) / tokens
     start = min(_TIMED_CONTEXT, max_model_len - tokens)
-    # Pages of the cache that nobody touched before are slow once, which is no part of what looking back costs.
+    # The first access to pages of the cache is slow, which is not part of the cost of attention.
     steps.go_on(start + tokens - 1, 1)
     later = max(_model_seconds(steps.go_on(start, tokens)) - fixed, 1e-9) / tokens
-    # The first chunk looked back on half of itself on average. A measured 0 would never be learnt otherwise.
+    # The first chunk saw half of itself on average. A measured 0 would never be corrected.
     per_pair = max((later - begun) / max(1, start), begun * _LEAST_PAIR_SHARE)
     return StepCosts(fixed=fixed, per_token=max(begun - per_pair * tokens / 2, begun / 2), per_pair=per_pair)
 
@@ -100,7 +99,7 @@ def _model_seconds(output: RunnerOutput) -> float:
 
 
 class _Steps:
-    """Steps of the one sequence in row 0, which each prefill begins anew."""
+    """Steps of the one sequence in row 0, which each prefill restarts."""
 
     def __init__(self, runner: Runner, layout: KVCacheLayout) -> None:
         self._runner = runner
@@ -123,7 +122,7 @@ class _Steps:
         return self._run(0, tokens, [admission], swap_out, swap_in)
 
     def go_on(self, computed: int, count: int) -> RunnerOutput:
-        """Behind so many tokens, whether or not any were computed."""
+        """Run ``count`` tokens after ``computed`` tokens, whether or not those were computed."""
         return self._run(computed, [self._drawn] * count, [], (), ())
 
     def _run(

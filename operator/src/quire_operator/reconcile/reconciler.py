@@ -20,7 +20,7 @@ from quire_operator.domain.cluster_state.other_autoscalers import following_repl
 from quire_operator.domain.convergence.departure import departure
 from quire_operator.domain.convergence.plan import Delete, Update, plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
-from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout
+from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout, outside_window
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
@@ -267,7 +267,8 @@ class Reconciler:
             await self._mark_victims(key, state, goal.replicas)
             result = await self._executor.apply(resource, state, todo)
         if queued is not None and not spec.paused:
-            result = replace(result, again_seconds=soonest(ASK_AGAIN_SECONDS, result.again_seconds))
+            wait = ASK_AGAIN_SECONDS if queued.until is None else max(0.0, queued.until - self._clock.now())
+            result = replace(result, again_seconds=soonest(wait, result.again_seconds))
         if todo.conflicts:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
@@ -287,8 +288,16 @@ class Reconciler:
         live = own_deployment(resource, children)
         if spec.paused and live is not None and live.revision:  # else its controller would create no replica at all
             return nullcontext(PAUSED)
-        is_beginning = live is not None and begins_rollout(live, template_digest=manifests.template_digest)
-        return self._slots.requested(resource) if is_beginning else nullcontext()
+        if live is None or not begins_rollout(live, template_digest=manifests.template_digest):
+            return nullcontext()
+        wait = outside_window(
+            spec.rollout,
+            live,
+            template_digest=manifests.template_digest,
+            rollout_now=resource.rollout_now,
+            now=self._clock.now(),
+        )
+        return self._slots.requested(resource) if wait is None else nullcontext(wait)
 
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:

@@ -1,4 +1,4 @@
-"""The parts of ``runner.device_runner``: what runs the model on a GPU, or on the CPU where Triton interprets.
+"""The parts of ``runner.device_runner``, which runs the model on a GPU, or on the CPU if Triton interprets.
 
-``accelerator`` holds all that asks CUDA for something; the other modules work on tensors, wherever these are.
+``accelerator`` contains all calls of CUDA; the other modules work on tensors on any device.
 """

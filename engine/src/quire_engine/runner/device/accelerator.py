@@ -1,7 +1,7 @@
-"""What the runner asks of CUDA: pinned memory, marks in the stream of work, a stream on the side, captured graphs.
+"""The CUDA functions that the runner uses: pinned memory, events, a side stream, captured graphs.
 
-Behind one Protocol, so that everything else runs and is tested where Triton interprets its kernels on CPU tensors:
-there work is done when it is issued, and a captured graph is a call. Nothing here knows of batches.
+They are behind one Protocol, so that all other code runs and is tested with Triton's interpreter on CPU tensors: there
+work is done when it is issued, and a captured graph is a call. Nothing here knows batches.
 """
 
 import time
@@ -15,14 +15,14 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A point in a stream of work, after all that was issued before it."""
+    """A point in a stream of work, after everything that was issued before it."""
 
     def wait(self) -> None:
-        """Until the work has come so far. Raises what CUDA found wrong with it."""
+        """Wait until the work has reached this point. Raise CUDA's error if there is one."""
         ...
 
     def seconds_since(self, earlier: "Mark") -> float:
-        """Between two marks of one stream that were both reached."""
+        """Return the seconds between two marks of one stream that were both reached."""
         ...
 
 
@@ -35,32 +35,32 @@ class Accelerator(Protocol):
     def device(self) -> torch.device: ...
 
     def pinned(self, num_bytes: int) -> Tensor:
-        """Bytes of host memory from which the device copies by itself: the host does not wait for it."""
+        """Return bytes of host memory from which the device copies without blocking the host."""
         ...
 
     def download(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory, whole when a mark set afterwards was reached."""
+        """Return a copy in host memory, which is complete when a later mark is reached."""
         ...
 
     def mark(self) -> Mark: ...
 
     def follow(self, mark: Mark) -> None:
-        """Let the current stream go on only when the mark, of another stream, was reached."""
+        """Let the current stream continue only after the mark of another stream is reached."""
         ...
 
     def on_side(self) -> AbstractContextManager[object]:
-        """Issue work on the side stream, which the main one does not wait for."""
+        """Issue work on the side stream, for which the main stream does not wait."""
         ...
 
     def capture(self, work: Callable[[], None]) -> Graph:
-        """A graph that does, on the same tensors, what ``work`` issues; it may be called several times for this.
+        """Return a graph that repeats what ``work`` issues, on the same tensors; ``work`` may be called several times.
 
-        Graphs share memory: what one leaves in tensors that it made itself is gone when another is replayed.
+        Graphs share memory: tensors that a graph allocated itself are overwritten when another graph is replayed.
         """
         ...
 
     def close(self) -> None:
-        """Wait for everything, and let go of what graphs take."""
+        """Wait for all work, and release the memory of graphs."""
         ...
 
 
@@ -89,7 +89,7 @@ class CudaAccelerator:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def download(self, tensor: Tensor) -> Tensor:
-        # Into pinned memory, which torch keeps for the next time.
+        # The target is pinned memory, which torch reuses.
         return tensor.to("cpu", non_blocking=True)
 
     def mark(self) -> CudaMark:
@@ -121,7 +121,7 @@ class CudaAccelerator:
 
 @dataclass(frozen=True, slots=True)
 class InterpretedMark:
-    """What was issued before it is done."""
+    """A mark without a stream: everything issued before it is already done."""
 
     time: float = field(default_factory=time.perf_counter)
 

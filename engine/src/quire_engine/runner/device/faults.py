@@ -1,4 +1,4 @@
-"""What the GPU complains of, told as an error for people: it names what would help, or where to look."""
+"""The errors of the GPU as messages for people, with a remedy or the place to look."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +14,10 @@ _SIGNS = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cuBLAS")
 
 @contextmanager
 def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
-    """Turns what CUDA, and Triton as it builds a kernel, raise into DeviceError. ``doing`` is the work, ``when_full``
-    what to change if memory ran out.
+    """Turn exceptions of CUDA, and of Triton when it builds a kernel, into DeviceError.
 
-    After any other fault nothing that lies on the device can be trusted, nor will CUDA do anything more for this
-    process: it has to end.
+    ``doing`` is the work, ``when_full`` the advice if memory ran out. After any other error, data on the device is
+    unreliable and CUDA does no more work for this process: it has to end.
     """
     try:
         yield
@@ -36,13 +35,16 @@ def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
 
 
 def _why_not_built(error: Exception) -> str | None:
-    """Triton compiles for the GPU by itself, but has a compiler of C build what launches the result."""
+    """Return why Triton could not build a kernel, or None for other errors.
+
+    Triton compiles for the GPU itself, but uses a C compiler for the launcher.
+    """
     if isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error):
         return "there is no C compiler: install gcc and the C library's headers, or name one by CC"
     if isinstance(error, CalledProcessError):
         command = error.cmd if isinstance(error.cmd, str) else " ".join(map(str, error.cmd))
         return f"the C compiler failed, which needs the headers of Python and of the C library ({command})"
-    # By name: where there is no GPU there need not be a Triton.
+    # By name, because a machine without a GPU may have no Triton.
     kind = type(error)
     if kind.__module__ == "triton.runtime.errors" and kind.__name__ in ("OutOfResources", "PTXASError"):
         return f"{_first_line(error)}. QUIRE_KERNEL_CONFIGS names a folder with smaller blocks for this GPU"

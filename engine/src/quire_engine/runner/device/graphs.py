@@ -1,8 +1,8 @@
-"""Decode steps as captured CUDA graphs: one for each of a few batch sizes, which others are filled up to.
+"""Decode steps as captured CUDA graphs: one for each of a few batch sizes, to which other batches are padded.
 
-A decode step of a large model is a few hundred launches, which take the host longer than the GPU where the batch is
-small; a graph is one. Batches with prompts in them are not captured: they have as many shapes as there are prompts,
-and work enough to hide their launches.
+A decode step of a large model is a few hundred launches, which take the host longer than the GPU if the batch is small;
+a graph is one launch. Batches with prompts are not captured: they have many different shapes, and enough work to hide
+their launches.
 """
 
 from bisect import bisect_left
@@ -12,13 +12,13 @@ from quire_engine.runner.device.accelerator import Accelerator, Graph
 
 
 def default_graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Rising, the largest is ``max_num_seqs``. Up to 64 sequences at most 7 more are padding, up to 256 at most 15."""
+    """Return ascending sizes up to ``max_num_seqs``; the padding is at most 7 up to 64 sequences, and 15 up to 256."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, max_num_seqs, 64)]
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
 class GraphStore:
-    """``sizes`` rising; none is no graphs."""
+    """The captured graphs. ``sizes`` are ascending; an empty tuple disables graphs."""
 
     def __init__(self, accelerator: Accelerator, sizes: tuple[int, ...]) -> None:
         assert list(sizes) == sorted(set(sizes)) and all(size > 0 for size in sizes), sizes
@@ -31,12 +31,15 @@ class GraphStore:
         return self._sizes
 
     def capture(self, work_of: Callable[[int], Callable[[], None]]) -> None:
-        """``work_of(size)`` issues a step of so many sequences. The largest goes first: others fit into its memory."""
+        """Capture each size; ``work_of(size)`` issues its step.
+
+        The largest is first, so that others reuse its memory.
+        """
         for size in reversed(self._sizes):
             self._graphs[size] = self._accelerator.capture(work_of(size))
 
     def size_for(self, sequences: int) -> int | None:
-        """The smallest captured size that holds so many; None where there is none."""
+        """Return the smallest captured size that fits, or None."""
         if not self._graphs:
             return None
         place = bisect_left(self._sizes, sequences)

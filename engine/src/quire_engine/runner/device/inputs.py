@@ -1,10 +1,10 @@
-"""What a step's inputs are made of on the device: block tables and last drawn tokens by row, kept from step to step.
+"""The sources of a step's inputs on the device: block tables and last sampled tokens by row, kept from step to step.
 
-The host keeps block tables as well, to work out slots; it sends only what a batch says is new. One row more than
-sequences can have is for padding: it names the spare block, one more than the scheduler knows of. A padded sequence
-is one of a single token there, so that kernels see nothing but sequences.
+The host keeps block tables as well, to compute slots; it sends only what is new in a batch. One additional row is for
+padding: it names the spare block, which the scheduler does not know. A padded sequence has a single token there, so
+that kernels process only sequences.
 
-Legend: T tokens, B sequences, N rows, M blocks per sequence, K drawn tokens.
+Legend: T tokens, B sequences, N rows, M blocks per sequence, K sampled tokens.
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from torch import Tensor
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.layers import GroupInputs, ModelInputs
-from quire_engine.runner.device.staging import InputSizes, Item, Parcel, StepInputs
+from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, Item, StepInputs
 from quire_engine.runner.inputs import BlockTables, StepColumns
 from quire_engine.runner.logprobs import LogitsRows
 from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
 
 
 class DeviceRows:
-    """``stage`` what a batch says is new, then, the parcel sent, ``apply`` it on the device."""
+    """The device's rows. ``stage`` the changes of a batch and, after the transfer, ``apply`` them on the device."""
 
     def __init__(
         self, *, layout: KVCacheLayout, max_rows: int, max_blocks: int, max_tokens: int, device: torch.device
@@ -38,22 +38,22 @@ class DeviceRows:
         for table, group in zip(self._tables, layout.groups, strict=True):
             table[self.spare_row, 0] = group.num_blocks
         self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
-        # Of the step under way: block tables in its order, and tokens fed back.
+        # Of the current step: block tables in its order, and tokens fed back.
         self._gathered = tuple(
             torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in range(groups)
         )
         self._fed_back = torch.zeros(max_tokens, dtype=torch.int64, device=device)
         self._updates: list[tuple[Tensor, Item, Item]] = []
 
-    def stage(self, batch: Batch, parcel: Parcel) -> None:
+    def stage(self, batch: Batch, transfer: HostToDeviceBatch) -> None:
         self.host.apply(batch)
         self._updates = []
         for host, table, updates in zip(self.host.tables, self._tables, batch.block_updates, strict=True):
             if not updates.rows:
                 continue
             places = np.asarray(updates.rows, dtype=np.int64) * host.shape[1] + np.asarray(updates.positions)
-            # As they stand now: of a place that was given twice, both writes say the same.
-            self._updates.append((table, parcel.add(places), parcel.add(host.reshape(-1)[places])))
+            # The current values: if a place was assigned twice, both writes are the same.
+            self._updates.append((table, transfer.add(places), transfer.add(host.reshape(-1)[places])))
 
     def apply(self) -> None:
         for table, places, blocks in self._updates:
@@ -61,7 +61,7 @@ class DeviceRows:
         self._updates = []
 
     def fill_in(self, inputs: StepInputs[Tensor]) -> None:
-        """Puts last drawn tokens and block tables in their places. Part of captured graphs."""
+        """Fill in the last sampled tokens and the block tables. This is part of captured graphs."""
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)
         fed_back = self._fed_back[:tokens]
         torch.index_select(self._last_token, 0, inputs.token_rows, out=fed_back)
@@ -70,20 +70,20 @@ class DeviceRows:
             torch.index_select(table, 0, inputs.rows, out=gathered[:sequences])
 
     def remember(self, rows: Tensor, drawn: Tensor) -> None:
-        """The tokens [K] drawn for rows [K], for the next step to be fed back."""
+        """Store the tokens [K] sampled for rows [K], which the next step may need."""
         self._last_token.index_copy_(0, rows, drawn)
 
     def block_tables(self, sequences: int) -> tuple[Tensor, ...]:
-        """[B, M] each, as ``fill_in`` leaves them."""
+        """Return the block tables [B, M] that ``fill_in`` wrote."""
         return tuple(gathered[:sequences] for gathered in self._gathered)
 
 
 def write_inputs(
     target: StepInputs[np.ndarray], columns: StepColumns, wanted: LogitsRows, samples: np.ndarray, rows: DeviceRows
 ) -> None:
-    """Fills in a step's inputs, and padding where ``target`` is larger.
+    """Write a step's inputs, and padding if ``target`` is larger.
 
-    samples  [B] bool, the sequences that a token is drawn for
+    samples  [B] bool, the sequences for which a token is sampled
     """
     tokens, sequences, draws = len(columns.token_ids), len(columns.rows), len(wanted.sampled)
     target.token_ids[:tokens] = columns.token_ids
@@ -105,8 +105,10 @@ def write_inputs(
 
 
 def write_padding(target: StepInputs[np.ndarray], rows: DeviceRows, *, sequences: int) -> None:
-    """Fills in what is left behind so many ``sequences`` with others of one token. Only a decode batch has any left, so
-    that many tokens and rows of logits come before, too."""
+    """Write padding after ``sequences`` sequences, as sequences of one token.
+
+    Only a decode batch is padded, so the same number of tokens and rows of logits comes before.
+    """
     size = len(target.rows)
     if sequences == size:
         return
@@ -123,7 +125,7 @@ def write_padding(target: StepInputs[np.ndarray], rows: DeviceRows, *, sequences
 
 
 def of_all_tokens(wanted: LogitsRows, tokens: int) -> LogitsRows:
-    """The same rows, where every token of the batch has logits."""
+    """Return the same rows for a batch in which every token has logits."""
     return LogitsRows(
         rows=np.arange(tokens), sampled=wanted.rows[wanted.sampled], reported=wanted.rows[wanted.reported]
     )
@@ -139,13 +141,13 @@ def sizes_of(columns: StepColumns, wanted: LogitsRows) -> InputSizes:
 
 
 def padded_sizes(sequences: int) -> InputSizes:
-    """Of a decode batch filled up to so many sequences."""
+    """Return the sizes of a decode batch padded to ``sequences``."""
     return InputSizes(tokens=sequences, sequences=sequences, logits=sequences, draws=sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLens:
-    """Tokens per sequence, as far as launches of attention depend on them."""
+    """The query lengths, as attention's launches need them."""
 
     longest: int
     shortest: int
@@ -153,7 +155,7 @@ class QueryLens:
 
     @classmethod
     def of(cls, scheduled: np.ndarray) -> "QueryLens":
-        """``scheduled`` [B]"""
+        """Return the lengths of ``scheduled`` [B]."""
         return cls(longest=int(scheduled.max()), shortest=int(scheduled.min()), longest_short=longest_short(scheduled))
 
 
@@ -167,7 +169,7 @@ def model_inputs(
     workspace: Workspace,
     query_lens: QueryLens,
 ) -> ModelInputs:
-    """Over the same memory, whatever it will hold."""
+    """Return inputs over the same memory, whatever its later content."""
     return ModelInputs(
         token_ids=inputs.token_ids,
         positions=inputs.positions,

@@ -1,9 +1,8 @@
-"""Edits of logits by row, as ``runner.logit_shaping``, in device memory that the host never reads.
+"""The edits of logits by row, like ``runner.logit_shaping``, in device memory that the host never reads.
 
-Where a row's edits lie is the host's decision, so it knows all about the pool but how many ids a penalised row has
-come to count: for that it assumes the most, a new id with every token drawn. A row whose room may be used up moves to
-a larger place. All that a step changes is staged in one parcel first and then applied, in a handful of launches for all
-rows.
+The host decides where a row's edits are, so it knows everything about the pool except how many ids a penalized row
+counts: it assumes a new id with every sampled token. A row whose room may be used up moves to a larger place. All
+changes of a step are staged in one host-to-device batch and then applied, in a few launches for all rows.
 """
 
 from collections.abc import Sequence
@@ -14,18 +13,18 @@ import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Admission
-from quire_engine.runner.device.staging import Item, Parcel
+from quire_engine.runner.device.staging import HostToDeviceBatch, Item
 from quire_engine.runner.logit_shaping import RowEdits, row_edits
 from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits, count_tokens, shape_logits
 
 _ROOM = 64
-"""Places for tokens that have not occurred yet: so many steps until a row has to move."""
+"""The places for tokens that have not occurred yet: the number of steps until a row has to move."""
 _NEVER_FULL = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NewRows:
-    """Rows that were admitted with edits: what is written for them."""
+    """The data of rows that were admitted with edits."""
 
     rows: Item  # [A] int64
     bounds: Item  # [A, NUM_BOUNDS] int64
@@ -40,10 +39,10 @@ class _NewRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Moves:
-    """Rows whose edits go elsewhere, in the same pool or a new one."""
+    """Rows whose edits move, in the same pool or to a new one."""
 
     capacity: int | None
-    """Of the new pool."""
+    """The capacity of the new pool, if there is one."""
     sources: Item  # [P] int64, places
     targets: Item  # [P] int64
     rows: Item  # [A] int64
@@ -51,13 +50,12 @@ class _Moves:
 
 
 class DeviceLogitShaping:
-    """``stage`` admissions and the rows that will be drawn for, then, the parcel sent, ``apply``; then shape and
-    count."""
+    """The edits of all rows. ``stage`` admissions and sampled rows, transfer, ``apply``; then shape and count."""
 
     def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
-        # What the host knows of each row. A row's places are ``begin`` to ``begin + size``, the last ``free`` of them
-        # surely empty; ``fixed`` are not counts.
+        # What the host knows about each row. A row's places are ``begin`` to ``begin + size``; at least the last
+        # ``free`` of them are empty; ``fixed`` are not counts.
         self._shaped = np.zeros(max_rows, dtype=np.bool_)
         self._counted = np.zeros(max_rows, dtype=np.bool_)
         self._begin = np.zeros(max_rows, dtype=np.int64)
@@ -81,37 +79,35 @@ class DeviceLogitShaping:
         self._shaped[row] = self._counted[row] = False
 
     def shaped(self, rows: np.ndarray) -> np.ndarray:
-        """[S] the places in ``rows`` of those with edits."""
+        """Return [S] the places in ``rows`` of those with edits."""
         return np.flatnonzero(self._shaped[rows])
 
-    # --- staging ---
-
-    def stage(self, admitted: Sequence[Admission], drawn_rows: np.ndarray, parcel: Parcel) -> None:
-        """``drawn_rows`` [K]: a token will be drawn for each of them in this step."""
+    def stage(self, admitted: Sequence[Admission], drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> None:
+        """Stage admissions, and room for the tokens that this step samples for ``drawn_rows`` [K]."""
         for admission in admitted:
             self.release(admission.row)
         new = [(admission, edits) for admission in admitted if (edits := row_edits(admission, self._vocab_size))]
         full = drawn_rows[self._counted[drawn_rows] & (self._free[drawn_rows] == 0)]
         wanted = np.array([self._wanted(row) for row in full.tolist()], dtype=np.int64)
-        self._reserve(sum(map(_room_for, (edits for _, edits in new))) + int(wanted.sum()), parcel)
+        self._reserve(sum(map(_room_for, (edits for _, edits in new))) + int(wanted.sum()), transfer)
         if len(full):
-            self._enlarge(full, wanted, parcel)
+            self._enlarge(full, wanted, transfer)
         if new:
-            self._stage_new(new, parcel)
+            self._stage_new(new, transfer)
         self._free[drawn_rows[self._counted[drawn_rows]]] -= 1
 
     def _wanted(self, row: int) -> int:
-        """Half as much again, so that a long answer moves seldom; no more ids than there are can be counted."""
+        """Return a size that is half as large again, so that long answers rarely move; at most each id is counted."""
         size = int(self._size[row])
         return min(size + max(_ROOM, size // 2), int(self._fixed[row]) + self._vocab_size)
 
     def _free_places(self, row: int, *, used: int) -> int:
-        """Of a counted row's places, those that are surely empty."""
+        """Return the number of a counted row's places that are certainly empty."""
         whole = self._size[row] - self._fixed[row] >= self._vocab_size
         return _NEVER_FULL if whole else int(self._size[row]) - used
 
-    def _reserve(self, wanted: int, parcel: Parcel) -> None:
-        """Room behind all rows; where there is none, in a pool twice as large as what the rows take."""
+    def _reserve(self, wanted: int, transfer: HostToDeviceBatch) -> None:
+        """Reserve room after all rows, if necessary in a new pool of twice the size that the rows take."""
         if self._end + wanted <= self._capacity:
             return
         rows = np.flatnonzero(self._shaped & (self._size > 0))
@@ -120,15 +116,15 @@ class DeviceLogitShaping:
         self._end = int(sizes.sum())
         self._capacity = max(1024, 2 * (self._end + wanted))
         shifts = np.repeat((ends - sizes - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
-        self._stage_moves(rows, ends - sizes, sizes, shifts, parcel, capacity=self._capacity)
+        self._stage_moves(rows, ends - sizes, sizes, shifts, transfer, capacity=self._capacity)
 
-    def _enlarge(self, rows: np.ndarray, wanted: np.ndarray, parcel: Parcel) -> None:
+    def _enlarge(self, rows: np.ndarray, wanted: np.ndarray, transfer: HostToDeviceBatch) -> None:
         targets = self._end + np.cumsum(wanted) - wanted
         self._end += int(wanted.sum())
         sizes = self._size[rows]
         shifts = np.repeat((targets - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
         shifts[:, -1] += wanted - sizes
-        self._stage_moves(rows, targets, sizes, shifts, parcel, capacity=None)
+        self._stage_moves(rows, targets, sizes, shifts, transfer, capacity=None)
         self._size[rows] = wanted
         self._free[rows] = [
             self._free_places(row, used=used) for row, used in zip(rows.tolist(), sizes.tolist(), strict=True)
@@ -140,22 +136,22 @@ class DeviceLogitShaping:
         targets: np.ndarray,
         sizes: np.ndarray,
         shifts: np.ndarray,
-        parcel: Parcel,
+        transfer: HostToDeviceBatch,
         *,
         capacity: int | None,
     ) -> None:
         self._staged.append(
             _Moves(
                 capacity=capacity,
-                sources=parcel.add(_ranges(self._begin[rows], sizes)),
-                targets=parcel.add(_ranges(targets, sizes)),
-                rows=parcel.add(rows),
-                shifts=parcel.add(shifts),
+                sources=transfer.add(_ranges(self._begin[rows], sizes)),
+                targets=transfer.add(_ranges(targets, sizes)),
+                rows=transfer.add(rows),
+                shifts=transfer.add(shifts),
             )
         )
         self._begin[rows] = targets
 
-    def _stage_new(self, new: list[tuple[Admission, RowEdits]], parcel: Parcel) -> None:
+    def _stage_new(self, new: list[tuple[Admission, RowEdits]], transfer: HostToDeviceBatch) -> None:
         count = len(new)
         bounds = np.zeros((count, NUM_BOUNDS), dtype=np.int64)
         penalties = np.zeros((count, 3), dtype=np.float32)
@@ -175,22 +171,20 @@ class DeviceLogitShaping:
         sizes = bounds[:, 5] - bounds[:, 0]
         self._staged.append(
             _NewRows(
-                rows=parcel.add(np.array([admission.row for admission, _ in new], dtype=np.int64)),
-                bounds=parcel.add(bounds),
-                penalties=parcel.add(penalties),
-                min_tokens=parcel.add(_column(admission.params.min_tokens for admission, _ in new)),
-                num_drawn=parcel.add(_column(len(admission.output_token_ids) for admission, _ in new)),
-                tails=parcel.add(tails),
-                places=parcel.add(_ranges(bounds[:, 0], sizes)),
-                ids=parcel.add(np.concatenate([part for _, edits in new for part in edits.ids])),
-                values=parcel.add(np.concatenate([edits.values for _, edits in new])),
+                rows=transfer.add(np.array([admission.row for admission, _ in new], dtype=np.int64)),
+                bounds=transfer.add(bounds),
+                penalties=transfer.add(penalties),
+                min_tokens=transfer.add(_column(admission.params.min_tokens for admission, _ in new)),
+                num_drawn=transfer.add(_column(len(admission.output_token_ids) for admission, _ in new)),
+                tails=transfer.add(tails),
+                places=transfer.add(_ranges(bounds[:, 0], sizes)),
+                ids=transfer.add(np.concatenate([part for _, edits in new for part in edits.ids])),
+                values=transfer.add(np.concatenate([edits.values for _, edits in new])),
             )
         )
 
-    # --- on the device ---
-
     def apply(self) -> None:
-        """What was staged, in its order."""
+        """Apply the staged changes in order."""
         for change in self._staged:
             match change:
                 case _Moves():
@@ -230,11 +224,11 @@ class DeviceLogitShaping:
             state.index_copy_(0, rows, item.on_device)
 
     def shape(self, logits: Tensor, lines: Tensor, rows: Tensor) -> None:
-        """Changes float32 logits [R, V] in place: line ``lines[i]`` as row ``rows[i]`` asks."""
+        """Change float32 logits [R, V] in place: line ``lines[i]`` by the edits of row ``rows[i]``."""
         shape_logits(logits, lines, rows, self._edits)
 
     def count(self, token_ids: Tensor, rows: Tensor) -> None:
-        """A token was drawn for each of ``rows``, all of which have edits."""
+        """Count a sampled token for each of ``rows``, all of which have edits."""
         count_tokens(token_ids, rows, self._edits)
 
 
@@ -243,7 +237,7 @@ def _room_for(edits: RowEdits) -> int:
 
 
 def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """begins[0], begins[0] + 1, and so on for sizes[0] places, then from begins[1] on."""
+    """Return sizes[0] numbers from begins[0] on, then sizes[1] numbers from begins[1] on, and so on."""
     ends = np.cumsum(sizes)
     return np.arange(int(sizes.sum())) + np.repeat(begins - (ends - sizes), sizes)
 

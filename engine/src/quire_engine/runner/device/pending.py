@@ -1,4 +1,4 @@
-"""A step under way on the device: what it will have said, and the one place where the host waits for it."""
+"""A step in flight on the device: its later output, and the only place where the host waits for it."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ from quire_engine.runner.device.swap import TimedCopy
 
 @dataclass(slots=True)
 class GpuClock:
-    """Adds up what steps took on the device."""
+    """The total time of steps on the device."""
 
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingStep:
-    """A ``core.ports.PendingOutput``. The tensors are copies in host memory, whole once ``done`` was reached."""
+    """A ``core.ports.PendingOutput``. The tensors are copies in host memory, complete when ``done`` is reached."""
 
     batch: Batch
     plan: DrawPlan
@@ -30,7 +30,7 @@ class PendingStep:
     prompts: PendingReport | None
     copies: list[TimedCopy]
     started: Mark
-    """Before the model, ``ran`` after it, ``done`` after the draw."""
+    """The mark before the model; ``ran`` is after it, ``done`` after the sampling."""
     ran: Mark
     done: Mark
     prepare_seconds: float

@@ -1,4 +1,4 @@
-"""Reports of probabilities that are found on the device in a step, and read by the host when the step is done.
+"""Reports of probabilities that are computed on the device in a step, and read by the host after the step.
 
 Legend: Q reported lines of logits, V vocabulary.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenLogprobs
 from quire_engine.runner.device.accelerator import Accelerator
-from quire_engine.runner.device.staging import Item, Parcel
+from quire_engine.runner.device.staging import HostToDeviceBatch, Item
 from quire_engine.runner.logprobs import asked_of_prompts, by_prompt, entries, most_of
 from quire_kernels.logprobs import Logprobs, token_logprobs
 
@@ -18,10 +18,10 @@ from quire_kernels.logprobs import Logprobs, token_logprobs
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedReport:
     places: Item  # [Q] int64
-    counts: np.ndarray  # [Q] int64, how many likeliest tokens to report beside each
+    counts: np.ndarray  # [Q] int64, the number of most probable tokens to report
 
     def launch(self, logits: Tensor, lines: Tensor, token_ids: Tensor) -> "PendingReport":
-        """Of line ``lines[i]`` of logits the token ``token_ids[i]``; both [Q] int64."""
+        """Launch the report of token ``token_ids[i]`` in line ``lines[i]`` of logits; both [Q] int64."""
         found = token_logprobs(logits, lines, token_ids, most_of(self.counts, logits))
         return PendingReport(found=found, token_ids=token_ids, counts=self.counts)
 
@@ -33,7 +33,7 @@ class PendingReport:
     counts: np.ndarray
 
     def download(self, accelerator: Accelerator) -> "PendingReport":
-        """In host memory once a mark set afterwards was reached."""
+        """Return a copy in host memory, which is complete when a later mark is reached."""
         found, fetch = self.found, accelerator.download
         return PendingReport(
             found=Logprobs(
@@ -52,7 +52,7 @@ class PendingReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptReport:
-    """What a batch asks of its prompts."""
+    """The report that a batch requests for its prompts."""
 
     asked: AskedReport
     token_ids: Item  # [Q] int64, the prompts' next tokens
@@ -61,23 +61,23 @@ class PromptReport:
         return self.asked.launch(logits, self.asked.places.on_device, self.token_ids.on_device)
 
 
-def stage_prompt_report(batch: Batch, lines: np.ndarray, parcel: Parcel) -> PromptReport | None:
-    """``lines`` [Q] of the step's logits, in the order of ``Batch.prompt_logprobs``."""
+def stage_prompt_report(batch: Batch, lines: np.ndarray, transfer: HostToDeviceBatch) -> PromptReport | None:
+    """Return the report for lines [Q] of the step's logits, in the order of ``Batch.prompt_logprobs``, or None."""
     if not batch.prompt_logprobs:
         return None
     asked = asked_of_prompts(batch.prompt_logprobs)
     return PromptReport(
-        asked=AskedReport(places=parcel.add(lines), counts=asked.counts), token_ids=parcel.add(asked.token_ids)
+        asked=AskedReport(places=transfer.add(lines), counts=asked.counts), token_ids=transfer.add(asked.token_ids)
     )
 
 
 def read_prompts(batch: Batch, report: PendingReport | None) -> list[list[TokenLogprobs]]:
-    """For each of ``Batch.prompt_logprobs`` its entries."""
+    """Return the entries for each of ``Batch.prompt_logprobs``."""
     return [] if report is None else by_prompt(batch.prompt_logprobs, report.read())
 
 
 def spread(report: PendingReport | None, places: np.ndarray, count: int) -> list[TokenLogprobs | None] | None:
-    """One entry per drawn token, ``places`` [Q] saying whose the reported ones are; None where nothing is."""
+    """Return one entry per sampled token, at ``places`` [Q]; None if nothing is reported."""
     if report is None:
         return None
     spread_out: list[TokenLogprobs | None] = [None] * count

@@ -1,9 +1,9 @@
-"""Draws the next tokens of a batch on the device, as ``runner.sampler`` does on a CPU, without the host reading any.
+"""The sampling of a batch's next tokens on the device, like ``runner.sampler`` on a CPU, without reads by the host.
 
-Parameters lie in columns by row, written as a sequence takes its row. Which rows are greedy, shaped or reported the
-host knows, so a step takes the cheapest way that serves all its rows: of greedy ones that is one launch.
+Parameters are columns by row, written when a sequence takes its row. The host knows which rows are greedy, shaped or
+reported, so a step uses the cheapest variant that serves all its rows: for greedy rows that is one launch.
 
-Legend: K drawn sequences, V vocabulary, S of them with shaped logits, Q with reported probabilities.
+Legend: K sampled sequences, V vocabulary, S of them with shaped logits, Q with reported probabilities.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.sampling_params import FILTER_NAMES
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.reports import AskedReport, PendingReport
-from quire_engine.runner.device.staging import ALIGNMENT, Item, Parcel, StepInputs
+from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, Item, StepInputs
 from quire_engine.runner.token_masks import apply_masks
 from quire_kernels.sampling import greedy, sample
 
@@ -25,12 +25,12 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawPlan:
-    """How the tokens of a step are drawn."""
+    """The way in which the tokens of a step are sampled."""
 
     count: int  # K
     all_greedy: bool
     shaped: tuple[Item, Item] | None
-    """[S] int64 each: places among the drawn, and rows."""
+    """[S] int64 each: places among the sampled sequences, and rows."""
     reported: AskedReport | None
 
 
@@ -41,15 +41,15 @@ class DeviceDraw:
 
 
 class DeviceSampler:
-    """``stage`` a step's admissions and draws, then, the parcel sent, ``apply``; then ``draw``."""
+    """The sampler of the device. ``stage`` admissions and sampled rows, transfer, ``apply``; then ``draw``."""
 
     def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._heated = np.zeros(max_rows, dtype=np.bool_)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
-        # The filters, and top k with the seed: by row, and of the rows that are sampled. Columns begin at aligned
-        # addresses, whatever the number of rows.
+        # The filters, and top k with the seed: by row, and for the sampled rows. Columns start at aligned addresses,
+        # whatever the number of rows.
         width = -(-max_rows // ALIGNMENT) * ALIGNMENT
         self._shares, self._drawn_shares = (torch.zeros((len(FILTER_NAMES), width), device=device) for _ in range(2))
         self._numbers, self._drawn_numbers = (
@@ -58,28 +58,28 @@ class DeviceSampler:
         self._shaping = DeviceLogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._admitted: tuple[Item, Item, Item] | None = None
 
-    def stage(self, batch: Batch, drawn_rows: np.ndarray, parcel: Parcel) -> DrawPlan:
+    def stage(self, batch: Batch, drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> DrawPlan:
         for row in batch.released_rows:
             self._shaping.release(row)
             self._reported[row] = False
         if batch.admitted:
-            self._stage_columns(batch, parcel)
-        self._shaping.stage(batch.admitted, drawn_rows, parcel)
+            self._stage_columns(batch, transfer)
+        self._shaping.stage(batch.admitted, drawn_rows, transfer)
         shaped = self._shaping.shaped(drawn_rows)  # [S]
         reported = np.flatnonzero(self._reported[drawn_rows])  # [Q]
         return DrawPlan(
             count=len(drawn_rows),
             all_greedy=not self._heated[drawn_rows].any(),
-            shaped=(parcel.add(shaped), parcel.add(drawn_rows[shaped])) if len(shaped) else None,
+            shaped=(transfer.add(shaped), transfer.add(drawn_rows[shaped])) if len(shaped) else None,
             reported=AskedReport(
-                places=parcel.add(reported),
+                places=transfer.add(reported),
                 counts=self._num_logprobs[drawn_rows[reported]],
             )
             if len(reported)
             else None,
         )
 
-    def _stage_columns(self, batch: Batch, parcel: Parcel) -> None:
+    def _stage_columns(self, batch: Batch, transfer: HostToDeviceBatch) -> None:
         rows = np.array([admission.row for admission in batch.admitted], dtype=np.int64)
         params = [admission.params for admission in batch.admitted]
         shares = [[getattr(one, name) for name in FILTER_NAMES] for one in params]
@@ -90,9 +90,9 @@ class DeviceSampler:
         self._reported[rows] = [one.logprobs is not None for one in params]
         self._num_logprobs[rows] = [one.logprobs or 0 for one in params]
         self._admitted = (
-            parcel.add(rows),
-            parcel.add(np.array(shares, dtype=np.float32).T),
-            parcel.add(numbers.view(np.int64)),
+            transfer.add(rows),
+            transfer.add(np.array(shares, dtype=np.float32).T),
+            transfer.add(numbers.view(np.int64)),
         )
 
     def apply(self) -> None:
@@ -106,8 +106,10 @@ class DeviceSampler:
     def draw(
         self, logits: Tensor, inputs: StepInputs[Tensor], plan: DrawPlan, masks: TokenMasks | None = None
     ) -> DeviceDraw:
-        """Draw from ``logits`` [K, V], which may be changed: one row for each of ``inputs.drawn_rows``. ``masks`` apply
-        first."""
+        """Sample from ``logits`` [K, V], which may be changed: one token per row in ``inputs.drawn_rows``.
+
+        ``masks`` apply first.
+        """
         own = logits
         lines = plan.reported.places.on_device if plan.reported is not None else None  # [Q] of ``own``
         if plan.shaped is not None or masks is not None:

@@ -1,9 +1,9 @@
-"""How a step's numbers get to the device: packed into pinned host memory, in one copy that nobody waits for.
+"""The transfer of a step's inputs to the device: packed into pinned host memory, in one asynchronous copy.
 
-``StepStaging`` is for the inputs that every step has: its memory is allocated once, and a captured graph finds them at
-the same addresses every time. ``Parcel`` is for what only some steps have, of any size.
+``StepStaging`` is for the inputs that every step has: its memory is allocated once, so a captured graph finds them at
+the same addresses every time. ``HostToDeviceBatch`` is for data of any size that only some steps have.
 
-Legend: T tokens, B sequences, R rows of logits, K drawn tokens, G KV cache groups.
+Legend: T tokens, B sequences, R rows of logits, K sampled tokens, G KV cache groups.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from quire_engine.runner.device.accelerator import Accelerator, Mark
 
 ALIGNMENT = 128
-"""Bytes. Triton compiles a kernel anew for a pointer that is less aligned than those before."""
+"""The alignment in bytes. Triton compiles a kernel again for a pointer with a smaller alignment than before."""
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
@@ -32,18 +32,18 @@ class InputSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs(Generic[Array]):
-    """The inputs of a step side by side, on the host as it writes them or on the device as kernels read them."""
+    """The inputs of a step, adjacent in memory, on the host or on the device."""
 
     token_ids: Array  # [T] int64
     positions: Array  # [T] int64
-    token_rows: Array  # [T] int64, the row each token belongs to
-    is_feedback: Array  # [T] bool, whether the token is the one drawn last for its row
+    token_rows: Array  # [T] int64, the row of each token
+    is_feedback: Array  # [T] bool, whether the token is the last one sampled for its row
     slots: tuple[Array, ...]  # G times [T] int64
     rows: Array  # [B] int64
     contexts: Array  # [B] int32
     query_starts: Array  # [B + 1] int32
     logits_rows: Array  # [R] int64
-    drawn_lines: Array  # [K] int64, the lines of logits that are drawn from
+    drawn_lines: Array  # [K] int64, the lines of logits that are sampled from
     drawn_rows: Array  # [K] int64
     drawn_positions: Array  # [K] int64
 
@@ -51,7 +51,7 @@ class StepInputs(Generic[Array]):
 def _carve(
     sizes: InputSizes, groups: int, take: Callable[[int, int, np.dtype], Array]
 ) -> tuple[StepInputs[Array], int]:
-    """Where each input lies: ``take(first byte, length, type)`` makes it. And how many bytes they are together."""
+    """Return the inputs at their places, created by ``take(first byte, length, type)``, and their total bytes."""
     end = 0
 
     def next_input(length: int, kind: type = np.int64) -> Array:
@@ -79,7 +79,7 @@ def _carve(
 
 
 class StepStaging:
-    """Two pinned buffers in turn, for steps overlap, and one on the device, where steps follow on one another."""
+    """Two pinned buffers used alternately, because steps overlap, and one buffer on the device, where they do not."""
 
     def __init__(self, accelerator: Accelerator, *, groups: int, largest: InputSizes) -> None:
         self._accelerator = accelerator
@@ -91,11 +91,11 @@ class StepStaging:
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=accelerator.device)
 
     def begin(self, sizes: InputSizes) -> StepInputs[np.ndarray]:
-        """Where to write the next step's inputs."""
+        """Return the arrays for the next step's inputs."""
         self._turn = 1 - self._turn
         copied = self._copied[self._turn]
         if copied is not None:
-            copied.wait()  # it was, long ago, where each step is waited for before the second after it
+            copied.wait()  # This is long done if each step is waited for before the second one after it.
         memory = self._hosts[self._turn].numpy()
         inputs, num_bytes = _carve(
             sizes,
@@ -106,19 +106,19 @@ class StepStaging:
         return inputs
 
     def upload(self, sizes: InputSizes) -> None:
-        """What was written since ``begin`` for the same sizes."""
+        """Upload the inputs written since ``begin``, for the same sizes."""
         _, num_bytes = _carve(sizes, self._groups, lambda begin, length, dtype: np.empty(0))
         self._device[:num_bytes].copy_(self._hosts[self._turn][:num_bytes], non_blocking=True)
         self._copied[self._turn] = self._accelerator.mark()
 
     def on_device(self, sizes: InputSizes) -> StepInputs[Tensor]:
-        """Where kernels find inputs of these sizes, in every step."""
+        """Return the inputs of these sizes on the device, at the same addresses in every step."""
         inputs, _ = _carve(sizes, self._groups, lambda begin, length, dtype: _typed(self._device, begin, length, dtype))
         return inputs
 
 
 class Item:
-    """An array that travels in a parcel; ``on_device`` once that is sent."""
+    """An array in a host-to-device batch; ``on_device`` is valid after the transfer."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = np.ascontiguousarray(array)
@@ -126,15 +126,15 @@ class Item:
 
     @property
     def on_device(self) -> Tensor:
-        assert self._tensor is not None, "the parcel was not sent"
+        assert self._tensor is not None, "the transfer was not sent"
         return self._tensor
 
     def arrive(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
 
-class Parcel:
-    """What a step uploads beside its inputs. An empty one costs nothing."""
+class HostToDeviceBatch:
+    """A host-to-device batch: the data that a step uploads in addition to its inputs. An empty one costs nothing."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -152,7 +152,7 @@ class Parcel:
         for item in self._items:
             begins.append(end)
             end += _aligned(item.array.nbytes)
-        # Of memory that torch keeps for the next time, and does not give out again before it was copied.
+        # torch reuses this memory, but not before it was copied.
         host = self._accelerator.pinned(end)
         memory = host.numpy()
         for item, begin in zip(self._items, begins, strict=True):

@@ -1,9 +1,9 @@
-"""The runner's side of preemption by swap on a GPU: blocks move through a staging area of device memory.
+"""The runner's side of preemption by swap on a GPU: blocks move through a staging area in device memory.
 
 Between cache and staging area they are copied on the main stream, in step order and at the speed of device memory;
-between staging area and pinned host memory on the side stream, beside the model. So blocks that leave may be
-overwritten by the very step that they leave in, and those that return are fetched while the step before still runs.
-What does not fit into the staging area at once goes in turns, which wait for one another.
+between staging area and pinned host memory on the side stream, in parallel with the model. Blocks that are swapped out
+may therefore be overwritten by the same step, and those that return are fetched while the previous step still runs.
+Copies that exceed the staging area are made in parts, which wait for one another.
 
 Legend: L layers of a KV cache group, C blocks to copy.
 """
@@ -17,23 +17,23 @@ import torch
 from quire_engine.core.batch import Batch, BlockCopies
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.runner.device.accelerator import Accelerator, Mark
-from quire_engine.runner.device.staging import Parcel
+from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 from quire_kernels.swap_blocks import swap_blocks
 
 STAGING_BYTES = 128 << 20
-"""Of the staging area, unless the swap space is smaller: what the largest step copies without waiting for itself."""
+"""The size of the staging area, unless the swap space is smaller: the largest step copies this without waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedCopy:
-    """Between host and device, as long as it took on the side stream."""
+    """A copy between host and device, with its time on the side stream."""
 
     began: Mark
     ended: Mark
 
     def wait(self) -> float:
-        """Seconds."""
+        """Wait for the end of the copy, and return its seconds."""
         self.ended.wait()
         return self.ended.seconds_since(self.began)
 
@@ -52,7 +52,10 @@ class _Group:
 
 
 class DeviceSwapper:
-    """``caches`` and ``space`` have an entry per layer; ``space`` is empty where there is no swap space."""
+    """The copies of blocks.
+
+    ``caches`` and ``space`` have an entry per layer; ``space`` is empty without a swap space.
+    """
 
     def __init__(
         self,
@@ -67,12 +70,12 @@ class DeviceSwapper:
         self._groups = _make_groups(layout, caches, space, staging_bytes) if space else []
         largest = max((group.staged_blocks for group in self._groups), default=0)
         self._staged = torch.arange(largest, dtype=torch.int64, device=accelerator.device)
-        # Until when the staging area is in use by the main stream, and by the side stream.
+        # The marks until which the main stream, and the side stream, use the staging area.
         self._main_use: Mark | None = None
         self._side_use: Mark | None = None
 
     def apply(self, batch: Batch) -> list[TimedCopy]:
-        """Out before in: a block of the cache may leave and another take its place in one step."""
+        """Copy out before in: a block of the cache may be swapped out and reused in one step."""
         timed = []
         for group, blocks in self._portions(batch.swap_out):
             timed.append(self._copy_out(group, blocks))
@@ -81,7 +84,7 @@ class DeviceSwapper:
         return timed
 
     def _portions(self, copies: tuple[BlockCopies, ...]) -> Iterator[tuple[_Group, BlockCopies]]:
-        """As much as the staging area holds at a time."""
+        """Yield the copies in portions that fit into the staging area."""
         if not copies:
             return
         for group, blocks in zip(self._groups, copies, strict=True):
@@ -122,10 +125,10 @@ class DeviceSwapper:
             self._accelerator.follow(self._side_use)
 
     def _on_device(self, blocks: list[int]) -> torch.Tensor:
-        """Uploaded on the stream that will read it."""
-        parcel = Parcel(self._accelerator)
-        item = parcel.add(np.asarray(blocks, dtype=np.int64))
-        parcel.send()
+        """Return the block ids on the device, uploaded on the current stream."""
+        transfer = HostToDeviceBatch(self._accelerator)
+        item = transfer.add(np.asarray(blocks, dtype=np.int64))
+        transfer.send()
         return item.on_device
 
 

@@ -11,6 +11,7 @@ from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
 from quire_operator.domain.resource.names import (
     ANNOTATION_REFRESH_MODEL,
+    ANNOTATION_ROLLOUT_NOW,
     ANNOTATION_TEMPLATE,
     KIND,
     LABEL_DEPLOYMENT,
@@ -67,6 +68,8 @@ class Resource:
     """The time of creation in RFC 3339; empty for an object that is not stored yet."""
     refresh_model: str = ""
     """The annotation that makes the operator resolve the model's source again."""
+    rollout_now: str = ""
+    """The annotation that lets one rollout start outside its windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +222,7 @@ def trim_resource(body: JSON) -> Resource:
         status=dict(_map(body, "status")),
         created=_text(metadata, "creationTimestamp"),
         refresh_model=_text(_map(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
+        rollout_now=_text(_map(metadata, "annotations"), ANNOTATION_ROLLOUT_NOW)[:_MAX_ANNOTATION],
     )
 
 

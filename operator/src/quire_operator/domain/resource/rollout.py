@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule
+from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule, SectionList
+from quire_operator.domain.resource.windows import RecurringWindow
 
 _NONE = (0, "0%")
 
@@ -49,6 +50,15 @@ class Rollout:
             minimum=10.0,
         ),
     ] = None
+    windows: Annotated[
+        tuple[RecurringWindow, ...],
+        SectionList(
+            "When a rollout may start. Outside all windows, a change that replaces replicas waits; scaling, drains and "
+            "restarts of pods do not. Without windows, rollouts start at once.",
+            item="A recurring window.",
+            max_items=16,
+        ),
+    ] = ()
 
     RULES: ClassVar = (
         Rule(
@@ -75,6 +85,12 @@ class Rollout:
     def surges(self) -> bool:
         """Return True if replicas are added before others are removed."""
         return self.max_surge not in _NONE
+
+    def next_window(self, now: float) -> float | None:
+        """Return when the next window opens; None if a rollout may start now."""
+        if not self.windows or any(window.open_until(now) is not None for window in self.windows):
+            return None
+        return min((start for window in self.windows if (start := window.next_start(now)) is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

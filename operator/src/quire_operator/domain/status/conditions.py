@@ -52,6 +52,8 @@ class Queued:
 
     reason: str
     message: str
+    until: float | None = None
+    """When it may start; None if that depends on others."""
 
 
 class MetricsReason(StrEnum):
