@@ -133,18 +133,9 @@ soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage te
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 
-generate: charts/quire/templates/crds/llmdeployments.yaml docs/crd.md ## Generate the chart's copy of the CRD and docs/crd.md
-
-charts/quire/templates/crds/llmdeployments.yaml: crds/llmdeployments.yaml Makefile
-	@mkdir -p $(@D)
-	@{ echo '{{- /* Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. */ -}}'; \
-	   echo '{{- if .Values.crds.create }}'; \
-	   sed 's|^  name: llmdeployments.quire.dev$$|&\n  annotations:\n    helm.sh/resource-policy: keep|' $<; \
-	   echo '{{- end }}'; } > $@
-
-docs/crd.md: crds/llmdeployments.yaml crds/document.py
+generate: ## Generate the CRD's spec, the chart's copy of the CRD and docs/crd.md
 	@test -x $(BIN)/python || $(MAKE) setup
-	@$(BIN)/python crds/document.py > $@.new && mv $@.new $@
+	@$(BIN)/python crds/generate.py
 
 chart-docs: $(VENV)/.dev ## Generate the chart's value table and schema descriptions from values.yaml
 	@$(BIN)/python charts/document.py

@@ -39,9 +39,7 @@ CLEAN = (
     "gateway",
     "kernels",
     "requirements",
-    "tests/cluster",
-    "tests/e2e",
-    "tests/e2e_support",
+    "tests",
     "tools",
 )
 """The folders and files that `make lint` checks."""

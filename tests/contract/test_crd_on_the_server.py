@@ -16,7 +16,7 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
-from quire_operator.domain.resource import Invalid, KVCacheSize, Spec
+from quire_operator.domain.resource import Invalid, KVCache, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
@@ -101,7 +101,7 @@ def test_the_cache_size_of_an_existing_object_can_be_set(
     assert patched.status == 200, patched.body
     parsed = Spec.parse(patched.body)
     assert isinstance(parsed, Spec)
-    assert parsed.engine.kv_cache == KVCacheSize(size_bytes=4 << 30)
+    assert parsed.engine.kv_cache == KVCache(size_bytes=4 << 30)
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {

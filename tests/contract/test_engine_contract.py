@@ -27,6 +27,7 @@ from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.resource import DType, Spec, engine_flags
+from quire_operator.domain.resource.deployment import OWNED_FLAGS
 from quire_operator.domain.resource.engine import BLOCK_SIZES
 
 
@@ -54,7 +55,7 @@ def test_the_committed_flags_are_the_engines() -> None:
 
 def test_every_flag_that_quire_sets_exists() -> None:
     known = {*flag_table.FLAGS.flags, "help", "version", "flag-schema"}
-    assert {flag.removeprefix("no-") for flag in engine_flags.OWNED_FLAGS} <= known
+    assert {flag.removeprefix("no-") for flag in OWNED_FLAGS} <= known
     assert known >= engine_flags.RESERVED_FLAGS
 
 
@@ -279,7 +280,7 @@ def test_both_choose_the_same_arithmetic_on_a_gpu(asked: DType, stored: str | No
 
 
 def free_flags() -> list[str]:
-    taken = {*engine_flags.OWNED_FLAGS, *engine_flags.RESERVED_FLAGS}
+    taken = {*OWNED_FLAGS, *engine_flags.RESERVED_FLAGS}
     return [name for name in flag_table.FLAGS.flags if name not in taken]
 
 
@@ -314,5 +315,5 @@ def test_an_extra_argument_is_refused_here_exactly_where_the_engine_refuses_it(n
         engine_accepts = True
     except FlagsError:
         engine_accepts = False
-    problems = engine_flags.extra_args_problems(args)
+    problems = engine_flags.extra_args_problems(args, OWNED_FLAGS)
     assert (problems == []) is engine_accepts, problems

@@ -1,4 +1,4 @@
-"""What conditions are judged from, built with defaults: a spec, its Deployment, a pod and the view of them."""
+"""The inputs of conditions, built with defaults: a spec, its Deployment, a pod and a view of them."""
 
 from typing import Any
 

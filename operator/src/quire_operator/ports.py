@@ -236,7 +236,7 @@ class ProgressReader(Protocol):
     """A reader of the progress that pods serve while they download a model."""
 
     async def read(self, url: str) -> bytes | None:
-        """Return the answer; None if there is none."""
+        """Return the answer; None if the pod does not answer."""
         ...
 
 

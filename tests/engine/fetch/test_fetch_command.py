@@ -155,7 +155,7 @@ def test_the_version_is_left_for_the_pods_status(hub: HubStub, start: Start, tmp
 
 
 def asked(port: int, path: str = "/progress") -> tuple[int, bytes]:
-    """The answer of a download about its progress; status 0 while there is none."""
+    """Return a download's answer about its progress; the status is 0 if it does not answer."""
     try:
         answer = httpx.get(f"http://127.0.0.1:{port}{path}", timeout=5)
     except httpx.TransportError:

@@ -76,9 +76,9 @@ def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
     assert lines[0] == "5 problems:"
     assert [line.split(":")[0] for line in lines[1:]] == [
         "  - spec.model.source",
-        "  - spec.engine.extraArgs[0]",
         "  - spec.engine.blocksize",
         "  - spec.rollout.maxUnavailable",
+        "  - spec.engine.extraArgs[0]",
         "  - spec.podTemplate.spec.hostNetwork",
     ]
 

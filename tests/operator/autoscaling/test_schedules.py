@@ -8,7 +8,7 @@ from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.schedules import MARGIN_SECONDS, bounds_at
 from quire_operator.domain.autoscaling.startups import USUAL_SECONDS
-from quire_operator.domain.resource import RecurringWindow, Schedule
+from quire_operator.domain.resource import Schedule
 
 START_UP = 300.0
 LEAD = START_UP + MARGIN_SECONDS
@@ -19,8 +19,7 @@ def monday(hour: int, minute: int = 0) -> float:
 
 
 def schedule(cron: str, hours: float, least: int | None = None, most: int | None = None) -> Schedule:
-    window = RecurringWindow(cron=cron, time_zone="UTC", duration_seconds=hours * 3600)
-    return Schedule(window=window, min_replicas=least, max_replicas=most)
+    return Schedule(cron=cron, duration_seconds=hours * 3600, min_replicas=least, max_replicas=most)
 
 
 DAY = schedule("0 8 * * 1-5", 10, 4, 12)

@@ -204,14 +204,14 @@ HOUR = 3600.0
         ((NIGHT,), state(), "", 2, None),
         ((NIGHT,), state(), "", 3.99, None),
         ((NIGHT,), state(), "", 4, 26),
-        # Any of several windows will do, and the nearest is told.
+        # Any of several windows is enough, and the message names the nearest.
         ((SUNDAY, NIGHT), state(), "", 4, 26),
         ((SUNDAY, NIGHT), state(), "", 156.5, None),
         ((SUNDAY,), state(), "", 4, 156),
         # The annotation starts this rollout, and no other one.
         ((NIGHT,), state(), "new", 4, None),
         ((NIGHT,), state(), "old", 4, 26),
-        # What serves nobody is corrected at once.
+        # A Deployment without ready replicas is corrected at once.
         ((NIGHT,), state(ready=0, available=0), "", 4, None),
     ],
 )

@@ -17,7 +17,7 @@ MadePod = Callable[..., Pod]
 
 @pytest.fixture
 async def served(world: Any, pod: MadePod) -> Any:
-    """Two replicas that nobody but the peers may reach."""
+    """Return a world with two replicas that only the peers may reach."""
     world.features = ClusterFeatures(network_peers=({"podSelector": {}},))
     world.apply(replicas=2)
     await world.settle()

@@ -33,7 +33,7 @@ class Replicas:
 
 @pytest.fixture
 def fetching(world: Any, pod: MadePod) -> Any:
-    """A replica that downloads its model."""
+    """Return a world with a replica that downloads its model."""
     world.replicas = Replicas()
     world.downloads = Downloads(
         store=world.store, reader=world.replicas, clock=world.clock, enqueue=world.enqueued.append
@@ -52,7 +52,7 @@ def fetching(world: Any, pod: MadePod) -> Any:
 
 
 async def polled(world: Any, *, after: float = 15.0) -> Any:
-    """What the status says of the download after a poll."""
+    """Return the status of the download after a poll."""
     world.clock.time += after
     world.enqueued.clear()
     await world.downloads.poll()

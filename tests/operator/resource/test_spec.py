@@ -14,19 +14,18 @@ from quire_operator.domain.resource import (
     BucketSource,
     ClaimSource,
     DType,
-    ExistingClaim,
     FileSource,
     HubSource,
     ImageSource,
     Invalid,
-    KVCacheShare,
-    KVCacheSize,
+    KVCache,
     LatencyTarget,
     MetricsSource,
-    NewClaim,
+    ModelCache,
     PolicyType,
     Preemption,
     PrefixCaching,
+    PullSecret,
     RolloutStrategy,
     ScaleDown,
     ScaleUp,
@@ -74,7 +73,7 @@ def test_only_the_source_is_needed_and_the_rest_has_defaults() -> None:
     assert (spec.name, spec.namespace, spec.replicas, spec.autoscaling) == ("chat", "default", 1, None)
     assert spec.model.served_name == "chat"
     assert spec.model.source == FileSource(path="m", relative=True)
-    assert spec.engine.kv_cache == KVCacheShare(memory_percent=90)
+    assert spec.engine.kv_cache == KVCache(memory_percent=90)
     assert (spec.engine.dtype, spec.engine.max_model_length, spec.engine.block_size) == (DType.AUTO, None, 16)
     assert (spec.engine.max_sequences, spec.engine.max_batched_tokens) == (256, 2048)
     assert (spec.engine.prefix_caching, spec.engine.preemption) == (PrefixCaching.ENABLED, Preemption.AUTO)
@@ -144,12 +143,12 @@ def test_everything_that_can_be_said_is_understood() -> None:
         }
     )
     assert spec.model.source == HubSource(repository="meta-llama/Llama-3.1-8B-Instruct", revision="refs/pr/1")
-    assert spec.model.cache == NewClaim(
+    assert spec.model.cache == ModelCache(
         size_bytes=50 * 2**30, storage_class_name="fast", access_mode=AccessMode.READ_WRITE_MANY
     )
     assert spec.model.credentials_secret == "hf"
-    assert spec.engine.kv_cache == KVCacheSize(size_bytes=4 * 2**30)
-    assert spec.engine.image_pull_secrets == ("pull",)
+    assert spec.engine.kv_cache == KVCache(size_bytes=4 * 2**30)
+    assert spec.engine.image_pull_secrets == (PullSecret(name="pull"),)
     assert spec.engine.extra_args == ("--seed", "7")
     assert (spec.resources.gpus, spec.resources.memory_limit_bytes) == (1, 64 * 2**30)
     assert spec.resources.limits["nvidia.com/gpu"] == "1"
@@ -194,7 +193,7 @@ def test_sources(text: str, source: object) -> None:
 
 def test_a_claim_that_is_there_can_be_the_cache() -> None:
     model = {"source": "hf://a/b", "cache": {"claimName": "models"}}
-    assert parsed({"model": model}).model.cache == ExistingClaim(claim_name="models")
+    assert parsed({"model": model}).model.cache == ModelCache(claim_name="models")
 
 
 @pytest.mark.parametrize(
@@ -218,10 +217,10 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"model": "hf://a/b"}, 'spec.model: must be a mapping, got "hf://a/b"'),
         ({"model": {"source": "hf://a/b", "servedName": "two words"}}, "spec.model.servedName: must start with"),
         ({"model": {"source": "hf://a/b", "credentials": {}}}, "spec.model.credentials.secretName: is required"),
-        ({"model": {"source": "hf://a/b", "cache": {}}}, "spec.model.cache: set claimName"),
+        ({"model": {"source": "hf://a/b", "cache": {}}}, "spec.model.cache: set exactly one of claimName"),
         (
             {"model": {"source": "hf://a/b", "cache": {"claimName": "a", "size": "1Gi"}}},
-            "spec.model.cache: claimName",
+            "spec.model.cache: set exactly one of claimName",
         ),
         ({"engine": {"maxSequnces": 4}}, "spec.engine.maxSequnces: unknown field; did you mean maxSequences?"),
         ({"engine": {"maxSequences": True}}, "spec.engine.maxSequences: must be a whole number, got true"),
@@ -231,7 +230,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"engine": {"maxSequences": 10**30}}, "spec.engine.maxSequences: must be <= 2147483647"),
         (
             {"engine": {"maxSequences": 64, "maxBatchedTokens": 32}},
-            "spec.engine.maxBatchedTokens: must be >= maxSequences (64)",
+            "spec.engine.maxBatchedTokens: must be at least maxSequences",
         ),
         ({"engine": {"blockSize": 17}}, "spec.engine.blockSize: must be one of 16, 32, 64, 128, got 17"),
         ({"engine": {"dtype": "bfloat16"}}, "did you mean BFloat16?"),
@@ -246,6 +245,11 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             "spec.engine.imagePullPolicy: must be Always, IfNotPresent or Never",
         ),
         ({"engine": {"imagePullSecrets": ["x"]}}, "spec.engine.imagePullSecrets[0]: must be a mapping"),
+        (
+            {"engine": {"imagePullSecrets": [{"name": "a"}] * 17}},
+            "imagePullSecrets: must have at most 16 entries, got 17",
+        ),
+        ({"engine": {"extraArgs": ["--seed"] * 65}}, "spec.engine.extraArgs: must have at most 64 entries, got 65"),
         ({"parallelism": {"tensor": 2}}, "spec.parallelism: unknown field"),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "must be 1: a replica uses one GPU"),
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),
@@ -253,8 +257,8 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),
         ({"autoscaling": {}}, "spec.autoscaling.maxReplicas: is required"),
         (
-            {"autoscaling": {"minReplicas": 1, "maxReplicas": 0}},
-            "spec.autoscaling.maxReplicas: must be >= minReplicas (1), got 0",
+            {"autoscaling": {"minReplicas": 2, "maxReplicas": 1}},
+            "spec.autoscaling.maxReplicas: must be at least minReplicas",
         ),
         ({"autoscaling": {"minReplicas": 0, "maxReplicas": 0}}, "spec.autoscaling.maxReplicas: must be >= 1, got 0"),
         ({"autoscaling": {"maxReplicas": 2, "mode": "enforce"}}, "did you mean Enforce?"),
@@ -272,7 +276,10 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ),
         ({"rollout": {"canary": {"weightPercent": 5}}}, "spec.rollout.canary: unknown field"),
         ({"rollout": {"maxSurge": 0}}, "spec.rollout.maxUnavailable: must be at least 1"),
-        ({"rollout": {"strategy": "Recreate", "maxSurge": 1}}, "spec.rollout.maxSurge: is not used by strategy"),
+        (
+            {"rollout": {"strategy": "Recreate", "maxSurge": 1}},
+            "spec.rollout: strategy Recreate does not",
+        ),
         ({"auth": {}}, "spec.auth.secretName: is required"),
         ({"auth": {"secretName": "My Keys"}}, "spec.auth.secretName: must be the name of a Kubernetes object"),
         ({"engine": {"extraArgs": ["--api-key-file", "/k"]}}, "extraArgs[0]: --api-key-file is set by spec.auth"),

@@ -5,7 +5,8 @@ from datetime import datetime
 import pytest
 
 from quire_operator.domain.resource.fields import Fields, Problem
-from quire_operator.domain.resource.windows import RecurringWindow, read_window
+from quire_operator.domain.resource.schema import read_section
+from quire_operator.domain.resource.windows import RecurringWindow
 
 BERLIN, NEW_YORK, KOLKATA = "Europe/Berlin", "America/New_York", "Asia/Kolkata"
 
@@ -102,8 +103,7 @@ def test_next_window_starts(which: RecurringWindow, now: str, start: str) -> Non
 def test_invalid_window_is_refused(body: dict[str, object], path: str, reason: str) -> None:
     problems: list[Problem] = []
     fields = Fields(body, path="w", problems=problems)
-    assert read_window(fields) is None
-    fields.done()
+    read_section(RecurringWindow, fields)
     assert [problem.path for problem in problems] == [path]
     assert reason in problems[0].message
 
@@ -111,6 +111,6 @@ def test_invalid_window_is_refused(body: dict[str, object], path: str, reason: s
 def test_valid_window_is_read_with_its_default() -> None:
     problems: list[Problem] = []
     fields = Fields({"cron": "0 8 * * MON-FRI", "duration": "24h"}, path="w", problems=problems)
-    assert read_window(fields) == RecurringWindow(cron="0 8 * * MON-FRI", time_zone="UTC", duration_seconds=86_400.0)
-    fields.done()
+    expected = RecurringWindow(cron="0 8 * * MON-FRI", time_zone="UTC", duration_seconds=86_400.0)
+    assert read_section(RecurringWindow, fields) == expected
     assert problems == []

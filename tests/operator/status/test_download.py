@@ -34,7 +34,7 @@ def readings(*pairs: tuple[float, int], total: int = 1000) -> tuple[Arrived, ...
         (readings((0, 500), (10, 100)), None, None),
         ((*readings((0, 500)), *readings((10, 600), total=2000))[1:], None, None),
     ],
-    ids=["first", "steady", "stalled", "only the last minute", "begun again", "another model"],
+    ids=["first", "steady", "stalled", "only the last minute", "started again", "another model"],
 )
 def test_rate_is_that_of_the_last_minute(seen: tuple[Arrived, ...], rate: int | None, left: int | None) -> None:
     found = slowest([seen])

@@ -18,7 +18,7 @@ from quire_operator.domain.capacity.gpus import GPUS, find_gpu
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
-from quire_operator.domain.resource import KVCacheShare, Spec
+from quire_operator.domain.resource import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
     small = [answer for answer in found if isinstance(answer.outcome, TooSmall)]
     share = spec.engine.kv_cache
     lines: list[Text] = []
-    if isinstance(share, KVCacheShare):
+    if share.size_bytes is None:
         lines.append(
             Text(
                 f"A replica may use {share.memory_percent} % of the memory (spec.engine.kvCache.memoryPercent).", "dim"

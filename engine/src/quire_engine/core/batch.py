@@ -1,8 +1,10 @@
-"""What one step computes, and what came of it: plain columns between the scheduler, the runner and the IPC.
+"""The input and the output of one step: plain columns between the scheduler, the runner and the IPC.
 
-A sequence that runs owns a *row*: a place in the runner's persistent state (block tables, sampling parameters), given
-at admission and taken back at the end, so that a step carries only what changed.
-What crosses to the API process is a NamedTuple: the wire has it as an array, at the cost of a tuple.
+A running sequence owns a *row*, a place in the runner's persistent state (block tables, sampling parameters). It is
+assigned at admission and returned at the end, so that a step carries only changes.
+
+Data for the API process is a NamedTuple: it is an array on the wire, at the cost of a tuple.
+
 Legend: B scheduled sequences, T tokens.
 """
 
@@ -15,12 +17,12 @@ from quire_engine.core.stopping import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A sequence that takes a row in this step. After a preemption the same sequence is admitted anew."""
+    """A sequence that gets a row in this step. After a preemption the same sequence is admitted again."""
 
     row: int
     prompt_token_ids: list[int]
     output_token_ids: list[int]
-    """Empty but after a preemption by recompute; penalties need them told apart from the prompt."""
+    """Empty except after a preemption by recompute; penalties distinguish these tokens from the prompt."""
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...]
@@ -28,11 +30,11 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockUpdates:
-    """Blocks appended to block tables in this step, of one KV cache group: parallel columns, one entry a block."""
+    """The blocks appended to block tables of one KV cache group in this step: parallel columns, one entry per block."""
 
     rows: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    """The place in the row's block table: block ``position`` holds tokens position * block_size and on."""
+    """The place in the row's block table: block ``position`` holds the tokens from position * block_size on."""
     blocks: list[int] = field(default_factory=list)
 
 
@@ -46,38 +48,39 @@ class BlockCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPositions:
-    """Prompt tokens of one scheduled sequence whose successors' probabilities are asked for."""
+    """Prompt tokens of one scheduled sequence whose successors' probabilities are requested."""
 
     index: int
     """The sequence's place in the batch's columns."""
     first: int
-    """The position of the first of them; the others follow on it, all among the tokens to compute now."""
+    """The position of the first token; the others follow it, and this step computes all of them."""
     next_token_ids: list[int]
-    """The prompt's token after each."""
+    """The prompt token after each of these."""
     num_logprobs: int
-    """How many of the likeliest to report beside it."""
+    """The number of most probable tokens to report in addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """One step. Column i of each [B] list belongs to one scheduled sequence."""
+    """The work of one step. Column i of each [B] list belongs to one scheduled sequence."""
 
     step: int
     rows: list[int]  # [B]
     num_computed: list[int]  # [B] tokens whose keys and values are in the cache already
     num_scheduled: list[int]  # [B] tokens to compute now, >= 1; sums to T
     token_ids: list[int]  # [T] inputs; 0 where a token is not known yet
-    samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that a next one is drawn
+    samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that the next one is sampled
     feedback_tokens: list[int]
-    """Places in ``token_ids`` that take the token drawn for the same row by the step before (overlapped scheduling)."""
+    """The places in ``token_ids`` of tokens that the previous step samples for the same row (overlapped scheduling)."""
     admitted: list[Admission]
     block_updates: tuple[BlockUpdates, ...]  # one per KV cache group
     released_rows: list[int]
-    """Rows given back since the step before; a row may be released and admitted again in one batch (release first)."""
+    """The rows returned since the previous step. A row may be released and admitted again in one batch (release first).
+    """
     swap_out: tuple[BlockCopies, ...] = ()
-    """One per KV cache group, or none: cache to swap space, before anything else of the step is done."""
+    """One entry per KV cache group, or empty: cache to swap space, before anything else in the step."""
     swap_in: tuple[BlockCopies, ...] = ()
-    """One per KV cache group, or none: swap space to cache, after ``swap_out`` and before the model runs."""
+    """One entry per KV cache group, or empty: swap space to cache, after ``swap_out`` and before the model runs."""
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     rank_count: int = 1
 
@@ -87,23 +90,25 @@ class Batch:
 
 
 class TokenLogprobs(NamedTuple):
-    """The natural-log probabilities at one sampled token, or at one of a prompt: its own first, then those of the
-    likeliest tokens in descending order."""
+    """The log-probabilities (natural logarithm) at one sampled or prompt token.
+
+    The token's own comes first, then those of the most probable tokens in descending order.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
-    """The rank of the token itself; 1 is the likeliest."""
+    """The rank of the token itself; 1 is the most probable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """The tokens that some of the sampled sequences may take next; the others may take any token."""
+    """The tokens that are allowed for some of the sampled sequences; the other sequences may sample any token."""
 
     places: list[int]
-    """The masked sequences: places among those that ``Batch.samples`` names."""
+    """The masked sequences, as places among those that ``Batch.samples`` names."""
     bits: bytes
-    """The masks one after another, ``mask_bytes`` each. Token i is bit i % 8 of byte i // 8, and 1 allows it."""
+    """The masks one after another, ``mask_bytes`` each. Token i is bit i % 8 of byte i // 8; 1 means allowed."""
 
 
 def mask_bytes(vocab_size: int) -> int:
@@ -118,17 +123,17 @@ class RunnerOutput:
     token_ids: list[int]
     counts: list[int] | None = None
     """The number of tokens of each of these sequences, at least 1. None if each has one. A step that samples several
-    for a sequence must be committed before the next one is scheduled."""
+    tokens for a sequence must be committed before the next step is scheduled."""
     logprobs: list[TokenLogprobs | None] | None = None
-    """One entry per token. None when no sequence of the batch asked for any."""
+    """One entry per token. None if no sequence of the batch requested any."""
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
-    """For each of ``Batch.prompt_logprobs`` one entry a position."""
+    """For each entry of ``Batch.prompt_logprobs``, one entry per position."""
     prepare_seconds: float = 0.0
-    """Building the inputs; with ``run_seconds`` and ``sample_seconds`` it feeds the step-time metric."""
+    """The time to build the inputs; with ``run_seconds`` and ``sample_seconds`` it is in the step-time metric."""
     run_seconds: float = 0.0
     sample_seconds: float = 0.0
     swap_seconds: float = 0.0
-    """Copying what ``swap_out`` and ``swap_in`` name; beside the other three."""
+    """The time of the copies in ``swap_out`` and ``swap_in``; not part of the other three."""
 
 
 class FinishedSequence(NamedTuple):
@@ -137,14 +142,14 @@ class FinishedSequence(NamedTuple):
     key: int
     reason: FinishReason
     stop_token_id: int | None
-    """The token that ended it, when the reason is stop; it is among the tokens given out."""
+    """The token that ended the sequence if the reason is stop; it is among the returned tokens."""
     num_cached_tokens: int
-    """Prompt tokens that were found in the prefix cache."""
+    """The prompt tokens that were found in the prefix cache."""
     num_preemptions: int
 
 
 class PromptLogprobs(NamedTuple):
-    """The logprobs of prompt tokens that follow those reported before; the first report starts at the second token."""
+    """The logprobs of the next prompt tokens; the first report starts at the second token."""
 
     key: int
     entries: list[TokenLogprobs]
@@ -152,14 +157,14 @@ class PromptLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """What came of one step: parallel columns, one entry a sequence that got a token."""
+    """The output of one step: parallel columns, one entry per sequence that got a token."""
 
     keys: list[int]
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None
     finished: list[FinishedSequence]
     first_scheduled_keys: list[int]
-    """Sequences that ran for the first time in this step: the end of their queueing."""
+    """The sequences that ran for the first time in this step: the end of their queueing."""
     first_scheduled_cached: list[int] = field(default_factory=list)
     """For each of them, the number of prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How the KV cache is cut into blocks: learnt at start-up, read by the scheduler and by the runner.
+"""The layout of the KV cache in blocks, determined at start-up and read by the scheduler and the runner.
 
 The core sees block ids only; the strides of the memory behind them belong to the attention backend.
 """
@@ -15,18 +15,18 @@ class KVCacheGroup:
     window: int | None = None
     """Tokens a query may look back on, itself included; None is full attention."""
     num_swap_blocks: int = 0
-    """Blocks of host memory that preempted sequences may be copied to; 0 is no swap space."""
+    """The blocks of host memory for preempted sequences; 0 means no swap space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCacheLayout:
-    """Blocks of ``block_size`` tokens. slot = block * block_size + offset."""
+    """The blocks of ``block_size`` tokens in each group. slot = block * block_size + offset."""
 
     block_size: int
     groups: tuple[KVCacheGroup, ...]
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest sequence that fits when it has the whole cache to itself; None where every group is windowed."""
+        """The length of the longest sequence that fits alone; None if every group is windowed."""
         full = [group.num_blocks for group in self.groups if group.window is None]
         return min(full) * self.block_size if full else None

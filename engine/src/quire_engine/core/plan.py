@@ -1,5 +1,7 @@
-"""A batch in the making: its columns, and the sequences behind them. Filled by ``Scheduler.schedule``, read by
-``commit``."""
+"""A batch under construction: its columns and its sequences.
+
+``Scheduler.schedule`` fills it, ``commit`` reads it.
+"""
 
 from dataclasses import dataclass, field
 from typing import cast
@@ -14,17 +16,17 @@ from quire_engine.core.swap_space import SwapCopies
 class Plan:
     budget: int
     positions_left: int
-    """Of prompts whose logprobs are asked for."""
+    """The remaining positions of prompts whose logprobs may be computed."""
     bound: StepBound | None = None
     """The bound on the time of this step; None leaves it unbounded."""
     short_budget: int = field(init=False)
-    """Tokens that short prompts may still take of this step before the deferred ones."""
+    """The tokens that short prompts may still use in this step before the deferred ones."""
     deferred: list[Sequence] = field(default_factory=list)
-    """Running prompts that do not fit into this step as a whole; short ones that wait are served before them."""
+    """The running prompts that do not fit completely into this step; short waiting ones are served before them."""
     short_waits: bool | None = None
-    """Whether such a short prompt waits; None until a prompt does not fit, because only then it matters."""
+    """True if such a short prompt waits; None until a prompt does not fit, because only then it matters."""
     short_tokens: int = 0
-    """Prompt tokens that were scheduled before the deferred prompts."""
+    """The prompt tokens that were scheduled before the deferred prompts."""
     prompts: PromptWork = field(default_factory=PromptWork)
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
@@ -53,7 +55,7 @@ class Plan:
         return self.bound.allowed_tokens(self.prompts, start, extra=self.short_tokens)
 
     def chunk(self, sequence: Sequence, most: int) -> int:
-        """Return how many tokens of a running prompt this step may compute, at most ``most``; 0 or less is none."""
+        """Return how many tokens of a running prompt this step may compute, at most ``most`` (none if < 1)."""
         start = sequence.num_computed
         count = min(sequence.num_tokens - start, most)
         if self.bound is not None:
@@ -72,7 +74,7 @@ class Plan:
     def budget_for(self, sequence: Sequence, start: int, *, short: bool) -> int:
         """Return how many tokens of a waiting sequence, from ``start`` on, this step may compute.
 
-        A ``short`` one may take them all, since the deferred prompts leave it the time.
+        A ``short`` one may use them all, because the deferred prompts leave it the time.
         """
         budget = self.budget
         if sequence.num_reported < sequence.num_to_report:
@@ -82,7 +84,7 @@ class Plan:
         return budget
 
     def report(self, sequence: Sequence, start: int, end: int) -> None:
-        """Ask for the logprobs of a prompt, as far as the last of the planned sequences computes it now."""
+        """Request the logprobs of the part of a prompt that the last planned sequence computes now."""
         first, end = max(start, sequence.num_reported), min(end, sequence.num_to_report)
         if first < end:
             self.prompt_logprobs.append(
@@ -128,7 +130,7 @@ class Plan:
     ) -> Batch:
         return Batch(
             step=step,
-            rows=cast("list[int]", [sequence.row for sequence in self.sequences]),  # a running sequence has one
+            rows=cast("list[int]", [sequence.row for sequence in self.sequences]),  # a running sequence has a row
             num_computed=self.num_computed,
             num_scheduled=self.num_scheduled,
             token_ids=self.token_ids,

@@ -32,7 +32,7 @@ def _model_default(default: Any, lowest: float, highest: float, **options: Any) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the next token is sampled, and when a sequence ends.
+    """The parameters of sampling a token, and of the end of a sequence.
 
     The order of operations is vLLM's: ``allowed_token_ids``, ``bad_words_token_ids``, ``min_tokens``, ``logit_bias``
     and the penalties (repetition, frequency, presence) change the logits; then come ``temperature``, ``min_p``,
@@ -62,14 +62,14 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     logprobs: int | None = None
-    """The number of likeliest tokens to report in addition to the sampled one; None reports nothing."""
+    """The number of most probable tokens to report in addition to the sampled one; None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, given those before it. Such a prompt is computed whole: prefixes
     found in the cache have no logits."""
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the most probable token is always selected."""
         return self.temperature == 0.0
 
 
@@ -77,7 +77,7 @@ FIELD_NAMES = tuple(each.name for each in fields(SamplingParams))
 MODEL_RANGES: Mapping[str, ModelRange] = {
     each.name: each.metadata[_MODEL_RANGE] for each in fields(SamplingParams) if _MODEL_RANGE in each.metadata
 }
-"""By parameter, the range of the default that a model may set."""
+"""The range of the default that a model may set, by parameter."""
 FILTER_NAMES = ("temperature", "top_p", "min_p", "typical_p")
 """The parameters that the sampling kernel reads as float32 columns, under these names."""
 

@@ -1,10 +1,10 @@
-"""The loop without phases: which tokens of which sequence the next step computes, and what follows from its draws.
+"""The scheduler, without phases: which tokens of which sequence the next step computes, and the effects of its samples.
 
-Every sequence has ``num_tokens`` and ``num_computed``, and each step lets it catch up as far as the token budget goes:
-running ones first, in order, then waiting ones. Chunked prefill is what is left of a prompt when the budget is not;
-decoding is a sequence that lacks one token; a preempted sequence lacks them all again; a prefix found in the cache is
-computed already. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``;
-``schedule`` may run once ahead of the commit before, and then counts draws under way as tokens not known yet.
+Every sequence has ``num_tokens`` and ``num_computed``, and each step lets it catch up within the token budget: running
+sequences first, in order, then waiting ones. Chunked prefill is the rest of a prompt that exceeds the budget; decoding
+is a sequence that lacks one token; a preempted sequence lacks all its tokens again; a prefix in the cache is already
+computed. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``. ``schedule`` may
+run once ahead of the previous commit, and then counts pending samples as unknown tokens.
 
 Nothing here knows tensors, messages or the clock.
 """
@@ -50,14 +50,17 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     share_prefixes: SharePrefixes = "tenant"
     max_prompt_logprobs_positions: int = 256
-    """Prompt positions whose logits a step computes at most, unless each sequence has but one: at 128,000 tokens in the
-    vocabulary that many take 128 MB."""
+    """The maximum number of prompt positions whose logits a step computes, unless each sequence has only one. With a
+    vocabulary of 128,000 tokens they take 128 MB."""
     preemption_mode: PreemptionMode = "auto"
 
 
 class Scheduler:
-    """``rates`` is what preemption by measured cost begins with; without any it recomputes until steps have shown.
-    Without a ``stall_bound`` prompts take what is left of the token budget, however long that takes, in order."""
+    """The scheduler. ``rates`` are the initial rates for preemption by measured cost.
+
+    Without rates it recomputes until steps were measured. Without a ``stall_bound``, prompts use the rest of the token
+    budget in order, however long that takes.
+    """
 
     def __init__(
         self,
@@ -100,8 +103,6 @@ class Scheduler:
             counted=self._count_preemption,
         )
 
-    # --- requests come and go ---
-
     def add(self, request: Request) -> Refusal | None:
         assert request.key not in self._sequences and request.prompt_token_ids
         limit = min(len(request.prompt_token_ids) + request.params.max_tokens, self._config.max_model_len)
@@ -130,7 +131,7 @@ class Scheduler:
         return None
 
     def _fork(self, child: Sequence, parent: Sequence) -> None:
-        """Let a sequence find what its parent computes of the prompt they share, and wait for it."""
+        """Let a sequence wait for its parent, which computes their common prompt."""
         if not self._config.enable_prefix_caching:
             if parent.family is None:
                 self._families += 1
@@ -140,7 +141,7 @@ class Scheduler:
         self._release_children()
 
     def cancel(self, key: int) -> bool:
-        """End a request at once, its blocks free for the very next step; False where there is none of that key."""
+        """End a request at once, so that its blocks are free for the next step; return False for an unknown key."""
         sequence = self._sequences.get(key)
         if sequence is None:
             return False
@@ -162,10 +163,8 @@ class Scheduler:
             self._kv.release(sequence)
             self._rows.take_back(sequence)
 
-    # --- a step ---
-
     def schedule(self) -> Batch | None:
-        """The next step, or None where no sequence can go on before a commit or a new request."""
+        """Return the next step, or None if no sequence can continue before a commit or a new request."""
         assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
         plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
         self._waiting.arrange(self._running)
@@ -205,24 +204,27 @@ class Scheduler:
         return batch
 
     def _serve_running(self, plan: Plan) -> None:
-        """Let every running sequence catch up. This loop is the step's cost: one pass, plain attributes, no calls."""
+        """Let every running sequence catch up.
+
+        This loop dominates the step's cost: one pass, plain attributes, no calls.
+        """
         budget, running = plan.budget, self._running
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
         behind = len(running)
-        # Preemption takes from the end of the list, never what this loop has passed.
+        # Preemption removes from the end of the list, never what this loop has passed.
         for sequence in running:
             behind -= 1
             start = sequence.num_computed
             if sequence.num_tokens >= sequence.limit:
-                continue  # its last draw is under way
+                continue  # its last sampled token is pending
             count = sequence.num_tokens - start  # more than one also after a step that sampled several
             is_prompt = start < sequence.num_prefill
             if is_prompt:
-                # One token is left for everyone behind: a long prompt does not starve those that decode.
+                # One token is left for each later sequence: a long prompt does not starve those that decode.
                 count = self._prompt_chunk(plan, sequence, budget - behind)
                 if count < 1:
-                    continue  # it waits for short ones, or another prompt has taken this step's time
+                    continue  # it waits for short ones, or another prompt used this step's time
             elif count > 1:
                 count = min(count, budget - behind)
             end = start + count
@@ -263,7 +265,7 @@ class Scheduler:
         return None if seconds is None else StepBound(bound=bound, seconds=seconds)
 
     def _prompt_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens of a running prompt to compute now; 0 defers it, or leaves it out of this step."""
+        """Return how many tokens of a running prompt to compute now; 0 defers it, or omits it from this step."""
         count = plan.chunk(sequence, min(budget, self._kv.max_chunk))
         if plan.bound is None:
             return count
@@ -274,15 +276,14 @@ class Scheduler:
         return count
 
     def _defers(self, plan: Plan, budget: int) -> bool:
-        """Return whether prompts that do not fit into this step as a whole let a short one that waits go first."""
+        """Return whether prompts that do not fit completely into this step let a short waiting one go first."""
         if plan.short_waits is None:
             plan.budget = budget
             plan.short_waits = self._admission.short_waits(plan)
         return plan.short_waits
 
     def _serve_deferred(self, plan: Plan) -> None:
-        """Admit short prompts, and give the long ones what they leave. It preempts nobody: all others have their place
-        in the plan."""
+        """Admit short prompts, and give the long ones the rest. This preempts no other sequence of the plan."""
         before = plan.prompts.tokens
         if not plan.preempted:
             self._admit_waiting(plan, short=True)
@@ -295,7 +296,7 @@ class Scheduler:
                 plan.add_chunk(sequence, count)
 
     def _displace(self) -> None:
-        """Preempt for the first in the queue, where there is no row for it or it did not fit, if the policy says so."""
+        """Preempt for the first in the queue, if it lacks a row or did not fit and the policy allows it."""
         sequence = self._waiting.first()
         if (
             sequence is None
@@ -310,20 +311,20 @@ class Scheduler:
         self.counters.preemptions[preemption.label] += 1
 
     def _release_children(self) -> None:
-        """Queue those whose parent's prompt is scheduled to its end, and let them find it."""
+        """Queue the children whose parent's prompt is scheduled to its end, and make it findable."""
         for parent, children in self._parked.take_ready():
             self._kv.publish_computed(parent)
             for child in children:
                 self._waiting.push(child)
 
     def _admit_waiting(self, plan: Plan, *, short: bool = False) -> None:
-        """Admit in order, as long as the first in the queue fits, or only while it is ``short``."""
+        """Admit sequences in order while the first in the queue fits, or only while it is ``short``."""
         self._admission.begin_step()
         while (admitted := self._admission.next(plan, alone=not self._running, short=short)) is not None:
             self._enter(admitted, plan)
 
     def _enter(self, admitted: Admitted, plan: Plan) -> None:
-        """Put an admitted sequence among the running ones, and its first chunk into the plan."""
+        """Add an admitted sequence to the running ones, and its first chunk to the plan."""
         sequence = admitted.sequence
         sequence.row = self._rows.take()
         count = self._kv.enter(sequence, admitted.placement, budget=admitted.budget)
@@ -346,7 +347,10 @@ class Scheduler:
         self._release_children()
 
     def commit(self, batch: Batch, output: RunnerOutput) -> StepOutput:
-        """Take in what a step drew: sequences grow, and end. What was drawn for one that had ended is discarded."""
+        """Apply the tokens that a step sampled: sequences grow and end.
+
+        Tokens of sequences that have ended are discarded.
+        """
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
@@ -407,8 +411,6 @@ class Scheduler:
             num_preemptions=sequence.num_preemptions,
         )
 
-    # --- how it stands ---
-
     @property
     def has_unfinished(self) -> bool:
         return bool(self._sequences)
@@ -438,12 +440,12 @@ class Scheduler:
         )
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; what runs goes on."""
+        """Empty the prefix cache; running sequences continue."""
         self._kv.forget_prefixes(self._waiting.sequences())
         self._admission.look_anew()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless blocks, rows and queues add up. For tests, and a debug switch."""
+        """Raise AssertionError unless blocks, rows and queues are consistent. For tests and a debug switch."""
         parked = self._parked.sequences()
         self._kv.check_integrity(self._running, [*self._waiting.sequences(), *parked])
         self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])

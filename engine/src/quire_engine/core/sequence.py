@@ -1,7 +1,7 @@
-"""A request as it entered, and the sequence that grows from it.
+"""A request, and the sequence of tokens that grows from it.
 
-The scheduler alone changes a sequence. Its plain attributes are read once a step for every running sequence, so they
-are kept ready to use (``num_tokens``, ``capacity``, ``limit``) rather than worked out when asked for.
+Only the scheduler changes a sequence. Its plain attributes are read once per step for every running sequence, so they
+are stored ready to use (``num_tokens``, ``capacity``, ``limit``) instead of being computed on access.
 """
 
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
 
 Order = tuple[int, int]
-"""Who goes first: smaller is served earlier and preempted later. Unique among sequences."""
+"""The order of sequences: smaller is served earlier and preempted later. Unique among sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the client asked, in token ids. ``key`` is the caller's name for it, unique while the request lives."""
+    """A client's request, in token ids. ``key`` is the caller's name for it, unique while the request lives."""
 
     key: int
     prompt_token_ids: list[int]
@@ -26,24 +26,24 @@ class Request:
     tenant: str | None = None
     cache_salt: str | None = None
     parent: int | None = None
-    """Key of the first sequence of the same client's request, n > 1: they have one prompt, which it computes."""
+    """The key of the first sequence of the same client request (n > 1), which computes their common prompt."""
 
 
 class Sequence:
     """The tokens of a request and the blocks that hold their keys and values.
 
-    ``token_ids``     prompt and output as far as known.
-    ``num_tokens``    the known ones and the draws under way (``num_pending``, scheduled but not committed).
-    ``num_computed``  tokens whose keys and values are in the cache, or will be by the steps under way.
-    ``num_prefill``   tokens to compute before it decodes: its prompt, and what it lost by preemptions.
-    ``limit``         tokens at which the sequence ends whatever it says; the last one is drawn but never computed.
-    ``capacity``      tokens the block tables reach, those that left a window included.
-    ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first of them: 0 but where
-                      a sliding window has moved on.
-    ``num_to_report`` prompt tokens whose successors' logprobs are asked for, ``num_reported`` those that have been, or
-                      are by the steps under way: no prefix beyond them is taken from the cache.
+    ``token_ids``     the known tokens of prompt and output.
+    ``num_tokens``    the known tokens and the pending samples (``num_pending``, scheduled but not committed).
+    ``num_computed``  tokens whose keys and values are in the cache, or will be after the steps in flight.
+    ``num_prefill``   tokens to compute before it decodes: its prompt, and what preemptions discarded.
+    ``limit``         tokens at which the sequence ends in any case; the last one is sampled but never computed.
+    ``capacity``      tokens that the block tables cover, including those that left a window.
+    ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first one: 0 unless a
+                      sliding window has moved on.
+    ``num_to_report`` prompt tokens whose successors' logprobs are requested, ``num_reported`` those that have been
+                      reported, or will be by the steps in flight: a cached prefix ends before the others.
     ``swap_tables``   per group the host blocks of a preempted sequence that was swapped out, else None: they hold
-                      ``num_computed`` tokens from ``first_blocks`` on. Others that wait have computed none.
+                      ``num_computed`` tokens from ``first_blocks`` on. Other waiting sequences have computed none.
     ``num_lost``      tokens that had been computed when it was last preempted by recompute.
     ``family``        a number that it shares with those that share its prompt, where they are to find it: None where
                       it has no such siblings, or prefixes are found by all.
@@ -121,16 +121,16 @@ class Sequence:
 
     @property
     def decodes(self) -> bool:
-        """Return whether it has its whole prompt, and may sample another token."""
+        """True if its whole prompt is computed and it may sample another token."""
         return self.num_computed >= self.num_prefill and self.num_tokens < self.limit
 
     @property
     def num_to_prefill(self) -> int:
-        """Return the tokens to compute before it samples one; none for a sequence that decodes."""
+        """The tokens to compute before it samples one; 0 for a sequence that decodes."""
         return self.num_tokens - self.num_computed if self.num_computed < self.num_prefill else 0
 
     def admission(self) -> Admission:
-        """What the runner has to know to give this sequence its row."""
+        """Return what the runner needs to assign a row to this sequence."""
         assert self.row is not None and self.num_pending == 0
         return Admission(
             row=self.row,

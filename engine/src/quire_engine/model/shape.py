@@ -1,10 +1,10 @@
-"""What the runner and the cache need to know of a model, whoever computes its layers. Needs no torch."""
+"""The shape of a model, which the runner and the cache need for native and transformers models. Needs no torch."""
 
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 Windows = tuple[int | None, ...]
-"""By layer, the tokens a query may look back on, itself included; None is all of them."""
+"""By layer, the number of tokens that a query sees, including itself; None means all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,14 +14,14 @@ class ModelShape:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...]
     num_layers: int
-    """Those with attention: each has a KV cache."""
+    """The number of layers with attention: each has a KV cache."""
     num_heads: int
-    """Query heads of a layer, of the widest where they differ."""
+    """The number of query heads, those of the widest layer if they differ."""
     num_kv_heads: int
     head_dim: int
     hidden_size: int
     intermediate_size: int
-    """Of a feed-forward layer; of one expert where there are several."""
+    """The size of a feed-forward layer, or of one expert if there are several."""
     windows: Windows
 
     @property
@@ -34,7 +34,7 @@ AnyShape = TypeVar("AnyShape", bound=ModelShape)
 
 
 def without_idle_windows(shape: AnyShape, longest: int) -> AnyShape:
-    """A window no shorter than the longest sequence hides nothing: its layers are as those with full attention."""
+    """Return the shape without windows that are at least as long as the longest sequence, which hide nothing."""
     return replace(
         shape,
         windows=tuple(window if window is not None and window < longest else None for window in shape.windows),

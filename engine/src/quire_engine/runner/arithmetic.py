@@ -1,8 +1,8 @@
-"""In which floating-point type a model is computed, and by which linear backend.
+"""The choice of the floating-point type and the linear backend of a model.
 
-On a CPU that is measured: the ways there are compute the model's own layers at the first start on a machine, and the
-times are kept. What is chosen from what times is a function of values. Every GPU that is served from multiplies both
-16-bit types fast, and there the checkpoint decides.
+On a CPU the choice is measured: the candidates compute the model's own layers at the first start on a machine, and the
+times are stored. The choice is a function of the times. Every supported GPU multiplies both 16-bit types fast, so there
+the checkpoint decides.
 """
 
 import logging
@@ -28,36 +28,36 @@ _BY_NAME = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torc
 _KIND = "timings"
 
 _CLOSE = 1.25
-"""Attention is timed as well where two types are closer than this by their linear layers."""
+"""Attention is timed as well if two types are closer than this by their linear layers."""
 _SLOW = 1.2
-"""A type that was asked for is warned of where float32 is faster than it by this."""
+"""A requested type causes a warning if float32 is faster by this factor."""
 _RUNTIME_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """A file of the cache folder: milliseconds that a layer takes on a machine."""
+    """A file of the cache folder: the milliseconds that a layer takes on a machine."""
 
     facts: tuple[str, ...]
     linear: dict[str, tuple[float, ...]]
-    """By backend, for each of ``ROWS``."""
+    """The milliseconds for each of ``ROWS``, by backend."""
     attention: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By type, for each of ``ROWS``; empty where it could not have changed the choice."""
+    """The milliseconds for each of ``ROWS``, by type; empty if they could not have changed the choice."""
     sharing: SharingTimes = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """How a model is computed on a CPU."""
+    """The arithmetic of a model on a CPU."""
 
     dtype: torch.dtype
     backend: LinearBackend
     timings: Timings | None = None
-    """None where nothing was timed, as there was nothing to choose."""
+    """None if nothing was timed because there was only one candidate."""
 
     @property
     def lines(self) -> list[str]:
-        """The choice and the times that it follows from, for the start report."""
+        """The choice and the times on which it is based, for the start report."""
         if self.timings is None:
             return [f"{dtype_name(self.dtype)} by {self.backend.name}"]
         rows = f"{', '.join(map(str, ROWS[:-1]))} and {ROWS[-1]} rows"
@@ -102,9 +102,11 @@ def choose_arithmetic(
 def ways_of(
     option: DType, *, fast_bfloat16: bool, wide: bool = True, avoid: Sequence[str] = ()
 ) -> tuple[LinearBackend, ...]:
-    """Return the ways to time, the likeliest first. To a 16-bit type that was asked for, float32 is the measure.
+    """Return the candidates to time, the probably fastest first.
 
-    wide  whether the memory is enough for types of 32 bits where 16 would do
+    For a requested 16-bit type, float32 is included for comparison.
+
+    wide  whether there is enough memory for 32-bit types if 16 bits would suffice
     """
     if option == "float32":
         return candidates(torch.float32, avoid=avoid)
@@ -115,7 +117,7 @@ def ways_of(
 
 
 def choose_way(ways: Sequence[LinearBackend], linear: Times, attention: Times, option: DType) -> LinearBackend:
-    """Return the fastest way, of those in the type that was asked for."""
+    """Return the fastest candidate, among those in the requested type."""
     allowed = [way for way in ways if option == "auto" or way.dtype == _BY_NAME[option]]
     whole = with_attention(allowed, linear, attention)
     chosen = fastest(whole)
@@ -123,7 +125,7 @@ def choose_way(ways: Sequence[LinearBackend], linear: Times, attention: Times, o
 
 
 def with_attention(ways: Sequence[LinearBackend], linear: Times, attention: Times) -> dict[str, tuple[float, ...]]:
-    """Return what a layer takes with its attention, where that was timed."""
+    """Return the time of a layer with its attention, if that was timed."""
     none = (0.0,) * len(ROWS)
     return {
         way.name: tuple(
@@ -134,7 +136,7 @@ def with_attention(ways: Sequence[LinearBackend], linear: Times, attention: Time
 
 
 def close_types(ways: Sequence[LinearBackend], linear: Times) -> tuple[torch.dtype, ...]:
-    """Return the types whose best ways are so close that attention may decide; none where one is clearly fastest."""
+    """Return the types whose best candidates are so close that attention may decide; nothing if one is fastest."""
     best: dict[torch.dtype, float] = {}
     for way in ways:
         best[way.dtype] = min(best.get(way.dtype, cost(linear[way.name])), cost(linear[way.name]))
@@ -144,7 +146,7 @@ def close_types(ways: Sequence[LinearBackend], linear: Times) -> tuple[torch.dty
 
 
 def slower_than_float32(ways: Sequence[LinearBackend], linear: Times, chosen: LinearBackend) -> float:
-    """Return how many times slower the chosen way is than the best in float32; 1 where that was not timed."""
+    """Return the factor by which the chosen candidate is slower than the best in float32; 1 if that was not timed."""
     wide = [cost(linear[way.name]) for way in ways if way.dtype == torch.float32]
     return cost(linear[chosen.name]) / min(wide) if wide else 1.0
 
@@ -152,7 +154,7 @@ def slower_than_float32(ways: Sequence[LinearBackend], linear: Times, chosen: Li
 def _timings(
     ways: Sequence[LinearBackend], sizes: LayerSizes, shape: ModelShape, *, facts: tuple[str, ...], threads: int
 ) -> Timings:
-    """Return the times of an earlier start on this machine, or take them and keep them."""
+    """Return the times of an earlier start on this machine, or measure and store them."""
     key = kept.key_of(facts)
     found = kept.read(_KIND, key, Timings)
     began = time.perf_counter()
@@ -171,7 +173,7 @@ def _timings(
 
 
 def _are_whole(timings: Timings, ways: Sequence[LinearBackend]) -> bool:
-    """Return whether a file has sensible times of exactly these ways."""
+    """Return whether a file has valid times of exactly these candidates."""
     rows = [*timings.linear.values(), *timings.attention.values()]
     pairs = [pair for of_wait in timings.sharing.values() for pair in of_wait]
     sensible = all(len(taken) == len(ROWS) and all(0.0 < one < 1e9 for one in taken) for taken in rows)
@@ -186,7 +188,7 @@ def _facts(
     threads: int,
     ways: Sequence[LinearBackend],
 ) -> tuple[str, ...]:
-    """Return all that the times depend on."""
+    """Return everything that determines the times."""
     limits = () if config.cpu is None else sorted(config.cpu.environment.items())
     return (
         *this_machine().facts,
@@ -199,10 +201,10 @@ def _facts(
 
 
 def float32_fits(shape: ModelShape, *, longest: int, kv_cache_bytes: int | None, available_bytes: int | None) -> bool:
-    """Return whether the memory that would do for 16 bits is enough for 32; no where it is not known.
+    """Return whether the memory that suffices for 16 bits also suffices for 32; False if it is unknown.
 
-    longest         tokens of the longest sequence, of which the KV cache has to hold one
-    kv_cache_bytes  the size of the KV cache, where that was given
+    longest         tokens of the longest sequence, of which the KV cache must hold one
+    kv_cache_bytes  the size of the KV cache, if it is given
     """
     if available_bytes is None:
         return False
@@ -215,7 +217,7 @@ def float32_fits(shape: ModelShape, *, longest: int, kv_cache_bytes: int | None,
 
 
 def multiplies_bfloat16(config: EngineConfig) -> bool:
-    """Return whether bfloat16 is multiplied in hardware; elsewhere it is emulated, hundreds of times slower."""
+    """Return whether the hardware multiplies bfloat16; without it the emulation is hundreds of times slower."""
     if config.cpu is not None:
         return config.cpu.multiplies_bfloat16
     try:
@@ -225,7 +227,7 @@ def multiplies_bfloat16(config: EngineConfig) -> bool:
 
 
 def likely_dtype(option: DType, *, fast_bfloat16: bool) -> torch.dtype:
-    """Return the type where nothing is timed: ``auto`` is bfloat16 where the CPU multiplies it, else float32."""
+    """Return the type if nothing is timed: ``auto`` is bfloat16 if the CPU multiplies it, else float32."""
     if option == "auto":
         return torch.bfloat16 if fast_bfloat16 else torch.float32
     if option == "float16" or (option == "bfloat16" and not fast_bfloat16):
@@ -234,7 +236,7 @@ def likely_dtype(option: DType, *, fast_bfloat16: bool) -> torch.dtype:
 
 
 def resolve_gpu_dtype(option: DType, stored: str | None) -> torch.dtype:
-    """``auto`` is the 16-bit type that the checkpoint is stored in; bfloat16 where that is another, or not known."""
+    """Return the type on a GPU: ``auto`` is the checkpoint's 16-bit type, or bfloat16 if it has another or none."""
     if option == "auto":
         return torch.float16 if stored == "float16" else torch.bfloat16
     return _BY_NAME[option]

@@ -1,8 +1,8 @@
-"""From a batch of the core to the columns of one forward pass, and on a CPU to its tensors.
+"""The conversion of a batch of the core into the columns of a forward pass, and on a CPU into its tensors.
 
-``BlockTables`` and ``RowState`` are the persistent half: each row's block tables and last drawn token, changed by what
-a batch says is new. ``step_columns`` is the pure half, which ``runner.device`` shares: no sequence is visited one by
-one, so a step's cost hardly grows with its sequences. ``build`` makes a CPU's inputs of them.
+``BlockTables`` and ``RowState`` are the persistent part: each row's block tables and last sampled token, updated by the
+changes in a batch. ``step_columns`` is the pure part, which ``runner.device`` shares: it visits no single sequence, so
+a step's cost hardly grows with its sequences. ``build`` creates a CPU's inputs from them.
 
 Legend: T tokens, B scheduled sequences, S block size, M blocks per sequence, R rows of logits.
 """
@@ -20,7 +20,7 @@ from quire_kernels.paged_attention import plan_attention
 
 
 class BlockTables:
-    """``tables[g][row]`` is the row's block table in KV cache group g."""
+    """The block tables of all rows: ``tables[g][row]`` is the row's block table in KV cache group g."""
 
     def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
         self.tables = tuple(np.zeros((max_rows, max_blocks), dtype=np.int32) for _ in range(groups))
@@ -32,7 +32,7 @@ class BlockTables:
 
 
 class RowState(BlockTables):
-    """What a runner on a CPU remembers of each row between steps."""
+    """The state of each row that a runner on a CPU keeps between steps."""
 
     def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
         super().__init__(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
@@ -45,22 +45,22 @@ class StepColumns:
 
     rows: np.ndarray  # [B] int64
     scheduled: np.ndarray  # [B] int64
-    contexts: np.ndarray  # [B] int64, tokens of the sequence once the step is done
-    ends: np.ndarray  # [B] int64, where the sequence's tokens end among all
+    contexts: np.ndarray  # [B] int64, tokens of the sequence after the step
+    ends: np.ndarray  # [B] int64, the end of the sequence's tokens among all
     token_ids: np.ndarray  # [T] int64, 0 where a token is not known yet
-    token_rows: np.ndarray  # [T] int64, the row each token belongs to
+    token_rows: np.ndarray  # [T] int64, the row of each token
     positions: np.ndarray  # [T] int64
-    feedback: np.ndarray  # [F] int64, places in ``token_ids`` of those not known yet
+    feedback: np.ndarray  # [F] int64, places in ``token_ids`` of unknown tokens
     slots: tuple[np.ndarray, ...]  # [T] int64 each, one per KV cache group
 
 
 def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) -> StepColumns:
-    """``tables`` [rows, M] per group have taken in the batch already."""
+    """Return the columns of a batch; ``tables`` [rows, M] per group already include it."""
     rows = np.asarray(batch.rows, dtype=np.int64)  # [B]
     computed = np.asarray(batch.num_computed, dtype=np.int64)  # [B]
     scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)  # [B]
     ends = np.cumsum(scheduled)  # [B]
-    if len(rows) == batch.num_tokens:  # all decode: the common step
+    if len(rows) == batch.num_tokens:  # all decode, the common step
         token_rows, positions = rows, computed
     else:
         owner = np.repeat(np.arange(len(rows)), scheduled)  # [T] place of its sequence in the batch
@@ -83,9 +83,9 @@ def step_columns(batch: Batch, tables: Sequence[np.ndarray], block_size: int) ->
 def build(
     batch: Batch, state: RowState, layout: KVCacheLayout, logits_rows: np.ndarray, *, deterministic: bool = False
 ) -> ModelInputs:
-    """The step's inputs; ``state`` has taken in the batch already.
+    """Return the step's inputs; ``state`` already includes the batch.
 
-    logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, rising
+    logits_rows  [R] int64, the tokens that have logits: places in ``batch.token_ids``, ascending
     """
     columns = step_columns(batch, state.tables, layout.block_size)
     if len(columns.feedback):

@@ -1,6 +1,6 @@
-"""Where keys and values lie: the layout that the core sees, and the memory behind it.
+"""The layout of the KV cache that the core sees, and its memory.
 
-Where a block's bytes lie is the attention kernel's choice; how many blocks there are, ``cache_size`` says.
+The attention kernel determines the layout within a block, ``cache_size`` the number of blocks.
 """
 
 import torch
@@ -41,7 +41,7 @@ def _layer_block_bytes(shape: ModelShape, dtype: torch.dtype, block_size: int, d
 
 
 def make_layout(shape: ModelShape, block_size: int, size: CacheSize) -> KVCacheLayout:
-    """The groups of ``cache_groups``, in its order."""
+    """Return the layout with the groups of ``cache_groups``, in its order."""
     groups = tuple(
         KVCacheGroup(
             layers=tuple(layer for layer, own in enumerate(shape.windows) if own == window),
@@ -59,8 +59,10 @@ def make_layout(shape: ModelShape, block_size: int, size: CacheSize) -> KVCacheL
 def allocate(
     layout: KVCacheLayout, shape: ModelShape, dtype: torch.dtype, device: torch.device = CPU
 ) -> tuple[KVCache, ...]:
-    """A cache per layer, of its group's number of blocks; for Triton one more, which no sequence is ever given: steps
-    that are filled up to a captured graph's size write there."""
+    """Return a cache per layer with its group's number of blocks.
+
+    For Triton there is one block more, which no sequence gets: steps padded to a captured graph's size write there.
+    """
     blocks = {layer: group.num_blocks for group in layout.groups for layer in group.layers}
     return tuple(
         allocate_kv_cache(
@@ -76,12 +78,12 @@ def allocate(
 
 
 def spare_blocks(device: torch.device) -> int:
-    """Of each group, beside those of the layout."""
+    """Return the number of blocks of each group in addition to those of the layout."""
     return 1 if runs_triton(device.type) else 0
 
 
 def allocate_swap_space(layout: KVCacheLayout, caches: tuple[KVCache, ...]) -> tuple[KVCache, ...]:
-    """The same in host memory, of the swap blocks; nothing where there are none."""
+    """Return the caches in host memory with the swap blocks; an empty tuple if there is no swap space."""
     blocks = {layer: group.num_swap_blocks for group in layout.groups for layer in group.layers}
     if not any(blocks.values()):
         return ()

@@ -1,6 +1,6 @@
-"""From options to a model that has produced a token: the order of start-up, and how long each phase took.
+"""The order of start-up, from options to a model that has produced a token, and the time of each phase.
 
-Imported only where a model is loaded: this is where torch comes in.
+This module is imported only in a process that loads a model, because it imports torch.
 """
 
 import contextlib
@@ -111,7 +111,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
 
 
 def _ask_for_tiles() -> None:
-    """Ask Linux for AMX before threads begin, where kernels use it."""
+    """Request AMX from Linux before threads start, if kernels use it."""
     with contextlib.suppress(ImportError):  # a machine with a GPU may have no numba
         from quire_kernels.cpu_runtime.amx import may_use_tiles
 
@@ -167,7 +167,7 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
 
 
 def _is_interpreted(place: _Place) -> bool:
-    """Whether Triton's kernels run without a GPU."""
+    """Return whether Triton's kernels run without a GPU."""
     return place.gpu is None and runs_triton(place.device.type)
 
 
@@ -231,7 +231,7 @@ def _build(
     )
     if place.gpu is None:
         return candidate.build(options)
-    full = "the model needs a larger GPU, one that nobody else uses, or --dtype of 16 bits"
+    full = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
     with device_faults(f"reading the weights onto {place.name}", when_full=full):
         return candidate.build(options)
 

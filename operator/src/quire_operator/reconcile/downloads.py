@@ -29,7 +29,7 @@ class Downloads:
     def __init__(self, *, store: Store, reader: ProgressReader, clock: Clock, enqueue: Enqueue) -> None:
         self._store, self._reader, self._clock, self._enqueue = store, reader, clock, enqueue
         self._readings: dict[str, tuple[Arrived, ...]] = {}
-        """By the uid of the pod."""
+        """The readings by the uid of the pod."""
         self._reported: dict[Key, Download] = {}
 
     def progress(self, key: Key) -> Download | None:
@@ -90,7 +90,7 @@ def _url(pod: Pod) -> str:
 
 
 def _arrived(answer: bytes, now: float) -> Arrived | None:
-    """Return what a pod reported; None if it is no progress. Whoever chose the image chose this answer too."""
+    """Return the reading of a pod; None if the answer is invalid, since users choose the image that gives it."""
     try:
         body = json.loads(answer)
     except (ValueError, RecursionError):

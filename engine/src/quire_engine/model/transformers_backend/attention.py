@@ -1,8 +1,8 @@
-"""Our attention under a name transformers knows: keys and values go to the paged cache, queries read them there.
+"""Our attention under a name that transformers knows: keys and values are stored in the paged cache and read there.
 
-A model asks ``AttentionInterface`` for the function of its ``attn_implementation`` in every layer, and hands on to it
-what its forward pass was called with: that is how the step's metadata comes here, by ``quire_step``. The name has no
-mask function, so transformers builds no mask: the plan of the step's batch says who sees whom.
+In every layer a model gets the function of its ``attn_implementation`` from ``AttentionInterface``, and passes the
+arguments of its forward pass to it: the step's metadata arrives as ``quire_step``. The name has no mask function, so
+transformers builds no mask: the plan of the step's batch determines which tokens a query sees.
 
 Legend: T tokens, HQ/HK query/KV heads, D head dim of the cache, DQ, DV dims of a model's queries and values (<= D).
 """
@@ -22,12 +22,12 @@ from quire_kernels.paged_attention import paged_attention
 from quire_kernels.store_kv import store_kv
 
 SERVING = "quire"
-"""The ``attn_implementation``."""
+"""The ``attn_implementation`` of serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlace:
-    """Where a layer's keys and values are."""
+    """The place of a layer's keys and values."""
 
     cache: int
     group: int
@@ -35,7 +35,7 @@ class LayerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionStep:
-    """What the attention layers of one forward pass share."""
+    """The data that the attention layers of one forward pass share."""
 
     inputs: ModelInputs
     caches: tuple[KVCache, ...]
@@ -44,12 +44,12 @@ class AttentionStep:
 
 @functools.cache
 def _no_rotation(device: torch.device) -> Tensor:
-    """Models rotate by themselves, if they rotate at all: nothing of a head is rotated here, at any position."""
+    """Return a table that rotates no component at any position, because models apply their own rotation."""
     return torch.empty((1 << 40, 0), dtype=torch.float32, device=device)
 
 
 def register() -> None:
-    """Makes ``SERVING`` known to transformers."""
+    """Register ``SERVING`` with transformers."""
     AttentionInterface.register(SERVING, attend)
 
 
@@ -65,7 +65,7 @@ def attend(
     softcap: float | None = None,
     **_handed_on: object,  # the model's arguments that do not concern attention; ``layers`` has refused others
 ) -> tuple[Tensor, None]:
-    """[1, T, HQ, DV], and no attention weights."""
+    """Return the result [1, T, HQ, DV], and None instead of attention weights."""
     assert attention_mask is None, "no mask is built under this name"
     place = quire_step.places[module]
     cache, group = quire_step.caches[place.cache], quire_step.inputs.groups[place.group]
@@ -78,7 +78,7 @@ def attend(
 
 
 def _by_token(x: Tensor, head_dim: int) -> Tensor:
-    """[1, H, T, *] to [T, H, D], a token's heads side by side; components beyond a model's own are 0."""
+    """Return [1, H, T, *] as [T, H, D], a token's heads adjacent; components beyond a model's own are 0."""
     heads = x[0].transpose(0, 1)
     if heads.shape[2] < head_dim:
         return functional.pad(heads, (0, head_dim - heads.shape[2]))

@@ -1,4 +1,4 @@
-"""A model folder that transformers will run: judged without its weights, then built. See the package's docstring."""
+"""A model folder that transformers can run: evaluated without its weights, then built. See the package's docstring."""
 
 import logging
 import time
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersCandidate:
-    """A ``model.candidate.Candidate``."""
+    """A ``model.candidate.Candidate`` of transformers."""
 
     folder: Path
     description: Description
     layers: AttentionLayers
     packable: tuple[str, ...]
-    """Linear layers whose weights may be held in another form."""
+    """The linear layers whose weights may be stored in another format."""
     shape: ModelShape
 
     @property
@@ -81,7 +81,7 @@ class TransformersCandidate:
 def find_transformers_candidate(
     folder: Path, *, trust_remote_code: bool, overrides: ConfigOverrides = NO_OVERRIDES
 ) -> TransformersCandidate:
-    """Raises ModelFolderError with the reason why transformers cannot run it over our cache."""
+    """Return a candidate. Raise ModelFolderError with the reason why transformers cannot run it with our cache."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -101,10 +101,10 @@ def find_transformers_candidate(
 
 
 def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
-    """What a model of this class and configuration asks of attention. Raises Unservable."""
+    """Return the attention layers of this class and configuration. Raise Unservable if they are not supported."""
     try:
         probe = run_probe(build_on_meta(description.model_class, description.config))
-    except Exception as error:  # the model's own code on tensors without values
+    except Exception as error:  # the model's own code runs on tensors without values
         if isinstance(error, KeyError) and error.args == (PROBING,):
             raise Unservable("no attention interface", "has a fixed choice of attention of its own") from error
         raise Unservable(

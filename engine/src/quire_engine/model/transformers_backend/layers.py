@@ -1,6 +1,6 @@
-"""Judges what a probe has seen: attention that our kernel computes, or the reason why it is other.
+"""The evaluation of a probe: attention that our kernel computes, or the reason why it differs.
 
-Pure, but for evaluating the masks' functions on a few positions.
+Everything is pure, except that the masks' functions are evaluated on a few positions.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from quire_engine.model.shape import Windows
 from quire_engine.model.transformers_backend.probe import AttentionCall, Mask, Probe
 from quire_engine.model.transformers_backend.refusal import Unservable
 
-# What models hand to their attention that does not change what it computes.
+# Arguments of attention that do not change the result.
 _HARMLESS = frozenset(
     {
         "cache_position",
@@ -24,7 +24,7 @@ _HARMLESS = frozenset(
         "position_ids",
         "return_dict",
         "scaling",
-        "sliding_window",  # of the two places that tell of a window, transformers' own attention heeds the mask
+        "sliding_window",  # transformers' own attention uses the mask, not this argument
         "use_cache",
     }
 )
@@ -52,7 +52,7 @@ class AttentionLayers:
 
 
 def judge(probe: Probe) -> AttentionLayers:
-    """Raises Unservable."""
+    """Return the attention layers. Raise Unservable if our kernel does not compute their attention."""
     if not probe.calls:
         raise Unservable("no attention interface", "does not compute attention through transformers' interface")
     if not all(call.has_metadata for call in probe.calls):
@@ -134,7 +134,7 @@ def _is_causal_window(mask: Mask, window: int | None) -> bool:
         try:
             if not torch.equal(_seen(mask, query, keys), expected):
                 return False
-        except (NotImplementedError, RuntimeError):  # it depends on values that a probe does not have
+        except (NotImplementedError, RuntimeError):  # the mask depends on values that a probe does not have
             return False
     return True
 

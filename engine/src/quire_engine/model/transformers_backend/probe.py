@@ -1,8 +1,8 @@
-"""A forward pass on shapes alone, before a byte of weights is read: what a model's attention layers ask for.
+"""A forward pass on shapes alone, before any weight is read, which records what a model's attention layers request.
 
-The model is built on torch's meta device, where tensors have shapes and no values, under an attention function that
-notes its arguments. What is learnt so is what the model does, not what its configuration seems to say. What it means
-is for ``layers`` to judge.
+The model is built on torch's meta device, where tensors have shapes and no values, with an attention function that
+records its arguments. The result is what the model does, not what its configuration seems to say. ``layers`` evaluates
+it.
 
 Legend: T tokens of the pass.
 """
@@ -19,10 +19,10 @@ from transformers import initialization as transformers_initialization
 from transformers.pytorch_utils import Conv1D
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch, head, query position, key position) to whether the query sees the key."""
+"""A function (batch, head, query position, key position) -> whether the query sees the key."""
 
 PROBING = "quire_probe"
-"""The ``attn_implementation``."""
+"""The ``attn_implementation`` of probing."""
 
 _TOKENS = 5
 _LOGITS = 2
@@ -30,7 +30,7 @@ _LOGITS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What an attention layer called its function with."""
+    """The arguments with which an attention layer called its function."""
 
     layer: str
     """The module's name in the model."""
@@ -38,19 +38,19 @@ class AttentionCall:
     key: tuple[int, ...]
     value: tuple[int, ...]
     mask: "Mask | None"
-    """None where the mask is none that transformers' mask functions made."""
+    """None if the mask does not come from transformers' mask functions."""
     softcap: float | None
     has_metadata: bool
-    """Whether what the model was called with came here."""
+    """True if the metadata of the forward pass arrived here."""
     arguments: dict[str, Any]
-    """Whatever else was given and is not None."""
+    """All other arguments that are not None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mask:
     function: MaskFunction
     local_size: int | None
-    """Tokens of a sliding window or a chunk, where the mask has one."""
+    """The tokens of a sliding window or a chunk, if the mask has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Probe:
     calls: tuple[AttentionCall, ...]
     vocab_size: int
     logits_rows: int
-    """How many rows of logits came of asking for two."""
+    """The number of rows of logits after two were requested."""
     linears: tuple[str, ...]
-    """Layers that did nothing but multiply by their weights: another form of the weights will do for them."""
+    """The layers that only multiplied by their weights, so another format of the weights is possible."""
 
 
 @dataclass(slots=True)
@@ -70,16 +70,16 @@ class _Recorder:
 
 
 class _MaskMark(Tensor):
-    """A mask without contents that remembers what it stands for."""
+    """A mask without contents that remembers its function."""
 
     mask: Mask
 
 
 def build_on_meta(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """The model's modules, with parameters that have no values. Raises whatever the model's own code raises."""
+    """Return the model's modules, with parameters that have no values. The model's own code may raise any exception."""
     options: dict[str, Any] = {"attn_implementation": PROBING}
     if model_class._can_set_experts_implementation():
-        options["experts_implementation"] = "batched_mm"  # the others choose what to compute by values
+        options["experts_implementation"] = "batched_mm"  # the others select what to compute by values
     AttentionInterface.register(PROBING, _refuse_to_attend)
     AttentionMaskInterface.register(PROBING, _mark_mask)
     with torch.device("meta"), transformers_initialization.no_init_weights():
@@ -87,7 +87,7 @@ def build_on_meta(model_class: type[PreTrainedModel], config: PreTrainedConfig) 
 
 
 def run_probe(model: PreTrainedModel) -> Probe:
-    """One pass of the meta model. Raises whatever the model's own code raises."""
+    """Run one pass of the meta model. The model's own code may raise any exception."""
     recorder = _Recorder(names={module: name for name, module in model.named_modules()})
     watched = _watch_linears(model)
     AttentionInterface.register(PROBING, _recording(recorder))
@@ -96,7 +96,7 @@ def run_probe(model: PreTrainedModel) -> Probe:
         with torch.inference_mode():
             output = model(
                 input_ids=tokens,
-                # With a mask transformers does not look into the positions for several sequences, which have no values.
+                # With a mask, transformers does not check the positions for several sequences, which have no values.
                 attention_mask=torch.ones_like(tokens),
                 position_ids=tokens,
                 logits_to_keep=tokens[0, :_LOGITS],
@@ -135,7 +135,7 @@ def _recording(recorder: _Recorder) -> Callable[..., tuple[Tensor, None]]:
                 query=tuple(query.shape),
                 key=tuple(key.shape),
                 value=tuple(value.shape),
-                mask=getattr(attention_mask, "mask", None),  # what is made of a mark bears none
+                mask=getattr(attention_mask, "mask", None),  # a tensor computed from a mark has no mask
                 softcap=softcap,
                 has_metadata=quire_step is recorder,
                 arguments={name: argument for name, argument in arguments.items() if argument is not None},
@@ -162,7 +162,7 @@ class _Watched:
 
 
 def _watch_linears(model: nn.Module) -> dict[str, _Watched]:
-    """Lets each linear layer note when it runs, and when somebody else reads its weights."""
+    """Make each linear layer record when it runs, and when other code reads its weights."""
     watched = {}
     for name, module in model.named_modules():
         if type(module) in (nn.Linear, Conv1D):

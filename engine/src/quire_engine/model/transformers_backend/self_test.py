@@ -1,7 +1,7 @@
-"""Holds a loaded model to its own forward pass: sequences packed, in chunks and token by token, against each alone.
+"""The comparison of a loaded model with its own forward pass: packed sequences, in chunks, against each alone.
 
-What only shows in values is found here: positions that the model counts in its own way, layers that look across the
-borders between sequences, attention that the kernel computes otherwise.
+It finds differences that only values show: positions that the model counts in its own way, layers that look across the
+borders between sequences, attention that the kernel computes differently.
 
 Legend: T tokens of a step, B its sequences, S block size, M blocks per sequence.
 """
@@ -22,16 +22,16 @@ from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 from quire_kernels.paged_attention import plan_attention
 
 _BLOCK_SIZE = 16
-# By sequence, how many tokens each step computes: a prompt in chunks, prompts whole, then a token at a time.
+# By sequence, the tokens of each step: a prompt in chunks, whole prompts, then one token at a time.
 _CHUNKS = ((5, 1, 1, 0), (17, 16, 1, 1), (23, 1, 2, 1))
-# Of the root mean square of a row's difference to the row's standard deviation.
+# The root mean square of a row's difference, relative to the row's standard deviation.
 _TOLERANCES = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
 
 def check_faithful(
     model: PreTrainedModel, served: TransformersModel, shape: ModelShape, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ModelFolderError where the packed model says something else than the model does, both on ``device``."""
+    """Raise ModelFolderError if the packed model's results differ from the model's own, both on ``device``."""
     chunks = _fitting(shape.max_position_embeddings)
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.randint(shape.vocab_size, (sum(lengths),), generator=generator) for lengths in chunks]
@@ -39,7 +39,7 @@ def check_faithful(
     try:
         expected = _alone(model, sequences)
         found = _packed(served, shape, sequences, chunks, dtype)
-    except Exception as error:  # the model's own code, which may do anything
+    except Exception as error:  # the model's own code can raise any exception
         raise ModelFolderError(
             f"{shape.architecture} cannot be served: trying it out failed with {type(error).__name__}:"
             f" {' '.join(str(error).split())[:300]}"
@@ -49,7 +49,7 @@ def check_faithful(
         for alone, rows in zip(expected, found, strict=True)
         for place, row in rows.items()
     )
-    if not difference <= _TOLERANCES[dtype]:  # NaN is no better than too much
+    if not difference <= _TOLERANCES[dtype]:  # the comparison also rejects NaN
         raise ModelFolderError(
             f"{shape.architecture} cannot be served faithfully: with several sequences in a batch its logits differ by"
             f" {difference:.2g} of their standard deviation from those of each sequence alone"
@@ -62,7 +62,7 @@ def _fitting(positions: int) -> list[tuple[int, ...]]:
 
 
 def _alone(model: PreTrainedModel, sequences: Sequence[Tensor]) -> list[Tensor]:
-    """Logits [T, V] of each sequence, as transformers computes them."""
+    """Return the logits [T, V] of each sequence, as transformers computes them."""
     model.set_attn_implementation("eager")
     try:
         return [model(input_ids=tokens.unsqueeze(0), use_cache=False).logits[0].float() for tokens in sequences]
@@ -77,9 +77,9 @@ def _packed(
     chunks: Sequence[tuple[int, ...]],
     dtype: torch.dtype,
 ) -> list[dict[int, Tensor]]:
-    """By sequence and position, the logits of each chunk's last token."""
+    """Return, by sequence and position, the logits of each chunk's last token."""
     width = -(-max(map(len, sequences)) // _BLOCK_SIZE)
-    # Every other block, from the end: what reads a sequence's tokens in their order finds other sequences'.
+    # Interleaved blocks, from the end: code that reads a sequence's tokens in order would find other sequences' tokens.
     tables = np.arange(len(sequences) * width, dtype=np.int32).reshape(width, -1).T[::-1].copy()  # [B, M]
     device = sequences[0].device
     caches = tuple(_small_cache(shape, tables.size, dtype, device) for _ in range(shape.num_layers))

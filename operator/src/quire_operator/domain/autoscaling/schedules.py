@@ -102,10 +102,10 @@ def recorded_bounds(rules: Autoscaling, record: ScalingRecord | None, now: float
 def _without_lead(rules: Autoscaling, now: float) -> Bounds:
     """Return what the spec and the schedule that is in force say."""
     for index, schedule in enumerate(rules.schedules):
-        end = schedule.window.open_until(now)
+        end = schedule.open_until(now)
         if end is None:
             continue
-        before = (earlier.window.next_start(now) for earlier in rules.schedules[:index])
+        before = (earlier.next_start(now) for earlier in rules.schedules[:index])
         least, most = rules.bounds_of(schedule)
         in_force = ScheduleInForce(
             index=index,
@@ -123,7 +123,7 @@ def _changes(rules: Autoscaling, now: float, *, until: float) -> Iterator[float]
     for schedule in rules.schedules:
         time = now
         while time <= until:
-            end, start = schedule.window.open_until(time), schedule.window.next_start(time)
+            end, start = schedule.open_until(time), schedule.next_start(time)
             change = end if end is not None else start
             if change is None:
                 break

@@ -17,7 +17,7 @@ from quire_operator.domain.capacity.kv_groups import (
     share_groups,
 )
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
-from quire_operator.domain.resource import DType, KVCacheSize, Spec
+from quire_operator.domain.resource import DType, Spec
 
 Device = Literal["gpu", "cpu"]
 
@@ -174,15 +174,16 @@ def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) 
     """Return what one replica can keep in ``memory_bytes``."""
     base = needs.base_bytes
     one_sequence = sequence_bytes(needs.kv_groups, asked)
-    match spec.engine.kv_cache:
-        case KVCacheSize(size_bytes=size):
-            available = size if base + size <= memory_bytes else max(0, memory_bytes - base)
-            enough = base + size <= memory_bytes and size >= one_sequence
-            needed = base + max(size, one_sequence)
-        case share:
-            available = max(0, memory_bytes * share.memory_percent // 100 - base)
-            enough = available >= one_sequence
-            needed = -(-(base + one_sequence) * 100 // share.memory_percent)
+    cache = spec.engine.kv_cache
+    if cache.size_bytes is not None:
+        size = cache.size_bytes
+        available = size if base + size <= memory_bytes else max(0, memory_bytes - base)
+        enough = base + size <= memory_bytes and size >= one_sequence
+        needed = base + max(size, one_sequence)
+    else:
+        available = max(0, memory_bytes * cache.memory_percent // 100 - base)
+        enough = available >= one_sequence
+        needed = -(-(base + one_sequence) * 100 // cache.memory_percent)
     held = share_groups(available, needs.kv_groups, asked)
     if not enough:
         return TooSmall(

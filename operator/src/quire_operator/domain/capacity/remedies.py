@@ -4,17 +4,18 @@ from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.resource import KVCacheSize, Spec
+from quire_operator.domain.resource import Spec
 
 
 def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:
     """Return changes, each of which is sufficient. ``shared`` is True if all replicas use the same memory."""
     advice: list[str] = []
     one_sequence = sequence_bytes(needs.kv_groups, limits)
-    if isinstance(spec.engine.kv_cache, KVCacheSize) and small.kv_cache_bytes >= one_sequence:
+    size = spec.engine.kv_cache.size_bytes
+    if size is not None and small.kv_cache_bytes >= one_sequence:
         mebibytes = small.kv_cache_bytes // 2**20
         advice.append(f"lower spec.engine.kvCache.size to {mebibytes}Mi")
-    elif isinstance(spec.engine.kv_cache, KVCacheSize) and spec.engine.kv_cache.size_bytes < one_sequence:
+    elif size is not None and size < one_sequence:
         advice.append(f"raise spec.engine.kvCache.size to {-(-one_sequence // 2**20)}Mi")
     if 0 < small.longest_sequence_tokens < limits.sequence_tokens:
         advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")

@@ -19,7 +19,7 @@ from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMET
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
-from quire_operator.domain.resource import Invalid, NewClaim, RemoteSource, Retention, RolloutStrategy, Spec, names
+from quire_operator.domain.resource import Invalid, RemoteSource, Retention, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
 JSON = dict[str, object]
@@ -230,7 +230,7 @@ def _object(child: Child, content: Content, *, name: str, namespace: str, owners
 
 def _cache_claim(parent: Parent) -> Content:
     cache = parent.spec.model.cache
-    assert isinstance(cache, NewClaim)
+    assert cache is not None
     claim: JSON = {
         "accessModes": [cache.access_mode.value],
         "resources": {"requests": {"storage": str(cache.size_bytes)}},
@@ -360,8 +360,8 @@ CHILDREN = (
         plural="persistentvolumeclaims",
         render=_cache_claim,
         suffix=names.CACHE_CLAIM_SUFFIX,
-        is_wanted=lambda spec, features: isinstance(spec.model.cache, NewClaim),
-        is_owned=lambda spec: not isinstance(spec.model.cache, NewClaim) or spec.model.cache.retain is Retention.DELETE,
+        is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
+        is_owned=lambda spec: spec.model.cache is None or spec.model.cache.retain is Retention.DELETE,
     ),
     Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
     Child(kind="Service", api_version="v1", plural="services", render=_service),

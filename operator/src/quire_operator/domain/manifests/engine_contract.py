@@ -6,7 +6,8 @@ Constants are ``quire_common.contract.engine``; tests/contract compares the argu
 from collections.abc import Sequence
 
 from quire_common.contract.engine import HTTP_PORT
-from quire_operator.domain.resource import KVCacheShare, KVCacheSize, PrefixCaching, Spec
+from quire_operator.domain.resource import Engine, KVCache, Spec
+from quire_operator.domain.resource.schema import declared
 
 _SIGKILL_MARGIN_SECONDS = 10.0
 
@@ -35,28 +36,24 @@ def engine_args(
     engine = spec.engine
     args = ["--model", model_path, "--served-model-name", *(served_names or (spec.model.served_name,))]
     args += ["--host", host, "--port", str(port)]
-    args += ["--dtype", engine.dtype.lower(), "--block-size", str(engine.block_size)]
-    args += ["--max-num-seqs", str(engine.max_sequences), "--max-num-batched-tokens", str(engine.max_batched_tokens)]
-    if engine.max_model_length is not None:
-        args += ["--max-model-len", str(engine.max_model_length)]
-    match engine.kv_cache:
-        case _ if kv_cache_bytes is not None:
-            args += ["--kv-cache-memory-bytes", str(kv_cache_bytes)]
-        case KVCacheSize(size_bytes=size):
-            args += ["--kv-cache-memory-bytes", str(size)]
-        case KVCacheShare(memory_percent=percent):
-            args += ["--gpu-memory-utilization", f"{percent / 100:g}"]
-    if spec.resources.gpus:
-        # Without this flag, an engine that cannot use its GPU would serve slowly from the CPU of an expensive node.
-        args += ["--device", "cuda"]
-    if engine.prefix_caching is PrefixCaching.DISABLED:
-        args += ["--no-enable-prefix-caching"]
-    args += ["--scheduling-policy", engine.scheduling_policy.lower(), "--preemption-mode", engine.preemption.lower()]
-    if engine.swap_space_bytes:
-        args += ["--swap-space-bytes", str(engine.swap_space_bytes)]
+    for field in declared(Engine):
+        value = getattr(engine, field.attribute)
+        if isinstance(value, KVCache):
+            args += _memory_args(spec, value.size_bytes if kv_cache_bytes is None else kv_cache_bytes)
+        else:
+            args += field.kind.arguments(value)
     args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
     if threads is not None:
         args += ["--threads", str(threads)]
     if api_key_file is not None:
         args += ["--api-key-file", api_key_file]
     return [*args, *engine.extra_args]
+
+
+def _memory_args(spec: Spec, kv_cache_bytes: int | None) -> list[str]:
+    if kv_cache_bytes is None:
+        args = ["--gpu-memory-utilization", f"{spec.engine.kv_cache.memory_percent / 100:g}"]
+    else:
+        args = ["--kv-cache-memory-bytes", str(kv_cache_bytes)]
+    # Without this flag, an engine that cannot use its GPU would serve slowly from the CPU of an expensive node.
+    return [*args, "--device", "cuda"] if spec.resources.gpus else args

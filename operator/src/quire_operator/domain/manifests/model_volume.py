@@ -10,11 +10,9 @@ from quire_common.model_source import link_name
 from quire_operator.domain.resource import (
     BucketSource,
     ClaimSource,
-    ExistingClaim,
     FileSource,
     HubSource,
     ImageSource,
-    NewClaim,
     RemoteSource,
     Spec,
 )
@@ -82,10 +80,7 @@ def _below(path: str) -> str:
 
 
 def _claim_volume(spec: Spec) -> JSON | None:
-    match spec.model.cache:
-        case ExistingClaim(claim_name=name):
-            return {"persistentVolumeClaim": {"claimName": name}}
-        case NewClaim():
-            return {"persistentVolumeClaim": {"claimName": f"{spec.name}{CACHE_CLAIM_SUFFIX}"}}
-        case None:
-            return None
+    cache = spec.model.cache
+    if cache is None:
+        return None
+    return {"persistentVolumeClaim": {"claimName": cache.claim_name or f"{spec.name}{CACHE_CLAIM_SUFFIX}"}}

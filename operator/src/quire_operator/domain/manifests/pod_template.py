@@ -145,7 +145,8 @@ def _pod_security(user_id: int | None) -> JSON:
 def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
     """Return the pull secrets of the pod's images, of which a model may be one."""
     model = spec.model.credentials_secret if volume.image is not None else None
-    return list(dict.fromkeys((*spec.engine.image_pull_secrets, *([] if model is None else [model]))))
+    named = [secret.name for secret in spec.engine.image_pull_secrets]
+    return list(dict.fromkeys((*named, *([] if model is None else [model]))))
 
 
 def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_names: Sequence[str]) -> JSON:

@@ -5,18 +5,26 @@ and is never ignored.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar
 
-from quire_common.model_source import FileSource
 from quire_operator.domain.resource import names
-from quire_operator.domain.resource.engine import Engine, Resources, read_engine, read_resources
+from quire_operator.domain.resource.engine import Engine, Resources
+from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.fields import Fields, Problem, shown
-from quire_operator.domain.resource.model import Model, read_model, read_secret_name
-from quire_operator.domain.resource.rollout import Drain, Rollout, read_drain, read_rollout
-from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, read_autoscaling
-
-_UNREADABLE = Model(source=FileSource(path="/", relative=False), served_name="", credentials_secret=None, cache=None)
-"""In place of a model whose source is no source, in a spec that is invalid for it."""
+from quire_operator.domain.resource.model import Model
+from quire_operator.domain.resource.rollout import Drain, Rollout
+from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
+from quire_operator.domain.resource.schema import (
+    Boolean,
+    Integer,
+    PassedOn,
+    Rule,
+    SecretReference,
+    Section,
+    flag_owners,
+    read_section,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +47,81 @@ class Spec:
 
     name: str
     namespace: str
-    model: Model
-    engine: Engine
-    resources: Resources
-    replicas: int
-    """With autoscaling only where it starts from."""
-    autoscaling: Autoscaling | None
-    rollout: Rollout
-    auth_secret: str | None
-    """Holds the API keys in a cluster; locally QUIRE_API_KEY_FILE does. None: open to all."""
-    drain: Drain
-    paused: bool
-    """Replicas are scaled, and not replaced."""
-    pod_template: Mapping[str, object]
-    """Merged into the pods by strategic merge; has no meaning without a cluster."""
+    model: Annotated[Model, Section("The model to serve and the location of its weights.")]
+    engine: Annotated[Engine, Section("Settings of the inference engine in each replica.")] = Engine()
+    resources: Annotated[
+        Resources,
+        Section(
+            "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu.",
+            flags=("device",),
+        ),
+    ] = Resources()
+    replicas: Annotated[
+        int,
+        Integer(
+            "Number of replicas. While spec.autoscaling is set, it is only the number at which autoscaling started and "
+            "cannot be changed. When spec.autoscaling is removed, the autoscaler's number of replicas stays if it is "
+            "higher, until this field is changed. To stop the autoscaler for some time, set autoscaling.mode to "
+            "Recommend."
+        ),
+    ] = 1
+    autoscaling: Annotated[
+        Autoscaling | None,
+        Section("Settings of the autoscaler. Without them, spec.replicas sets the number of replicas."),
+    ] = None
+    rollout: Annotated[Rollout, Section("How replicas are replaced when the spec changes.")] = Rollout()
+    auth_secret: Annotated[
+        str | None,
+        SecretReference(
+            "API keys that may send requests. Without auth, every client that can reach the replicas or the gateway "
+            "may send requests.",
+            secret="Secret in this namespace whose key `keys` contains API keys, one per line: KEY or sha256:HEX, "
+            "optionally preceded by name=TENANT and the limits requests_per_minute=N, tokens_per_minute=N and "
+            "max_concurrent=N. Engines require one of these keys in the header Authorization: Bearer KEY, which the "
+            "gateway forwards. Changes take effect without a restart. With minReplicas 0, configure keys in the "
+            "gateway too, because it queues requests that no engine has authenticated yet. `quire up` has no secrets "
+            "and reads the file named by QUIRE_API_KEY_FILE.",
+            flags=("api-key-file", "api-key"),
+        ),
+    ] = None
+    drain: Annotated[Drain, Section("How a replica finishes its work before it stops.")] = Drain()
+    paused: Annotated[
+        bool,
+        Boolean(
+            "True keeps the existing replicas although the spec has changed, until it is false again. Replicas are "
+            "still scaled and restarted, with the previous pod template.",
+            is_default_stored=False,
+        ),
+    ] = False
+    pod_template: Annotated[
+        Mapping[str, object],
+        PassedOn(
+            "Strategic merge patch for the pod template: nodeSelector, tolerations, affinity, env, volumes, "
+            "priorityClassName, additional containers and so on. The engine's container is named engine. Changes that "
+            "break the communication between quire and its pods are rejected, and so is everything that the restricted "
+            "Pod Security Standard forbids, groups 0, system priorities, and tokens of the API server. The chart value "
+            "operator.podTemplate.allow can list the exceptions that a message names."
+        ),
+    ] = field(default_factory=dict)
+
+    RULES: ClassVar = (
+        Rule(
+            at="replicas",
+            cel="!has(self.autoscaling) || !has(oldSelf.autoscaling) || self.replicas == oldSelf.replicas",
+            message="the autoscaler owns the number of replicas while spec.autoscaling is set: change "
+            "autoscaling.minReplicas and maxReplicas instead, or remove autoscaling",
+        ),
+        Rule(
+            at="engine.extraArgs",
+            holds=lambda spec, document: spec.resources.gpus > 0 or not spec.engine.kv_cache_in_fp8,
+            message="has --kv-cache-dtype fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1",
+        ),
+        Rule(
+            at="engine.extraArgs",
+            holds=lambda spec, document: spec.resources.gpus == 0 or not spec.engine.weights_in_int8,
+            message="has --quantization int8, which is for CPUs: leave it out, or spec.resources' nvidia.com/gpu",
+        ),
+    )
 
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "Spec | Invalid":
@@ -106,39 +175,17 @@ def _read_name(metadata: Fields) -> str | None:
 
 
 def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
-    fields = root.section("spec")
+    document = root.section("spec")
     if not root.has("spec"):
         return None
-    model = read_model(fields.section("model"), deployment_name=name)
-    engine = read_engine(fields.section("engine"))
-    resources = read_resources(fields.section("resources"))
-    if engine.kv_cache_in_fp8 and not resources.gpus:
-        fields.section("engine").problem(
-            "extraArgs", "has --kv-cache-dtype fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1"
-        )
-    if engine.weights_in_int8 and resources.gpus:
-        fields.section("engine").problem(
-            "extraArgs", "has --quantization int8, which is for CPUs: leave it out, or spec.resources' nvidia.com/gpu"
-        )
-    replicas = fields.integer("replicas", default=1)
-    autoscaling = read_autoscaling(fields.section("autoscaling")) if fields.has("autoscaling") else None
-    rollout = read_rollout(fields.section("rollout"))
-    auth_secret = read_secret_name(fields, "auth")
-    drain = read_drain(fields.section("drain"))
-    paused = fields.flag("paused")
-    pod_template = fields.mapping("podTemplate")
-    fields.done()
-    return Spec(
-        name=name,
-        namespace=namespace,
-        model=model or _UNREADABLE,
-        engine=engine,
-        resources=resources,
-        replicas=replicas,
-        autoscaling=autoscaling,
-        rollout=rollout,
-        auth_secret=auth_secret,
-        drain=drain,
-        paused=paused,
-        pod_template=pod_template,
-    )
+    spec = read_section(Spec, document, name=name, namespace=namespace)
+    if not any(problem.path.startswith(f"{document.at(_EXTRA_ARGS)}[") for problem in root.problems):
+        for problem in extra_args_problems(spec.engine.extra_args, OWNED_FLAGS):
+            document.problem(f"{_EXTRA_ARGS}[{problem.index}]", problem.message)
+    model = replace(spec.model, served_name=spec.model.served_name or name)
+    return replace(spec, model=model, autoscaling=spec.autoscaling and spec.autoscaling.resolved)
+
+
+_EXTRA_ARGS = "engine.extraArgs"
+OWNED_FLAGS = dict(flag_owners(Spec, "spec"))
+"""Flags of the engine that a field of the LLMDeployment sets, with the field's path."""

@@ -1,17 +1,30 @@
 """spec.engine and spec.resources: how each replica's engine runs, and what hardware it asks for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from typing import Annotated, Any, ClassVar
 
-from quire_common.names import object_name_problem
 from quire_common.quantities import parse_bytes, parse_quantity
-from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.fields import Fields, shown
+from quire_operator.domain.resource.schema import (
+    JSON,
+    ByteSize,
+    Choice,
+    Integer,
+    Kind,
+    ObjectName,
+    Rule,
+    Section,
+    SectionList,
+    Text,
+    quantity_schema,
+)
 
 GPU_RESOURCE = "nvidia.com/gpu"
 BLOCK_SIZES = (16, 32, 64, 128)
+_MAX_ARGUMENTS = 64
 
 
 class DType(StrEnum):
@@ -47,39 +60,186 @@ class PullPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheShare:
-    """The KV cache takes this share of the GPU's memory, else of the pod's limit; locally of RAM ÷ maxReplicas."""
+class Switch(Choice):
+    """Enabled or Disabled; the engine has the feature unless ``--no-FLAG`` is set."""
 
-    memory_percent: int
+    def arguments(self, value: Any) -> list[str]:
+        return [f"--{self.flags[-1]}"] if value == "Disabled" else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheSize:
-    """The KV cache takes exactly this much."""
+class PullSecret:
+    name: Annotated[str, ObjectName("Name of the secret.")]
 
-    size_bytes: int
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments(Kind):
+    """A list of command-line arguments; ``Spec.parse`` checks them against the engine's flags."""
+
+    def schema(self, value_type: Any) -> JSON:
+        item = {"description": "One command-line argument.", "type": "string", "maxLength": 1024}
+        return {"type": "array", "maxItems": _MAX_ARGUMENTS, "x-kubernetes-list-type": "atomic", "items": item}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.texts(name, at_most=_MAX_ARGUMENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantities(Kind):
+    """A map from the name of a resource to its quantity, as in a container."""
+
+    def schema(self, value_type: Any) -> JSON:
+        return {"type": "object", "maxProperties": 16, "additionalProperties": quantity_schema()}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return _read_amounts(document, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCache:
+    """The memory of the KV cache: a size, or without one a share of the GPU's memory, else of the pod's limit."""
+
+    memory_percent: Annotated[
+        int,
+        Integer(
+            "Percentage of memory for weights and KV cache together: of GPU memory on a GPU, otherwise of the pod's "
+            "memory limit. `quire up` divides the machine's RAM by maxReplicas instead.",
+            minimum=1,
+            maximum=100,
+            is_default_stored=False,
+            flags=("gpu-memory-utilization",),
+        ),
+    ] = 90
+    size_bytes: Annotated[
+        int | None,
+        ByteSize(
+            "Absolute size of the KV cache, such as 4Gi. It takes precedence over memoryPercent.",
+            flags=("kv-cache-memory-bytes",),
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    image: str | None
-    """None takes the operator's default."""
-    image_pull_policy: PullPolicy | None
-    """None takes the operator's default."""
-    image_pull_secrets: tuple[str, ...]
-    dtype: DType
-    max_model_length: int | None
-    """Tokens of one sequence, prompt and answer; None takes the model's own limit."""
-    max_batched_tokens: int
-    max_sequences: int
-    block_size: int
-    kv_cache: KVCacheShare | KVCacheSize
-    prefix_caching: PrefixCaching
-    scheduling_policy: SchedulingPolicy
-    preemption: Preemption
-    swap_space_bytes: int
-    """Host memory for the blocks of preempted sequences; 0 is none."""
-    extra_args: tuple[str, ...]
+    image: Annotated[
+        str | None,
+        Text(
+            "Container image of the engine. Default is the image configured in the operator.",
+            min_length=1,
+            max_length=1024,
+        ),
+    ] = None
+    image_pull_policy: Annotated[
+        PullPolicy | None,
+        Choice(
+            "When nodes pull the image. Default is the policy configured in the operator (images.pullPolicy of the "
+            "chart)."
+        ),
+    ] = None
+    image_pull_secrets: Annotated[
+        tuple[PullSecret, ...],
+        SectionList(
+            "Secrets in this namespace used to pull the image.",
+            item="A reference to one secret.",
+            max_items=16,
+            keys=("name",),
+        ),
+    ] = ()
+    dtype: Annotated[
+        DType,
+        Choice(
+            "Data type of weights and activations. Auto selects the fastest type that the hardware supports well.",
+            flags=("dtype",),
+        ),
+    ] = DType.AUTO
+    block_size: Annotated[
+        int, Integer("Size of a KV cache block, in tokens.", choices=BLOCK_SIZES, flags=("block-size",))
+    ] = 16
+    max_sequences: Annotated[
+        int,
+        Integer(
+            "Maximum number of sequences computed in one step. Further requests wait.",
+            minimum=1,
+            flags=("max-num-seqs",),
+        ),
+    ] = 256
+    max_batched_tokens: Annotated[
+        int,
+        Integer(
+            "Maximum number of tokens computed in one step. Longer prompts are computed in chunks.",
+            minimum=1,
+            flags=("max-num-batched-tokens",),
+        ),
+    ] = 2048
+    max_model_length: Annotated[
+        int | None,
+        Integer(
+            "Maximum sequence length (prompt + output), in tokens. Default is the model's own limit.",
+            minimum=1,
+            flags=("max-model-len",),
+        ),
+    ] = None
+    kv_cache: Annotated[
+        KVCache, Section("Memory for the KV cache. Default is memoryPercent 90.", is_default_stored=False)
+    ] = KVCache()
+    prefix_caching: Annotated[
+        PrefixCaching,
+        Switch(
+            "Whether requests with a common prefix share its KV cache blocks.",
+            flags=("enable-prefix-caching", "no-enable-prefix-caching"),
+        ),
+    ] = PrefixCaching.ENABLED
+    scheduling_policy: Annotated[
+        SchedulingPolicy,
+        Choice(
+            "Order of waiting requests. FCFS serves them in order of arrival. Priority serves the lowest priority "
+            "value first. Fair serves the tenant (API key) that has received the fewest tokens.",
+            flags=("scheduling-policy",),
+        ),
+    ] = SchedulingPolicy.FCFS
+    preemption: Annotated[
+        Preemption,
+        Choice(
+            "What happens to a running sequence when the KV cache is full. Recompute frees its blocks and computes "
+            "them again later. Swap moves them to swapSpace. Auto chooses the option with the lower measured cost.",
+            flags=("preemption-mode",),
+        ),
+    ] = Preemption.AUTO
+    swap_space_bytes: Annotated[
+        int,
+        ByteSize(
+            "Host memory for the blocks of preempted sequences, such as 4Gi. On a CPU it shares the memory of the KV "
+            "cache. Default is no swap space.",
+            minimum=0,
+            is_default_stored=False,
+            flags=("swap-space-bytes",),
+        ),
+    ] = 0
+    extra_args: Annotated[
+        tuple[str, ...],
+        Arguments(
+            "Additional engine flags; `quire-engine --flag-schema` lists them. Flags that quire sets itself are "
+            "rejected."
+        ),
+    ] = ()
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxBatchedTokens",
+            # has(): the server evaluates this rule on the default of `engine`, before the defaults of its fields.
+            cel="!has(self.maxSequences) || !has(self.maxBatchedTokens) || self.maxBatchedTokens >= self.maxSequences",
+            holds=lambda engine, document: engine.max_batched_tokens >= engine.max_sequences,
+            message="must be at least maxSequences: each sequence uses one token of a step",
+        ),
+        Rule(
+            at="preemption",
+            cel="!has(self.preemption) || self.preemption != 'Swap' || (has(self.swapSpace) "
+            "&& isQuantity(string(self.swapSpace)) "
+            "&& quantity(string(self.swapSpace)).compareTo(quantity('0')) > 0)",
+            holds=lambda engine, document: engine.preemption is not Preemption.SWAP or engine.swap_space_bytes > 0,
+            message="Swap requires swapSpace: set swapSpace, for example to 4Gi, or use Auto",
+        ),
+    )
 
     @property
     def invents_weights(self) -> bool:
@@ -100,12 +260,26 @@ class Engine:
         return f"--{flag}={value}" in self.extra_args or (f"--{flag}", value) in pairwise(self.extra_args)
 
 
+_WHOLE_GPUS = Rule(
+    cel="!('nvidia.com/gpu' in self) || quantity(string(self['nvidia.com/gpu'])).isInteger()",
+    message="nvidia.com/gpu must be a whole number",
+)
+_ONE_GPU = Rule(
+    cel="!('nvidia.com/gpu' in self) || quantity(string(self['nvidia.com/gpu'])).compareTo(quantity('1')) <= 0",
+    message="nvidia.com/gpu must be 1, because a replica uses one GPU",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """As in a container: resource name → quantity, in the words a person used."""
+    """The resources of the engine's container, with the quantities as a person wrote them."""
 
-    limits: Mapping[str, str]
-    requests: Mapping[str, str]
+    limits: Annotated[
+        Mapping[str, str], Quantities("Maximum amount of each resource.", rules=(_WHOLE_GPUS, _ONE_GPU))
+    ] = field(default_factory=dict)
+    requests: Annotated[
+        Mapping[str, str], Quantities("Reserved amount of each resource. Default is the limit.", rules=(_WHOLE_GPUS,))
+    ] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -118,81 +292,8 @@ class Resources:
         return None if limit is None else parse_bytes(limit)
 
 
-def read_engine(fields: Fields) -> Engine:
-    max_sequences = fields.integer("maxSequences", default=256, minimum=1)
-    max_batched_tokens = fields.integer("maxBatchedTokens", default=2048, minimum=1)
-    if max_batched_tokens < max_sequences:
-        fields.problem(
-            "maxBatchedTokens",
-            f"must be >= maxSequences ({max_sequences}): each sequence uses one token of a step; "
-            f"got {max_batched_tokens}",
-        )
-    engine = Engine(
-        image=fields.text("image", default=None),
-        image_pull_policy=fields.optional_choice("imagePullPolicy", PullPolicy),
-        image_pull_secrets=_read_pull_secrets(fields),
-        dtype=fields.choice("dtype", DType, default=DType.AUTO),
-        max_model_length=fields.integer("maxModelLength", default=None, minimum=1),
-        max_batched_tokens=max_batched_tokens,
-        max_sequences=max_sequences,
-        block_size=_read_block_size(fields),
-        kv_cache=_read_kv_cache(fields),
-        prefix_caching=fields.choice("prefixCaching", PrefixCaching, default=PrefixCaching.ENABLED),
-        scheduling_policy=fields.choice("schedulingPolicy", SchedulingPolicy, default=SchedulingPolicy.FCFS),
-        preemption=fields.choice("preemption", Preemption, default=Preemption.AUTO),
-        swap_space_bytes=fields.byte_size("swapSpace", minimum=0) or 0,
-        extra_args=_read_extra_args(fields),
-    )
-    if engine.preemption is Preemption.SWAP and not engine.swap_space_bytes:
-        fields.problem("preemption", "Swap requires swapSpace: set swapSpace, for example to 4Gi, or use Auto")
-    fields.done()
-    return engine
-
-
-def read_resources(fields: Fields) -> Resources:
-    resources = Resources(limits=_read_amounts(fields, "limits"), requests=_read_amounts(fields, "requests"))
-    fields.done()
-    return resources
-
-
-def _read_pull_secrets(fields: Fields) -> tuple[str, ...]:
-    names: list[str] = []
-    for secret in fields.sections("imagePullSecrets"):
-        name = secret.text("name", default=None, check=object_name_problem)
-        if not secret.has("name"):
-            secret.problem("name", "is required")
-        if name is not None:
-            names.append(name)
-        secret.done()
-    return tuple(names)
-
-
-def _read_block_size(fields: Fields) -> int:
-    size = fields.integer("blockSize", default=16)
-    if size not in BLOCK_SIZES:
-        sizes = ", ".join(map(str, BLOCK_SIZES))
-        fields.problem("blockSize", f"must be one of {sizes}, got {size}")
-    return size
-
-
-def _read_kv_cache(fields: Fields) -> KVCacheShare | KVCacheSize:
-    cache = fields.section("kvCache")
-    percent = cache.integer("memoryPercent", default=90, minimum=1, maximum=100)
-    size = cache.byte_size("size")
-    cache.done()
-    return KVCacheShare(memory_percent=percent) if size is None else KVCacheSize(size_bytes=size)
-
-
-def _read_extra_args(fields: Fields) -> tuple[str, ...]:
-    before = len(fields.problems)
-    args = fields.texts("extraArgs")
-    if len(fields.problems) == before:  # else the indices would not be those of the list
-        for problem in extra_args_problems(args):
-            fields.problem(f"extraArgs[{problem.index}]", problem.message)
-    return args
-
-
 def _read_amounts(fields: Fields, key: str) -> dict[str, str]:
+    """Return the quantities of a map; the messages name the resource."""
     amounts: dict[str, str] = {}
     for name, value in fields.mapping(key).items():
         where = f"{key}[{name[:60]}]"

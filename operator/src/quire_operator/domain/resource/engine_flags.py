@@ -14,29 +14,6 @@ from importlib import resources
 
 from quire_operator.domain.resource.fields import one_of, shown
 
-OWNED_FLAGS: Mapping[str, str] = {
-    "model": "spec.model.source",
-    "served-model-name": "spec.model.servedName",
-    "dtype": "spec.engine.dtype",
-    "max-model-len": "spec.engine.maxModelLength",
-    "max-num-batched-tokens": "spec.engine.maxBatchedTokens",
-    "max-num-seqs": "spec.engine.maxSequences",
-    "block-size": "spec.engine.blockSize",
-    "kv-cache-memory-bytes": "spec.engine.kvCache.size",
-    "gpu-memory-utilization": "spec.engine.kvCache.memoryPercent",
-    "drain-timeout": "spec.drain.timeout",
-    "enable-prefix-caching": "spec.engine.prefixCaching",
-    "no-enable-prefix-caching": "spec.engine.prefixCaching",
-    "scheduling-policy": "spec.engine.schedulingPolicy",
-    "preemption-mode": "spec.engine.preemption",
-    "swap-space-bytes": "spec.engine.swapSpace",
-    "device": "spec.resources",
-    "api-key-file": "spec.auth",
-    "api-key": "spec.auth",
-    "revision": "spec.model.source",
-    "download-dir": "spec.model.cache",
-}
-"""Flags that a field of the LLMDeployment sets."""
 RESERVED_FLAGS = frozenset(
     {
         *("host", "port", "flag-schema", "help", "version", "tensor-parallel-size", "pipeline-parallel-size"),
@@ -76,15 +53,15 @@ def flag_schema() -> Mapping[str, Mapping[str, object]]:
     return properties
 
 
-def extra_args_problems(args: Sequence[str]) -> list[ArgProblem]:
-    """Every reason against these arguments, in their order."""
+def extra_args_problems(args: Sequence[str], owned: Mapping[str, str]) -> list[ArgProblem]:
+    """Return every reason against these arguments, in their order; ``owned`` flags are set by the field they map to."""
     problems: list[ArgProblem] = []
     seen: set[str] = set()
     for given in _flags(args):
         if isinstance(given, ArgProblem):
             problems.append(given)
             continue
-        message = _flag_problem(given)
+        message = _flag_problem(given, owned)
         if message is None and given.name in seen:
             message = f"--{given.name} is given twice"
         seen.add(given.name)
@@ -120,14 +97,14 @@ def _most_values(name: str) -> int:
             return 1
 
 
-def _flag_problem(given: _Given) -> str | None:
-    if given.name in OWNED_FLAGS:
-        return f"--{given.name} is set by {OWNED_FLAGS[given.name]}; set it there"
+def _flag_problem(given: _Given, owned: Mapping[str, str]) -> str | None:
+    if given.name in owned:
+        return f"--{given.name} is set by {owned[given.name]}; set it there"
     if given.name in RESERVED_FLAGS:
         return f"--{given.name} is set by quire itself; remove it"
     schema = flag_schema().get(given.name)
     if schema is None:
-        allowed = [name for name in flag_schema() if name not in OWNED_FLAGS and name not in RESERVED_FLAGS]
+        allowed = [name for name in flag_schema() if name not in owned and name not in RESERVED_FLAGS]
         near = get_close_matches(given.name, allowed, n=1)
         return f"the engine has no flag {shown('--' + given.name)}" + (f"; did you mean --{near[0]}?" if near else "")
     reason = _values_problem(schema, given.values)

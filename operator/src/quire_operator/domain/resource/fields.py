@@ -77,9 +77,9 @@ class Fields:
         return f"{self.path}.{key}" if self.path else key
 
     def problem(self, key: str, message: str) -> None:
-        """Note what is wrong with a field; of what is no mapping that has been said already."""
+        """Note what is wrong with a field, or without a key with the mapping, unless it is not a mapping at all."""
         if self._is_mapping:
-            self.problems.append(Problem(path=self.at(key), message=message))
+            self.problems.append(Problem(path=self.at(key) if key else self.path, message=message))
 
     def knows(self, *keys: str) -> None:
         """These keys may stand here, though nobody reads them."""
@@ -106,9 +106,9 @@ class Fields:
         """A nested mapping; absent is empty."""
         return Fields(self.raw(key), path=self.at(key), problems=self.problems)
 
-    def sections(self, key: str) -> list["Fields"]:
+    def sections(self, key: str, *, at_most: int, at_least: int = 0) -> list["Fields"]:
         """A list of mappings."""
-        items = self._list(key)
+        items = self._list(key, at_most, at_least)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -124,9 +124,9 @@ class Fields:
         self.problem(key, f"must be a mapping, got {shown(value)}")
         return {}
 
-    def texts(self, key: str) -> tuple[str, ...]:
+    def texts(self, key: str, *, at_most: int) -> tuple[str, ...]:
         """A list of strings."""
-        items = self._list(key)
+        items = self._list(key, at_most)
         for index, item in enumerate(items):
             if not isinstance(item, str):
                 self.problem(f"{key}[{index}]", f"must be a string, got {shown(item)}")
@@ -161,7 +161,7 @@ class Fields:
         return value
 
     def count_or_percent(self, key: str, *, default: int) -> int | str:
-        """A whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
+        """Return a whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
         value = self.raw(key)
         if not isinstance(value, str):
             return self.integer(key, default=default)
@@ -178,7 +178,7 @@ class Fields:
         self.problem(key, f"must be true or false, got {shown(value)}")
         return False
 
-    def duration(self, key: str, *, default: float, minimum: float = 0.0, maximum: float = 86_400.0) -> float:
+    def duration(self, key: str, *, default: T, minimum: float = 0.0, maximum: float = 86_400.0) -> float | T:
         """Seconds of a duration string."""
         value = self.raw(key)
         if value is None:
@@ -193,19 +193,19 @@ class Fields:
             return default
         return seconds
 
-    def byte_size(self, key: str, *, minimum: int = 1) -> int | None:
-        """Bytes of a quantity such as 4Gi."""
+    def byte_size(self, key: str, *, default: T, minimum: int = 1) -> int | T:
+        """Return the bytes of a quantity such as 4Gi."""
         value = self.raw(key)
         if value is None:
-            return None
+            return default
         readable = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
         size = parse_bytes(value) if readable and isinstance(value, str | int) else None
         if size is None or size < minimum:
             self.problem(key, f'must be an amount of memory such as "4Gi" or "512Mi", got {shown(value)}')
-            return None
+            return default
         return size
 
-    def choice(self, key: str, kind: type[E], *, default: E) -> E:
+    def choice(self, key: str, kind: type[E], *, default: T) -> E | T:
         """Return one of the words of ``kind``."""
         value = self.raw(key)
         if value is None:
@@ -217,16 +217,16 @@ class Fields:
         self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
         return default
 
-    def optional_choice(self, key: str, kind: type[E]) -> E | None:
-        """Return one of the words of ``kind``, or None if the field is absent."""
-        return self.choice(key, kind, default=next(iter(kind))) if self.has(key) else None
-
-    def _list(self, key: str) -> Sequence[object]:
+    def _list(self, key: str, at_most: int, at_least: int = 0) -> Sequence[object]:
         value = self.raw(key)
         if value is None:
             return ()
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            return value
+            if at_least <= len(value) <= at_most:
+                return value
+            count = f"between {at_least} and {at_most}" if at_least else f"at most {at_most}"
+            self.problem(key, f"must have {count} entries, got {len(value)}")
+            return ()
         self.problem(key, f"must be a list, got {shown(value)}")
         return ()
 

@@ -1,14 +1,23 @@
 """spec.model: where the weights come from, under which name they are served, and where a cluster keeps them."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any, ClassVar
 
-from quire_common.model_source import EXAMPLES, Source, expected, parse_source
-from quire_common.names import object_name_problem
+from quire_common.model_source import EXAMPLES, FileSource, Source, expected, parse_source
 from quire_operator.domain.resource.fields import Fields, shown
+from quire_operator.domain.resource.schema import (
+    ByteSize,
+    Choice,
+    ObjectName,
+    Rule,
+    SecretReference,
+    Section,
+    Text,
+)
 
-_OF_NEW_CLAIMS = ("size", "storageClassName", "accessMode", "retain")
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
 
 
@@ -27,69 +36,19 @@ class Retention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExistingClaim:
-    """Downloads are kept on a claim that is there already."""
+class ModelSource(Text):
+    """A string that names where the weights are, read as a ``Source``."""
 
-    claim_name: str
+    @property
+    def placeholder(self) -> Any:
+        return FileSource(path="/", relative=False)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewClaim:
-    """Downloads are kept on a claim made for this deployment."""
-
-    size_bytes: int
-    storage_class_name: str | None
-    access_mode: AccessMode
-    retain: Retention = Retention.DELETE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    source: Source
-    served_name: str
-    """What clients write in ``model``."""
-    credentials_secret: str | None
-    """Holds what the source asks for in a cluster; locally the usual variables and files of each do."""
-    cache: ExistingClaim | NewClaim | None
-    """Where a cluster keeps downloads; locally they are in the user's cache folder."""
-
-
-def read_model(fields: Fields, *, deployment_name: str) -> Model | None:
-    """spec.model, or None without a usable source (the problem is noted)."""
-    source = _read_source(fields)
-    model = None
-    served_name = fields.text("servedName", default=deployment_name, check=_served_name_problem)
-    credentials = read_secret_name(fields, "credentials")
-    cache = _read_cache(fields)
-    if source is not None:
-        model = Model(source=source, served_name=served_name, credentials_secret=credentials, cache=cache)
-    fields.done()
-    return model
-
-
-def read_secret_name(fields: Fields, key: str) -> str | None:
-    """``{secretName: …}``, or None where it is absent."""
-    if not fields.has(key):
-        return None
-    reference = fields.section(key)
-    name = reference.text("secretName", default=None, check=object_name_problem)
-    if not reference.has("secretName"):
-        reference.problem("secretName", "is required")
-    reference.done()
-    return name
-
-
-def _read_source(fields: Fields) -> Source | None:
-    if not fields.has("source"):
-        fields.problem("source", f"is required: {EXAMPLES}")
-        return None
-    text = fields.text("source", default=None)
-    if text is None:
-        return None
-    source = parse_source(text)
-    if source is None:
-        fields.problem("source", f"must be {expected(text)}, got {shown(text)}")
-    return source
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        text = Text.read(self, document, name, value_type, None)
+        source = None if text is None else parse_source(text)
+        if text is not None and source is None:
+            document.problem(name, f"must be {expected(text)}, got {shown(text)}")
+        return source or default
 
 
 def _served_name_problem(name: str) -> str | None:
@@ -98,25 +57,133 @@ def _served_name_problem(name: str) -> str | None:
     return "must start with a letter or digit and contain at most 128 letters, digits and '-', '_', '.', ':' or '/'"
 
 
-def _read_cache(fields: Fields) -> ExistingClaim | NewClaim | None:
-    if not fields.has("cache"):
-        return None
-    cache = fields.section("cache")
-    claim_name = cache.text("claimName", default=None, check=object_name_problem)
-    size = cache.byte_size("size")
-    storage_class = cache.text("storageClassName", default=None, check=object_name_problem)
-    access_mode = cache.choice("accessMode", AccessMode, default=AccessMode.READ_WRITE_ONCE)
-    retain = cache.choice("retain", Retention, default=Retention.DELETE)
-    cache.done()
-    if cache.has("claimName") and any(cache.has(key) for key in _OF_NEW_CLAIMS):
-        fields.problem(
-            "cache",
-            f"claimName (an existing claim) cannot be combined with {', '.join(_OF_NEW_CLAIMS)}",
-        )
-    elif not cache.has("claimName") and not cache.has("size"):
-        fields.problem("cache", "set claimName (an existing claim) or size (a claim that quire creates)")
-    if claim_name is not None:
-        return ExistingClaim(claim_name=claim_name)
-    if size is None:
-        return None
-    return NewClaim(size_bytes=size, storage_class_name=storage_class, access_mode=access_mode, retain=retain)
+def _only_with_size(name: str) -> Callable[[object, Fields], bool]:
+    return lambda cache, document: not document.has(name) or document.has("size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCache:
+    """The claim that keeps downloads: an existing one, or one that is created for this deployment with a size."""
+
+    claim_name: Annotated[str | None, ObjectName("Name of an existing PersistentVolumeClaim in this namespace.")] = None
+    size_bytes: Annotated[
+        int | None,
+        ByteSize("Size of a claim that quire creates, such as 50Gi."),
+    ] = None
+    storage_class_name: Annotated[
+        str | None,
+        ObjectName("Storage class of the claim that quire creates. Default is the cluster's default class."),
+    ] = None
+    access_mode: Annotated[
+        AccessMode,
+        Choice(
+            "Access mode of the claim that quire creates. With ReadWriteOnce (default), one node mounts it, so that "
+            "more than one replica is refused, unless spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname. "
+            "ReadWriteMany allows several nodes, if the storage class supports it.",
+            is_default_stored=False,
+        ),
+    ] = AccessMode.READ_WRITE_ONCE
+    retain: Annotated[
+        Retention,
+        Choice(
+            "What happens to the claim that quire creates when the LLMDeployment is deleted. Delete (default) deletes "
+            "it. Retain keeps it; an LLMDeployment of the same name uses it again. Retain also keeps it if "
+            "spec.model.cache is removed.",
+            is_default_stored=False,
+        ),
+    ] = Retention.DELETE
+
+    RULES: ClassVar = (
+        Rule(
+            cel="has(self.claimName) != has(self.size)",
+            holds=lambda cache, document: document.has("claimName") != document.has("size"),
+            message="set exactly one of claimName (an existing claim) and size (a claim that quire creates)",
+        ),
+        *(
+            Rule(
+                at=name,
+                cel=f"!has(self.{name}) || has(self.size)",
+                holds=_only_with_size(name),
+                message="applies only to a claim that quire creates: set size, or remove this field",
+            )
+            for name in ("storageClassName", "accessMode", "retain")
+        ),
+    )
+
+    @property
+    def is_created(self) -> bool:
+        """Return True if quire creates the claim."""
+        return self.size_bytes is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    source: Annotated[
+        Source,
+        ModelSource(
+            "Location of the weights: hf://org/name@revision (Hugging Face Hub), s3://bucket/path (optionally with "
+            "?region= and &endpoint=), oci://registry/name:tag/path (an image or artifact, and the path of a folder "
+            "inside it), pvc://claim/path, file:///path (a folder in the container) or file://./dir (relative to "
+            "/models in pods, and relative to the manifest with `quire up`).",
+            max_length=1024,
+            example=EXAMPLES,
+            flags=("model", "revision"),
+            rules=(
+                Rule(
+                    cel=r"self.matches('^hf://[A-Za-z0-9][\\w.-]*(/[A-Za-z0-9][\\w.-]*)?(@[A-Za-z0-9][\\w./-]*)?$') "
+                    "|| self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$') "
+                    r"|| self.matches('^file://(/|\\.\\.?/).*[^/].*$') "
+                    "|| self.matches('^(s3|oci)://')",
+                    message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", '
+                    '"pvc://claim/path", "file:///folder" or "file://./folder"',
+                ),
+                Rule(
+                    cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
+                    "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
+                    message='must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
+                ),
+                Rule(
+                    cel="!self.startsWith('oci://') || self.matches('^oci://(localhost' "
+                    "+ '|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/[a-z0-9][a-z0-9._/-]*' "
+                    r"+ '(:\\w[\\w.-]*|(:\\w[\\w.-]*)?@sha256:[0-9a-f]{64})(/.*)?$')",
+                    message="must contain a registry, a name and a tag or digest, such as "
+                    '"oci://registry.example/org/model:1"; append /path if the model is in a folder of the image',
+                ),
+            ),
+        ),
+    ]
+    served_name: Annotated[
+        str,
+        Text(
+            "Model name that clients send in the `model` field of a request. Default is metadata.name. If several "
+            "LLMDeployments behind one gateway use the same name, the oldest receives the requests.",
+            max_length=128,
+            check=_served_name_problem,
+            flags=("served-model-name",),
+            rules=(
+                Rule(
+                    cel=r"self.matches('^[A-Za-z0-9][\\w./:-]*$')",
+                    message="must start with a letter or digit and contain only letters, digits and '-', '_', '.', ':' "
+                    "or '/'",
+                ),
+            ),
+        ),
+    ] = ""
+    credentials_secret: Annotated[
+        str | None,
+        SecretReference(
+            "Secret in this namespace with the credentials for the source. hf:// reads the key `token`. s3:// reads "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and optionally AWS_SESSION_TOKEN, AWS_REGION and "
+            "AWS_ENDPOINT_URL. oci:// needs a pull secret of type kubernetes.io/dockerconfigjson. Without a secret, "
+            "the pod's own identity is used.",
+            secret="Name of the secret.",
+        ),
+    ] = None
+    cache: Annotated[
+        ModelCache | None,
+        Section(
+            "Volume that stores downloaded weights, so that each claim is filled only once. Without it, each pod "
+            "downloads the weights itself; nodes cache only weights from image volumes.",
+            flags=("download-dir",),
+        ),
+    ] = None

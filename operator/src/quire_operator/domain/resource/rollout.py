@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.fields import Fields
-from quire_operator.domain.resource.windows import RecurringWindow, read_window
+from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule, SectionList
+from quire_operator.domain.resource.windows import RecurringWindow
 
 _NONE = (0, "0%")
-_MAX_WINDOWS = 16
 
 
 class RolloutStrategy(StrEnum):
@@ -18,15 +18,73 @@ class RolloutStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    strategy: RolloutStrategy
-    max_surge: int | str
-    """A number or a percentage of the replicas, which Kubernetes rounds up."""
-    max_unavailable: int | str
-    """The same, rounded down; where both come to 0, Kubernetes allows one replica to be unavailable."""
-    windows: tuple[RecurringWindow, ...] = ()
-    """When a rollout may start; empty: at any time."""
-    progress_deadline_seconds: float | None
-    """None: as long as this model may take to start."""
+    strategy: Annotated[
+        RolloutStrategy,
+        Choice(
+            "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
+            "clusters without a spare GPU."
+        ),
+    ] = RolloutStrategy.ROLLING_UPDATE
+    max_surge: Annotated[
+        int | str,
+        CountOrPercent(
+            "Maximum number of extra replicas during a rollout, or a percentage, which is rounded up. Default is 1; 0 "
+            "needs no spare GPU.",
+            is_default_stored=False,
+        ),
+    ] = 1
+    max_unavailable: Annotated[
+        int | str,
+        CountOrPercent(
+            "Maximum number of unavailable replicas during a rollout, or a percentage, which is rounded down. If the "
+            "result and maxSurge are 0, one replica may be unavailable. Default is 0.",
+            is_default_stored=False,
+        ),
+    ] = 0
+    progress_deadline_seconds: Annotated[
+        float | None,
+        Duration(
+            "Maximum time between two replicas becoming ready during a rollout. After that, the rollout has failed: no "
+            "further replica is replaced, and the replicas of the previous revision stay. Default is the start-up "
+            "limit of the model (40m, or 1h40m if it is downloaded).",
+            minimum=10.0,
+        ),
+    ] = None
+    windows: Annotated[
+        tuple[RecurringWindow, ...],
+        SectionList(
+            "When a rollout may start. Outside all windows, a change that replaces replicas waits; scaling, drains and "
+            "restarts of pods do not. Without windows, rollouts start at once.",
+            item="A recurring window.",
+            max_items=16,
+        ),
+    ] = ()
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxUnavailable",
+            cel="self.strategy == 'Recreate' "
+            "|| !((has(self.maxSurge) ? string(self.maxSurge) : '1') in ['0', '0%']) "
+            "|| !((has(self.maxUnavailable) ? string(self.maxUnavailable) : '0') in ['0', '0%'])",
+            holds=lambda rollout, document: (
+                rollout.strategy is RolloutStrategy.RECREATE or rollout.surges or rollout.max_unavailable not in _NONE
+            ),
+            message="must be at least 1 while maxSurge is 0: otherwise no replica can be replaced",
+        ),
+        Rule(
+            cel="self.strategy != 'Recreate' || (!has(self.maxSurge) && !has(self.maxUnavailable))",
+            holds=lambda rollout, document: (
+                rollout.strategy is not RolloutStrategy.RECREATE
+                or not (document.has("maxSurge") or document.has("maxUnavailable"))
+            ),
+            message="strategy Recreate does not use maxSurge and maxUnavailable: remove both",
+        ),
+    )
+
+    @property
+    def surges(self) -> bool:
+        """Return True if replicas are added before others are removed."""
+        return self.max_surge not in _NONE
 
     def next_window(self, now: float) -> float | None:
         """Return when the next window opens; None if a rollout may start now."""
@@ -34,53 +92,14 @@ class Rollout:
             return None
         return min((start for window in self.windows if (start := window.next_start(now)) is not None), default=None)
 
-    @property
-    def surges(self) -> bool:
-        """Return True if replicas are added before others are removed."""
-        return self.max_surge not in _NONE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    timeout_seconds: float
-
-
-def read_rollout(fields: Fields) -> Rollout:
-    rollout = Rollout(
-        strategy=fields.choice("strategy", RolloutStrategy, default=RolloutStrategy.ROLLING_UPDATE),
-        max_surge=fields.count_or_percent("maxSurge", default=1),
-        max_unavailable=fields.count_or_percent("maxUnavailable", default=0),
-        windows=_read_windows(fields),
-        progress_deadline_seconds=_read_deadline(fields),
-    )
-    if rollout.strategy is RolloutStrategy.RECREATE:
-        for key in ("maxSurge", "maxUnavailable"):
-            if fields.has(key):
-                fields.problem(key, "is not used by strategy Recreate: remove it")
-    elif not rollout.surges and rollout.max_unavailable in _NONE:
-        fields.problem("maxUnavailable", "must be at least 1 while maxSurge is 0: otherwise no replica can be replaced")
-    fields.done()
-    return rollout
-
-
-def _read_windows(fields: Fields) -> tuple[RecurringWindow, ...]:
-    listed = fields.sections("windows")
-    if len(listed) > _MAX_WINDOWS:
-        fields.problem("windows", f"must have at most {_MAX_WINDOWS} entries, got {len(listed)}")
-    found = []
-    for each in listed:
-        found.append(read_window(each))
-        each.done()
-    return tuple(window for window in found if window is not None)
-
-
-def _read_deadline(fields: Fields) -> float | None:
-    if not fields.has("progressDeadline"):
-        return None
-    return fields.duration("progressDeadline", default=600.0, minimum=10.0)
-
-
-def read_drain(fields: Fields) -> Drain:
-    drain = Drain(timeout_seconds=fields.duration("timeout", default=120.0, maximum=3600.0))
-    fields.done()
-    return drain
+    timeout_seconds: Annotated[
+        float,
+        Duration(
+            "Maximum time for a stopping replica to finish its streaming responses.",
+            maximum=3600.0,
+            flags=("drain-timeout",),
+        ),
+    ] = 120.0

@@ -3,13 +3,24 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypedDict
+from typing import Annotated, Any, ClassVar
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.resource.fields import Fields
-from quire_operator.domain.resource.windows import RecurringWindow, read_window
+from quire_operator.domain.resource.schema import (
+    JSON,
+    Choice,
+    Duration,
+    Integer,
+    Rule,
+    Section,
+    SectionList,
+    read_section,
+    section_schema,
+)
+from quire_operator.domain.resource.windows import RecurringWindow
 
-MAX_SCHEDULES = 16
+_MAX_SCHEDULES = 16
 
 
 class AutoscalingMode(StrEnum):
@@ -27,17 +38,34 @@ class MetricsSource(StrEnum):
 class LatencyTarget:
     """``percentile`` of the first tokens wait at most ``threshold_seconds`` beyond their own prefill."""
 
-    percentile: int
-    threshold_seconds: float
+    percentile: Annotated[
+        int, Integer("Percentage of requests that must meet the threshold.", minimum=1, maximum=99)
+    ] = 95
+    threshold_seconds: Annotated[float, Duration("Maximum waiting time.", minimum=0.001, maximum=3600.0)] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTargets:
-    """What one replica should carry at most. Queue and KV bound the need from below where a person sets them."""
+    """The maximum load of one replica. Queue and KV bound the demand from below where a person sets them."""
 
-    queue_depth: int | None
-    kv_usage_percent: int | None
-    time_to_first_token: LatencyTarget
+    queue_depth: Annotated[
+        int | None,
+        Integer(
+            "Target number of waiting requests per replica. If unset, only the measured demand is used.", minimum=1
+        ),
+    ] = None
+    kv_usage_percent: Annotated[
+        int | None,
+        Integer(
+            "Target KV cache usage per replica, in percent. If unset, only the measured demand is used.",
+            minimum=1,
+            maximum=100,
+        ),
+    ] = None
+    time_to_first_token: Annotated[
+        LatencyTarget,
+        Section("Target for the time to first token, in addition to the computation of the request's own prompt."),
+    ] = LatencyTarget()
 
 
 class PolicyType(StrEnum):
@@ -57,18 +85,39 @@ class SelectPolicy(StrEnum):
 class StepPolicy:
     """At most ``value`` replicas, or ``value`` percent of them, in each period."""
 
-    type: PolicyType
-    value: int
-    period_seconds: float
+    type: Annotated[PolicyType, Choice("Pods counts replicas. Percent is a share of the existing replicas.")]
+    value: Annotated[int, Integer("Maximum change in one period.", minimum=1)]
+    period_seconds: Annotated[float, Integer("Length of the period.", minimum=1, maximum=1800)]
+
+
+def _policies(values: Iterable[tuple[PolicyType, int]], period_seconds: float) -> tuple[StepPolicy, ...]:
+    return tuple(StepPolicy(type=kind, value=value, period_seconds=period_seconds) for kind, value in values if value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policies(SectionList):
+    """The policies of one direction of an HPA's behavior."""
+
+    item: str = "One limit."
+    min_items: int = 1
+    max_items: int = 10
+    is_default_stored: bool = False
+
+
+_SELECT = Choice(
+    "Max applies the policy that allows the largest change, Min the one that allows the smallest. Disabled forbids "
+    "changes in this direction.",
+    name="selectPolicy",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """How long a need must last, and how many replicas may then change at once; as ``behavior`` of an HPA says it."""
+    """How long a demand must persist, and how many replicas may then change at once."""
 
     window_seconds: float
     policies: tuple[StepPolicy, ...]
-    select: SelectPolicy = SelectPolicy.MAX
+    select: SelectPolicy
 
     @property
     def longest_period_seconds(self) -> float:
@@ -89,7 +138,21 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleUp(StepLimits):
-    """The limits on the way up. The first replica knows none."""
+    """The limits on the way up, with the defaults of an HPA. They do not apply to the first replica."""
+
+    window_seconds: Annotated[
+        float,
+        Integer(
+            "How long the other demand must persist before replicas change. Default is 0.",
+            maximum=3600,
+            name="stabilizationWindowSeconds",
+            is_default_stored=False,
+        ),
+    ] = 0.0
+    policies: Annotated[
+        tuple[StepPolicy, ...], _Policies("Limits per period. Default is 4 Pods and 100 Percent, each per 15 seconds.")
+    ] = _policies(((PolicyType.PODS, 4), (PolicyType.PERCENT, 100)), 15.0)
+    select: Annotated[SelectPolicy, _SELECT] = SelectPolicy.MAX
 
     @classmethod
     def steps(cls, *, window_seconds: float, max_percent: int, max_step: int, period_seconds: float) -> "ScaleUp":
@@ -100,7 +163,21 @@ class ScaleUp(StepLimits):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleDown(StepLimits):
-    """The limits on the way down, where the need of the whole window must fit."""
+    """The limits on the way down, with the defaults of an HPA."""
+
+    window_seconds: Annotated[
+        float,
+        Integer(
+            "How long the other demand must persist before replicas change. Default is 300.",
+            maximum=3600,
+            name="stabilizationWindowSeconds",
+            is_default_stored=False,
+        ),
+    ] = 300.0
+    policies: Annotated[
+        tuple[StepPolicy, ...], _Policies("Limits per period. Default is 100 Percent per 15 seconds.")
+    ] = _policies(((PolicyType.PERCENT, 100),), 15.0)
+    select: Annotated[SelectPolicy, _SELECT] = SelectPolicy.MAX
 
     @classmethod
     def steps(cls, *, window_seconds: float, max_step: int, period_seconds: float) -> "ScaleDown":
@@ -112,46 +189,237 @@ class ScaleDown(StepLimits):
         )
 
 
-def _policies(values: Iterable[tuple[PolicyType, int]], period_seconds: float) -> tuple[StepPolicy, ...]:
-    return tuple(StepPolicy(type=kind, value=value, period_seconds=period_seconds) for kind, value in values if value)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScaleUpSteps:
+    """In each period at most the larger of ``max_percent`` of the replicas and ``max_step``."""
+
+    window_seconds: Annotated[float, Duration("How long the higher demand must persist before replicas are added.")] = (
+        0.0
+    )
+    max_percent: Annotated[
+        int,
+        Integer("Maximum number of replicas added per period, as a percentage of the existing replicas."),
+    ] = 100
+    max_step: Annotated[int, Integer("Maximum number of replicas added per period.")] = 4
+    period_seconds: Annotated[float, Duration("Length of the period for maxPercent and maxStep.", minimum=1.0)] = 15.0
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxStep",
+            cel="!has(self.maxPercent) || !has(self.maxStep) || self.maxPercent > 0 || self.maxStep > 0",
+            holds=lambda rules, document: rules.max_percent > 0 or rules.max_step > 0,
+            message="must be at least 1 while maxPercent is 0: otherwise no replica can be added",
+        ),
+    )
+
+    @property
+    def limits(self) -> ScaleUp:
+        return ScaleUp.steps(
+            window_seconds=self.window_seconds,
+            max_percent=self.max_percent,
+            max_step=self.max_step,
+            period_seconds=self.period_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScaleDownSteps:
+    """At most ``max_step`` in each period, and only if the need of the whole window fits."""
+
+    window_seconds: Annotated[
+        float, Duration("How long the lower demand must persist before replicas are removed.")
+    ] = 300.0
+    max_step: Annotated[int, Integer("Maximum number of replicas removed per period. 0 disables scale-down.")] = 1
+    period_seconds: Annotated[float, Duration("Length of the period for maxStep.", minimum=1.0)] = 60.0
+
+    @property
+    def limits(self) -> ScaleDown:
+        return ScaleDown.steps(
+            window_seconds=self.window_seconds, max_step=self.max_step, period_seconds=self.period_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps(Section):
+    """A section with our own words for limits, read as limits in the words of an HPA."""
+
+    section: type
+
+    def schema(self, value_type: Any) -> JSON:
+        return section_schema(self.section)
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return read_section(self.section, document.section(name)).limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behavior:
+    """The ``behavior`` of an HPA."""
+
+    scale_up: Annotated[ScaleUp | None, Section("Limits of scale-up, in place of autoscaling.scaleUp.")] = None
+    scale_down: Annotated[ScaleDown | None, Section("Limits of scale-down, in place of autoscaling.scaleDown.")] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleToZero:
     """How the last replica goes, and how requests wait for the first one; used while ``min_replicas`` is 0."""
 
-    after_seconds: float = 0.0
-    """Without a request, in addition to the window of scale-down."""
-    hold_timeout_seconds: float | None = None
-    """None: the gateway derives it from the learned start-up time."""
-    max_held: int | None = None
-    """None: the limit of the gateway alone."""
+    after_seconds: Annotated[
+        float,
+        Duration(
+            "Time without requests before the last replica is removed, for models that start slowly. It is at least "
+            "scaleDown.window.",
+            is_default_stored=False,
+        ),
+    ] = 0.0
+    hold_timeout_seconds: Annotated[
+        float | None,
+        Duration(
+            "Maximum time that the gateway holds a request until a replica is ready. Default follows the measured "
+            "start-up time of this model.",
+            minimum=1.0,
+            maximum=3600.0,
+        ),
+    ] = None
+    max_held: Annotated[
+        int | None,
+        Integer(
+            "Maximum number of requests for this model that one gateway holds. Default is the gateway's own limit for "
+            "all models.",
+            minimum=1,
+            maximum=100_000,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Other bounds while a window is open."""
+class Schedule(RecurringWindow):
+    """Other bounds while a window is open; None is the bound of autoscaling."""
 
-    window: RecurringWindow
-    min_replicas: int | None
-    """None: as outside the window."""
-    max_replicas: int | None
+    min_replicas: Annotated[
+        int | None,
+        Integer("Minimum number of replicas while the window is open. Default is autoscaling.minReplicas."),
+    ] = None
+    max_replicas: Annotated[
+        int | None,
+        Integer("Maximum number of replicas while the window is open. Default is autoscaling.maxReplicas.", minimum=1),
+    ] = None
+
+    RULES: ClassVar = (
+        Rule(
+            at="minReplicas",
+            cel="has(self.minReplicas) || has(self.maxReplicas)",
+            holds=lambda schedule, document: document.has("minReplicas") or document.has("maxReplicas"),
+            message="is required, unless maxReplicas is set",
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscaling:
-    mode: AutoscalingMode
-    min_replicas: int
-    """0: to none while nobody asks; the gateways hold the first requests."""
-    max_replicas: int
-    metrics_source: MetricsSource | None
-    """None: Prometheus where the operator has one set, else the pods themselves."""
-    targets: ScalingTargets
-    scale_up: ScaleUp
-    scale_down: ScaleDown
-    scale_to_zero: ScaleToZero = ScaleToZero()
-    schedules: tuple[Schedule, ...] = ()
-    """Of those whose windows are open, the first wins as a whole."""
+    mode: Annotated[
+        AutoscalingMode, Choice("Enforce applies scaling decisions. Recommend only records and explains them.")
+    ] = AutoscalingMode.ENFORCE
+    min_replicas: Annotated[
+        int,
+        Integer(
+            "Minimum number of replicas. With 0, an idle deployment has no replicas; the gateway queues the first "
+            "requests until a replica is ready."
+        ),
+    ] = 1
+    max_replicas: Annotated[int, Integer("Maximum number of replicas.", minimum=1)]
+    metrics_source: Annotated[
+        MetricsSource | None,
+        Choice(
+            "Source of the engine metrics. Pods scrapes the replicas directly. Default is Prometheus if the operator "
+            "has a Prometheus address, otherwise Pods."
+        ),
+    ] = None
+    targets: Annotated[
+        ScalingTargets,
+        Section("Maximum load per replica. The target that requires the most replicas determines the result."),
+    ] = ScalingTargets()
+    scale_to_zero: Annotated[
+        ScaleToZero,
+        Section(
+            "How the last replica is removed, and how requests wait for the first one. Used while minReplicas is 0.",
+            is_default_stored=False,
+        ),
+    ] = ScaleToZero()
+    scale_up: Annotated[
+        ScaleUp,
+        _Steps("Scale-up limits. Each period allows the larger of maxPercent and maxStep.", section=_ScaleUpSteps),
+    ] = _ScaleUpSteps().limits
+    scale_down: Annotated[ScaleDown, _Steps("Scale-down limits.", section=_ScaleDownSteps)] = _ScaleDownSteps().limits
+    behavior: Annotated[
+        Behavior,
+        Section(
+            "The limits of scaleUp and scaleDown in the words of a HorizontalPodAutoscaler, whose defaults then apply. "
+            "Each direction is set either here or in scaleUp and scaleDown.",
+            is_default_stored=False,
+        ),
+    ] = Behavior()
+    schedules: Annotated[
+        tuple[Schedule, ...],
+        SectionList(
+            "Other bounds at recurring times. If several windows are open, the first schedule in the list wins. "
+            "Replicas for a higher minimum start early enough to be ready when the window opens.",
+            item="Bounds that replace those of autoscaling while a window is open.",
+            max_items=_MAX_SCHEDULES,
+        ),
+    ] = ()
+
+    RULES: ClassVar = (
+        Rule(
+            at="maxReplicas",
+            cel="self.minReplicas <= self.maxReplicas",
+            holds=lambda bounds, document: bounds.min_replicas <= bounds.max_replicas,
+            message="must be at least minReplicas",
+        ),
+        Rule(
+            at="schedules",  # The parser has ``check`` for it, whose messages name the entry.
+            cel="!has(self.schedules) || self.schedules.all(s, (has(s.minReplicas) ? s.minReplicas : self.minReplicas) "
+            "<= (has(s.maxReplicas) ? s.maxReplicas : self.maxReplicas))",
+            message="maxReplicas must be at least minReplicas in each schedule",
+        ),
+    )
+
+    @property
+    def resolved(self) -> "Autoscaling":
+        """Return the same rules with the limits of ``behavior`` in place of those that it replaces."""
+        up, down = self.behavior.scale_up or self.scale_up, self.behavior.scale_down or self.scale_down
+        return replace(self, scale_up=up, scale_down=down, behavior=Behavior())
+
+    def check(self, document: Fields) -> None:
+        """Note limits in both words, limits that keep the model at zero, and schedules whose bounds cross."""
+        behavior = document.section("behavior")
+        pairs = (
+            ("scaleUp", self.behavior.scale_up, self.scale_up, _ScaleUpSteps().limits),
+            ("scaleDown", self.behavior.scale_down, self.scale_down, _ScaleDownSteps().limits),
+        )
+        for name, other, own, default in pairs:
+            if other is not None and own != default:  # What the API server filled in says nothing.
+                text = f"limits the same as {document.at(name)}; keep one, and set the other to null"
+                behavior.problem(name, text)
+        up = self.behavior.scale_up
+        if up is not None and up.select is SelectPolicy.DISABLED and self.may_reach_zero:
+            text = "must not be Disabled while minReplicas is 0: no first replica could start"
+            behavior.problem("scaleUp.selectPolicy", text)
+        self._check_schedules(document)
+
+    def _check_schedules(self, document: Fields) -> None:
+        entries = document.sections("schedules", at_most=_MAX_SCHEDULES)
+        for schedule, entry in zip(self.schedules, entries, strict=True):
+            least, most = self.bounds_of(schedule)
+            if least <= most:
+                continue
+            if schedule.max_replicas is None:
+                text = f"must be at most spec.autoscaling.maxReplicas ({most}), got {least}"
+                entry.problem("minReplicas", f"{text}; or set maxReplicas here too")
+            else:
+                whose = "spec.autoscaling.minReplicas" if schedule.min_replicas is None else "minReplicas"
+                remedy = "; or set minReplicas here too" if schedule.min_replicas is None else ""
+                entry.problem("maxReplicas", f"must be at least {whose} ({least}), got {most}{remedy}")
 
     def within(self, min_replicas: int, max_replicas: int) -> "Autoscaling":
         """Return the same rules with these bounds."""
@@ -176,167 +444,3 @@ class Autoscaling:
     def most_replicas(self) -> int:
         """The most replicas at any time."""
         return max((self.max_replicas, *(self.bounds_of(schedule)[1] for schedule in self.schedules)))
-
-
-def read_autoscaling(fields: Fields) -> Autoscaling:
-    minimum = fields.integer("minReplicas", default=1)
-    if not fields.has("maxReplicas"):
-        fields.problem("maxReplicas", "is required")
-    maximum = fields.integer("maxReplicas", default=max(1, minimum))
-    if maximum < minimum:
-        fields.problem("maxReplicas", f"must be >= minReplicas ({minimum}), got {maximum}")
-    elif maximum == 0:
-        fields.problem("maxReplicas", "must be >= 1, got 0")
-    source = fields.choice("metricsSource", MetricsSource, default=MetricsSource.PODS)
-    schedules = _read_schedules(fields, least=minimum, most=maximum)
-    may_reach_zero = minimum == 0 or any(schedule.min_replicas == 0 for schedule in schedules)
-    up, down = _read_limits(fields, may_reach_zero=may_reach_zero)
-    autoscaling = Autoscaling(
-        mode=fields.choice("mode", AutoscalingMode, default=AutoscalingMode.ENFORCE),
-        min_replicas=minimum,
-        max_replicas=maximum,
-        metrics_source=source if fields.has("metricsSource") else None,
-        targets=_read_targets(fields.section("targets")),
-        scale_up=up,
-        scale_down=down,
-        scale_to_zero=_read_scale_to_zero(fields.section("scaleToZero")),
-        schedules=schedules,
-    )
-    fields.done()
-    return autoscaling
-
-
-def _read_schedules(fields: Fields, *, least: int, most: int) -> tuple[Schedule, ...]:
-    found: list[Schedule] = []
-    listed = fields.sections("schedules")
-    if len(listed) > MAX_SCHEDULES:
-        fields.problem("schedules", f"must have at most {MAX_SCHEDULES} entries, got {len(listed)}")
-    for each in listed:
-        window = read_window(each)
-        minimum = each.integer("minReplicas", default=None)
-        maximum = each.integer("maxReplicas", default=None, minimum=1)
-        if not each.has("minReplicas") and not each.has("maxReplicas"):
-            each.problem("minReplicas", "is required, unless maxReplicas is set: the schedule would change nothing")
-        elif (lower := least if minimum is None else minimum) > (upper := most if maximum is None else maximum):
-            if maximum is None:
-                most_text = f"must be at most spec.autoscaling.maxReplicas ({upper}), got {lower}"
-                each.problem("minReplicas", f"{most_text}; or set maxReplicas here too")
-            else:
-                whose = "spec.autoscaling.minReplicas" if minimum is None else "minReplicas"
-                remedy = "; or set minReplicas here too" if minimum is None else ""
-                each.problem("maxReplicas", f"must be at least {whose} ({lower}), got {upper}{remedy}")
-        each.done()
-        if window is not None:
-            found.append(Schedule(window=window, min_replicas=minimum, max_replicas=maximum))
-    return tuple(found)
-
-
-def _read_targets(fields: Fields) -> ScalingTargets:
-    latency = fields.section("timeToFirstToken")
-    targets = ScalingTargets(
-        queue_depth=fields.integer("queueDepth", default=None, minimum=1),
-        kv_usage_percent=fields.integer("kvUsagePercent", default=None, minimum=1, maximum=100),
-        time_to_first_token=LatencyTarget(
-            percentile=latency.integer("percentile", default=95, minimum=1, maximum=99),
-            threshold_seconds=latency.duration("threshold", default=1.0, minimum=0.001, maximum=3600.0),
-        ),
-    )
-    latency.done()
-    fields.done()
-    return targets
-
-
-_DEFAULT_UP = ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0)
-_DEFAULT_DOWN = ScaleDown.steps(window_seconds=300.0, max_step=1, period_seconds=60.0)
-
-
-def _read_scale_up(fields: Fields) -> ScaleUp:
-    percent, step = fields.integer("maxPercent", default=100), fields.integer("maxStep", default=4)
-    rules = ScaleUp.steps(
-        window_seconds=fields.duration("window", default=0.0),
-        max_percent=percent,
-        max_step=step,
-        period_seconds=fields.duration("period", default=15.0, minimum=1.0),
-    )
-    if percent == 0 and step == 0:
-        fields.problem("maxStep", "must be at least 1 while maxPercent is 0: otherwise no replica can be added")
-    fields.done()
-    return rules
-
-
-def _read_scale_down(fields: Fields) -> ScaleDown:
-    rules = ScaleDown.steps(
-        window_seconds=fields.duration("window", default=300.0),
-        max_step=fields.integer("maxStep", default=1),
-        period_seconds=fields.duration("period", default=60.0, minimum=1.0),
-    )
-    fields.done()
-    return rules
-
-
-def _read_limits(fields: Fields, *, may_reach_zero: bool) -> tuple[ScaleUp, ScaleDown]:
-    """Read the limits of both directions, each either in our words or in those of an HPA."""
-    up, down = _read_scale_up(fields.section("scaleUp")), _read_scale_down(fields.section("scaleDown"))
-    behavior = fields.section("behavior")
-    for key, own, default in (("scaleUp", up, _DEFAULT_UP), ("scaleDown", down, _DEFAULT_DOWN)):
-        # What the API server filled in says nothing.
-        if behavior.has(key) and own != default:
-            behavior.problem(key, f"limits the same as {fields.at(key)}; keep one, and set the other to null")
-    if behavior.has("scaleUp"):
-        section = behavior.section("scaleUp")
-        up = ScaleUp(**_read_behavior(section, window_seconds=0.0, default=_HPA_UP))
-        if up.select is SelectPolicy.DISABLED and may_reach_zero:
-            section.problem("selectPolicy", "must not be Disabled while minReplicas is 0: no first replica could start")
-    if behavior.has("scaleDown"):
-        down = ScaleDown(**_read_behavior(behavior.section("scaleDown"), window_seconds=300.0, default=_HPA_DOWN))
-    behavior.done()
-    return up, down
-
-
-_HPA_UP = _policies(((PolicyType.PODS, 4), (PolicyType.PERCENT, 100)), 15.0)
-_HPA_DOWN = _policies(((PolicyType.PERCENT, 100),), 15.0)
-_MAX_POLICIES = 10
-
-
-class _Behavior(TypedDict):
-    window_seconds: float
-    policies: tuple[StepPolicy, ...]
-    select: SelectPolicy
-
-
-def _read_behavior(fields: Fields, *, window_seconds: float, default: tuple[StepPolicy, ...]) -> _Behavior:
-    """Read one direction of an HPA's behavior, with the defaults of an HPA."""
-    listed = fields.sections("policies")
-    if fields.has("policies") and not 1 <= len(listed) <= _MAX_POLICIES:
-        fields.problem("policies", f"must have between 1 and {_MAX_POLICIES} entries, got {len(listed)}")
-    policies = tuple(_read_policy(each) for each in listed)
-    window = fields.integer("stabilizationWindowSeconds", default=None, maximum=3600)
-    select = fields.choice("selectPolicy", SelectPolicy, default=SelectPolicy.MAX)
-    fields.done()
-    return _Behavior(
-        window_seconds=window_seconds if window is None else float(window), policies=policies or default, select=select
-    )
-
-
-def _read_policy(fields: Fields) -> StepPolicy:
-    for key in ("type", "value", "periodSeconds"):
-        if not fields.has(key):
-            fields.problem(key, "is required")
-    policy = StepPolicy(
-        type=fields.choice("type", PolicyType, default=PolicyType.PODS),
-        value=fields.integer("value", default=1, minimum=1),
-        period_seconds=float(fields.integer("periodSeconds", default=60, minimum=1, maximum=1800)),
-    )
-    fields.done()
-    return policy
-
-
-def _read_scale_to_zero(fields: Fields) -> ScaleToZero:
-    hold_timeout = fields.duration("holdTimeout", default=0.0, minimum=1.0, maximum=3600.0)
-    rules = ScaleToZero(
-        after_seconds=fields.duration("after", default=0.0),
-        hold_timeout_seconds=hold_timeout if fields.has("holdTimeout") else None,
-        max_held=fields.integer("maxHeld", default=None, minimum=1, maximum=100_000),
-    )
-    fields.done()
-    return rules

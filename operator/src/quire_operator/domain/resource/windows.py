@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice, pairwise
+from typing import Annotated
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.resource.fields import Fields, shown
+from quire_operator.domain.resource.schema import Duration, Rule, Text
 
-DEFAULT_TIME_ZONE = "UTC"
-MIN_SECONDS, MAX_SECONDS = 60.0, 7 * 86_400.0
+_MAX_SECONDS = 7 * 86_400.0
 _FIELDS = 5
 _SAMPLED_STARTS = 100
 """Of these, no two may be so near that their windows overlap."""
@@ -29,13 +30,71 @@ _OF_THE_MACHINE = frozenset({"localtime"})
 _REFERENCE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+def _cron_problem(text: str) -> str | None:
+    if len(text.split()) != _FIELDS:
+        return 'must be a cron expression of five fields such as "0 8 * * 1-5" (minute, hour, day, month, weekday)'
+    try:
+        CronSim(text, _REFERENCE)
+    except CronSimError as error:
+        what = str(error).removeprefix("Bad ")
+        return f'has an invalid {what}: a cron expression is for example "0 8 * * 1-5", at 8:00 from Monday to Friday'
+    return None
+
+
+def _time_zone_problem(text: str) -> str | None:
+    if text in _time_zones():
+        return None
+    return 'is no time zone of the IANA database; names are like "UTC", "Europe/Berlin" or "America/New_York"'
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringWindow:
     """Windows that start whenever ``cron`` says so, and are open for ``duration_seconds`` each."""
 
-    cron: str
-    time_zone: str
-    duration_seconds: float
+    cron: Annotated[
+        str,
+        Text(
+            "When windows open: a cron expression with five fields, such as 0 8 * * 1-5 for 8:00 from Monday to "
+            "Friday.",
+            max_length=100,
+            check=_cron_problem,
+            rules=(
+                Rule(
+                    cel="self.matches('^ *[^ ]+( +[^ ]+){4} *$')",
+                    message='must be a cron expression of five fields such as "0 8 * * 1-5"',
+                ),
+            ),
+        ),
+    ]
+    time_zone: Annotated[
+        str,
+        Text(
+            "Time zone of the cron expression, by its name in the IANA database.",
+            min_length=1,
+            max_length=64,
+            check=_time_zone_problem,
+        ),
+    ] = "UTC"
+    duration_seconds: Annotated[
+        float,
+        Duration(
+            "How long a window is open. It may be at most the time between two openings.",
+            minimum=60.0,
+            maximum=_MAX_SECONDS,
+        ),
+    ]
+
+    def check(self, document: Fields) -> None:
+        """Note a window that never opens, or that is still open when it opens again."""
+        gap = _shortest_gap(self.cron, self.time_zone)
+        if gap is None:
+            document.problem("cron", f"matches no date; got {shown(self.cron)}")
+        elif self.duration_seconds > gap + _CLOCK_CHANGE_SECONDS:
+            document.problem(
+                "duration",
+                f"must be <= {format_duration(gap)}, the time between two starts of {shown(self.cron)}, "
+                f'got "{format_duration(self.duration_seconds)}"; shorten it, or start less often',
+            )
 
     def __str__(self) -> str:
         return f'"{self.cron}" {self.time_zone} for {format_duration(self.duration_seconds)}'
@@ -60,57 +119,13 @@ class RecurringWindow:
         return next(_starts(self.cron, self.time_zone, after=now), None)
 
 
-def read_window(fields: Fields) -> RecurringWindow | None:
-    """Read cron, timeZone and duration of one mapping; None if they have a problem."""
-    before = len(fields.problems)
-    for key in ("cron", "duration"):
-        if not fields.has(key):
-            fields.problem(key, "is required")
-    window = RecurringWindow(
-        cron=fields.text("cron", default="* * * * *", check=_cron_problem),
-        time_zone=fields.text("timeZone", default=DEFAULT_TIME_ZONE, check=_time_zone_problem),
-        duration_seconds=fields.duration("duration", default=MIN_SECONDS, minimum=MIN_SECONDS, maximum=MAX_SECONDS),
-    )
-    if len(fields.problems) > before:
-        return None
-    gap = _shortest_gap(window.cron, window.time_zone)
-    if gap is None:
-        fields.problem("cron", f"matches no date; got {shown(window.cron)}")
-        return None
-    if window.duration_seconds > gap + _CLOCK_CHANGE_SECONDS:
-        fields.problem(
-            "duration",
-            f"must be <= {format_duration(gap)}, the time between two starts of {shown(window.cron)}, "
-            f'got "{format_duration(window.duration_seconds)}"; shorten it, or start less often',
-        )
-        return None
-    return window
-
-
-def _cron_problem(text: str) -> str | None:
-    if len(text.split()) != _FIELDS:
-        return 'must be a cron expression of five fields such as "0 8 * * 1-5" (minute, hour, day, month, weekday)'
-    try:
-        CronSim(text, _REFERENCE)
-    except CronSimError as error:
-        what = str(error).removeprefix("Bad ")
-        return f'has an invalid {what}: a cron expression is for example "0 8 * * 1-5", at 8:00 from Monday to Friday'
-    return None
-
-
-def _time_zone_problem(text: str) -> str | None:
-    if text in _time_zones():
-        return None
-    return 'is no time zone of the IANA database; names are like "UTC", "Europe/Berlin" or "America/New_York"'
-
-
 @lru_cache(maxsize=1024)
 def _shortest_gap(cron: str, time_zone: str) -> float | None:
     """Return the shortest time between two starts; None if there is no start at all."""
     starts = list(islice(_starts(cron, time_zone, after=_REFERENCE.timestamp()), _SAMPLED_STARTS))
     if not starts:
         return None
-    return min((later - earlier for earlier, later in pairwise(starts)), default=MAX_SECONDS)
+    return min((later - earlier for earlier, later in pairwise(starts)), default=_MAX_SECONDS)
 
 
 def _starts(cron: str, time_zone: str, *, after: float) -> Iterator[float]:

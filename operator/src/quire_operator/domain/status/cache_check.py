@@ -8,7 +8,7 @@ may all be on one node.
 from collections.abc import Mapping
 
 from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.resource import AccessMode, NewClaim, Spec
+from quire_operator.domain.resource import AccessMode, Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status.capacity_check import is_let_in
 from quire_operator.domain.status.conditions import BlockingCondition
@@ -21,7 +21,7 @@ def unshared_cache(spec: Spec) -> Problem | None:
     """Return why replicas may be unable to mount the cache; None if they can."""
     cache = spec.model.cache
     most = spec.max_replicas
-    if not isinstance(cache, NewClaim) or cache.access_mode is not AccessMode.READ_WRITE_ONCE or most < 2:
+    if cache is None or not cache.is_created or cache.access_mode is not AccessMode.READ_WRITE_ONCE or most < 2:
         return None
     if _is_on_one_node(spec):
         return None

@@ -16,7 +16,7 @@ from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.resource import HubSource, KVCacheShare, Spec
+from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
@@ -84,7 +84,7 @@ def is_let_in(resource: Resource) -> bool:
 
 def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall, memory: ReplicaMemory) -> str:
     share = spec.engine.kv_cache
-    filled = f", of which it may fill {share.memory_percent} %" if isinstance(share, KVCacheShare) else ""
+    filled = f", of which it may fill {share.memory_percent} %" if share.size_bytes is None else ""
     parts = [
         f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype})",
         f"working space {format_bytes(needs.workspace_bytes)}",

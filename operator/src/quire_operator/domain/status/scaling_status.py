@@ -37,7 +37,7 @@ def _schedule(record: ScalingRecord, spec: Spec, now: float) -> dict[str, object
     found = None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now).schedule
     if found is None:
         return {}
-    window = found.schedule.window
+    window = found.schedule
     status: dict[str, object] = {
         "index": found.index,
         "cron": window.cron,

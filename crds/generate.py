@@ -1,20 +1,30 @@
-"""Write docs/crd.md, which describes every field of LLMDeployment from crds/llmdeployments.yaml.
+"""Generate what follows from the fields of LLMDeployment: the CRD's spec, the chart's copy of the CRD, docs/crd.md.
 
-python crds/document.py > docs/crd.md
+The source is quire_operator.domain.resource. Names, columns and status of the CRD are written by hand in
+crds/llmdeployments.yaml itself.
+
+python crds/generate.py          write the files
+python crds/generate.py --check  exit with status 1 if one is out of date
 """
 
 import json
+import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.schema import section_schema
+
+ROOT = Path(__file__).parents[1]
 CRD = Path(__file__).with_name("llmdeployments.yaml")
 INTRODUCTION = """\
 # LLMDeployment
 
-<!-- Generated from crds/llmdeployments.yaml by `make generate`; edit that file instead. -->
+<!-- Generated from quire_operator.domain.resource and crds/llmdeployments.yaml by `make generate`. -->
 
 API version `{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` shows the same descriptions.
 
@@ -30,13 +40,68 @@ spec:
     source: hf://HuggingFaceTB/SmolLM2-135M-Instruct
 ```
 """
+BEFORE = """\
+            spec:
+              # Generated from operator/src/quire_operator/domain/resource by `make generate`: edit there.
+"""
+AFTER = """\
+            status:
+              # Written by hand.
+"""
 NUMBERS = {"int32", "int64"}
 Schema = Mapping[str, Any]
 
 
 def main() -> None:
-    crd = yaml.safe_load(CRD.read_text())
-    print(reference(crd), end="")
+    stale = {path: text for path, text in outputs().items() if path.read_text() != text}
+    if "--check" in sys.argv:
+        sys.exit("".join(f"{path.relative_to(ROOT)} is out of date: run `make generate`\n" for path in stale) or 0)
+    for path, text in stale.items():
+        path.write_text(text)
+
+
+def outputs() -> dict[Path, str]:
+    """Return the content of each generated file."""
+    crd = with_spec(CRD.read_text())
+    return {
+        CRD: crd,
+        ROOT / "charts/quire/templates/crds/llmdeployments.yaml": chart_template(crd),
+        ROOT / "docs/crd.md": reference(yaml.safe_load(crd)),
+    }
+
+
+def with_spec(crd: str) -> str:
+    """Return the text of the CRD with the current schema of `spec`: the part between two properties of the root."""
+    head, _ = crd.split(BEFORE)
+    _, tail = crd.split(AFTER)
+    schema = {"description": "Desired state.", **section_schema(Spec)}
+    text = yaml.dump(schema, Dumper=Dumper, width=100, sort_keys=False, allow_unicode=True)
+    return head + BEFORE + textwrap.indent(text, " " * 14) + AFTER + tail
+
+
+class Dumper(yaml.SafeDumper):
+    """A writer of YAML without anchors, with indented lists and with long texts in folded blocks."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=">" if len(text) > 80 else None)
+
+
+Dumper.add_representer(str, text_node)
+
+
+def chart_template(crd: str) -> str:
+    """Return the chart's copy, which can be switched off and stays when the release is uninstalled."""
+    name = "\n  name: llmdeployments.quire.dev\n"
+    keep = f"{name}  annotations:\n    helm.sh/resource-policy: keep\n"
+    note = "{{- /* Generated from crds/llmdeployments.yaml by `make generate`. */ -}}\n"
+    return f"{note}{{{{- if .Values.crds.create }}}}\n{crd.replace(name, keep, 1)}{{{{- end }}}}\n"
 
 
 def reference(crd: Schema) -> str:

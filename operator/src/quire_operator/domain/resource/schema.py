@@ -1,0 +1,447 @@
+"""The declaration of the resource's fields: schema, reading and engine flags of a field follow from one line.
+
+A section of the resource is a dataclass. Each of its fields is annotated with a kind and has the default of the
+resource; its name in YAML is the attribute's, without a unit and in camel case::
+
+    max_sequences: Annotated[int, Integer("Maximum number of sequences.", minimum=1, flags=("max-num-seqs",))] = 256
+
+``section_schema`` returns the OpenAPI schema of a section for the CRD (``make generate``), ``read_section`` reads one
+from a document, and ``flag_owners`` lists the engine flags that its fields set. A ``Rule`` over several fields is one
+condition with one message for the API server and for the parser.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
+
+from quire_common.names import object_name_problem
+from quire_common.quantities import format_duration
+from quire_operator.domain.resource.fields import Fields
+
+JSON = dict[str, Any]
+S = TypeVar("S")
+_MAX_INT32 = 2**31 - 1
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A section with checks that CEL cannot express or whose messages need figures."""
+
+    def check(self, document: Fields) -> None:
+        """Note problems in the section's document; called only if each of its fields is valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A condition over one field, or over several fields of a section."""
+
+    message: str
+    cel: str = ""
+    """The condition for the API server; empty: CEL cannot express it."""
+    holds: Callable[[Any, Fields], bool] | None = None
+    """The condition for the parser, given the section as value and as document; None: only the API server checks it."""
+    at: str = ""
+    """The field that the message is about; empty: the section."""
+
+    @property
+    def schema(self) -> JSON:
+        return {"rule": self.cel, **({"fieldPath": f".{self.at}"} if self.at else {}), "message": self.message}
+
+    @property
+    def reads(self) -> set[str]:
+        """The fields that the condition depends on."""
+        return {self.at, *re.findall(r"\bself\.(\w+)", self.cel)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The kind of a field: how the CRD describes it, how it is read, and how the engine is told."""
+
+    unit: ClassVar[str] = ""
+    """The end of an attribute that its name in YAML does not have."""
+
+    description: str = field(kw_only=False)
+    flags: tuple[str, ...] = ()
+    """Flags of the engine that the field sets and that extraArgs may not set; the first one gets the value."""
+    is_default_stored: bool = True
+    """False: the API server does not write the default into objects, so that rules see what a person wrote."""
+    rules: tuple[Rule, ...] = ()
+    name: str = ""
+    """In YAML, if it does not follow from the attribute."""
+    example: str = ""
+    """What is accepted, for the message that a required field is missing."""
+
+    @property
+    def placeholder(self) -> Any:
+        """The value that stands for a required one that is missing or wrong, so that reading continues."""
+        return None
+
+    def schema(self, value_type: Any) -> JSON:
+        """Return the schema without description, default and ``rules``."""
+        raise NotImplementedError
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        """Return the value of the field ``name`` of a document; problems are noted there."""
+        raise NotImplementedError
+
+    def in_yaml(self, value: Any) -> Any:
+        return value
+
+    def arguments(self, value: Any) -> list[str]:
+        """Return the arguments that tell the engine ``value``; None is left to the engine."""
+        return [] if value is None or not self.flags else [f"--{self.flags[0]}", str(value)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A field of a section, as its class declares it."""
+
+    attribute: str
+    name: str
+    kind: Kind
+    type: Any
+    """The type of its values without None, or of the items of a tuple."""
+    default: Any
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def schema(self) -> JSON:
+        schema = {"description": self.kind.description, **self.kind.schema(self.type)}
+        if self.kind.rules:
+            schema["x-kubernetes-validations"] = [rule.schema for rule in self.kind.rules]
+        if self.kind.is_default_stored and self.default not in (MISSING, None, "", (), {}):
+            schema["default"] = self.kind.in_yaml(self.default)
+        return schema
+
+    def read(self, document: Fields) -> Any:
+        """Return the value in a document or the default; problems are noted there."""
+        if not self.is_required:
+            return self.kind.read(document, self.name, self.type, self.default)
+        if not document.has(self.name) and not isinstance(self.kind, Section):  # its own fields say what is required
+            document.problem(self.name, f"is required: {self.kind.example}" if self.kind.example else "is required")
+        return self.kind.read(document, self.name, self.type, self.kind.placeholder)
+
+
+@cache
+def declared(section: type) -> tuple[Declared, ...]:
+    """Return the declared fields of a section in their order; others, such as the name of an object, are left out."""
+    hints = get_type_hints(section, include_extras=True)
+    found: list[Declared] = []
+    for member in fields(section):
+        annotated, *metadata = get_args(hints[member.name]) or (None,)
+        kind = next((part for part in metadata if isinstance(part, Kind)), None)
+        if kind is not None:
+            value_type = next((part for part in get_args(annotated) if part is not type(None)), annotated)
+            first, *others = member.name.removesuffix(kind.unit).split("_")
+            name = kind.name or first + "".join(word.capitalize() for word in others)
+            default = member.default if member.default_factory is MISSING else member.default_factory()
+            found.append(Declared(attribute=member.name, name=name, kind=kind, type=value_type, default=default))
+    return tuple(found)
+
+
+def section_rules(section: type) -> tuple[Rule, ...]:
+    """Return the rules over several fields of a section: its class variable ``RULES``."""
+    rules: tuple[Rule, ...] = getattr(section, "RULES", ())
+    return rules
+
+
+def section_schema(section: type) -> JSON:
+    """Return the OpenAPI schema of a section."""
+    members = declared(section)
+    required = [member.name for member in members if member.is_required]
+    rules = [rule.schema for rule in section_rules(section) if rule.cel]
+    return {
+        "type": "object",
+        **({"required": required} if required else {}),
+        **({"x-kubernetes-validations": rules} if rules else {}),
+        "properties": {member.name: member.schema for member in members},
+    }
+
+
+def read_section(section: type[S], document: Fields, **others: Any) -> S:
+    """Return a section read from a document; ``others`` are the fields that are not declared.
+
+    A rule is not checked while a field that it reads is wrong: its message would be about the default.
+    """
+    values: dict[str, Any] = {}
+    wrong: set[str] = set()
+    described: type = section  # mypy does not know that type[S] is hashable
+    for member in declared(described):
+        before = len(document.problems)
+        values[member.attribute] = member.read(document)
+        if len(document.problems) > before:
+            wrong.add(member.name)
+    value = section(**others, **values)
+    for rule in section_rules(section):
+        if rule.holds is not None and not rule.reads & wrong and not rule.holds(value, document):
+            document.problem(rule.at, rule.message)
+    if not wrong and isinstance(value, Checked):
+        value.check(document)
+    document.done()
+    return value
+
+
+def flag_owners(section: type, path: str) -> Iterator[tuple[str, str]]:
+    """Yield each engine flag that a field sets, with the field's path."""
+    for member in declared(section):
+        where = f"{path}.{member.name}"
+        yield from ((flag, where) for flag in member.kind.flags)
+        if isinstance(member.kind, Section | SectionList):
+            yield from flag_owners(member.type, where if isinstance(member.kind, Section) else f"{where}[]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section(Kind):
+    """A nested section; one with the default None is None unless a person sets it."""
+
+    @property
+    def placeholder(self) -> Any:
+        return MISSING
+
+    def schema(self, value_type: Any) -> JSON:
+        return section_schema(value_type)
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        if default is None and not document.has(name):
+            return None
+        return read_section(value_type, document.section(name))
+
+    def in_yaml(self, value: Any) -> JSON:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionList(Kind):
+    """A list of sections, read as a tuple of those without problems."""
+
+    item: str
+    """The description of one of them."""
+    min_items: int = 0
+    max_items: int
+    keys: tuple[str, ...] = ()
+    """The fields by which server-side apply merges lists; without them, a list is replaced as a whole."""
+
+    def schema(self, value_type: Any) -> JSON:
+        merged: JSON = {"x-kubernetes-list-type": "atomic"}
+        if self.keys:
+            merged = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [*self.keys]}
+        items = {"description": self.item, **section_schema(value_type)}
+        least = {"minItems": self.min_items} if self.min_items else {}
+        return {"type": "array", **least, "maxItems": self.max_items, **merged, "items": items}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        if not document.has(name):
+            return default
+        values: list[Any] = []
+        for item in document.sections(name, at_least=self.min_items, at_most=self.max_items):
+            before = len(document.problems)
+            value = read_section(value_type, item)
+            if len(document.problems) == before:
+                values.append(value)
+        return tuple(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(Kind):
+    """A string that is not empty."""
+
+    min_length: int | None = None
+    max_length: int
+    check: Callable[[str], str | None] | None = None
+    """Returns the reason against a string; ``rules`` say the same to the API server."""
+
+    def schema(self, value_type: Any) -> JSON:
+        least = {} if self.min_length is None else {"minLength": self.min_length}
+        return {"type": "string", **least, "maxLength": self.max_length}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.text(name, default=default, check=self._problem)
+
+    def _problem(self, text: str) -> str | None:
+        if (reason := self.check(text) if self.check else None) is not None:
+            return reason
+        return f"must have at most {self.max_length} characters" if len(text) > self.max_length else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectName(Text):
+    """The name of a Kubernetes object."""
+
+    max_length: int = 253
+    check: Callable[[str], str | None] | None = object_name_problem
+    rules: tuple[Rule, ...] = (
+        Rule(
+            cel="self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+            message="must be a Kubernetes object name: lower-case letters, digits, '-' and '.'",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretReference(Kind):
+    """A mapping ``{secretName: …}``, read as the name."""
+
+    unit: ClassVar[str] = "_secret"
+    secret: str
+    """The description of the name."""
+
+    def schema(self, value_type: Any) -> JSON:
+        name = self._name.schema
+        return {"type": "object", "required": ["secretName"], "properties": {"secretName": name}}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        if not document.has(name):
+            return default
+        reference = document.section(name)
+        secret = self._name.read(reference)
+        reference.done()
+        return secret
+
+    @property
+    def _name(self) -> Declared:
+        return Declared(attribute="", name="secretName", kind=ObjectName(self.secret), type=str, default=MISSING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integer(Kind):
+    """A whole number within bounds, or one of ``choices``."""
+
+    minimum: int = 0
+    maximum: int = _MAX_INT32
+    choices: tuple[int, ...] = ()
+
+    @property
+    def placeholder(self) -> Any:
+        return self.minimum
+
+    def schema(self, value_type: Any) -> JSON:
+        bounds = {"minimum": self.minimum, "maximum": self.maximum}
+        return {"type": "integer", "format": "int32", **({"enum": [*self.choices]} if self.choices else bounds)}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        number = document.integer(name, default=default, minimum=self.minimum, maximum=self.maximum)
+        if self.choices and number not in self.choices:
+            document.problem(name, f"must be one of {', '.join(map(str, self.choices))}, got {number}")
+            return default
+        return number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boolean(Kind):
+    """True or false."""
+
+    def schema(self, value_type: Any) -> JSON:
+        return {"type": "boolean"}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.flag(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Kind):
+    """One of the words of an enumeration, which the engine takes in lower case."""
+
+    def schema(self, value_type: Any) -> JSON:
+        return {"type": "string", "enum": [word.value for word in value_type]}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return default if not document.has(name) else document.choice(name, value_type, default=default)
+
+    def in_yaml(self, value: Any) -> Any:
+        return value.value
+
+    def arguments(self, value: Any) -> list[str]:
+        return Kind.arguments(self, None if value is None else value.lower())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration(Kind):
+    """A duration string, read as seconds."""
+
+    unit: ClassVar[str] = "_seconds"
+    minimum: float = 0.0
+    maximum: float = 86_400.0
+
+    def schema(self, value_type: Any) -> JSON:
+        least, most = format_duration(self.minimum), format_duration(self.maximum)
+        above = f" && duration(self) >= duration('{least}')" if self.minimum else ""
+        bounds = f"between {least} and {most}" if self.minimum else f"of at most {most}"
+        rule = Rule(
+            cel="self.matches('^(0|([0-9]{1,9}([.][0-9]{1,9})?(ms|h|m|s))+)$')"
+            f"{above} && duration(self) <= duration('{most}')",
+            message=f'must be a duration {bounds}, such as "90s", "500ms" or "1h30m"',
+        )
+        return {"type": "string", "maxLength": 40, "x-kubernetes-validations": [rule.schema]}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.duration(name, default=default, minimum=self.minimum, maximum=self.maximum)
+
+    def in_yaml(self, value: Any) -> str:
+        return f"{value:g}s"
+
+    def arguments(self, value: Any) -> list[str]:
+        return Kind.arguments(self, None if value is None else f"{value:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteSize(Kind):
+    """An amount of memory such as 4Gi, read as bytes."""
+
+    unit: ClassVar[str] = "_bytes"
+    minimum: int = 1
+
+    def schema(self, value_type: Any) -> JSON:
+        return quantity_schema()
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.byte_size(name, default=default, minimum=self.minimum)
+
+    def arguments(self, value: Any) -> list[str]:
+        return Kind.arguments(self, value or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOrPercent(Kind):
+    """A whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
+
+    def schema(self, value_type: Any) -> JSON:
+        rule = Rule(
+            cel="type(self) == int ? self >= 0 : self.matches('^(100|[1-9]?[0-9])%$')",
+            message='must be a whole number of at least 0 or a percentage up to 100 such as "25%"',
+        )
+        either = [{"type": "integer"}, {"type": "string"}]
+        rules = {"x-kubernetes-validations": [rule.schema]}
+        return {"x-kubernetes-int-or-string": True, "anyOf": either, "maxLength": 10, **rules}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.count_or_percent(name, default=default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOn(Kind):
+    """A mapping of any content, which is passed on as it is."""
+
+    def schema(self, value_type: Any) -> JSON:
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        return document.mapping(name)
+
+
+def quantity_schema() -> JSON:
+    """Return the schema of a Kubernetes quantity."""
+    rule = Rule(
+        cel="isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0",
+        message='must be a quantity such as 1, "500m" or "16Gi"',
+    )
+    return {
+        "x-kubernetes-int-or-string": True,
+        "anyOf": [{"type": "integer"}, {"type": "string"}],
+        "maxLength": 32,
+        "x-kubernetes-validations": [rule.schema],
+    }
