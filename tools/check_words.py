@@ -38,6 +38,7 @@ CLEAN = (
     "examples",
     "gateway",
     "kernels",
+    "operator",
     "requirements",
     "tests",
     "tools",

@@ -71,7 +71,7 @@ def test_drawn_tokens_count_for_more_than_those_of_prompts(sequences: Sequences)
     ran = [sequences.admit(), sequences.admit()]
     for tenant in "ababab":
         sequences.push(tenant, length=10)
-    sequences.share.drew(ran[:1] * 10)
+    sequences.share.record_sampled(ran[:1] * 10)
     # Ten sampled tokens of a are worth two prompts of b.
     assert OUTPUT_WEIGHT == 2 * PROMPT_WEIGHT
     assert names([sequences.admit() for _ in range(4)]) == "bbab"
@@ -118,7 +118,7 @@ def test_nobody_gets_rid_of_a_debt_by_leaving(sequences: Sequences) -> None:
     last = next(sequence for sequence in sequences.share.sequences() if sequence.request.tenant == "a")
     last.finished = True
     sequences.share.discard(last)
-    sequences.share.drew([ran] * 15)
+    sequences.share.record_sampled([ran] * 15)
     sequences.push("a")
     assert names([sequences.admit() for _ in range(6)]) == "bbbbab"
 
@@ -130,7 +130,7 @@ def test_who_was_served_most_stands_last_among_the_running(sequences: Sequences)
     running = [a1, a2, b]
     sequences.share.arrange(running)
     assert running == [b, a1, a2]
-    sequences.share.drew([b] * 20)
+    sequences.share.record_sampled([b] * 20)
     sequences.share.arrange(running)
     assert running == [a1, a2, b]
 
@@ -170,7 +170,7 @@ def test_the_smallest_counter_goes_first_and_counts_add_up(script: list[tuple[st
             gone.finished = True
             share.discard(gone)
         elif kind == "draw" and ran:
-            share.drew(ran[-1 - number :])
+            share.record_sampled(ran[-1 - number :])
         assert len(share) == len(waiting)
         assert share.num_tokens == sum(sequence.num_tokens for sequence in waiting)
         assert {id(sequence) for sequence in share.sequences()} == set(map(id, waiting))

@@ -7,7 +7,7 @@ import pytest
 
 from quire_engine.core.batch import Batch, BlockCopies, RunnerOutput
 from quire_engine.core.preemption import PreemptionMode, SwapRoom, decide
-from quire_engine.core.preemption_cost import Costs, Loss, MeasuredRates
+from quire_engine.core.preemption_cost import Costs, MeasuredRates, PreemptionWork
 
 MakeWorld = Callable[..., Any]
 CHEAP_SWAP = Costs(recompute_seconds=2.0, swap_seconds=1.0)
@@ -57,7 +57,7 @@ def batch(*, chunks: list[int], out: int = 0, into: int = 0) -> Batch:
 
 def test_costs_follow_from_the_start_values() -> None:
     rates = MeasuredRates(prefill_tokens_per_second=100.0, swap_bytes_per_second=1000.0, block_bytes=(50, 10))
-    costs = rates.costs(Loss(tokens=200, blocks_out=(4, 2), blocks_in=(3, 2)))
+    costs = rates.costs(PreemptionWork(tokens=200, blocks_out=(4, 2), blocks_in=(3, 2)))
     assert costs is not None
     assert costs.recompute_seconds == pytest.approx(2.0)
     assert costs.swap_seconds == pytest.approx((4 * 50 + 2 * 10 + 3 * 50 + 2 * 10) / 1000)
@@ -73,7 +73,9 @@ def test_costs_follow_from_the_start_values() -> None:
 )
 def test_nothing_is_said_before_all_is_measured(missing: dict[str, Any]) -> None:
     known = {"prefill_tokens_per_second": 1.0, "swap_bytes_per_second": 1.0, "block_bytes": (1,)}
-    assert MeasuredRates(**{**known, **missing}).costs(Loss(tokens=1, blocks_out=(1,), blocks_in=(1,))) is None
+    assert (
+        MeasuredRates(**{**known, **missing}).costs(PreemptionWork(tokens=1, blocks_out=(1,), blocks_in=(1,))) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,5 +139,5 @@ def test_blocks_that_another_holds_are_not_counted_as_lost(make_world: MakeWorld
     world.step()
     victim = world.scheduler._running[-1]
     # Four blocks of the prompt are shared, the fifth is not.
-    assert world.scheduler._kv.prepare_to_lose(victim) == Loss(tokens=2, blocks_out=(5,), blocks_in=(1,))
+    assert world.scheduler._kv.prepare_to_lose(victim) == PreemptionWork(tokens=2, blocks_out=(5,), blocks_in=(1,))
     world.run()

@@ -7,7 +7,7 @@ import pytest
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.ipc.process import Ended, compute_environment
 from quire_engine.ipc.silence import SilenceWatch
-from quire_engine.ipc.supervision import Loss, RestartBudget, level_after
+from quire_engine.ipc.supervision import EngineLoss, RestartBudget, level_after
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_silence(checks: str, expected_seconds: float, hung: bool) -> None:
     ],
 )
 def test_level_after_a_loss(status: int | None, level: CpuLevel | None, expected: CpuLevel | None) -> None:
-    loss = Loss(reason="", ended=None if status is None else Ended(status))
+    loss = EngineLoss(reason="", ended=None if status is None else Ended(status))
     limits = CpuLimits(level=level, kernels=None, environment={})
     assert level_after(loss, limits) == expected
     assert level_after(loss, None) is None

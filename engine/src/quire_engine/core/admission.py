@@ -87,7 +87,7 @@ class AdmissionControl:
             return False
         return all(now <= before for now, before in zip(self._kv.num_free(), self._blocked_free, strict=True))
 
-    def look_anew(self) -> None:
+    def forget_blocked(self) -> None:
         """Forget the blocked sequence after the content of the cache changed."""
         self._blocked = None
 

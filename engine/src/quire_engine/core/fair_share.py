@@ -129,7 +129,7 @@ class FairShare:
         if not self._length:
             self._level = max(self._level, tenant.counter)
 
-    def drew(self, sequences: list[Sequence]) -> None:
+    def record_sampled(self, sequences: list[Sequence]) -> None:
         for name, count in Counter(map(_tenant_name, sequences)).items():
             self._tenant(name).counter += OUTPUT_WEIGHT * count
 

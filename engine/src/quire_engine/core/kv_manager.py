@@ -14,7 +14,7 @@ from quire_engine.core.block_pool import BlockPool
 from quire_engine.core.kv_group import KVGroup
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.preemption import SwapRoom
-from quire_engine.core.preemption_cost import Loss
+from quire_engine.core.preemption_cost import PreemptionWork
 from quire_engine.core.prefix_cache import PrefixCache, SharePrefixes
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.swap_space import SwapCopies, SwapSpace
@@ -229,14 +229,14 @@ class KVManager:
         updates, self._updates = self._updates, tuple(BlockUpdates() for _ in self._groups)
         return updates
 
-    def prepare_to_lose(self, victim: Sequence) -> Loss:
+    def prepare_to_lose(self, victim: Sequence) -> PreemptionWork:
         """Return the work to restore a victim, by recompute and by swap."""
         for index in self._windowed:
             self._leave_behind(index, victim)
         total = -(-victim.num_computed // self._block_size)
         counts = [total - first for first in victim.first_blocks]
         shared = min(self._num_shared(index, victim) for index in range(len(self._groups)))
-        return Loss(
+        return PreemptionWork(
             tokens=victim.num_computed - min(shared * self._block_size, victim.num_computed),
             blocks_out=tuple(counts),
             blocks_in=tuple(max(0, count - shared) for count in counts),

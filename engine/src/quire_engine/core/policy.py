@@ -51,7 +51,7 @@ class Policy(Protocol):
         """Record the first admission of a sequence; ``num_cached`` tokens of its prompt were in the cache."""
         ...
 
-    def drew(self, sequences: list[Sequence]) -> None:
+    def record_sampled(self, sequences: list[Sequence]) -> None:
         """Record that each of these sequences sampled a token."""
         ...
 
@@ -69,7 +69,7 @@ class FirstComeFirstServed(WaitingQueue):
     def admitted(self, sequence: Sequence) -> None:
         """Do nothing: no place depends on it."""
 
-    def drew(self, sequences: list[Sequence]) -> None:
+    def record_sampled(self, sequences: list[Sequence]) -> None:
         """Do nothing: no place depends on it."""
 
 

@@ -23,7 +23,7 @@ WEIGHT_OF_NEWEST = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class PreemptionWork:
     """The work that a preemption of a victim causes."""
 
     tokens: int
@@ -64,7 +64,7 @@ class MeasuredRates:
         if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
             self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
 
-    def costs(self, loss: Loss) -> Costs | None:
+    def costs(self, loss: PreemptionWork) -> Costs | None:
         """Return the costs, or None if a rate or the size of blocks is unknown."""
         num_bytes = self._bytes(loss.blocks_out) + self._bytes(loss.blocks_in)
         if self.seconds_per_token is None or self.seconds_per_byte is None or not num_bytes:

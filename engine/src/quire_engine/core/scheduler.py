@@ -355,7 +355,7 @@ class Scheduler:
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
         sampled = flight.sampled if output.counts is None else _grown(flight.sampled, output.counts)
-        self._waiting.drew(sampled)
+        self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
             self._stall_bound.observe(flight.prompts, seconds)
@@ -442,7 +442,7 @@ class Scheduler:
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; running sequences continue."""
         self._kv.forget_prefixes(self._waiting.sequences())
-        self._admission.look_anew()
+        self._admission.forget_blocked()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, rows and queues are consistent. For tests and a debug switch."""

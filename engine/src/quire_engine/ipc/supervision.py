@@ -66,7 +66,7 @@ class RestartBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class EngineLoss:
     """The unintended end of an engine process."""
 
     reason: str
@@ -74,7 +74,7 @@ class Loss:
     """None if the process did not end by itself."""
 
 
-def level_after(loss: Loss, limits: CpuLimits | None) -> CpuLevel | None:
+def level_after(loss: EngineLoss, limits: CpuLimits | None) -> CpuLevel | None:
     """Return the lower CPU level for the next engine process after an illegal instruction; None if the level stays."""
     refused = loss.ended is not None and loss.ended.illegal_instruction
     return limits.lower if refused and limits is not None else None
@@ -198,7 +198,7 @@ class Supervisor:
             logger.warning("%s; starting it again%s", reason, f" in {delay:g} s" if delay else "")
             await asyncio.sleep(delay)
 
-    def _steps_down(self, loss: Loss) -> bool:
+    def _steps_down(self, loss: EngineLoss) -> bool:
         """Go one CPU level lower if the loss requires it, log that, and return whether it was done."""
         lower = level_after(loss, self.cpu)
         if self._cpu is None or lower is None:
@@ -227,12 +227,12 @@ class Supervisor:
         self.failure = reason
         logger.error("%s", reason)
 
-    async def _live(self, started: "asyncio.Future[Ready]") -> Loss:
+    async def _live(self, started: "asyncio.Future[Ready]") -> EngineLoss:
         """Follow one engine process from its start to its end, and return why it ended."""
         try:
             spawned = self._spawned or spawn(replace(self._config, cpu=self.cpu), self._factory)
         except OSError as error:
-            return Loss(reason=f"the engine process cannot be started: {error}")
+            return EngineLoss(reason=f"the engine process cannot be started: {error}")
         self._spawned = None
         process = self._process = EngineProcess(spawned)
         ready = asyncio.Event()
@@ -248,10 +248,10 @@ class Supervisor:
                 await asyncio.wait({listening}, timeout=_LAST_WORDS_SECONDS)
             ended = ending.result() if ending.done() else None
             said = next((task.result() for task in (listening, watching) if task.done()), None)
-            return Loss(reason=said or (await ending).reason, ended=ended)
+            return EngineLoss(reason=said or (await ending).reason, ended=ended)
         except Exception:
             logger.exception("following the engine process failed")
-            return Loss(reason="following the engine process failed")
+            return EngineLoss(reason="following the engine process failed")
         finally:
             for task in tasks:
                 task.cancel()

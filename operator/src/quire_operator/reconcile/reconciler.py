@@ -1,9 +1,9 @@
-"""One LLMDeployment brought to what its spec asks: observe → parse → target → desired → plan → apply → status.
+"""The reconcile of one LLMDeployment: observe → parse → target → desired → plan → apply → status.
 
-Between the work queue, which calls ``reconcile(key)`` whenever anything about the key changed, and ``ports.Cluster``.
-The decisions are the domain's; here is only their order. ``executor`` carries the plan out, ``reporting`` says what
-came of it. Level-triggered: every pass starts from what is there, so that it may be cut off between any two writes and
-begun again by this process or another.
+It stands between the work queue, which calls ``reconcile(key)`` whenever something about the key changed, and
+``ports.Cluster``. The domain decides, and this module defines the order. ``executor`` applies the plan, ``reporting``
+writes the status. It is level-triggered: every pass starts from the observed state, so a pass may stop between any two
+writes and start again in this process or another.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ from quire_operator.reconcile.store import Store
 logger = logging.getLogger(__name__)
 
 CONFLICT_SECONDS = 30.0
-"""How often a name that is taken is looked at: the object that has it is not watched."""
+"""The interval at which a taken name is checked: the object that has it is not watched."""
 _PASSING_SECONDS = 2.0
 _GONE_SECONDS = 5.0
 _THROTTLED_SECONDS, _NOT_LEADING_SECONDS = 1.0, 1.0
@@ -69,7 +69,7 @@ _MAX_CONFLICTS = 5
 
 
 def retry_after(error: Exception) -> float | None:
-    """After how many seconds a pass that ended with this error is tried again; None leaves it to the backoff."""
+    """Return the seconds until a pass that failed with this error is retried; None leaves it to the backoff."""
     match error:
         case Conflict():
             return 0.1
@@ -84,7 +84,7 @@ def retry_after(error: Exception) -> float | None:
 
 
 class Reconciler:
-    """Only a pass writes: what the autoscaler decides is handed in, and its key enqueued."""
+    """The reconciler of all LLMDeployments. Only passes write: decisions of the autoscaler wait for the next pass."""
 
     def __init__(
         self,
@@ -114,12 +114,12 @@ class Reconciler:
         self._states: dict[Key, ReconcileState] = {}
 
     def forget(self) -> None:
-        """Another process may have written: nothing that was known of our own writes holds."""
+        """Forget the reconcile states, because another process may have written since."""
         self._states.clear()
         self._claims.forget()
 
     async def persist(self, key: Key, record: ScalingRecord) -> None:
-        """Have the next pass write this record; returns when it has. Raises ``ScalingNotDone``."""
+        """Have the next pass write this record, and return afterwards. Raises ``ScalingNotDone``."""
         resource = self._store.resource(key)
         if resource is None:
             raise ScalingNotDone(f"{key} is gone")
@@ -133,13 +133,13 @@ class Reconciler:
             raise ScalingNotDone(f"the status was not written within {_PERSIST_SECONDS:g} s") from None
 
     def scale(self, key: Key, *, replicas: int, victims: Sequence[str]) -> None:
-        """Have the next pass go to so many replicas; ``victims`` are pods, first to go first."""
+        """Have the next pass scale to ``replicas``; ``victims`` are the pods to remove, in this order."""
         if (state := self._states.get(key)) is not None:
             state.decided, state.victims = replicas, tuple(victims)
             self._enqueue(key)
 
     def note_metrics(self, key: Key, problem: MetricsProblem | None) -> None:
-        """Why the autoscaler holds; None while it has what it needs."""
+        """Report why the autoscaler holds; None if its metrics are complete."""
         state = self._states.get(key)
         if state is not None and state.metrics_problem != problem:
             state.metrics_problem = problem
@@ -155,14 +155,14 @@ class Reconciler:
         return None if claim is None or self.served_name_conflict(key) is not None else claim.requested_as(scope)
 
     async def reconcile(self, key: Key) -> float | None:
-        """One pass. After how many seconds it wants another; raises ``ClusterError`` to be tried again."""
+        """Run one pass. Return the seconds until the next one is due, or None. Raises ``ClusterError`` for a retry."""
         self._claims.check(key)
         resource = self._store.resource(key)
         if resource is None or resource.deleting:
             gone = self._states.pop(key, None)
             if gone is not None:
                 gone.give_up_persisting(f"{key} is gone")
-            await self._depart(key)  # the garbage collector does the rest
+            await self._depart(key)  # the garbage collector deletes the children
             return None
         state = self._state_of(resource)
         try:
@@ -200,7 +200,7 @@ class Reconciler:
         return departure(key, self._store.children(key), self._store.pods(key), self._features())
 
     async def _read_again(self, key: Key, state: ReconcileState) -> None:
-        """What is there is not what we know: the watch is late, or dead, and must not be waited for."""
+        """Read the resource again: the watch is late or broken, and the retry must not wait for it."""
         if (latest := await self._cluster.read_resource(key)) is not None:
             self._store.put_resource(latest)
         if state.conflicts > _MAX_CONFLICTS:
@@ -284,9 +284,9 @@ class Reconciler:
     def _slot(
         self, resource: Resource, spec: Spec, manifests: Manifests, children: Mapping[Ref, Child]
     ) -> AbstractContextManager[Queued | None]:
-        """Reserve a slot if this pass begins a rollout; the context is why it must not."""
+        """Reserve a slot if this pass starts a rollout; the context is the reason why it must wait."""
         live = own_deployment(resource, children)
-        if spec.paused and live is not None and live.revision:  # else its controller would create no replica at all
+        if spec.paused and live is not None and live.revision:  # otherwise its controller would create no replica
             return nullcontext(PAUSED)
         if live is None or not begins_rollout(live, template_digest=manifests.template_digest):
             return nullcontext()
@@ -311,7 +311,7 @@ class Reconciler:
         children: Mapping[Ref, Child],
         rendered: Callable[[Images], Manifests | Invalid],
     ) -> Images:
-        """Return the images with what only the cluster knows, requested only if a spec needs it."""
+        """Return the images with facts about the cluster, which are requested only if a spec needs them."""
         if self._images.image_volumes is not None or not wants_image_volume(spec):
             return self._images
         with_volume = replace(self._images, image_volumes=True)
@@ -319,12 +319,15 @@ class Reconciler:
         there = children.get(Ref("Deployment", resource.key.name))
         is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
         if isinstance(manifests, Invalid) or is_taken:
-            return with_volume  # what is wrong is reported before anything is applied
+            return with_volume  # the problem is reported before anything is applied
         supported = await self._cluster.takes_image_volumes(resource.key, manifests.deployment)
         return replace(self._images, image_volumes=supported)
 
     async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
-        """Also those that no watch shows: without a label of ours, theirs or ours, or just made."""
+        """Return the stored children and those that no watch shows.
+
+        No watch shows objects without our label, objects of other owners, and those just created.
+        """
         children = dict(self._store.children(key))
         for ref in child_refs(spec, features):
             if ref in children:
@@ -332,13 +335,13 @@ class Reconciler:
             try:
                 child = await self._cluster.read_child(key, ref)
             except Forbidden:
-                continue  # then neither may it be created, which the executor reports
+                continue  # it may not be created either, which the executor reports
             if child is not None:
                 children[ref] = child
         return children
 
     async def _persist(self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target) -> None:
-        """Write what was decided before it is acted upon, so that whoever comes after a crash acts upon the same."""
+        """Write the decision before it is applied, so that a successor applies the same after a crash."""
         if spec.autoscaling is None:
             state.give_up_persisting("it has a fixed number of replicas")
             return
@@ -356,7 +359,10 @@ class Reconciler:
             handed_in.settle(None)
 
     async def _resolve(self, resource: Resource, state: ReconcileState, spec: Spec) -> Resolution | None:
-        """Return what a moving model source means. It is stored before pods get it, so that a crash changes nothing."""
+        """Return the resolution of a moving model source.
+
+        It is stored before pods get it, so that a crash changes nothing.
+        """
         resolution = await self._revisions.resolution(resource, spec)
         if resolution is not None and resolution != stored_resolution(resource, spec):
             key = resource.key
@@ -369,7 +375,7 @@ class Reconciler:
         if state.victims and replicas < sum(not pod.deleting for pod in pods):
             try:
                 await self._cluster.set_deletion_costs(key, deletion_costs(pods, state.victims))
-            except (Refused, Forbidden) as error:  # so Kubernetes chooses who goes; that somebody does is wanted more
+            except (Refused, Forbidden) as error:  # Kubernetes then chooses the pods; scaling down matters more
                 logger.warning("%s: could not set pod-deletion-cost of %s: %s", key, ", ".join(state.victims), error)
         state.victims = ()
 
@@ -381,7 +387,7 @@ class Reconciler:
         return await self._reporter.report(resource, state, spec, result, rival=rival)
 
     def _latest(self, resource: Resource) -> Resource:
-        """As our own status write left it, if there was one in this pass: same generation, newer version."""
+        """Return the resource after a status write of this pass, if there was one: same generation, newer version."""
         latest = self._store.resource(resource.key)
         same = latest is not None and (latest.uid, latest.generation) == (resource.uid, resource.generation)
         return latest if latest is not None and same else resource
@@ -409,7 +415,7 @@ def _goal(
     if spec.autoscaling is None or spec.only_recommends:
         state.decided, state.victims = None, ()
     elif state.decided is None:
-        # From here on only ``scale`` changes it: what ``persist`` writes is acted upon when ``scale`` says so.
+        # From here on only ``scale`` changes it: what ``persist`` writes is applied when ``scale`` is called.
         state.decided = goal.replicas
     else:
         # A minimum that applied for a while leaves its replicas to the autoscaler, which removes them step by step.

@@ -1,6 +1,6 @@
-"""The verdict: what bounds, windows and step limits make of what demand asks for, and why, in one sentence.
+"""The rules that turn demand into a decision: bounds, windows and step limits, with the reason in one sentence.
 
-Last station of ``autoscaler.decide``. Pure.
+It is the last stage of ``autoscaler.decide``. Pure.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from quire_operator.domain.resource.scaling import Autoscaling, SelectPolicy, St
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one tick's demand asks for."""
+    """The demand of one tick."""
 
     terms: tuple[Term, ...]
     need: Need
@@ -38,7 +38,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionInputs:
-    """All that bears on one verdict."""
+    """All inputs of one decision."""
 
     rules: Autoscaling
     """With the bounds of now."""
@@ -46,19 +46,19 @@ class DecisionInputs:
     supply: Supply
     demand: Demand
     needs: Sequence[Need]
-    """Of the windows, this tick's last."""
+    """The needs within the windows; the last one is of this tick."""
     moves: Sequence[Move]
     rolling_out: bool
     is_first: bool
-    """The first tick of this process: nothing is known of what was before."""
+    """True for the first tick of this process, which knows nothing of earlier demand."""
     held: int | None
-    """Requests that wait in the gateways; None when none of them answered."""
+    """The requests that wait in the gateways; None if no gateway answered."""
     in_flight: int | None
-    """Requests that the gateways have at a replica; None unless all of them answered."""
+    """The requests that gateways have sent to replicas; None unless all gateways answered."""
     recommended: int | None
-    """What was last recommended; None where decisions are carried out."""
+    """The last recommendation; None if decisions are applied."""
     idle_since: float | None
-    """Since when no replica is needed; None while one is."""
+    """The time since when no replica is needed; None while one is."""
     now: float
 
 
@@ -70,7 +70,7 @@ class ReplicaChoice:
 
 
 def judge(s: DecisionInputs) -> ReplicaChoice:
-    """What to do; or, where nothing is done, what to recommend."""
+    """Return what to do or, in mode Recommend, what to recommend."""
     choice = _judge(s)
     if s.recommended is None or not max(s.supply.current, choice.desired) < s.recommended <= s.rules.max_replicas:
         return choice
@@ -78,7 +78,7 @@ def judge(s: DecisionInputs) -> ReplicaChoice:
 
 
 def _judge(s: DecisionInputs) -> ReplicaChoice:
-    """Bounds first, for they are no matter of data; then nothing without data; then up at once, down with care."""
+    """Return the choice: bounds need no metrics, then hold without metrics, then up at once, then down slowly."""
     current = s.supply.current
     bounded = max(s.rules.min_replicas, min(current, s.rules.max_replicas))
     if bounded != current:
@@ -99,7 +99,7 @@ def _judge(s: DecisionInputs) -> ReplicaChoice:
 
 
 def _steady(s: DecisionInputs) -> ReplicaChoice:
-    """Neither more nor fewer, and whether that is for want of figures: a lesser need would not explain the number."""
+    """Return the choice to stay, and whether missing metrics cause it: a lower demand would not explain the number."""
     current = s.supply.current
     if s.supply.starting:
         return _hold(s, Reason.STARTING, _needs(s))
@@ -116,7 +116,7 @@ def _upward(s: DecisionInputs) -> ReplicaChoice:
     if current == s.rules.max_replicas:
         schedule = "" if s.bounds.why is None else f" ({s.bounds.why})"
         return _hold(s, Reason.AT_MAX, f"maxReplicas is {current}{schedule}; {_needs(s)}")
-    # The first replica knows no window and no step: whoever asked waits for it.
+    # The first replica has neither window nor step limit, because requests wait for it.
     first = 1 if current == 0 else 0
     wanted = max(first, whole(steady_need_up(s.needs, rules=limits, now=s.now)))
     if wanted <= current:
@@ -151,7 +151,7 @@ def _downward(s: DecisionInputs) -> ReplicaChoice:
             return _hold(s, Reason.SCALE_DOWN_WINDOW, f"the last replica stays: {passed}; {_needs(s)}")
         least = 1
     if least == 0 and s.in_flight is None:
-        # Nobody would hold the next request, and what streams now might be unseen.
+        # No gateway would hold the next request, and requests in progress might be unknown.
         if current == 1:
             return _hold(s, Reason.NO_GATEWAY, f"the last replica stays until all gateways answer; {_needs(s)}")
         least = 1
@@ -160,7 +160,7 @@ def _downward(s: DecisionInputs) -> ReplicaChoice:
 
 
 def _recommended(s: DecisionInputs, choice: ReplicaChoice, before: int) -> ReplicaChoice:
-    """More was recommended before: that goes down with as much care as replicas do."""
+    """Return the choice after a larger recommendation, which decreases as slowly as replicas do."""
     current, limits = s.supply.current, s.rules.scale_down
     if choice.reason in (Reason.METRICS_STALE, Reason.NO_GATEWAY):
         return ReplicaChoice(
@@ -177,7 +177,7 @@ def _recommended(s: DecisionInputs, choice: ReplicaChoice, before: int) -> Repli
 
 
 def _obstacle_down(s: DecisionInputs) -> tuple[Reason, str] | None:
-    """What forbids to remove a replica now, whatever was needed."""
+    """Return the reason why no replica may be removed now, whatever the demand, or None."""
     if s.is_first:
         return Reason.RESTARTED, "scale-down is disabled at the first tick after a restart"
     if s.rolling_out:
@@ -207,7 +207,7 @@ def _silent(s: DecisionInputs) -> str:
 
 
 def _missing(s: DecisionInputs) -> str:
-    """Which figures there are none of."""
+    """Return which metrics are missing."""
     if s.supply.is_stale:
         fresh = f"only {len(s.supply.fresh)} of {s.supply.ready} ready replicas reported metrics"
         return f"{fresh} in the last {SAMPLE_SECONDS:.0f} s"
@@ -215,7 +215,7 @@ def _missing(s: DecisionInputs) -> str:
 
 
 def _needs(s: DecisionInputs) -> str:
-    """The largest term with its numbers."""
+    """Return the largest term with its figures."""
     supply, top = s.supply, s.demand.top
     starting = f", {supply.starting} of {supply.current} still starting" if supply.starting else ""
     if top is None:

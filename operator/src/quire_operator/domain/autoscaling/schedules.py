@@ -14,7 +14,7 @@ from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECOND
 from quire_operator.domain.resource.scaling import Autoscaling, Schedule
 
 MARGIN_SECONDS = 30.0
-"""Of the lead: two ticks, at one of which the replicas are requested."""
+"""A part of the lead: two ticks, at one of which the replicas are requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

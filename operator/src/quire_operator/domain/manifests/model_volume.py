@@ -1,4 +1,4 @@
-"""How a pod comes by its model: which volume, which folder of it, and what downloads it first.
+"""The model of a pod: the volume, the folder in it, and the download before the engine starts.
 
 Part of ``pod_template``. A model is always below ``/models`` except where ``file:///`` names a folder of the image.
 """
@@ -26,15 +26,15 @@ VOLUME = "models"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVolume:
-    """Where the engine finds its model, and what brings it there."""
+    """The path of the model and the source of its files."""
 
     model_path: str
     volume: JSON | None
-    """The volume at ``/models``, without its name; None where there is none."""
+    """The volume at ``/models``, without its name; None without one."""
     fetch: RemoteSource | None = None
-    """What an init container downloads to ``model_path``."""
+    """The source that an init container downloads to ``model_path``."""
     image: ImageSource | None = None
-    """What the kubelet mounts as it is."""
+    """The image that the kubelet mounts."""
 
     @property
     def is_mounted(self) -> bool:
@@ -42,13 +42,13 @@ class ModelVolume:
 
 
 def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) -> ModelVolume:
-    """The volume that a spec's source and cache ask for; ``image_volumes`` are there for whoever wants no cache."""
+    """Return the volume for a spec's source and cache. ``image_volumes`` is True if the kubelet mounts images."""
     claim = _claim_volume(spec)
     match spec.model.source:
         case ImageSource() as image if wants_image_volume(spec) and image_volumes:
             return ModelVolume(model_path=_below(image.path), volume={"image": {"reference": image.image}}, image=image)
         case HubSource() | BucketSource() | ImageSource() as remote:
-            # A claim may be shared by many models, and is mounted elsewhere by whoever looks into it.
+            # Many models may share a claim, which other pods may mount at another path.
             path = f"{MODELS_PATH}/{link_name(remote)}"
             return ModelVolume(model_path=path, volume=claim or {"emptyDir": {"sizeLimit": size_limit}}, fetch=remote)
         case ClaimSource(claim_name=name, path=path):
@@ -62,12 +62,12 @@ def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) ->
 
 
 def wants_image_volume(spec: Spec) -> bool:
-    """Whether the kubelet should bring the model where it can: a person who names a cache wants it to be there."""
+    """Return True if the kubelet should mount the model's image, if it can. With a cache, the model belongs there."""
     return isinstance(spec.model.source, ImageSource) and spec.model.cache is None
 
 
 def source_problem(spec: Spec) -> str | None:
-    """Why a pod can't have this source though a laptop can, or None."""
+    """Return why a pod cannot use this source although local mode can, or None."""
     match spec.model.source:
         case FileSource(path=path, relative=True) if ".." in PurePosixPath(path).parts:
             return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"

@@ -1,4 +1,4 @@
-"""An LLMDeployment as values. ``Spec.parse(body) -> Spec | Invalid`` is the way in; the rest are its parts."""
+"""An LLMDeployment as values: ``Spec.parse(body) -> Spec | Invalid`` and the parts of a spec."""
 
 from quire_common.model_source import (
     BucketSource,

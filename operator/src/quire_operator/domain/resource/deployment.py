@@ -1,6 +1,6 @@
-"""The whole LLMDeployment: what a person wrote, as values, or every reason why it can't be one.
+"""The whole LLMDeployment as values, or all reasons why a document is not one.
 
-Kubernetes objects and local YAML are both parsed here. The fields are those of the CRD. An unknown field is an error
+It parses Kubernetes objects and local YAML files alike. The fields are those of the CRD. An unknown field is an error
 and is never ignored.
 """
 
@@ -29,13 +29,13 @@ from quire_operator.domain.resource.schema import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invalid:
-    """Why a document is no LLMDeployment: all reasons, in the order of its fields."""
+    """The reasons why a document is not an LLMDeployment, in the order of its fields."""
 
     name: str | None
     namespace: str | None
     problems: tuple[Problem, ...]
     readable: "Spec | None" = None
-    """The rest, with defaults where the problems are: for finding what else is wrong, never to be carried out."""
+    """The rest of the spec, with defaults for invalid fields: only for finding more problems, never to be applied."""
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.problems))
@@ -125,7 +125,7 @@ class Spec:
 
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "Spec | Invalid":
-        """The spec in a whole object (apiVersion, kind, metadata, spec); never raises."""
+        """Return the spec of a whole object (apiVersion, kind, metadata, spec), or its problems. It never raises."""
         problems: list[Problem] = []
         root = Fields(body, path="", problems=problems)
         root.knows("status")
@@ -143,19 +143,19 @@ class Spec:
 
     @property
     def initial_replicas(self) -> int:
-        """How many replicas to start with where nothing runs yet, while no schedule is in force."""
+        """The number of replicas to start with if none runs yet and no schedule is in force."""
         if self.autoscaling is None:
             return self.replicas
         return max(self.autoscaling.min_replicas, min(self.replicas, self.autoscaling.max_replicas))
 
     @property
     def only_recommends(self) -> bool:
-        """Whether the autoscaler decides and nothing comes of it."""
+        """True if decisions of the autoscaler are not applied."""
         return self.autoscaling is not None and self.autoscaling.mode is AutoscalingMode.RECOMMEND
 
     @property
     def max_replicas(self) -> int:
-        """The most replicas there will ever be at once, a rollout's surge aside."""
+        """The largest number of replicas at once, without a rollout's surge."""
         return self.replicas if self.autoscaling is None else self.autoscaling.most_replicas
 
 

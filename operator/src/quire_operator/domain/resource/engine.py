@@ -1,4 +1,4 @@
-"""spec.engine and spec.resources: how each replica's engine runs, and what hardware it asks for."""
+"""``spec.engine`` and ``spec.resources``: the settings of each replica's engine and its hardware."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,12 +43,12 @@ class SchedulingPolicy(StrEnum):
     FCFS = "FCFS"
     PRIORITY = "Priority"
     FAIR = "Fair"
-    """Among tenants, which are API keys."""
+    """Fair among tenants, which are API keys."""
 
 
 class Preemption(StrEnum):
     AUTO = "Auto"
-    """Whatever was measured to cost less, where there is swap space."""
+    """The mode that was measured to cost less, if there is swap space."""
     SWAP = "Swap"
     RECOMPUTE = "Recompute"
 
@@ -243,17 +243,17 @@ class Engine:
 
     @property
     def invents_weights(self) -> bool:
-        """Random weights of the right shape: for trying things out where the real ones are not at hand."""
+        """True if weights are random, for trials without the real ones."""
         return self._says("load-format", "dummy")
 
     @property
     def kv_cache_in_fp8(self) -> bool:
-        """Keys and values in one byte each."""
+        """True if keys and values have one byte each."""
         return self._says("kv-cache-dtype", "fp8")
 
     @property
     def weights_in_int8(self) -> bool:
-        """Those of linear layers in one byte each."""
+        """True if weights of linear layers have one byte each."""
         return self._says("quantization", "int8")
 
     def _says(self, flag: str, value: str) -> bool:
@@ -272,7 +272,7 @@ _ONE_GPU = Rule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The resources of the engine's container, with the quantities as a person wrote them."""
+    """The resources of the engine's container, with the quantities as the user wrote them."""
 
     limits: Annotated[
         Mapping[str, str], Quantities("Maximum amount of each resource.", rules=(_WHOLE_GPUS, _ONE_GPU))
@@ -283,7 +283,7 @@ class Resources:
 
     @property
     def gpus(self) -> int:
-        """GPUs of one replica."""
+        """The number of GPUs of one replica."""
         return int(self.limits.get(GPU_RESOURCE, self.requests.get(GPU_RESOURCE, "0")))
 
     @property

@@ -1,7 +1,7 @@
-"""The engine's command-line flags, and what is wrong with the extra ones a person asks for.
+"""The engine's command-line flags, and the validation of ``spec.engine.extraArgs``.
 
-The schema is a committed copy of what ``quire-engine --flag-schema`` prints (``make engine-flags`` renews it,
-tests/contract holds the two equal), because the operator runs where no engine is installed.
+The schema is a committed copy of the output of ``quire-engine --flag-schema``, because the operator runs without an
+installed engine. ``make engine-flags`` renews it, and tests/contract compares both.
 """
 
 import json
@@ -21,8 +21,8 @@ RESERVED_FLAGS = frozenset(
         *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )
-"""Flags that belong to whoever starts the engine: probes, gateway and scrapes come by HTTP, to the port of the pod, and
-without a key."""
+"""Flags that the operator or ``quire up`` sets: probes, gateway and scrapes use HTTP without a key.
+"""
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2})?")
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArgProblem:
-    """What is wrong with the argument at ``index``."""
+    """The problem of the argument at ``index``."""
 
     index: int
     message: str
@@ -47,7 +47,7 @@ class _Given:
 
 @cache
 def flag_schema() -> Mapping[str, Mapping[str, object]]:
-    """Flag (without dashes) → its JSON Schema. Package data, read once."""
+    """Return the JSON Schema of each flag (without dashes). It is package data and read once."""
     text = resources.files("quire_operator.domain.resource").joinpath("engine_flags.json").read_text()
     properties: Mapping[str, Mapping[str, object]] = json.loads(text)["properties"]
     return properties
@@ -122,7 +122,7 @@ def _values_problem(schema: Mapping[str, object], values: tuple[str, ...]) -> st
 
 
 def _value_problem(schema: Mapping[str, object], value: str) -> str | None:
-    """Why the text of one value does not satisfy its schema: the part of JSON Schema that the engine's flags use."""
+    """Return why a value does not satisfy its schema, for the part of JSON Schema that the engine's flags use."""
     words = schema.get("enum")
     if isinstance(words, list):
         known = [str(word) for word in words]

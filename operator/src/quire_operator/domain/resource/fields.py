@@ -1,8 +1,8 @@
-"""Reads a document field by field and collects what is wrong with it, each with its path; nothing is raised.
+"""A reader of documents that collects all problems with their paths instead of raising.
 
-Under ``domain.spec``, which says what the fields are. A read that fails notes a Problem and returns the default, so
-that the reading goes on and a person sees every mistake at once; the caller hands out the result only when there is
-no problem. Every key that is read is known; ``done`` names the others.
+The other modules of ``domain.resource`` define the fields. A read that fails adds a Problem and returns the default, so
+that users see all mistakes at once; the caller uses the result only without problems. Every key that is read is known,
+and ``done`` reports the others.
 """
 
 import json
@@ -21,12 +21,12 @@ _MAX_INT32 = 2**31 - 1
 _SHOWN = 60
 _PERCENT = re.compile("(100|[1-9]?[0-9])%")
 _MAX_LEVELS = 50
-"""Of what is passed on as it is: several times what Kubernetes itself has, and safe to go through by recursion."""
+"""The limit for mappings that are passed on unread: several times the depth of Kubernetes' own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong with a document: where, and what would be right."""
+    """One problem of a document: the field's path, and what would be right."""
 
     path: str
     message: str
@@ -36,7 +36,7 @@ class Problem:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: short, and in the words of YAML rather than of Python."""
+    """Return a value as messages quote it: short, and in YAML's notation."""
     match value:
         case None:
             return "null"
@@ -58,7 +58,7 @@ def shown(value: object) -> str:
 
 
 class Fields:
-    """One mapping of a document, at ``path``."""
+    """A mapping of a document, at ``path``."""
 
     def __init__(self, body: object, *, path: str, problems: list[Problem]) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class Fields:
                 problems.append(Problem(path=path, message=f"must be a mapping, got {shown(body)}"))
 
     def at(self, key: str) -> str:
-        """The path of a field of this mapping."""
+        """Return the path of a field of this mapping."""
         return f"{self.path}.{key}" if self.path else key
 
     def problem(self, key: str, message: str) -> None:
@@ -82,11 +82,11 @@ class Fields:
             self.problems.append(Problem(path=self.at(key) if key else self.path, message=message))
 
     def knows(self, *keys: str) -> None:
-        """These keys may stand here, though nobody reads them."""
+        """Accept these keys without reading them."""
         self._known.update(keys)
 
     def has(self, key: str) -> bool:
-        """Whether a person set this field; null counts as unset, as it does for Kubernetes."""
+        """Return True if the field is set; null counts as unset, as in Kubernetes."""
         self._known.add(key)
         return self._body.get(key) is not None
 
@@ -95,7 +95,7 @@ class Fields:
         return self._body.get(key)
 
     def done(self) -> None:
-        """Name every field that nobody read, and the known one it was probably meant to be."""
+        """Report all unread fields, with the known field that was probably meant."""
         for key in sorted(self._body.keys() - self._known):
             near = get_close_matches(key, self._known, n=1, cutoff=0.6)
             fields = ", ".join(sorted(self._known))
@@ -103,16 +103,16 @@ class Fields:
             self.problem(key[:_SHOWN], f"unknown field; {hint}")
 
     def section(self, key: str) -> "Fields":
-        """A nested mapping; absent is empty."""
+        """Return a nested mapping, which is empty if absent."""
         return Fields(self.raw(key), path=self.at(key), problems=self.problems)
 
     def sections(self, key: str, *, at_most: int, at_least: int = 0) -> list["Fields"]:
-        """A list of mappings."""
+        """Return a list of mappings."""
         items = self._list(key, at_most, at_least)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
     def mapping(self, key: str) -> dict[str, object]:
-        """A mapping that is passed on as it is."""
+        """Return a mapping that is passed on unread."""
         value = self.raw(key)
         if value is None:
             return {}
@@ -125,7 +125,7 @@ class Fields:
         return {}
 
     def texts(self, key: str, *, at_most: int) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         items = self._list(key, at_most)
         for index, item in enumerate(items):
             if not isinstance(item, str):
@@ -133,7 +133,7 @@ class Fields:
         return tuple(item for item in items if isinstance(item, str))
 
     def text(self, key: str, *, default: T, check: Callable[[str], str | None] | None = None) -> str | T:
-        """A non-empty string; ``check`` gives the reason against one."""
+        """Return a non-empty string. ``check`` returns the problem of a value, or None."""
         value = self.raw(key)
         if value is None:
             return default
@@ -147,7 +147,7 @@ class Fields:
         return value
 
     def integer(self, key: str, *, default: T, minimum: int = 0, maximum: int = _MAX_INT32) -> int | T:
-        """A whole number within bounds."""
+        """Return an integer within bounds."""
         value = self.raw(key)
         if value is None:
             return default
@@ -179,7 +179,7 @@ class Fields:
         return False
 
     def duration(self, key: str, *, default: T, minimum: float = 0.0, maximum: float = 86_400.0) -> float | T:
-        """Seconds of a duration string."""
+        """Return the seconds of a duration string."""
         value = self.raw(key)
         if value is None:
             return default
@@ -244,7 +244,7 @@ def _near(value: object, words: Sequence[str]) -> str:
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    """Without recursion: what is asked may be deeper than any stack."""
+    """Return True if a value is nested more deeply, without recursion, since it may be deeper than any stack."""
     layer = [value]
     for _ in range(levels + 1):
         inner: list[object] = []

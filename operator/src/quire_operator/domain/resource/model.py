@@ -1,4 +1,4 @@
-"""spec.model: where the weights come from, under which name they are served, and where a cluster keeps them."""
+"""``spec.model``: the source of the weights, the served name, and the cache for downloads."""
 
 import re
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
 
 
 class AccessMode(StrEnum):
-    """As a claim's: which nodes may mount it."""
+    """The access mode of a claim."""
 
     READ_WRITE_ONCE = "ReadWriteOnce"
     READ_WRITE_MANY = "ReadWriteMany"

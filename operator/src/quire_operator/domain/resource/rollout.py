@@ -1,4 +1,4 @@
-"""spec.rollout and spec.drain: how replicas are replaced, and how long one that goes may finish what it streams."""
+"""``spec.rollout`` and ``spec.drain``: how replicas are replaced, and how long a replica may drain."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +13,7 @@ _NONE = (0, "0%")
 class RolloutStrategy(StrEnum):
     ROLLING_UPDATE = "RollingUpdate"
     RECREATE = "Recreate"
-    """For clusters with no spare GPU and no wish to roll one by one."""
+    """For clusters without a spare GPU in which replicas need not be replaced one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

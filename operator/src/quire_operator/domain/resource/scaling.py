@@ -1,4 +1,4 @@
-"""spec.autoscaling: between which bounds, by which targets and how fast replicas come and go."""
+"""``spec.autoscaling``: the bounds, targets and limits of the autoscaler."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _MAX_SCHEDULES = 16
 class AutoscalingMode(StrEnum):
     ENFORCE = "Enforce"
     RECOMMEND = "Recommend"
-    """Decide and explain, change nothing."""
+    """Report decisions without applying them."""
 
 
 class MetricsSource(StrEnum):
@@ -36,7 +36,7 @@ class MetricsSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTarget:
-    """``percentile`` of the first tokens wait at most ``threshold_seconds`` beyond their own prefill."""
+    """The share of first tokens that wait at most ``threshold_seconds`` beyond their own prefill."""
 
     percentile: Annotated[
         int, Integer("Percentage of requests that must meet the threshold.", minimum=1, maximum=99)
@@ -113,7 +113,7 @@ _SELECT = Choice(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """How long a demand must persist, and how many replicas may then change at once."""
+    """The time that a demand must persist, and the number of replicas that may then change at once."""
 
     window_seconds: float
     policies: tuple[StepPolicy, ...]
@@ -262,7 +262,7 @@ class Behavior:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleToZero:
-    """How the last replica goes, and how requests wait for the first one; used while ``min_replicas`` is 0."""
+    """The removal of the last replica and the wait for the first one; used if ``min_replicas`` is 0."""
 
     after_seconds: Annotated[
         float,
@@ -432,7 +432,7 @@ class Autoscaling:
 
     @property
     def may_reach_zero(self) -> bool:
-        """Whether the last replica may go at some time."""
+        """True if the last replica may be removed at some time."""
         return self.fewest_replicas == 0
 
     @property

@@ -57,10 +57,10 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """The kind of a field: how the CRD describes it, how it is read, and how the engine is told."""
+    """The kind of a field: its description in the CRD, its parsing, and its engine flags."""
 
     unit: ClassVar[str] = ""
-    """The end of an attribute that its name in YAML does not have."""
+    """The suffix of an attribute that its name in YAML does not have."""
 
     description: str = field(kw_only=False)
     flags: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ class Kind:
     name: str = ""
     """In YAML, if it does not follow from the attribute."""
     example: str = ""
-    """What is accepted, for the message that a required field is missing."""
+    """The accepted form, for the message that a required field is missing."""
 
     @property
     def placeholder(self) -> Any:
@@ -90,7 +90,7 @@ class Kind:
         return value
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the arguments that tell the engine ``value``; None is left to the engine."""
+        """Return the engine arguments for ``value``; None leaves it to the engine."""
         return [] if value is None or not self.flags else [f"--{self.flags[0]}", str(value)]
 
 

@@ -21,7 +21,7 @@ from quire_operator.domain.resource.schema import Duration, Rule, Text
 _MAX_SECONDS = 7 * 86_400.0
 _FIELDS = 5
 _SAMPLED_STARTS = 100
-"""Of these, no two may be so near that their windows overlap."""
+"""The number of starts that are checked for overlapping windows."""
 _CLOCK_CHANGE_SECONDS = 3600.0
 """A window of a whole day is valid, though one day a year lasts an hour less."""
 _JOINED = 100

@@ -33,7 +33,7 @@ def _fixed_number(record: ScalingRecord, spec: Spec) -> dict[str, object]:
 
 
 def _schedule(record: ScalingRecord, spec: Spec, now: float) -> dict[str, object]:
-    """Return the schedule that is in force, or for which replicas start already; empty if there is none."""
+    """Return the schedule that is in force, or for which replicas start already; otherwise empty."""
     found = None if spec.autoscaling is None else recorded_bounds(spec.autoscaling, record, now).schedule
     if found is None:
         return {}
