@@ -36,7 +36,7 @@ def installation(
 
 
 def apply(server: ControlPlane, namespace: str, name: str, **spec: Any) -> None:
-    model = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
+    model = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     body = {
         "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMDeployment",
