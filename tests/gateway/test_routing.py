@@ -98,9 +98,7 @@ async def test_model_that_left_is_unknown(gateway, replicas):
         (b"\xff\xfe", 400, "not valid JSON"),
         (b"[1]", 400, 'JSON object with a string "model"'),
         (b'{"model": 7}', 400, 'JSON object with a string "model"'),
-        (b"{}", 400, 'names no "model"'),
-        (b'{"model": ""}', 400, 'names no "model"'),
-        (b'{"model": null}', 400, 'names no "model"'),
+        (b'{"model": ""}', 404, "'' does not exist; served models: chat"),
         (b"", 400, "not valid JSON"),
         (b'{"model": "chat", "x": "' + b"a" * 5000 + b'"}', 413, "limit of 4096 bytes"),
         (b'{"model": "chat", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}", 400, "nested too deeply"),
@@ -119,6 +117,28 @@ async def test_wrong_request_gets_an_error_in_openai_shape(start_gateway, replic
     assert body["error"].keys() == {"message", "type", "param", "code"}
     assert len(str(body)) < 4096
     assert chat.bodies == []
+
+
+@pytest.mark.parametrize("payload", [{}, {"model": None}])
+async def test_request_without_model_means_the_only_one(gateway, replicas, payload):
+    chat = await replicas("chat-0")
+    for others, status in ({}, 200), ({"org/big": []}, 400):
+        await gateway.push(chat=[chat.endpoint()], **others)
+        async with gateway.client.post(f"{gateway.url}/v1/completions", json=payload) as response:
+            body = await response.json()
+        assert response.status == status
+    assert (body["error"]["param"], body["error"]["code"]) == ("model", "missing_required_parameter")
+    assert "served models: chat, org/big" in body["error"]["message"]
+    assert chat.bodies == [payload]
+
+
+async def test_hidden_names_are_not_in_errors(start_gateway, replicas):
+    gateway = await start_gateway(hides_names=True)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()], secret=[])
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={}) as response:
+        assert response.status == 400
+        assert "secret" not in await response.text()
 
 
 @pytest.mark.parametrize("packing", ["gzip", "deflate"])

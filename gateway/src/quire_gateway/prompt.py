@@ -64,7 +64,8 @@ class _Peek(Prompt):
 class PeekedRequest:
     """The model and the prompt of a body. It refers to no part of the body, which can be freed."""
 
-    model: str
+    model: str | None
+    """None if the body names none: then the only served model is meant."""
     is_stream: bool
     num_bytes: int
     blocks: tuple[int, ...]
@@ -84,8 +85,6 @@ def peek_request(
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
-    if not peek.model:
-        raise BadRequest('the body names no "model"', param="model", code="missing_required_parameter")
     # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
     prompt = peek if is_generating else Prompt()
     answers = max(_number(peek.n), _number(peek.best_of)) if counts_sequences else 1

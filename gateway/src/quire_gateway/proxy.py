@@ -18,6 +18,7 @@ from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_
 from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
+    BadRequest,
     GatewayError,
     ShuttingDown,
     UnknownModel,
@@ -154,13 +155,18 @@ class Proxy:
         await end_with_error(call.request, response, answer.body)
         return response
 
-    def _pool(self, model: str) -> Pool:
-        pool = self._fleet.pools.get(model)
-        if pool is None:
-            names = ", ".join(sorted(self._fleet.pools)) or "none"
-            served = "" if self._options.hides_names else f"; served models: {names[:2000]}"
-            raise UnknownModel(f"the model {model[:200]!r} does not exist{served}")
-        return pool
+    def _pool(self, model: str | None) -> Pool:
+        """Return the replicas of a model, or of the only one if the request names none, as an engine reads it."""
+        pools = self._fleet.pools
+        if model is None and len(pools) == 1:
+            return next(iter(pools.values()))
+        if model is not None and model in pools:
+            return pools[model]
+        names = ", ".join(sorted(pools)) or "none"
+        served = "" if self._options.hides_names else f"; served models: {names[:2000]}"
+        if model is None:
+            raise BadRequest(f'the body names no "model"{served}', param="model", code="missing_required_parameter")
+        raise UnknownModel(f"the model {model[:200]!r} does not exist{served}")
 
     async def _serve(self, call: Call) -> web.StreamResponse:
         """Try one replica after the other until one answers; hold the request while none can.
