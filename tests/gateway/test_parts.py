@@ -1,5 +1,6 @@
 """The small pure parts: events, headers, scraped pages, tokens per byte, the command line."""
 
+import gc
 import math
 import socket
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.errors import FlagsError
-from quire_gateway import headers
+from quire_gateway import __main__, headers
 from quire_gateway.__main__ import main
 from quire_gateway.config import FileSource, KubernetesSource, parse_config
 from quire_gateway.prompt import TokensPerByte
@@ -200,6 +201,21 @@ def test_wrong_command_line_exits_with_2_and_no_traceback(capsys):
     assert "Traceback" not in err
     assert err.count("  - ") == 2
     assert "--help" in err
+
+
+def test_collector_skips_what_was_loaded_before_serving(monkeypatch, tmp_path):
+    frozen = []
+
+    async def run(config):
+        frozen.append(gc.get_freeze_count())
+
+    monkeypatch.setattr(__main__, "_run", run)
+    gc.unfreeze()
+    try:
+        assert main(["--endpoints-file", str(tmp_path / "e")]) == 0
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
 
 
 def test_port_in_use_is_an_error(capsys, tmp_path):

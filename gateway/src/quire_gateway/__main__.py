@@ -4,6 +4,7 @@ This is the only module that imports all others.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -168,6 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = parse_config(argv, os.environ)
         set_up_logging(config.log_level)
+        # What is loaded stays: the collector need not look through it while requests wait.
+        gc.collect()
+        gc.freeze()
         asyncio.run(_run(config))  # asyncio's own loop, not uvloop's: ADR 0056
     except ConfigurationError as error:
         problems = "\n".join(f"  - {problem}" for problem in error.problems)

@@ -1,6 +1,7 @@
 """A real quire-engine process in operation: TLS, a Unix socket, traces, the hang limit."""
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -18,8 +19,33 @@ import pytest
 import trustme
 from server_children import engine_process
 
+from quire_engine import flags
+from quire_engine.server import serve
+
 MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 BODY = {"model": "quire-demo", "prompt": "Hi", "max_tokens": 4000, "ignore_eos": True}
+
+
+def test_collector_skips_what_was_loaded_before_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full collection of the loaded modules stops the event loop for longer than 50 ms."""
+    frozen: list[int] = []
+
+    class Server:
+        def __init__(self, *_: object) -> None: ...
+
+        async def run(self) -> int:
+            frozen.append(gc.get_freeze_count())
+            return 0
+
+    monkeypatch.setattr(serve, "_Server", Server)
+    monkeypatch.setattr(serve.logs, "set_up", lambda _: None)
+    config = flags.parse(["--model", str(MODEL)], {})
+    gc.unfreeze()
+    try:
+        assert serve.serve(config, None, None, socket.socket()) == 0  # type: ignore[arg-type]
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
 
 
 @dataclass

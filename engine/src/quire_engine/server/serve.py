@@ -5,6 +5,7 @@ StartError or ConfigurationError for everything that a user can correct.
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -86,9 +87,12 @@ def serve(
                 local=options.uds is not None,
             )
             tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
-            return uvloop.run(
-                _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, cpu, began).run()
-            )
+            server = _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, cpu, began)
+            # What is loaded stays. To look through it, the collector would stop all streams for 50 ms, and each body
+            # of many messages would make it do so.
+            gc.collect()
+            gc.freeze()
+            return uvloop.run(server.run())
     finally:
         if options.uds is not None:
             options.uds.unlink(missing_ok=True)
