@@ -249,6 +249,63 @@ def test_both_see_the_same_windows(family: str, fields: dict[str, object], tmp_p
     assert ours.windows == load_config(tmp_path, (family,)).windows
 
 
+# By what transformers runs: sinks, chunks, and layers of different heads.
+RUN_BY_TRANSFORMERS: list[dict[str, object]] = [
+    {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4},
+    {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "sliding_window": 9, "num_local_experts": 4},
+    {"architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "num_local_experts": 2},
+    {
+        "architectures": ["Llama4ForCausalLM"],
+        "model_type": "llama4_text",
+        "num_local_experts": 2,
+        "attention_chunk_size": 9,
+        "no_rope_layers": [1, 0, 1, 1, 0, 1, 1],
+    },
+    {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size_per_layer_input": 64},
+    {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size_per_layer_input": 64,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
+    },
+    {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size_per_layer_input": 64,
+        "head_dim": 16,
+        "per_layer_config": dict.fromkeys(("5", "6"), {"head_dim": 24, "num_key_value_heads": 1}),
+    },
+]
+
+
+@pytest.mark.parametrize("fields", RUN_BY_TRANSFORMERS)
+def test_both_see_the_same_layers(fields: dict[str, object], tmp_path: Path) -> None:
+    from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
+
+    raw = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        **fields,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours = parse_model_config(raw)
+    assert isinstance(ours, ModelConfig), ours
+    theirs = find_transformers_candidate(tmp_path, trust_remote_code=False).shape
+    assert ours.windows == theirs.windows
+    assert ours.kv_widths == tuple(heads.kv_heads * heads.head_dim for heads in theirs.layer_heads)
+
+
 @pytest.mark.parametrize("asked", DType)
 @pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
 def test_both_choose_the_same_arithmetic_on_a_cpu(asked: DType, feature: str, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def attend(
     dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     window: int | None = None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
@@ -47,6 +48,7 @@ def attend(
         context_lens=contexts,
         block_size=block_size,
         window=window,
+        chunked=chunked,
     )
     bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": alibi_slopes}
     found = paged_attention(q, filled.cache, plan, head_dim**-0.5, **bends)
@@ -58,6 +60,7 @@ def attend(
         context_lens=contexts,
         scale=head_dim**-0.5,
         window=window,
+        chunked=chunked,
         **bends,
     )
     return found, expected
@@ -97,6 +100,15 @@ def test_a_window_hides_what_lies_further_back(
 ) -> None:
     batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
     assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window))
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 17, 256, 300, 5000])
+def test_a_chunk_hides_what_lies_before_it(
+    chunk: int, dtype: torch.dtype, fill_cache: Callable[..., Any], assert_close: Close
+) -> None:
+    batch = [(1, 1), (1, chunk), (1, chunk + 1), (3, 290), (40, 40), (35, 600), (1, 900)]
+    found = attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, dtype=dtype, window=chunk, chunked=True)
+    assert_close(*found)
 
 
 @pytest.mark.parametrize("soft_cap", [0.5, 2.0, 50.0])
@@ -266,6 +278,7 @@ def test_large_scores_do_not_overflow(fill_cache: Callable[..., Any], assert_clo
         ({"query_lens": [41]}, "query_lens has 41 at sequence 0"),
         ({"context_lens": [65]}, "context_lens has 65 at sequence 0; 4 blocks of 16 hold fewer"),
         ({"window": 0}, "window is 0; at least 1 token is needed"),
+        ({"chunked": True}, "chunked is set; a window and a CPU are needed"),
     ],
 )
 def test_plan_refuses_what_does_not_fit_together(change: dict[str, Any], message: str | None) -> None:

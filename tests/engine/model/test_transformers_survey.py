@@ -21,6 +21,7 @@ from quire_engine.model.transformers_backend.description import Description, des
 from quire_engine.model.transformers_backend.model import TransformersModel
 from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model.transformers_backend.self_test import check_faithful
+from quire_engine.runner.kv_cache import cache_groups
 
 TYPES: dict[str, Any] = dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
@@ -48,20 +49,24 @@ def verdict(model_type: str) -> str:
 def test_every_causal_type_is_served_or_refused_for_a_reason() -> None:
     verdicts = {model_type: verdict(model_type) for model_type in TYPES}
     assert Counter(verdicts.values()) == {
-        "served": 83,
+        "served": 93,
         "keeps a state": 29,
         "no attention interface": 20,
-        "other attention": 15,
+        "other attention": 8,
         "encoder-decoder": 13,
         "not causal": 11,
         "not tried": 10,
-        "uneven layers": 3,
         "layers attend more than once": 2,
         "metadata dropped": 2,
         "configuration": 1,
     }, verdicts
     assert {name for name, kind in verdicts.items() if kind == "metadata dropped"} == {"nemotron", "stablelm"}
     assert {verdicts[name] for name in ("falcon", "bloom", "mpt", "gptj", "gpt_neo")} == {"no attention interface"}
+
+
+WIDE = {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+WINDOWED = ["sliding_attention"] * 3 + ["full_attention"]
+SHARED = ["sliding_attention", "full_attention"] * 2
 
 
 # One model of each kind that differs from the families of the parity table.
@@ -74,6 +79,12 @@ def test_every_causal_type_is_served_or_refused_for_a_reason() -> None:
         ("olmoe", {}, (None, None)),  # a mixture of experts
         ("gpt_bigcode", {}, (None, None)),  # one KV head
         ("moshi", {}, None),
+        ("gpt_oss", {"layer_types": ["sliding_attention", "full_attention"]}, (24, None)),  # sinks
+        # Chunks; the layer without them has no rotation, and scales its queries by their positions from the fifth on.
+        ("llama4_text", {"attention_chunk_size": 8, "floor_scale": 4, "no_rope_layers": [1, 0]}, (8, None)),
+        ("gemma4_text", {"layer_types": WINDOWED, "num_hidden_layers": 4, **WIDE}, (24, 24, 24, None)),
+        # Layers that use the keys and values of others.
+        ("gemma4_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SHARED, **WIDE}, None),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, (None, None)),
     ],
 )
@@ -89,11 +100,19 @@ def test_a_random_model_says_packed_what_it_says_alone(
     checkpoint.pack_linears(model, probe.linears, choose_linear_backend(torch.float32))
     shape = make_shape(description, layers, probe)
     check_faithful(model, TransformersModel(model, layers, shape.windows), shape, torch.float32, torch.device("cpu"))
-    with pytest.raises(ModelFolderError, match="cannot be served faithfully"):  # the load check would have detected it
+    with pytest.raises(ModelFolderError, match="cannot be served"):  # the load check would have detected it
         wrong = torch.nn.Module.get_submodule(model, layers.names[0])
         unlike = TransformersModel(model, layers, shape.windows)
         unlike._places[wrong] = unlike._places[model.get_submodule(layers.names[-1])]
         check_faithful(model, unlike, shape, torch.float32, torch.device("cpu"))
+
+
+def test_layers_of_other_heads_have_caches_of_their_own() -> None:
+    description = describe("gemma4_text", num_hidden_layers=4, layer_types=WINDOWED, **WIDE)
+    shape = make_shape(description, *judge_class(description))
+    assert [(heads.kv_heads, heads.head_dim) for heads in shape.layer_heads] == [(2, 16)] * 3 + [(1, 32)]
+    sizes = [(group.window, group.block_bytes) for group in cache_groups(shape, torch.float32, 16)]
+    assert sizes == [(24, 3 * 16 * 2 * 2 * 16 * 4), (None, 16 * 2 * 32 * 4)]
 
 
 def test_a_window_wider_than_any_test_is_still_a_window() -> None:

@@ -107,7 +107,12 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     one = sequence_bytes(needs.kv_groups, limits)
     swap = spec.engine.swap_space_bytes
     windowed = config.layers - config.windows.count(None)
-    windows = f", {windowed} with a sliding window" if windowed else ""
+    windows = f", {windowed} with a window" if windowed else ""
+    per_token = (
+        f"{config.layers} layers × {config.kv_heads} KV heads × {config.head_dim}"
+        if len(set(config.kv_widths)) == 1
+        else f"{sum(config.kv_widths):,} numbers in {config.layers} layers"
+    )
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -120,8 +125,7 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
         ),
         (
             "Memory per token",
-            f"{format_bytes(needs.kv_bytes_per_token)} = 2 × {config.layers} layers × {config.kv_heads} KV heads × "
-            f"{config.head_dim} × {needs.kv_width} bytes ({needs.kv_dtype})",
+            f"{format_bytes(needs.kv_bytes_per_token)} = 2 × {per_token} × {needs.kv_width} bytes ({needs.kv_dtype})",
         ),
         (
             "Weights",

@@ -14,6 +14,8 @@ class KVCacheGroup:
     num_blocks: int
     window: int | None = None
     """Tokens a query may look back on, itself included; None is full attention."""
+    chunked: bool = False
+    """Of these tokens a query sees those of its own chunk of ``window`` positions only."""
     num_swap_blocks: int = 0
     """The blocks of host memory for preempted sequences; 0 means no swap space."""
 

@@ -8,6 +8,16 @@ Windows = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerHeads:
+    """The attention heads of one layer."""
+
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     architecture: str
     vocab_size: int
@@ -18,11 +28,22 @@ class ModelShape:
     num_heads: int
     """The number of query heads, those of the widest layer if they differ."""
     num_kv_heads: int
+    """With ``head_dim``, those of the layer whose KV cache is the largest."""
     head_dim: int
     hidden_size: int
     intermediate_size: int
     """The size of a feed-forward layer, or of one expert if there are several."""
     windows: Windows
+    chunked: bool = False
+    """Windows do not slide: a query sees the tokens of its own chunk of so many positions, up to itself."""
+    uneven_heads: tuple[LayerHeads, ...] = ()
+    """By layer, where layers differ in their heads; else empty."""
+
+    @property
+    def layer_heads(self) -> tuple[LayerHeads, ...]:
+        """The heads by layer."""
+        alike = LayerHeads(heads=self.num_heads, kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        return self.uneven_heads or (alike,) * self.num_layers
 
     @property
     def kv_groups(self) -> Windows:

@@ -209,7 +209,8 @@ def float32_fits(shape: ModelShape, *, longest: int, kv_cache_bytes: int | None,
     if available_bytes is None:
         return False
     weights = layer_sizes(shape).count * shape.num_layers + 2 * shape.vocab_size * shape.hidden_size
-    sequence = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * longest * torch.float32.itemsize
+    per_token = sum(2 * heads.kv_heads * heads.head_dim for heads in shape.layer_heads)
+    sequence = per_token * longest * torch.float32.itemsize
     if kv_cache_bytes is not None and kv_cache_bytes < sequence:
         return False
     cache = sequence if kv_cache_bytes is None else kv_cache_bytes

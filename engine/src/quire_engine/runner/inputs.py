@@ -116,6 +116,7 @@ def _group_inputs(
         context_lens=columns.contexts,
         block_size=block_size,
         window=group.window,
+        chunked=group.chunked,
         deterministic=deterministic,
     )
     return GroupInputs(slots=torch.from_numpy(slots), plan=plan)

@@ -8,7 +8,7 @@ import torch
 from quire_common.kv_size import CacheGroup, kv_bytes_per_token
 from quire_engine.config import CacheOptions
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.model.shape import ModelShape
+from quire_engine.model.shape import LayerHeads, ModelShape
 from quire_engine.runner.cache_size import CacheSize
 from quire_kernels import kv_cache as memory
 from quire_kernels.dispatch import runs_triton
@@ -27,17 +27,21 @@ def cache_groups(
     shape: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device = CPU
 ) -> tuple[CacheGroup, ...]:
     """A group for each window that occurs, and one for full attention."""
-    layer_bytes = _layer_block_bytes(shape, dtype, block_size, device)
+    layer_bytes = [_layer_block_bytes(heads, dtype, block_size, device) for heads in shape.layer_heads]
     return tuple(
-        CacheGroup(block_bytes=shape.windows.count(window) * layer_bytes, window=window) for window in shape.kv_groups
+        CacheGroup(
+            block_bytes=sum(size for size, own in zip(layer_bytes, shape.windows, strict=True) if own == window),
+            window=window,
+        )
+        for window in shape.kv_groups
     )
 
 
-def _layer_block_bytes(shape: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device) -> int:
+def _layer_block_bytes(heads: LayerHeads, dtype: torch.dtype, block_size: int, device: torch.device) -> int:
     # A CPU's attention holds values in whole vectors.
-    value_dim = shape.head_dim if runs_triton(device.type) else -(-shape.head_dim // VECTOR) * VECTOR
-    pair = kv_bytes_per_token(layers=1, kv_heads=shape.num_kv_heads, head_dim=1, dtype_bytes=dtype.itemsize)
-    return block_size * pair // 2 * (shape.head_dim + value_dim)
+    value_dim = heads.head_dim if runs_triton(device.type) else -(-heads.head_dim // VECTOR) * VECTOR
+    pair = kv_bytes_per_token(layers=1, kv_heads=heads.kv_heads, head_dim=1, dtype_bytes=dtype.itemsize)
+    return block_size * pair // 2 * (heads.head_dim + value_dim)
 
 
 def make_layout(shape: ModelShape, block_size: int, size: CacheSize) -> KVCacheLayout:
@@ -47,6 +51,7 @@ def make_layout(shape: ModelShape, block_size: int, size: CacheSize) -> KVCacheL
             layers=tuple(layer for layer, own in enumerate(shape.windows) if own == window),
             num_blocks=num_blocks,
             window=window,
+            chunked=shape.chunked and window is not None,
             num_swap_blocks=num_swap_blocks,
         )
         for window, num_blocks, num_swap_blocks in zip(
@@ -68,12 +73,12 @@ def allocate(
         allocate_kv_cache(
             num_blocks=blocks[layer] + spare_blocks(device),
             block_size=layout.block_size,
-            kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
             dtype=dtype,
             device=device,
         )
-        for layer in range(shape.num_layers)
+        for layer, heads in enumerate(shape.layer_heads)
     )
 
 

@@ -207,15 +207,19 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, t
 def _attention_problem(
     config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> str | None:
-    problem = unsupported(
-        device_type=place.device.type,
-        head_dim=shape.head_dim,
-        group=shape.num_heads // shape.num_kv_heads,
-        block_size=config.cache.block_size,
-        dtype=dtype,
-        cache_dtype=cache_dtype,
-    )
-    return None if problem is None else f"{shape.architecture} cannot be served on {place.name}: {problem}"
+    for heads in dict.fromkeys(shape.layer_heads):
+        problem = unsupported(
+            device_type=place.device.type,
+            head_dim=heads.head_dim,
+            group=heads.heads // heads.kv_heads,
+            block_size=config.cache.block_size,
+            dtype=dtype,
+            cache_dtype=cache_dtype,
+            chunked=shape.chunked and shape.kv_groups != (None,),
+        )
+        if problem is not None:
+            return f"{shape.architecture} cannot be served on {place.name}: {problem}"
+    return None
 
 
 @torch.inference_mode()

@@ -34,6 +34,7 @@ def plan_attention(
     context_lens: Sequence[int] | np.ndarray,
     block_size: int,
     window: int | None = None,
+    chunked: bool = False,
     workspace: Workspace | None = None,
     deterministic: bool = False,
 ) -> AttentionPlan:
@@ -43,6 +44,7 @@ def plan_attention(
     query_lens    [B] tokens of each sequence in this step, at least 1; their queries are in this order
     context_lens  [B] tokens of each sequence, including those
     window        tokens that a query sees, including itself; None means all
+    chunked       the window does not slide: a query sees its own chunk of ``window`` positions only; not for Triton
     workspace     for Triton: memory that steps share; None gives the plan its own
     deterministic a token's result does not depend on how its sequence is cut into steps either, bit for bit; needs a
                   workspace of fixed splits on Triton
@@ -59,6 +61,8 @@ def plan_attention(
         refuse(op, "query_lens, context_lens", f"count {len(query)}, {len(context)}; block_tables has {sequences} rows")
     if window is not None and window < 1:
         refuse(op, "window", f"is {window}; at least 1 token is needed")
+    if chunked and (window is None or runs_triton(block_tables.device.type)):
+        refuse(op, "chunked", "is set; a window and a CPU are needed")
     if (wrong := (query < 1) | (query > context)).any():
         i = int(wrong.argmax())
         refuse(op, "query_lens", f"has {query[i]} at sequence {i}; 1 to its context length {context[i]} is needed")
@@ -70,16 +74,24 @@ def plan_attention(
             refuse(op, "workspace", "is given; attention on a CPU has none")
         check_device(op, block_tables, workspace=workspace.buffer)
     return implementation("paged_attention", block_tables.device.type).plan_attention(
-        block_tables, query, context, block_size, window, workspace, deterministic
+        block_tables, query, context, block_size, window, chunked, workspace, deterministic
     )
 
 
 def unsupported(
-    *, device_type: str, head_dim: int, group: int, block_size: int, dtype: torch.dtype, cache_dtype: torch.dtype
+    *,
+    device_type: str,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    chunked: bool = False,
 ) -> str | None:
     """Return why ``paged_attention`` does not support such layers on such a device, or None.
 
-    group  query heads per KV head
+    group    query heads per KV head
+    chunked  windows do not slide
     """
     on_triton = runs_triton(device_type)
     if dtype not in STORAGE_DTYPES:
@@ -88,6 +100,8 @@ def unsupported(
         return f"KV cache dtype {cache_dtype}: {dtype}{', or float8_e4m3fn,' * on_triton} is needed on {device_type}"
     if block_size < 1 or block_size % VECTOR:
         return f"block size {block_size}: a multiple of {VECTOR} is needed"
+    if chunked and on_triton:
+        return "attention in chunks: a CPU, or sequences of at most one chunk (--max-model-len), are needed"
     return unsupported_shape(head_dim, group) if on_triton else None
 
 

@@ -106,11 +106,18 @@ def paged_attention(
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         key_units or 0,
         value_units,
+        int(plan.chunked),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
     if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
         refuse("paged_attention", "block_tables", f"name a block outside the cache of {cache.num_blocks} blocks")
     return out
+
+
+@njit
+def _first_seen(position: Any, window: Any, chunked: Any) -> Any:
+    """Return the first token that a query at ``position`` sees."""
+    return position // window * window if chunked else max(0, position + 1 - window)
 
 
 @njit
@@ -255,13 +262,14 @@ def _add_piece(
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 32)
+    a = carray(counter, 33)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
     heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
     piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
     soft_cap = np.float32(float_from_bits(a[27]))  # 0 disables it
+    chunked = a[32] != 0
     bends = soft_cap > np.float32(0.0) or a[29] != 0
     group = heads // kv_heads
     head_bytes = dim * size
@@ -295,7 +303,7 @@ def _attend_worker(block: Any) -> None:
         in_tiles = (rows + tiled - 1) // tiled * tiled
         held_queries, held_scores = all_queries[:in_tiles], all_scores[:in_tiles]
         # Blocks before the window of the first query are free, and may belong to other sequences.
-        first_block = max(0, (first_position + 1 - window) // block_size)
+        first_block = _first_seen(first_position, window, chunked) // block_size
         table = carray(int32_pointer(block_tables + tiles[0, tile] * table_width * 4), table_width)
         queries, scores, attended = all_queries[:rows], all_scores[:rows], all_attended[:rows]
         attended[:] = np.float32(0.0)
@@ -323,7 +331,8 @@ def _attend_worker(block: Any) -> None:
             weighed = filled if by_tiles else end - begin
             for r in range(rows):
                 position = first_position + r // group
-                low, high = max(0, position + 1 - window - begin), max(0, min(end, position + 1) - begin)
+                low = max(0, _first_seen(position, window, chunked) - begin)
+                high = max(0, min(end, position + 1) - begin)
                 low = min(low, high)
                 if bends:
                     head = kv_head * group + r % group

@@ -26,6 +26,7 @@ class CpuPlan:
     num_tokens: int
     block_tables: Tensor  # [B, M]
     window: int
+    chunked: bool
     piece_tokens: int
     tiles: np.ndarray  # int64 [7, tiles]
     items: np.ndarray  # int64 [3, items]
@@ -40,12 +41,13 @@ def plan_attention(
     context: np.ndarray,
     block_size: int,
     window: int | None,
+    chunked: bool,
     workspace: None,
     deterministic: bool,
 ) -> CpuPlan:
     piece_tokens = max(block_size, _PIECE_TOKENS // block_size * block_size)
     reach = _NO_WINDOW if window is None else window
-    tiles = _plan_tiles(query, context, piece_tokens, reach)
+    tiles = _plan_tiles(query, context, piece_tokens, reach, chunked)
     pieces = tiles[5]
     # Partial results of several items add up to other bits than one item that visits all pieces.
     is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS) & (not deterministic)
@@ -58,6 +60,7 @@ def plan_attention(
         num_tokens=int(query.sum()),
         block_tables=block_tables,
         window=reach,
+        chunked=chunked,
         piece_tokens=piece_tokens,
         tiles=tiles,
         items=items,
@@ -67,7 +70,7 @@ def plan_attention(
     )
 
 
-def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach: int) -> np.ndarray:
+def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach: int, chunked: bool) -> np.ndarray:
     """Return [7, tiles], one column per tile.
 
     The rows are: row of the block tables, first query, queries, context up to and including the last query, first
@@ -78,7 +81,8 @@ def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach
     offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * _TILE_TOKENS
     tokens = np.minimum(_TILE_TOKENS, query[owner] - offset)
     ends = (context - query)[owner] + offset + tokens
-    first_seen = np.maximum(0, ends - tokens + 1 - reach)
+    first = ends - tokens
+    first_seen = first // reach * reach if chunked else np.maximum(0, first + 1 - reach)
     first_piece = first_seen // piece_tokens
     pieces = (ends - 1) // piece_tokens - first_piece + 1
     first_query = (np.cumsum(query) - query)[owner] + offset

@@ -47,9 +47,11 @@ def plan_attention(
     context: np.ndarray,
     block_size: int,
     window: int | None,
+    chunked: bool,
     workspace: Workspace | None,
     deterministic: bool,
 ) -> DevicePlan:
+    assert not chunked, "plan_attention refuses it"
     return plan_host_lengths(block_tables, query, context, window, workspace, deterministic)
 
 

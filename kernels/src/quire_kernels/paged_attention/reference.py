@@ -17,6 +17,7 @@ def paged_attention(
     context_lens: Sequence[int],
     scale: float,
     window: int | None = None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
@@ -34,7 +35,7 @@ def paged_attention(
         if alibi_slopes is not None:
             distance = _distance(len(queries), context_len).to(q.device)  # [Q, L]
             scores = scores + alibi_slopes.float()[:, None, None] * distance
-        hidden = ~visible(len(queries), context_len, window).to(q.device)
+        hidden = ~visible(len(queries), context_len, window, chunked=chunked).to(q.device)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             # One more score without a value.
@@ -50,9 +51,11 @@ def _distance(query_len: int, context_len: int) -> Tensor:
     return torch.arange(context_len) - torch.arange(context_len - query_len, context_len).unsqueeze(1)
 
 
-def visible(query_len: int, context_len: int, window: int | None) -> Tensor:
+def visible(query_len: int, context_len: int, window: int | None, *, chunked: bool = False) -> Tensor:
     """Return [Q, L] bool: whether a query (the last Q of L tokens) sees a token."""
     position = torch.arange(context_len - query_len, context_len).unsqueeze(1)  # [Q, 1]
     token = torch.arange(context_len).unsqueeze(0)  # [1, L]
     seen = token <= position
-    return seen if window is None else seen & (token > position - window)
+    if window is None:
+        return seen
+    return seen & (token >= position // window * window if chunked else token > position - window)

@@ -10,6 +10,7 @@ Legend: T tokens, HQ/HK query/KV heads, D head dim of the cache, DQ, DV dims of 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +64,7 @@ def attend(
     quire_step: AttentionStep,
     scaling: float | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_handed_on: object,  # the model's arguments that do not concern attention; ``layers`` has refused others
 ) -> tuple[Tensor, None]:
     """Return the result [1, T, HQ, DV], and None instead of attention weights."""
@@ -71,10 +73,27 @@ def attend(
     cache, group = quire_step.caches[place.cache], quire_step.inputs.groups[place.group]
     value_dim = value.shape[-1]
     scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
+    query = _temper(module, query, quire_step.inputs.positions)
     q, k, v = (_by_token(x, cache.head_dim) for x in (query, key, value))
     store_kv(q, k, v, _no_rotation(q.device), quire_step.inputs.positions, group.slots, cache)
-    attended = paged_attention(q, cache, group.plan, scale, softcap)  # [T, HQ, D]
+    attended = paged_attention(q, cache, group.plan, scale, softcap, sinks=s_aux)  # [T, HQ, D]
     return attended[None, :, :, :value_dim], None
+
+
+def _temper(module: Any, query: Tensor, positions: Tensor) -> Tensor:
+    """Return queries of Llama 4's layers without rotation as scaled by their positions; others as they are.
+
+    The model counts the tokens of the batch for positions, so that what it scaled by is divided out.
+    """
+    if not getattr(module, "attn_temperature_tuning", False) or module.use_rope:
+        return query
+    counted = torch.arange(len(positions), device=positions.device)
+    right, found = (
+        torch.log1p(torch.floor((place.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+        for place in (positions, counted)
+    )
+    tempered: Tensor = query * (right / found)[:, None]
+    return tempered.to(query.dtype)
 
 
 def _by_token(x: Tensor, head_dim: int) -> Tensor:

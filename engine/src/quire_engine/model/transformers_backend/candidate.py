@@ -122,17 +122,20 @@ def _size(config: Any, *names: str) -> int | None:
 
 
 def make_shape(description: Description, layers: AttentionLayers, probe: Probe) -> ModelShape:
+    widest = max(layers.heads, key=lambda heads: heads.kv_heads * heads.head_dim)
     return ModelShape(
         architecture=description.model_class.__name__,
         vocab_size=probe.vocab_size,
         max_position_embeddings=description.max_position_embeddings,
         eos_token_ids=tuple(token for token in description.eos_token_ids if token < probe.vocab_size),
         num_layers=len(layers.names),
-        num_heads=layers.heads,
-        num_kv_heads=layers.kv_heads,
-        head_dim=layers.head_dim,
-        hidden_size=_size(description.config, "hidden_size", "n_embd") or layers.heads * layers.head_dim,
+        num_heads=max(heads.heads for heads in layers.heads),
+        num_kv_heads=widest.kv_heads,
+        head_dim=widest.head_dim,
+        hidden_size=_size(description.config, "hidden_size", "n_embd") or widest.heads * widest.head_dim,
         intermediate_size=_size(description.config, "intermediate_size", "ffn_dim", "n_inner")
-        or 4 * layers.heads * layers.head_dim,
+        or 4 * widest.heads * widest.head_dim,
         windows=layers.windows,
+        chunked=layers.chunked,
+        uneven_heads=layers.heads if len(set(layers.heads)) > 1 else (),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire_engine.model.shape import Windows
+from quire_engine.model.shape import LayerHeads, Windows
 from quire_engine.model.transformers_backend.probe import AttentionCall, Mask, Probe
 from quire_engine.model.transformers_backend.refusal import Unservable
 
@@ -23,6 +23,7 @@ _HARMLESS = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
+        "s_aux",  # attention sinks: our kernel has them
         "scaling",
         "sliding_window",  # transformers' own attention uses the mask, not this argument
         "use_cache",
@@ -31,7 +32,6 @@ _HARMLESS = frozenset(
 # Farther back than any window reaches.
 _FAR = 1 << 30
 _KNOWN = {
-    "s_aux": "attention sinks",
     "indices": "sparse attention over chosen tokens",
     "position_bias": "a bias by position",
     "alibi": "a bias by position (ALiBi)",
@@ -43,12 +43,11 @@ class AttentionLayers:
     """The layers that need a cache, in the order in which they run."""
 
     names: tuple[str, ...]
-    heads: int
-    """Of queries, in the widest layer."""
-    kv_heads: int
-    head_dim: int
-    """The larger one of keys' and values'."""
+    heads: tuple[LayerHeads, ...]
+    """A head dim is the larger one of keys' and values'."""
     windows: Windows
+    chunked: bool
+    """The windows are chunks."""
 
 
 def judge(probe: Probe) -> AttentionLayers:
@@ -66,28 +65,21 @@ def judge(probe: Probe) -> AttentionLayers:
         raise Unservable("layers attend more than once", f"computes attention {count} times in one layer, {repeated}")
     for call in probe.calls:
         _check_call(call)
-    windows = tuple(_window(call) for call in probe.calls)
-    kv_heads = {call.key[1] for call in probe.calls}
-    head_dims = {max(call.key[3], call.value[3]) for call in probe.calls}
-    if len(kv_heads) > 1 or len(head_dims) > 1:
-        raise Unservable(
-            "uneven layers",
-            f"has layers with different KV heads or head dims ({_listed(kv_heads)} heads of {_listed(head_dims)}):"
-            " the KV cache has one size of block for all",
-        )
+    sights = tuple(_sight(call) for call in probe.calls)
+    kinds = {type(sight) for sight in sights if sight is not None}
+    if len(kinds) > 1:
+        raise Unservable("other attention", "has layers with a sliding window and layers that attend in chunks")
     if probe.logits_rows != 2:
         raise Unservable("not tried", "does not compute logits for chosen tokens alone (logits_to_keep)")
     return AttentionLayers(
         names=tuple(call.layer for call in probe.calls),
-        heads=max(call.query[1] for call in probe.calls),
-        kv_heads=kv_heads.pop(),
-        head_dim=head_dims.pop(),
-        windows=windows,
+        heads=tuple(
+            LayerHeads(heads=call.query[1], kv_heads=call.key[1], head_dim=max(call.key[3], call.value[3]))
+            for call in probe.calls
+        ),
+        windows=tuple(None if sight is None else sight.tokens for sight in sights),
+        chunked=_Chunk in kinds,
     )
-
-
-def _listed(numbers: set[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
 
 
 def _check_call(call: AttentionCall) -> None:
@@ -104,16 +96,39 @@ def _check_call(call: AttentionCall) -> None:
         )
 
 
-def _window(call: AttentionCall) -> int | None:
-    """The sliding window; None is none."""
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A window that slides: a query sees its last tokens."""
+
+    tokens: int
+
+    def first_seen(self, query: int) -> int:
+        return query - self.tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Positions in chunks: a query sees the tokens of its own."""
+
+    tokens: int
+
+    def first_seen(self, query: int) -> int:
+        return query // self.tokens * self.tokens
+
+
+def _sight(call: AttentionCall) -> _Window | _Chunk | None:
+    """Return how far a layer's queries see; None is to the beginning."""
     if call.mask is None:
         raise Unservable("other attention", f"makes a mask of its own for {call.layer}")
-    for candidate in (None, call.mask.local_size):
-        if _is_causal_window(call.mask, candidate):
+    size = call.mask.local_size
+    for candidate in (None, *((_Window(size), _Chunk(size)) if size else ())):
+        if _is_causal(call.mask, candidate):
             return candidate
     if _sees_later_tokens(call.mask):
         raise Unservable("not causal", f"lets tokens see later ones, as encoders do, in {call.layer}")
-    raise Unservable("other attention", f"has a mask that is neither causal nor a causal window, in {call.layer}")
+    raise Unservable(
+        "other attention", f"has a mask that is neither causal nor a causal window or chunk, in {call.layer}"
+    )
 
 
 def _sees_later_tokens(mask: Mask) -> bool:
@@ -123,14 +138,15 @@ def _sees_later_tokens(mask: Mask) -> bool:
         return False
 
 
-def _is_causal_window(mask: Mask, window: int | None) -> bool:
-    """Whether the mask means: the tokens up to one's own, and of them the last ``window``; tried where it matters."""
+def _is_causal(mask: Mask, sight: _Window | _Chunk | None) -> bool:
+    """Return whether the mask means: the tokens up to one's own from the first in sight; tried where it matters."""
     reach = mask.local_size or _FAR
     for query in (0, 1, reach - 1, reach, reach + 1, 2 * reach, 3 * reach + 5, _FAR):
-        near = torch.arange(query - reach - 2, query - reach + 3)  # where a window would begin
-        keys = torch.cat((torch.tensor([0, 1, query // 2]), near, torch.arange(max(0, query - 2), query + 3)))
+        begins = (query - reach, query // reach * reach)  # where a window or a chunk would begin
+        near = [torch.arange(begin - 2, begin + 3) for begin in begins]
+        keys = torch.cat((torch.tensor([0, 1, query // 2]), *near, torch.arange(max(0, query - 2), query + 3)))
         keys = keys[keys >= 0]
-        expected = keys <= query if window is None else (keys <= query) & (keys > query - window)
+        expected = (keys <= query) & (keys >= (0 if sight is None else sight.first_seen(query)))
         try:
             if not torch.equal(_seen(mask, query, keys), expected):
                 return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers import initialization as transformers_initialization
 from transformers.pytorch_utils import Conv1D
 
@@ -91,6 +91,8 @@ def run_probe(model: PreTrainedModel) -> Probe:
     recorder = _Recorder(names={module: name for name, module in model.named_modules()})
     watched = _watch_linears(model)
     AttentionInterface.register(PROBING, _recording(recorder))
+    with_padding = masking_utils.chunked_overlay
+    masking_utils.chunked_overlay = _chunks_without_padding
     try:
         tokens = torch.zeros((1, _TOKENS), dtype=torch.int64, device="meta")
         with torch.inference_mode():
@@ -104,6 +106,7 @@ def run_probe(model: PreTrainedModel) -> Probe:
                 quire_step=recorder,
             )
     finally:
+        masking_utils.chunked_overlay = with_padding
         AttentionInterface.register(PROBING, _refuse_to_attend)
     return Probe(
         calls=tuple(recorder.calls),
@@ -111,6 +114,11 @@ def run_probe(model: PreTrainedModel) -> Probe:
         logits_rows=output.logits.shape[1],
         linears=tuple(name for name, linear in watched.items() if linear.runs and not linear.looked_at),
     )
+
+
+def _chunks_without_padding(chunk_size: int, left_padding: Tensor) -> MaskFunction:
+    """Return the mask of chunks that begin at position 0: how much padding there is would be a value."""
+    return lambda batch, head, query, key: key // chunk_size == query // chunk_size
 
 
 def _refuse_to_attend(*_: Any, **__: Any) -> Any:

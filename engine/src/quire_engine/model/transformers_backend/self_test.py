@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.layers import GroupInputs, ModelInputs
-from quire_engine.model.shape import ModelShape
+from quire_engine.model.shape import LayerHeads, ModelShape
 from quire_engine.model.transformers_backend.attention import SERVING
 from quire_engine.model.transformers_backend.model import TransformersModel
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
@@ -82,7 +82,7 @@ def _packed(
     # Interleaved blocks, from the end: code that reads a sequence's tokens in order would find other sequences' tokens.
     tables = np.arange(len(sequences) * width, dtype=np.int32).reshape(width, -1).T[::-1].copy()  # [B, M]
     device = sequences[0].device
-    caches = tuple(_small_cache(shape, tables.size, dtype, device) for _ in range(shape.num_layers))
+    caches = tuple(_small_cache(heads, tables.size, dtype, device) for heads in shape.layer_heads)
     found: list[dict[int, Tensor]] = [{} for _ in sequences]
     computed = [0] * len(sequences)
     for lengths in zip(*chunks, strict=True):
@@ -97,12 +97,12 @@ def _packed(
     return found
 
 
-def _small_cache(shape: ModelShape, num_blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
+def _small_cache(heads: LayerHeads, num_blocks: int, dtype: torch.dtype, device: torch.device) -> KVCache:
     return allocate_kv_cache(
         num_blocks=num_blocks,
         block_size=_BLOCK_SIZE,
-        kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         dtype=dtype,
         device=device,
     )
@@ -131,6 +131,7 @@ def _inputs(
                 context_lens=ends,
                 block_size=_BLOCK_SIZE,
                 window=window,
+                chunked=shape.chunked and window is not None,
             ),
         )
         for window in shape.kv_groups

@@ -1,6 +1,6 @@
-"""The layers of a model that attend to a sliding window only, read from its config.json.
+"""The layers of a model that attend to a sliding window or a chunk only, read from its config.json.
 
-The engine's ``model/dialect`` reads the same fields; tests/contract compares both.
+The engine's ``model/dialect``, or transformers, reads the same fields; tests/contract compares both.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ Windows = tuple[int | None, ...]
 _DEFAULT_WINDOW = 4096
 _DEFAULT_FULL_LAYERS = 28
 _DEFAULT_PATTERN = 6
+_DEFAULT_CHUNK = 8192
 
 
 def read_windows(family: str, fields: Fields, layers: int) -> Windows:
@@ -49,8 +50,29 @@ def _all_but_every_nth(fields: Fields, layers: int) -> Windows:
     return _patterned(fields, layers, period=period)
 
 
-def _patterned(fields: Fields, layers: int, *, period: int) -> Windows:
-    window = fields.integer("sliding_window", default=_DEFAULT_WINDOW, minimum=1)
+def _every_other_of_gpt_oss(fields: Fields, layers: int) -> Windows:
+    return _patterned(fields, layers, period=2, default=128)
+
+
+def _all_but_every_sixth_and_the_last(fields: Fields, layers: int) -> Windows:
+    return (*_patterned(fields, layers, period=_DEFAULT_PATTERN, default=512)[:-1], None)
+
+
+def _chunks(fields: Fields, layers: int) -> Windows:
+    """Return Llama 4's: chunks, but in every fourth layer, or in those without rotation."""
+    chunk = fields.integer("attention_chunk_size", default=_DEFAULT_CHUNK, minimum=1)
+    period = fields.integer("no_rope_layer_interval", default=4, minimum=1)
+    rotated = fields.raw("no_rope_layers")
+    kinds = _kinds(fields, layers)
+    if not kinds and isinstance(rotated, list) and len(rotated) == layers:
+        kinds = [not is_rotated for is_rotated in rotated]
+    return tuple(
+        None if is_full else chunk for is_full in kinds or [(layer + 1) % period == 0 for layer in range(layers)]
+    )
+
+
+def _patterned(fields: Fields, layers: int, *, period: int, default: int = _DEFAULT_WINDOW) -> Windows:
+    window = fields.integer("sliding_window", default=default, minimum=1)
     kinds = _kinds(fields, layers) or [(layer + 1) % period == 0 for layer in range(layers)]
     return tuple(None if is_full else window for is_full in kinds)
 
@@ -66,6 +88,10 @@ def _kinds(fields: Fields, layers: int) -> list[bool]:
 _READERS: Mapping[str, Callable[[Fields, int], Windows]] = {
     "Gemma2ForCausalLM": _every_other,
     "Gemma3ForCausalLM": _all_but_every_nth,
+    "Gemma4ForCausalLM": _all_but_every_sixth_and_the_last,
+    "Gemma4ForConditionalGeneration": _all_but_every_sixth_and_the_last,
+    "GptOssForCausalLM": _every_other_of_gpt_oss,
+    "Llama4ForCausalLM": _chunks,
     "MistralForCausalLM": _one_window,
     "MixtralForCausalLM": _one_window,
     "Phi3ForCausalLM": _one_window,

@@ -130,12 +130,10 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
         swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
         kv_groups=group_layers(
             config.windows,
-            layer_bytes_per_token=kv_bytes_per_token(
-                layers=1,
-                kv_heads=config.kv_heads,
-                head_dim=config.head_dim,
-                dtype_bytes=_FP8_BYTES if in_fp8 else width,
-            ),
+            [
+                kv_bytes_per_token(layers=1, kv_heads=1, head_dim=kv_width, dtype_bytes=_FP8_BYTES if in_fp8 else width)
+                for kv_width in config.kv_widths
+            ],
         ),
         kv_in_fp8=in_fp8,
         weights_in_int8=spec.engine.weights_in_int8,

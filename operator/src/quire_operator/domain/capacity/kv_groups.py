@@ -26,10 +26,11 @@ class Held:
     """The number of sequences of the longest length."""
 
 
-def group_layers(windows: Windows, *, layer_bytes_per_token: int) -> tuple[KVGroup, ...]:
-    """Return the groups of a model's layers."""
+def group_layers(windows: Windows, bytes_per_token: Sequence[int]) -> tuple[KVGroup, ...]:
+    """Return the groups of a model's layers. Both arguments are by layer."""
+    layers = list(zip(windows, bytes_per_token, strict=True))
     return tuple(
-        KVGroup(bytes_per_token=windows.count(window) * layer_bytes_per_token, window=window)
+        KVGroup(bytes_per_token=sum(size for own, size in layers if own == window), window=window)
         for window in dict.fromkeys(windows)
     )
 

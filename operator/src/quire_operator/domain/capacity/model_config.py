@@ -12,8 +12,13 @@ from quire_operator.domain.resource.fields import Fields, Problem
 
 DTypeName = Literal["float32", "float16", "bfloat16"]
 # The meaning of a config that omits a field; the engine's ``model/dialect`` has the same defaults.
-_HEAD_DIM: Mapping[str, int] = {"Gemma2ForCausalLM": 256, "Gemma3ForCausalLM": 256, "Qwen3ForCausalLM": 128}
-_TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM"})
+_GEMMA_4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+_HEAD_DIM: Mapping[str, int] = {
+    **dict.fromkeys(("Gemma2ForCausalLM", "Gemma3ForCausalLM", *_GEMMA_4), 256),
+    "GptOssForCausalLM": 64,
+    **dict.fromkeys(("Llama4ForCausalLM", "Qwen3ForCausalLM"), 128),
+}
+_TIED_UNSAID = frozenset({"Gemma2ForCausalLM", "Gemma3ForCausalLM", *_GEMMA_4})
 _MAX_INT32 = 2**31 - 1
 _MOST_LAYERS = 10_000
 """The operator iterates over the layers of configs from unknown authors, so their number is bounded."""
@@ -42,6 +47,8 @@ class ModelConfig:
     dtype: DTypeName | None
     """The dtype of the stored checkpoint; None if the config does not say."""
     windows: Windows
+    kv_widths: tuple[int, ...]
+    """By layer, the numbers of a token's keys: KV heads × head dim."""
 
     @property
     def parameters(self) -> int:
@@ -74,24 +81,48 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
     experts = text.integer("num_local_experts", default=None) or text.integer("num_experts", default=None) or 1
     family = _family(root)
     layers = _size(text, "num_hidden_layers", "n_layer", maximum=_MOST_LAYERS)
+    kv_heads = text.integer("num_key_value_heads", default=heads, minimum=1)
+    head_dim = text.integer("head_dim", default=_HEAD_DIM.get(family, max(1, hidden // heads)), minimum=1)
+    windows = read_windows(family, text, layers)
     config = ModelConfig(
         family=family,
         layers=layers,
         hidden_size=hidden,
         heads=heads,
-        kv_heads=text.integer("num_key_value_heads", default=heads, minimum=1),
-        head_dim=text.integer("head_dim", default=_HEAD_DIM.get(family, max(1, hidden // heads)), minimum=1),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
         intermediate_size=_intermediate_size(text, hidden, experts),
         experts=experts,
         vocab_size=_size(text, "vocab_size"),
         tied_embeddings=_are_embeddings_tied(family, root, text),
         max_positions=text.integer("max_position_embeddings", default=None, minimum=1),
         dtype=_dtype(root, text),
-        windows=read_windows(family, text, layers),
+        windows=windows,
+        kv_widths=_kv_widths(family, text, windows, kv_heads, head_dim),
     )
     if not problems and config.heads % config.kv_heads:
         text.problem("num_key_value_heads", f"must divide num_attention_heads ({heads}), got {config.kv_heads}")
     return tuple(problems) if problems else config
+
+
+def _kv_widths(family: str, fields: Fields, windows: Windows, kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    """By layer; heads of their own are in ``per_layer_config``, or are those of Gemma 4's layers without a window."""
+    if fields.has("per_layer_config"):
+        layers = fields.section("per_layer_config")
+        own = [layers.section(str(layer)) if layers.has(str(layer)) else None for layer in range(len(windows))]
+        return tuple(
+            kv_heads * head_dim
+            if layer is None
+            else layer.integer("num_key_value_heads", default=kv_heads, minimum=1)
+            * layer.integer("head_dim", default=head_dim, minimum=1)
+            for layer in own
+        )
+    if family not in _GEMMA_4:
+        return (kv_heads * head_dim,) * len(windows)
+    full_dim = fields.integer("global_head_dim", default=512, minimum=1)
+    full_heads = fields.integer("num_global_key_value_heads", default=None, minimum=1)
+    full_heads = full_heads if full_heads is not None and fields.raw("attention_k_eq_v") is True else kv_heads
+    return tuple(full_heads * full_dim if window is None else kv_heads * head_dim for window in windows)
 
 
 def _size(fields: Fields, *keys: str, maximum: int = _MAX_INT32) -> int:
