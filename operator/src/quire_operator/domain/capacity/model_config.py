@@ -48,7 +48,7 @@ class ModelConfig:
     """The dtype of the stored checkpoint; None if the config does not say."""
     windows: Windows
     kv_widths: tuple[int, ...]
-    """By layer, the numbers of a token's keys: KV heads × head dim."""
+    """The numbers of a token's keys by layer: KV heads × head dim."""
 
     @property
     def parameters(self) -> int:
@@ -106,7 +106,7 @@ def parse_model_config(body: Mapping[str, object]) -> ModelConfig | tuple[Proble
 
 
 def _kv_widths(family: str, fields: Fields, windows: Windows, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """By layer; heads of their own are in ``per_layer_config``, or are those of Gemma 4's layers without a window."""
+    """Return KV heads × head dim by layer; ``per_layer_config`` or Gemma 4's fields may give layers their own."""
     if fields.has("per_layer_config"):
         layers = fields.section("per_layer_config")
         own = [layers.section(str(layer)) if layers.has(str(layer)) else None for layer in range(len(windows))]
