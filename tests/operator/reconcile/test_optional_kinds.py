@@ -29,27 +29,27 @@ def kinds(world: Any) -> OptionalKinds:
 
 async def test_they_appear_when_their_kinds_do(world: Any, kinds: OptionalKinds) -> None:
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     asked = await world.settle()
     assert not [write for write in asked if "Monitor" in write or "Rule" in write]
     world.cluster.kinds = OPTIONAL_KINDS
     world.enqueued.clear()
-    await kinds.look()
+    await kinds.refresh()
     assert world.enqueued == [world.store.live_keys()[0]]
     assert await world.settle() == [f"create {MONITOR}", f"create {RULE}"]
     world.enqueued.clear()
-    await kinds.look()
+    await kinds.refresh()
     assert world.enqueued == [] and await world.settle() == [], "and then it is quiet"
 
 
 async def test_one_that_is_deleted_is_found_missing_at_the_next_look(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     await world.settle()
     del world.cluster.children[MONITOR]
     world.enqueued.clear()
-    await kinds.look()
+    await kinds.refresh()
     assert world.enqueued
     assert await world.settle() == [f"create {MONITOR}"]
 
@@ -57,7 +57,7 @@ async def test_one_that_is_deleted_is_found_missing_at_the_next_look(world: Any,
 async def test_a_rule_goes_with_what_it_is_about(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     await world.settle()
     world.apply(replicas=2)
     assert f"delete {RULE}" in await world.settle()
@@ -67,12 +67,12 @@ async def test_a_rule_goes_with_what_it_is_about(world: Any, kinds: OptionalKind
 async def test_kinds_that_go_take_nothing_along(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     await world.settle()
     world.cluster.kinds = frozenset()
     for ref in (MONITOR, RULE):
         del world.cluster.children[ref]
-    await kinds.look()
+    await kinds.refresh()
     assert kinds.served == frozenset()
     assert await world.settle() == []
     assert world.condition("Degraded") == "False AsExpected"
@@ -81,7 +81,7 @@ async def test_kinds_that_go_take_nothing_along(world: Any, kinds: OptionalKinds
 async def test_between_a_kinds_end_and_the_next_look_only_its_objects_fail(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     world.cluster.errors = {f"create {ref}": [NotFound("no such kind")] * 9 for ref in (MONITOR, RULE)}
     asked = await world.settle(passes=1)
     assert "create Deployment chat" in asked and asked[-1].startswith(("status", "event"))
@@ -95,7 +95,7 @@ async def test_what_replicas_serve_without_degrades_and_makes_nothing_unready(
     world: Any, kinds: OptionalKinds, error: Exception, reason: str
 ) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
-    await kinds.look()
+    await kinds.refresh()
     world.cluster.errors = {f"create {RULE}": [error] * 9}
     world.apply(**AUTOSCALED)
     await world.settle()
@@ -108,7 +108,7 @@ async def test_what_replicas_serve_without_degrades_and_makes_nothing_unready(
 async def test_a_name_taken_by_another_rule_is_told_and_left_alone(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     await world.settle()
     world.run_replicas()
     theirs = replace(world.cluster.children[RULE], owner=None, version=world.cluster._next(), uid="theirs")
@@ -123,16 +123,16 @@ async def test_a_name_taken_by_another_rule_is_told_and_left_alone(world: Any, k
 @pytest.mark.parametrize("error", [Unavailable("away"), Forbidden("no")])
 async def test_a_look_that_fails_changes_nothing(world: Any, kinds: OptionalKinds, error: Exception) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
-    await kinds.look()
+    await kinds.refresh()
     world.cluster.errors["served kinds"] = [error]
-    await kinds.look()
+    await kinds.refresh()
     assert kinds.served == OPTIONAL_KINDS
 
 
 async def test_what_is_not_wanted_is_deleted_where_monitors_are_switched_off(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
-    await kinds.look()
+    await kinds.refresh()
     await world.settle()
     world.reconciler._features = lambda: ClusterFeatures(served_kinds=OPTIONAL_KINDS)
     assert sorted(await world.settle()) == [f"delete {MONITOR}", f"delete {RULE}"]

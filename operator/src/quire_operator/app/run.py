@@ -282,8 +282,8 @@ class Operator:
 
     async def _lead(self) -> None:
         self._reconciler.forget()
-        await self._optional_kinds.look()
-        await self._sweep()
+        await self._optional_kinds.refresh()
+        await self._resync_once()
         for key in self._store.all_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
@@ -300,33 +300,33 @@ class Operator:
                 async with asyncio.timeout(period * random.uniform(0.9, 1.1)):
                     await self._relisted.wait()
             except TimeoutError:
-                await self._sweep()
+                await self._resync_once()
                 for key in self._store.live_keys():
                     self._workers.add_after(key, random.uniform(0, min(_JITTER_SECONDS, period / 2)))
             else:
                 await asyncio.sleep(_SETTLE_SECONDS)
                 self._relisted.clear()
-                await self._sweep()
+                await self._resync_once()
 
     async def _discover(self) -> None:
         while True:
             await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
-            await self._optional_kinds.look()
+            await self._optional_kinds.refresh()
 
     def _features(self) -> ClusterFeatures:
         return replace(self._settings.children.features, served_kinds=self._optional_kinds.served)
 
-    async def _sweep(self) -> None:
+    async def _resync_once(self) -> None:
         while True:
             try:
                 kinds = tuple(CHILD_KINDS)
-                self._tell_refused(await resync(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
+                self._report_unlisted(await resync(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
                 return
             except ClusterError as error:
                 logger.warning("listing failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    def _tell_refused(self, unlisted: Unlisted) -> None:
+    def _report_unlisted(self, unlisted: Unlisted) -> None:
         namespaces = unlisted.namespaces
         if unlisted.kinds and unlisted.kinds != self._unlisted.kinds:
             logger.error(

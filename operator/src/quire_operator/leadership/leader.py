@@ -87,7 +87,7 @@ class Elector:
             task.result()
 
     async def _acquire(self) -> bool:
-        await self._look()
+        await self._read_lease()
         seen, is_ours = self._lease, self._lease.holder == self._identity
         if seen.holder and not is_ours and boottime() - self._unchanged_since < self._timing.duration:
             return False
@@ -101,7 +101,7 @@ class Elector:
         try:
             await self._write(replace(self._lease, renewed=datetime.now(UTC)))
         except Conflict:
-            await self._look()
+            await self._read_lease()
             return False
         return True
 
@@ -112,7 +112,7 @@ class Elector:
                 await self._leases.write(released, duration_seconds=1.0)
         return True
 
-    async def _look(self) -> None:
+    async def _read_lease(self) -> None:
         async with asyncio.timeout(self._timing.call):
             seen = await self._leases.read()
         if seen != self._lease:

@@ -23,7 +23,7 @@ _WAIT_SECONDS = 3.0
 """The wait for the first answer about a model; later callers wait only for the rest of it."""
 _FRESH_SECONDS = 600.0
 _NODES_SECONDS = 60.0
-LOOK_AGAIN_SECONDS = 60.0
+CHECK_AGAIN_SECONDS = 60.0
 """The time after which a blocked spec is checked again: nodes and models change, and no watch reports that."""
 _AT_ONCE = 8
 _MOST_MODELS = 2048
@@ -73,7 +73,7 @@ class CapacityCheck:
         await asyncio.gather(*lookups, return_exceptions=True)
         await self._hub.aclose()
 
-    async def look(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
+    async def check(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
         """Return what prevents the spec from being applied, or is only to be reported.
 
         A spec that was applied before continues: a ready replica disproves any estimate.

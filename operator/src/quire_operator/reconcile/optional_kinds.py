@@ -24,7 +24,7 @@ class OptionalKinds:
         self.served: frozenset[str] = frozenset()
         self._told = ""
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Discover and list the optional kinds. It never raises: after an error the earlier result stays."""
         try:
             found = await self._cluster.served_kinds()

@@ -48,7 +48,7 @@ from quire_operator.ports import (
     Throttled,
     Unavailable,
 )
-from quire_operator.reconcile.capacity_check import LOOK_AGAIN_SECONDS, CapacityCheck, Finding
+from quire_operator.reconcile.capacity_check import CHECK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.executor import Executor
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
@@ -260,7 +260,7 @@ class Reconciler:
             return ReconcileResult(blocking=refused, target=goal.replicas)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
-            return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=LOOK_AGAIN_SECONDS)
+            return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=CHECK_AGAIN_SECONDS)
         with self._slot(resource, spec, manifests, children) as queued:
             applied = manifests if queued is None else manifests.held()
             todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
@@ -302,7 +302,7 @@ class Reconciler:
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:
             return Finding()
-        return await self._capacity.look(resource, spec, own_deployment(resource, children))
+        return await self._capacity.check(resource, spec, own_deployment(resource, children))
 
     async def _images_for(
         self,
