@@ -13,9 +13,9 @@ class KVCacheGroup:
     layers: tuple[int, ...]
     num_blocks: int
     window: int | None = None
-    """Tokens a query may look back on, itself included; None is full attention."""
+    """The number of tokens that a query sees, including itself; None means full attention."""
     chunked: bool = False
-    """Of these tokens a query sees those of its own chunk of ``window`` positions only."""
+    """True if a query sees only the tokens of its own chunk of ``window`` positions."""
     num_swap_blocks: int = 0
     """The blocks of host memory for preempted sequences; 0 means no swap space."""
 

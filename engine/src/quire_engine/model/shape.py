@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 Windows = tuple[int | None, ...]
-"""By layer, the number of tokens that a query sees, including itself; None means all of them."""
+"""For each layer, the number of tokens that a query sees, including itself; None means all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +12,7 @@ class LayerHeads:
     """The attention heads of one layer."""
 
     heads: int
-    """Query heads."""
+    """The number of query heads."""
     kv_heads: int
     head_dim: int
 
@@ -35,13 +35,13 @@ class ModelShape:
     """The size of a feed-forward layer, or of one expert if there are several."""
     windows: Windows
     chunked: bool = False
-    """Windows do not slide: a query sees the tokens of its own chunk of so many positions, up to itself."""
+    """True if windows do not slide: a query sees the tokens of its own chunk of this many positions, up to itself."""
     uneven_heads: tuple[LayerHeads, ...] = ()
-    """By layer, where layers differ in their heads; else empty."""
+    """The heads of each layer if layers differ in them, else empty."""
 
     @property
     def layer_heads(self) -> tuple[LayerHeads, ...]:
-        """The heads by layer."""
+        """Return the heads by layer."""
         alike = LayerHeads(heads=self.num_heads, kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         return self.uneven_heads or (alike,) * self.num_layers
 

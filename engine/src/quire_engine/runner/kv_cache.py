@@ -26,7 +26,7 @@ def option_problems(options: CacheOptions) -> list[str]:
 def cache_groups(
     shape: ModelShape, dtype: torch.dtype, block_size: int, device: torch.device = CPU
 ) -> tuple[CacheGroup, ...]:
-    """A group for each window that occurs, and one for full attention."""
+    """Return a group for each window that occurs, and one for full attention."""
     layer_bytes = [_layer_block_bytes(heads, dtype, block_size, device) for heads in shape.layer_heads]
     return tuple(
         CacheGroup(
@@ -38,7 +38,7 @@ def cache_groups(
 
 
 def _layer_block_bytes(heads: LayerHeads, dtype: torch.dtype, block_size: int, device: torch.device) -> int:
-    # A CPU's attention holds values in whole vectors.
+    # A CPU's attention stores values in whole vectors.
     value_dim = heads.head_dim if runs_triton(device.type) else -(-heads.head_dim // VECTOR) * VECTOR
     pair = kv_bytes_per_token(layers=1, kv_heads=heads.kv_heads, head_dim=1, dtype_bytes=dtype.itemsize)
     return block_size * pair // 2 * (heads.head_dim + value_dim)

@@ -23,7 +23,7 @@ _HARMLESS = frozenset(
         "output_router_logits",
         "position_ids",
         "return_dict",
-        "s_aux",  # attention sinks: our kernel has them
+        "s_aux",  # attention sinks, which our kernel supports
         "scaling",
         "sliding_window",  # transformers' own attention uses the mask, not this argument
         "use_cache",
@@ -47,7 +47,7 @@ class AttentionLayers:
     """A head dim is the larger one of keys' and values'."""
     windows: Windows
     chunked: bool
-    """The windows are chunks."""
+    """True if the windows are chunks."""
 
 
 def judge(probe: Probe) -> AttentionLayers:
@@ -98,7 +98,7 @@ def _check_call(call: AttentionCall) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A window that slides: a query sees its last tokens."""
+    """A sliding window: a query sees its last tokens."""
 
     tokens: int
 
@@ -108,7 +108,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Positions in chunks: a query sees the tokens of its own."""
+    """Positions in chunks: a query sees the tokens of its own chunk."""
 
     tokens: int
 
@@ -117,7 +117,7 @@ class _Chunk:
 
 
 def _sight(call: AttentionCall) -> _Window | _Chunk | None:
-    """Return how far a layer's queries see; None is to the beginning."""
+    """Return the range of a layer's queries; None means up to the beginning."""
     if call.mask is None:
         raise Unservable("other attention", f"makes a mask of its own for {call.layer}")
     size = call.mask.local_size
@@ -139,7 +139,7 @@ def _sees_later_tokens(mask: Mask) -> bool:
 
 
 def _is_causal(mask: Mask, sight: _Window | _Chunk | None) -> bool:
-    """Return whether the mask means: the tokens up to one's own from the first in sight; tried where it matters."""
+    """Return whether the mask shows exactly the tokens from the first in range to the query's own, by samples."""
     reach = mask.local_size or _FAR
     for query in (0, 1, reach - 1, reach, reach + 1, 2 * reach, 3 * reach + 5, _FAR):
         begins = (query - reach, query // reach * reach)  # where a window or a chunk would begin

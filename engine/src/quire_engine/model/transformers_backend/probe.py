@@ -117,7 +117,7 @@ def run_probe(model: PreTrainedModel) -> Probe:
 
 
 def _chunks_without_padding(chunk_size: int, left_padding: Tensor) -> MaskFunction:
-    """Return the mask of chunks that begin at position 0: how much padding there is would be a value."""
+    """Return the mask of chunks that start at position 0; the amount of padding would be a value."""
     return lambda batch, head, query, key: key // chunk_size == query // chunk_size
 
 
