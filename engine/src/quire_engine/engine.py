@@ -5,11 +5,11 @@ clock for both. One thread calls it: ``ipc.loop`` in the engine process, or a be
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 from quire_engine.config import CacheOptions, SchedulerOptions
-from quire_engine.core.batch import Batch, StepOutput
+from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
 from quire_engine.core.ports import LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
@@ -17,6 +17,8 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
+from quire_engine.grammar.matchers import Matchers
+from quire_engine.grammar.spec import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,25 +45,81 @@ class Engine:
     """
 
     def __init__(
-        self, *, scheduler: Scheduler, runner: Runner, overlap: bool = False, now: Callable[[], float] = monotonic
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        matchers: Matchers | None = None,
+        overlap: bool = False,
+        now: Callable[[], float] = monotonic,
     ) -> None:
+        """``matchers`` constrain sequences by grammars; without them no request may have one."""
         self._scheduler = scheduler
         self._runner = runner
         self._overlap = overlap
         self._now = now
         self._flight: _Flight | None = None
+        self._matchers = matchers
+        self._unprepared: dict[int, Request] = {}
+        """Requests whose grammar is being compiled, by key, in the order of their arrival."""
+        self._failed: dict[int, str] = {}
         self.on_scheduled: Callable[[float], None] | None = None
         """It is called with the expected seconds of each step, before the step runs."""
         self.seconds = StepSeconds()
         self.last_step_time = now()
 
     def add(self, request: Request) -> Refusal | None:
-        """Queue a request, or return the reason why it can never run."""
-        return self._scheduler.add(request)
+        """Queue a request, or return the reason why it can never run.
+
+        A request with a grammar is queued when the grammar is compiled: see ``add_prepared``.
+        """
+        grammar = request.params.grammar
+        if grammar is None:
+            return self._scheduler.add(request)
+        assert self._matchers is not None
+        if self._matchers.request(grammar):
+            return self._add_constrained(request, grammar)
+        self._unprepared[request.key] = request
+        return None
+
+    def add_prepared(self) -> None:
+        """Queue the requests whose grammar was compiled since the last call."""
+        if not self._unprepared or self._matchers is None:
+            return
+        compiled = set(self._matchers.take_compiled())
+        for key, request in list(self._unprepared.items()):
+            grammar = request.params.grammar
+            if grammar in compiled:
+                del self._unprepared[key]
+                refusal = self._add_constrained(request, grammar)
+                if refusal is not None:
+                    self._failed[key] = refusal.message
+
+    def _add_constrained(self, request: Request, grammar: str) -> Refusal | None:
+        assert self._matchers is not None
+        refusal = self._scheduler.add(request)
+        if refusal is None and (reason := self._matchers.start(request.key, grammar, request.params)) is not None:
+            self._scheduler.cancel(request.key)
+            refusal = Refusal(message=reason)
+        return refusal
+
+    def take_failed(self) -> dict[int, str]:
+        """Return the requests that failed by themselves since the last call, and why; they have ended."""
+        failed, self._failed = self._failed, {}
+        return failed
 
     def cancel(self, key: int) -> bool:
         """Cancel a request; its blocks are free at the next step. Returns False if there is no such request."""
+        if self._unprepared.pop(key, None) is not None:
+            return True
+        if self._matchers is not None:
+            self._matchers.discard(key)
         return self._scheduler.cancel(key)
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Take in the tokens of the model, which grammars need."""
+        if self._matchers is not None:
+            self._matchers.set_vocabulary(vocabulary)
 
     @property
     def has_work(self) -> bool:
@@ -75,10 +133,22 @@ class Engine:
         scheduled = self._now()
         self.seconds.schedule += scheduled - began
         issued = None
+        ended = None
         if batch is not None:
             if self.on_scheduled is not None:
                 self.on_scheduled(self._scheduler.expected_seconds)
-            issued = _Flight(batch=batch, pending=self._runner.execute(batch).sample(), began=began)
+            forward = self._runner.execute(batch)
+            masks = None
+            if batch.constrained is not None:
+                if self._flight is not None:
+                    # The masks depend on the tokens of the step before, which the host has not seen yet.
+                    flight, self._flight = self._flight, None
+                    ended = self._finish(flight, scheduled)
+                masks = self._masks(batch.constrained)
+            issued = _Flight(batch=batch, pending=forward.sample(masks), began=began)
+        if ended is not None:
+            self._flight = issued
+            return ended
         if self._overlap:
             issued, self._flight = self._flight, issued
         if issued is None:
@@ -98,13 +168,34 @@ class Engine:
         seconds.sample += drawn.sample_seconds
         beside = drawn.prepare_seconds + drawn.swap_seconds + drawn.sample_seconds
         seconds.run += max(0.0, ran - scheduled - beside)
+        if self._matchers is not None:
+            for finished in output.finished:
+                self._matchers.discard(finished.key)
+            self._matchers.follow(output.keys, output.token_ids)
         seconds.output += ended - ran
         self.last_step_time = ended
         return Step(output=output, began=flight.began, ended=ended)
 
+    def _masks(self, constrained: ConstrainedSequences) -> TokenMasks | None:
+        """Return the masks of a step; a sequence without one ends, and its token is discarded."""
+        assert self._matchers is not None
+        masks = self._matchers.masks(constrained)
+        for key in masks.failed:
+            self.cancel(key)
+        self._failed |= masks.failed
+        return masks.tokens()
+
     def gauges(self) -> Gauges:
-        """Return the current state of queue and cache."""
-        return self._scheduler.gauges()
+        """Return the current state of queue and cache; a request that waits for its grammar is queued."""
+        gauges = self._scheduler.gauges()
+        if not self._unprepared:
+            return gauges
+        lengths = [len(request.prompt_token_ids) for request in self._unprepared.values()]
+        return replace(
+            gauges,
+            num_waiting=gauges.num_waiting + len(lengths),
+            queued_tokens=gauges.queued_tokens + sum(lengths),
+        )
 
     @property
     def counters(self) -> Counters:
@@ -116,6 +207,11 @@ class Engine:
         self._scheduler.counters = Counters()
         self.seconds = StepSeconds()
 
+    def on_prepared(self, wake: Callable[[], None]) -> None:
+        """Let ``wake`` be called, in another thread, whenever a grammar is compiled."""
+        if self._matchers is not None:
+            self._matchers.on_compiled = wake
+
     def forget_prefixes(self) -> None:
         """Let no prefix computed so far be found any more."""
         self._scheduler.forget_prefixes()
@@ -125,8 +221,10 @@ class Engine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Release the runner."""
+        """Release the runner and the threads of the grammars."""
         self._runner.close()
+        if self._matchers is not None:
+            self._matchers.close()
 
 
 def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: CacheOptions) -> Engine:
@@ -149,6 +247,7 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
     return Engine(
         scheduler=Scheduler(config, model.layout, rates, _stall_bound(model, scheduler.max_generation_stall_seconds)),
         runner=model.runner,
+        matchers=Matchers(model.vocab_size),
         overlap=model.asynchronous,
     )
 

@@ -151,7 +151,6 @@ def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any
     [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]},
         {"functions": [{"name": "f"}]},
-        {"response_format": {"type": "json_object"}},
         {"audio": {"voice": "alloy", "format": "wav"}},
         {"prediction": {"type": "content", "content": "x"}},
         {"web_search_options": {"search_context_size": "low"}},

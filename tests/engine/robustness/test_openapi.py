@@ -49,6 +49,7 @@ SEMANTIC = re.compile(
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
     r"|tool_choice: |should be a JSON object in a string"
+    r"|cannot be compiled|is not JSON|exactly one of|one constraint|is required for the type"
 )
 """Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
 

@@ -13,6 +13,7 @@ import openai
 import pytest
 import tokenizers
 import uvicorn
+from inline_grammars import InlineGrammars
 from inline_renderer import InlineRenderer
 from starlette.types import ASGIApp
 from tokenizers import decoders, models, pre_tokenizers
@@ -235,6 +236,7 @@ async def running(
         model_names=("demo", "alias"),
         created=1_700_000_000,
         tokenizer=TOKENIZER,
+        grammars=InlineGrammars(TOKENIZER, (EOS_ID,)),
         renderer=renderer or (None if template is None else InlineRenderer(ChatTemplate(template, {"eos_token": EOS}))),
         sampling_defaults=defaults or SamplingDefaults(),
         formats=formats_of(template, tool_call_parser, reasoning_parser),

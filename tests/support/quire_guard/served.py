@@ -11,6 +11,7 @@ from itertools import count
 from time import monotonic
 from typing import Any
 
+from inline_grammars import InlineGrammars
 from inline_renderer import InlineRenderer
 
 from benchmarks.report import DEMO_MODEL
@@ -162,6 +163,7 @@ def _app(engine: _Engine) -> Any:
         created=1,
         tokenizer=tokenizer,
         renderer=InlineRenderer(ChatTemplate("{{ messages[0].content }}", {})),
+        grammars=InlineGrammars(tokenizer, (1,)),
         sampling_defaults=SamplingDefaults(),
         formats=AnswerFormats(),
         vocab_size=tokenizer.vocab_size,

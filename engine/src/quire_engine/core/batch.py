@@ -61,6 +61,15 @@ class PromptPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConstrainedSequences:
+    """Sequences that sample under a grammar: parallel columns."""
+
+    places: list[int] = field(default_factory=list)
+    """Their places among the sequences that ``Batch.samples`` names."""
+    keys: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The work of one step. Column i of each [B] list belongs to one scheduled sequence."""
 
@@ -82,6 +91,7 @@ class Batch:
     swap_in: tuple[BlockCopies, ...] = ()
     """One entry per KV cache group, or empty: swap space to cache, after ``swap_out`` and before the model runs."""
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
+    constrained: ConstrainedSequences | None = None
     rank_count: int = 1
 
     @property

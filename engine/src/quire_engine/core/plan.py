@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
+from quire_engine.core.batch import Admission, Batch, BlockUpdates, ConstrainedSequences, PromptPositions
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StepBound
 from quire_engine.core.swap_space import SwapCopies
@@ -126,7 +126,13 @@ class Plan:
             sequence.num_pending = 1
 
     def to_batch(
-        self, *, step: int, block_updates: tuple[BlockUpdates, ...], copies: SwapCopies, released_rows: list[int]
+        self,
+        *,
+        step: int,
+        block_updates: tuple[BlockUpdates, ...],
+        copies: SwapCopies,
+        released_rows: list[int],
+        constrained: ConstrainedSequences | None,
     ) -> Batch:
         return Batch(
             step=step,
@@ -142,6 +148,7 @@ class Plan:
             swap_out=copies.swap_out,
             swap_in=copies.swap_in,
             prompt_logprobs=self.prompt_logprobs,
+            constrained=constrained,
         )
 
 

@@ -66,6 +66,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, given those before it. Such a prompt is computed whole: prefixes
     found in the cache have no logits."""
+    grammar: str | None = None
+    """A grammar of llguidance that the answer follows; None allows any text. It ends the answer itself: where nothing
+    but an end-of-sequence token may follow, that token is sampled despite ``min_tokens`` and ``ignore_eos``."""
 
     @property
     def greedy(self) -> bool:

@@ -16,7 +16,14 @@ from operator import attrgetter
 from typing import TypeVar
 
 from quire_engine.core.admission import AdmissionControl, Admitted
-from quire_engine.core.batch import Batch, FinishedSequence, PromptLogprobs, RunnerOutput, StepOutput
+from quire_engine.core.batch import (
+    Batch,
+    ConstrainedSequences,
+    FinishedSequence,
+    PromptLogprobs,
+    RunnerOutput,
+    StepOutput,
+)
 from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
@@ -86,6 +93,7 @@ class Scheduler:
         self._waiting = make_policy(config.policy)
         self._parked = ParkedChildren()
         self._families = 0
+        self._num_constrained = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._rows = Rows(config.max_num_seqs)
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
@@ -123,6 +131,7 @@ class Scheduler:
             num_groups=self._num_groups,
         )
         self._sequences[request.key] = sequence
+        self._num_constrained += sequence.constrained
         parent = None if request.parent is None else self._sequences.get(request.parent)
         if parent is None:
             self._waiting.push(sequence)
@@ -151,6 +160,7 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
         del self._sequences[sequence.key]
+        self._num_constrained -= sequence.constrained
         for child in self._parked.take_all(sequence):
             self._waiting.push(child)
         if sequence.parent is not None:
@@ -186,6 +196,7 @@ class Scheduler:
             block_updates=self._kv.take_updates(),
             copies=copies,
             released_rows=self._rows.take_released(),
+            constrained=_constrained(plan.sampled) if self._num_constrained else None,
         )
         self.counters.swapped_out_blocks += copies.num_out
         self.counters.swapped_in_blocks += copies.num_in
@@ -396,7 +407,7 @@ class Scheduler:
             token_id,
             stop_ids=sequence.stop_ids,
             num_output=sequence.num_output,
-            min_tokens=sequence.request.params.min_tokens,
+            min_tokens=sequence.min_tokens,
             num_tokens=len(sequence.token_ids),
             limit=sequence.limit,
         )
@@ -451,6 +462,12 @@ class Scheduler:
         self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
         self._parked.check_integrity(self._sequences)
         check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
+
+
+def _constrained(sampled: list[Sequence]) -> ConstrainedSequences | None:
+    """Return those of the sampled sequences that have a grammar; None if none has one."""
+    places = [place for place, sequence in enumerate(sampled) if sequence.constrained]
+    return ConstrainedSequences(places=places, keys=[sampled[place].key for place in places]) if places else None
 
 
 def _grown(sampled: list[Sequence], counts: list[int]) -> list[Sequence]:

@@ -4,7 +4,7 @@ Only the scheduler changes a sequence. Its plain attributes are read once per st
 are stored ready to use (``num_tokens``, ``capacity``, ``limit``) instead of being computed on access.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
@@ -48,12 +48,14 @@ class Sequence:
     ``family``        a number that it shares with those that share its prompt, where they are to find it: None where
                       it has no such siblings, or prefixes are found by all.
     ``parent``        with which it is parked until the parent's prompt is there (``forks``), else None.
+    ``constrained``   whether a grammar says which tokens it may sample, and when it ends.
     ``row``           its place in the runner while it runs, else None.
     """
 
     __slots__ = (
         "block_tables",
         "capacity",
+        "constrained",
         "digests",
         "eos_token_ids",
         "family",
@@ -90,9 +92,9 @@ class Sequence:
         self.order = order
         self.limit = limit
         self.eos_token_ids = eos_token_ids
-        self.stop_ids = frozenset(
-            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
-        )
+        self.constrained = params.grammar is not None
+        ignores_eos = params.ignore_eos and not self.constrained
+        self.stop_ids = frozenset(params.stop_token_ids if ignores_eos else (*params.stop_token_ids, *eos_token_ids))
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt = len(self.token_ids)
         self.num_prefill = self.num_prompt
@@ -120,6 +122,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def min_tokens(self) -> int:
+        """Return the least number of output tokens; the masks of a constrained sequence take care of it."""
+        return 0 if self.constrained else self.request.params.min_tokens
+
+    @property
     def decodes(self) -> bool:
         """True if its whole prompt is computed and it may sample another token."""
         return self.num_computed >= self.num_prefill and self.num_tokens < self.limit
@@ -132,11 +139,12 @@ class Sequence:
     def admission(self) -> Admission:
         """Return what the runner needs to assign a row to this sequence."""
         assert self.row is not None and self.num_pending == 0
+        params = self.request.params
         return Admission(
             row=self.row,
             prompt_token_ids=self.request.prompt_token_ids,
             output_token_ids=self.token_ids[self.num_prompt :],
-            params=self.request.params,
+            params=replace(params, min_tokens=0, grammar=None) if self.constrained else params,
             seed=self.request.seed,
             eos_token_ids=self.eos_token_ids,
         )

@@ -16,6 +16,7 @@ from quire_engine.core.sequence import Request
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.errors import InvalidRequest, Unavailable
+from quire_engine.grammar.spec import Vocabulary
 from quire_engine.ipc.messages import (
     Cancel,
     FromEngine,
@@ -23,6 +24,7 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    SetVocabulary,
     Stats,
     Submit,
 )
@@ -124,12 +126,19 @@ class EngineClient:
         self._observer = observer
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)
+        self._vocabulary: Vocabulary | None = None
         self.stats: Stats | None = None
         """The last report of the running engine process."""
 
     async def start(self) -> Ready:
         """Start the engine and return when it is ready. Raise EngineStartError with the engine's reason if it fails."""
         return await self._supervisor.start()
+
+    def set_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Send the tokens of the model to this engine process and to every later one, for requests with a grammar."""
+        self._vocabulary = vocabulary
+        if self.state == "ready":
+            self._supervisor.send(SetVocabulary(vocabulary))
 
     async def close(self) -> None:
         """End the engine process. Running requests fail with Unavailable: drain before if they should finish."""
@@ -255,6 +264,8 @@ class EngineClient:
                 if (stream := self._streams.pop(key, None)) is not None:
                     stream.fail(InvalidRequest(text))
             case Ready():
+                if self._vocabulary is not None:
+                    self._supervisor.send(SetVocabulary(self._vocabulary))
                 if self._observer is not None:
                     self._observer.engine_ready(message)
 

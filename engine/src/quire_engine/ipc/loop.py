@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import BinaryIO, cast
 
@@ -38,6 +39,7 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    SetVocabulary,
     Shutdown,
     Stats,
     StepExpected,
@@ -62,6 +64,12 @@ class Channel:
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, LAST_WORDS_MILLISECONDS)
         self._socket.connect(address)
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._woken, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
@@ -69,8 +77,15 @@ class Channel:
         self._socket.send(self._encoder.encode(message))
 
     def wait(self) -> None:
-        """Wait until there is a message to receive."""
-        self._socket.poll(None)
+        """Wait until there is a message to receive, or another thread calls ``wake``."""
+        self._poller.poll(None)
+        with suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+
+    def wake(self) -> None:
+        """End a ``wait``, or the next one."""
+        with suppress(BlockingIOError):  # so many calls are unread that one more changes nothing
+            os.write(self._waker, b"\0")
 
     def receive(self) -> ToEngine | None:
         try:
@@ -83,6 +98,8 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
         self._context.term()
+        os.close(self._woken)
+        os.close(self._waker)
 
 
 class EngineLoop:
@@ -97,6 +114,7 @@ class EngineLoop:
         self._check_integrity = check_integrity
         self._announced_seconds = 0.0
         engine.on_scheduled = self._announce
+        engine.on_prepared(channel.wake)
         self._stats_due = 0.0
         self._changed = True
         self._received_prompt_tokens = 0
@@ -104,6 +122,8 @@ class EngineLoop:
     def run(self) -> None:
         """Run until a shutdown message."""
         while self._take_in():
+            self._engine.add_prepared()
+            self._report_failed()
             if self._engine.has_work:
                 self._step()
             elif self._changed:
@@ -122,6 +142,8 @@ class EngineLoop:
                 case Cancel(keys):
                     for key in keys:
                         self._engine.cancel(key)
+                case SetVocabulary(vocabulary):
+                    self._engine.set_vocabulary(vocabulary)
                 case ResetPrefixCache():
                     self._engine.forget_prefixes()
                 case Ping():
@@ -136,6 +158,10 @@ class EngineLoop:
         refusal = self._engine.add(request)
         if refusal is not None:
             self._channel.send(Refused(request.key, refusal.message))
+
+    def _report_failed(self) -> None:
+        for key, reason in self._engine.take_failed().items():
+            self._channel.send(Refused(key, reason))
 
     def _step(self) -> None:
         self._changed = True

@@ -9,6 +9,7 @@ import msgspec
 from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
+from quire_engine.grammar.spec import Vocabulary
 
 # --- API process -> engine process ---
 
@@ -25,6 +26,12 @@ class Cancel(msgspec.Struct, array_like=True, tag="cancel", frozen=True):
 
 class ResetPrefixCache(msgspec.Struct, array_like=True, tag="reset_prefix_cache", frozen=True):
     """A command that makes all cached prefixes unusable; running sequences continue."""
+
+
+class SetVocabulary(msgspec.Struct, array_like=True, tag="set_vocabulary", frozen=True):
+    """The tokens of the model, which are sent before the first request with a grammar."""
+
+    vocabulary: Vocabulary
 
 
 class Ping(msgspec.Struct, array_like=True, tag="ping", frozen=True):
@@ -86,7 +93,7 @@ class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=
 
 
 class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
-    """The engine's rejection of a request; the message gives the reason and what would fit."""
+    """The rejection or the failure of a request; the message gives the reason and what would fit."""
 
     key: int
     message: str
@@ -117,5 +124,5 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """The exit code of quire-engine if this was its start: 2 if a restart cannot help."""
 
 
-ToEngine = Submit | Cancel | ResetPrefixCache | Ping | Shutdown
+ToEngine = Submit | Cancel | ResetPrefixCache | SetVocabulary | Ping | Shutdown
 FromEngine = Connected | Ready | Outputs | StepExpected | Refused | Stats | Failed

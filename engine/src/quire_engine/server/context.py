@@ -12,6 +12,7 @@ from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
+from quire_engine.server.grammars.pool import GrammarCompiler
 from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.rendering.conversation import Conversation
@@ -36,6 +37,7 @@ class Context:
     tokenizer: Tokenizer
     renderer: Renderer | None
     """The chat template; None for a model without one."""
+    grammars: GrammarCompiler
     sampling_defaults: SamplingDefaults
     formats: AnswerFormats
     vocab_size: int

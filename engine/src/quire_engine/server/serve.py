@@ -34,6 +34,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.generation.queue_limit import QueueLimit
+from quire_engine.server.grammars.pool import GrammarPool
 from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
@@ -158,12 +159,14 @@ class _Server:
             max_queue_seconds=options.max_queue_seconds,
         )
         self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
-        context = Context(
+        self._grammars = GrammarPool()
+        context = self._context = Context(
             options=config.server,
             model_names=names,
             created=int(time.time()),
             tokenizer=text.tokenizer,
             renderer=self._renderer,
+            grammars=self._grammars,
             sampling_defaults=text.sampling_defaults,
             formats=text.formats,
             vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
@@ -215,6 +218,7 @@ class _Server:
             await self._engine.close()
             if self._renderer is not None:
                 await self._renderer.close()
+            await self._grammars.close()
             if self._tracing is not None:
                 await _within(self._tracing.close, _SHUTDOWN_SECONDS)
 
@@ -235,6 +239,16 @@ class _Server:
         _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
         if self._renderer is not None:
             await self._renderer.start()
+        await self._enable_grammars(ready)
+
+    async def _enable_grammars(self, ready: Ready) -> None:
+        """Give the tokens of the model to the engine and to the workers that compile grammars."""
+        vocabulary = await asyncio.to_thread(
+            self._text.tokenizer.vocabulary, self._context.vocab_size, ready.eos_token_ids
+        )
+        if vocabulary is not None:
+            self._engine.set_vocabulary(vocabulary)
+        self._grammars.set_vocabulary(vocabulary)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGINT and self._stop.is_set():

@@ -10,6 +10,7 @@ from pathlib import Path
 import tokenizers
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.grammar.spec import Vocabulary
 from quire_engine.special_tokens import named_special_tokens
 from quire_engine.text.conversion import converted_tokenizer_file
 from quire_engine.text.token_pieces import TokenPieces, token_pieces
@@ -51,6 +52,18 @@ class Tokenizer:
     def added_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Return the ids of those of these texts that are added tokens, special or not."""
         return frozenset(self._added_ids[text] for text in texts if text in self._added_ids)
+
+    def vocabulary(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
+        """Return the bytes of all tokens; None if tokens have no bytes by themselves, or none ends an answer."""
+        added = {token_id: token.content for token_id, token in self._backend.get_added_tokens_decoder().items()}
+        pieces = token_pieces(self._backend, self._backend.decoder, added)
+        ends = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
+        if pieces is None or not ends:
+            return None
+        special = {added[token_id]: token_id for token_id in self.special_ids if token_id < vocab_size}
+        return Vocabulary(
+            tokens=[pieces[token_id] for token_id in range(vocab_size)], special_tokens=special, eos_token_ids=ends
+        )
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token by itself, for logprobs."""

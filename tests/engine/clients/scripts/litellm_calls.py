@@ -97,7 +97,7 @@ def plain_completions(model: str) -> None:
 def mistakes(model: str) -> None:
     for error, message, changed in (
         (litellm.BadRequestError, "temperature: should be less than or equal to 2", {"temperature": 9}),
-        (litellm.BadRequestError, "guided_json", {"extra_body": {"guided_json": {"type": "object"}}}),
+        (litellm.BadRequestError, "guided_json", {"extra_body": {"guided_json": {"not": {}}}}),
         (litellm.NotFoundError, "this server serves demo", {"model": model.replace("demo", "none")}),
         (litellm.AuthenticationError, "API key", {"api_key": "wrong-key-1"}),
     ):

@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.errors import InvalidRequest
+from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
 from quire_engine.server.generation.generation import Generation, Preparation, Routing, submit
 from quire_engine.server.http.body import MAX_TOKEN_IDS, read_object, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
+from quire_engine.server.openai.grammars import grammar_of
 from quire_engine.server.openai.limits import (
     ModelLimits,
     check_against_model,
@@ -90,6 +93,16 @@ async def read_content(request: Request, context: Context, held: BodyLease) -> d
     return content
 
 
+async def _compiled(context: Context, constraint: GrammarSpec | None) -> str | None:
+    if constraint is None:
+        return None
+    try:
+        return await context.grammars.compile(constraint)
+    except InvalidRequest:
+        context.metrics.rejected["grammar"] += 1
+        raise
+
+
 async def validate(
     context: Context,
     body: GenerationRequest,
@@ -97,10 +110,15 @@ async def validate(
     answer: AnswerLimits,
     *,
     add_special_tokens: bool,
+    constraint: GrammarSpec | None = None,
 ) -> ValidatedRequest:
-    """Check a request against the model, and encode the prompts that are text."""
+    """Check a request against the model, compile its grammar, and encode the prompts that are text.
+
+    ``constraint`` is one that the route derives, such as from tools; otherwise the fields of the request name it.
+    """
     limits = ModelLimits.of(context)
     check_against_model(body, answer.logprobs, limits)
+    grammar = await _compiled(context, grammar_of(body) if constraint is None else constraint)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     check_length(texts, answer.param, limits.max_model_len)
     encoded = await context.encode(texts, add_special_tokens=add_special_tokens)
@@ -118,6 +136,7 @@ async def validate(
             logprobs=answer.logprobs,
             prompt_logprobs=answer.prompt_logprobs,
             bad_words=bad_words,
+            grammar=grammar,
             defaults=context.sampling_defaults,
         )
         check_sampling(made, limits)

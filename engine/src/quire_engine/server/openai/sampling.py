@@ -42,6 +42,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     bad_words: Sequence[Sequence[int]],
+    grammar: str | None = None,
     defaults: SamplingDefaults,
 ) -> SamplingParams:
     """Return the parameters of the first of n answers.
@@ -62,6 +63,7 @@ def sampling_params(
         "allowed_token_ids": None if request.allowed_token_ids is None else tuple(request.allowed_token_ids),
         "bad_words_token_ids": tuple(tuple(word) for word in bad_words),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "grammar": grammar,
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
     }

@@ -194,6 +194,61 @@ class StreamOptions(Strict):
     )
 
 
+class JsonSchemaFormat(Strict):
+    """A JSON schema that the answer follows. Further fields have no effect; ``strict`` is what every schema is here."""
+
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """The form of an answer. ``structural_tag`` has ``format``, or ``structures`` and ``triggers``."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+            raise ValueError("json_schema.schema: is required for the type json_schema")
+        if self.type == "structural_tag" and self.format is None and self.structures is None:
+            raise ValueError("format: is required for the type structural_tag, or structures and triggers")
+        return self
+
+
+Choices = Annotated[list[str], Field(min_length=1)]
+
+
+class StructuredOutputs(Strict):
+    """A constraint of the answer, with vLLM's names; exactly one of the first six."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = Field(None, description="A grammar in Lark's or llama.cpp's notation.")
+    json_object: Literal[True] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    disable_any_whitespace: bool | None = Field(None, description="Allow no space between the tokens of JSON.")
+    disable_additional_properties: Literal[False] | None = None
+    whitespace_pattern: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="A regular expression of the space between the tokens of JSON."
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        names = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [name.rstrip("_") for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = "no constraint" if not given else " and ".join(given)
+            raise ValueError(f"has {found}; expected exactly one of {', '.join(name.rstrip('_') for name in names)}")
+        return self
+
+
 class GenerationRequest(Strict):
     """The fields of both completion routes. None means that the client sets no value: the model's default applies."""
 
@@ -240,6 +295,15 @@ class GenerationRequest(Strict):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
         0, description="Lower values run first. Needs --scheduling-policy priority."
     )
+
+    response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="A constraint of the answer.")
+    guided_json: dict[str, Any] | str | None = Field(None, description="The older name of structured_outputs.json.")
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: Annotated[str, Field(max_length=256)] | None = None
+    guided_decoding_backend: str | None = Field(None, description="Accepted; there is one backend.")
 
     # Accepted, because they change nothing in an answer.
     user: str | None = None

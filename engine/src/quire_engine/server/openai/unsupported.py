@@ -14,7 +14,6 @@ EMPTY: tuple[Any, ...] = (None, [], {}, "")
 _CHAT_ONLY = "only POST /v1/chat/completions has it"
 _FUNCTIONS = "is not supported, because tools and tool_choice have replaced it"
 _TEXT_ONLY = "only text is supported by this version"
-_STRUCTURED = "structured output is not supported by this version"
 
 # By field: further values without an effect, and the reason to give for all others.
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -23,12 +22,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((True,), _CHAT_ONLY),
     "functions": ((), _FUNCTIONS),
     "function_call": (("none", "auto"), _FUNCTIONS),
-    "response_format": (({"type": "text"},), f'{_STRUCTURED}; only {{"type": "text"}} is supported'),
-    "structured_outputs": ((), _STRUCTURED),
-    "guided_json": ((), _STRUCTURED),
-    "guided_regex": ((), _STRUCTURED),
-    "guided_choice": ((), _STRUCTURED),
-    "guided_grammar": ((), _STRUCTURED),
     "modalities": ((["text"],), 'only ["text"] is supported by this version'),
     "audio": ((), "audio is not supported by this version"),
     "include_reasoning": ((True,), _CHAT_ONLY),

@@ -8,7 +8,6 @@ event loop.
 import asyncio
 import contextlib
 import heapq
-import sys
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -17,12 +16,13 @@ import msgspec
 
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.server.rendering.conversation import Conversation
-from quire_engine.server.rendering.worker import LENGTH_BYTES, Rendered, Setup, frame, too_slow
+from quire_engine.server.rendering.worker import Rendered, Setup, too_slow
+from quire_engine.server.workers.child import frame
+from quire_engine.server.workers.process import WorkerFailed, WorkerProcess, WorkerTooSlow
 from quire_engine.text.chat_template import ChatTemplate
 
-WORKER = (sys.executable, "-P", "-m", "quire_engine.server.rendering.worker")
+_WORKER = "quire_engine.server.rendering.worker"
 _RETRY_SECONDS = 2
-_START_SECONDS = 60.0
 _SHORT_WEIGHT = 128
 """The weight of a short conversation: a quadratic template takes milliseconds for so many messages."""
 _BYTES_PER_WEIGHT = 1024
@@ -137,58 +137,19 @@ class RenderPool:
 
 
 class _Worker:
-    """One worker process, which starts with its first conversation and again after its end."""
+    """One worker process, which renders a conversation at a time."""
 
     def __init__(self, setup: Setup, limits: RenderLimits) -> None:
-        self._setup = setup
         self._limits = limits
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def _running(self) -> "asyncio.subprocess.Process":
-        if self._process is not None and self._process.returncode is not None:
-            await self.end()
-        if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                *WORKER,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C begins a drain, during which conversations are still rendered
-            )
-            await _ask(self._process, frame(self._setup))
-        return self._process
+        self._process = WorkerProcess(_WORKER, frame(setup), wall_seconds=limits.wall_seconds)
+        self.end = self._process.end
 
     async def render(self, message: bytes) -> Rendered:
         """Return the worker's answer to one conversation."""
         try:
-            async with asyncio.timeout(_START_SECONDS):
-                process = await self._running()
-            async with asyncio.timeout(self._limits.wall_seconds):
-                return await _ask(process, message)
-        except TimeoutError:
-            await self.end()
+            answer = await self._process.ask(message)
+        except WorkerTooSlow:
             return too_slow(self._limits.wall_seconds)
-        except (OSError, asyncio.IncompleteReadError):
-            await self.end()
+        except WorkerFailed:
             return Rendered(reason="the model's chat template failed on them", code="template_failed")
-        except BaseException:
-            await self.end()
-            raise
-
-    async def end(self) -> None:
-        """Kill the process, if it runs."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
-
-
-async def _ask(process: asyncio.subprocess.Process, message: bytes) -> Rendered:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(message)
-    await process.stdin.drain()
-    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "big")
-    return msgspec.json.decode(await process.stdout.readexactly(length), type=Rendered)
+        return msgspec.json.decode(answer, type=Rendered)

@@ -1,25 +1,19 @@
 """A worker process that renders conversations: ``python -m quire_engine.server.rendering.worker``.
 
-Its standard input has a ``Setup`` and then ``Conversation`` after ``Conversation``. Each of them is answered by one
-``Rendered`` on standard output; all are frames of JSON with their length before them. The process ends with its input,
-so that it never outlives the server. ``Setup`` bounds the processor time of a conversation and the process's memory.
+Its frames are a ``Setup`` and then ``Conversation`` after ``Conversation``, each of which is answered by one
+``Rendered``. ``Setup`` bounds the processor time of a conversation and the process's memory.
 """
 
-import os
-import queue
-import resource
 import signal
-import sys
-import threading
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.rendering.conversation import Conversation, prompt_text
+from quire_engine.server.workers.child import answer_frames, bound_memory
 from quire_engine.text.chat_template import ChatTemplate
-
-LENGTH_BYTES = 8
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,29 +40,17 @@ class _TooSlow(BaseException):
     """The processor time of a conversation is over. No ``except Exception`` of a library may catch it."""
 
 
-def frame(message: msgspec.Struct) -> bytes:
-    """Return a message with its length before it."""
-    body = msgspec.json.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
 def main() -> None:
     """Answer conversations until the input ends."""
-    # A template must not write between the frames, and neither must a library.
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    setup = msgspec.json.decode(_read_frame(sys.stdin.buffer), type=Setup)
+    answer_frames(_set_up, ready=Rendered())
+
+
+def _set_up(message: bytes) -> Callable[[bytes], Rendered]:
+    setup = msgspec.json.decode(message, type=Setup)
     template = ChatTemplate(setup.source, setup.variables)
-    resource.setrlimit(resource.RLIMIT_AS, (setup.memory_bytes, setup.memory_bytes))
+    bound_memory(setup.memory_bytes)
     signal.signal(signal.SIGPROF, _on_time)
-    frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    # A thread of its own notices the end of the input also while a conversation is rendered.
-    threading.Thread(target=_read_frames, args=(frames,), daemon=True).start()
-    answer = Rendered()
-    while True:
-        output.write(frame(answer))
-        output.flush()
-        answer = _answer(template, frames.get(), setup.cpu_seconds)
+    return lambda conversation: _answer(template, conversation, setup.cpu_seconds)
 
 
 def _answer(template: ChatTemplate, message: bytes, seconds: float) -> Rendered:
@@ -104,22 +86,6 @@ def too_slow(seconds: float) -> Rendered:
 
 def _on_time(number: int, stack: object) -> None:
     raise _TooSlow
-
-
-def _read_frames(frames: "queue.SimpleQueue[bytes]") -> None:
-    while True:
-        try:
-            frames.put(_read_frame(sys.stdin.buffer))
-        except EOFError:
-            os._exit(0)
-
-
-def _read_frame(stream: BinaryIO) -> bytes:
-    head = stream.read(LENGTH_BYTES)
-    body = stream.read(int.from_bytes(head, "big"))
-    if len(head) < LENGTH_BYTES or len(body) < int.from_bytes(head, "big"):
-        raise EOFError
-    return body
 
 
 if __name__ == "__main__":

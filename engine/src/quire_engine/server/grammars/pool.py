@@ -1,0 +1,121 @@
+"""The worker processes that compile the grammars of requests, and the grammars that were compiled lately.
+
+A hostile grammar costs its worker at most the deadline: the worker is killed, and another one starts with the next
+grammar. Only for the event loop.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from quire_engine.errors import InvalidRequest, Unavailable
+from quire_engine.grammar.spec import GrammarSpec, Vocabulary
+from quire_engine.server.grammars.messages import Compiled, Setup, Task
+from quire_engine.server.workers.child import frame
+from quire_engine.server.workers.process import WorkerFailed, WorkerProcess, WorkerTooSlow
+
+MAX_TEXT_CHARACTERS = 131_072
+_WORKER = "quire_engine.server.grammars.worker"
+_RETRY_SECONDS = 2
+
+
+class GrammarCompiler(Protocol):
+    """The compiler of grammars, wherever it runs."""
+
+    async def compile(self, spec: GrammarSpec) -> str:
+        """Return the grammar of a constraint for the engine. Raises InvalidRequest, Unavailable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarLimits:
+    """The bounds of the workers."""
+
+    workers: int = 2
+    """The number of processes; they start when they are needed, so that a slow grammar delays no other one."""
+    wall_seconds: float = 0.9
+    """The time that one grammar may take; then its worker is killed."""
+    memory_bytes: int = 2 * 2**30
+    max_waiting: int = 64
+    """The most grammars that wait for a worker."""
+    kept: int = 128
+    """The number of grammars whose result is kept."""
+
+
+class GrammarPool:
+    """A GrammarCompiler in worker processes. ``close`` ends them."""
+
+    def __init__(self, limits: GrammarLimits | None = None) -> None:
+        self._limits = limits or GrammarLimits()
+        self._known = asyncio.Event()
+        self._workers: list[WorkerProcess] = []
+        self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
+        self._waiting = 0
+        self._kept: OrderedDict[GrammarSpec, Compiled] = OrderedDict()
+
+    def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
+        """Let grammars be compiled; None refuses them, because the tokens of this model have no text of their own."""
+        if vocabulary is not None:
+            setup = frame(Setup(vocabulary=vocabulary, memory_bytes=self._limits.memory_bytes))
+            for _ in range(self._limits.workers):
+                self._workers.append(WorkerProcess(_WORKER, setup, wall_seconds=self._limits.wall_seconds))
+                self._idle.put_nowait(self._workers[-1])
+        self._known.set()
+
+    async def compile(self, spec: GrammarSpec) -> str:
+        """Return the grammar of a constraint for the engine. Raises InvalidRequest, Unavailable."""
+        if len(spec.text) > MAX_TEXT_CHARACTERS:
+            raise _invalid(
+                spec, f"it has {len(spec.text)} characters; at most {MAX_TEXT_CHARACTERS} are accepted", too_large=True
+            )
+        compiled = self._kept.get(spec)
+        if compiled is None:
+            compiled = await self._compile(spec)
+            self._kept[spec] = compiled
+            while len(self._kept) > self._limits.kept:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(spec)
+        if compiled.reason is not None:
+            raise _invalid(spec, compiled.reason)
+        return compiled.grammar
+
+    async def _compile(self, spec: GrammarSpec) -> Compiled:
+        await self._known.wait()
+        if not self._workers:
+            raise InvalidRequest(
+                f"{spec.param}: this model's tokenizer cannot be constrained by a grammar",
+                param=spec.param,
+                code="grammar_unsupported",
+            )
+        if self._waiting >= self._limits.max_waiting:
+            raise Unavailable(
+                "too many grammars wait to be compiled; try again shortly",
+                code="grammars_busy",
+                retry_after_seconds=_RETRY_SECONDS,
+            )
+        self._waiting += 1
+        try:
+            worker = await self._idle.get()
+        finally:
+            self._waiting -= 1
+        try:
+            return msgspec.json.decode(await worker.ask(frame(Task(spec=spec))), type=Compiled)
+        except WorkerTooSlow:
+            return Compiled(reason=f"it is too complex: compiling it takes more than {self._limits.wall_seconds:g} s")
+        except WorkerFailed:
+            return Compiled(reason="it is too complex: compiling it failed")
+        finally:
+            self._idle.put_nowait(worker)
+
+    async def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            await worker.end()
+
+
+def _invalid(spec: GrammarSpec, reason: str, *, too_large: bool = False) -> InvalidRequest:
+    code = "grammar_too_large" if too_large else "invalid_grammar"
+    return InvalidRequest(f"{spec.param}: cannot be compiled: {reason}", param=spec.param, code=code)
