@@ -20,7 +20,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A grammar of llguidance, or the reason why there is none."""
+    """A grammar of llguidance, or the reason why it cannot be compiled."""
 
     grammar: str = ""
     reason: str | None = None

@@ -20,8 +20,8 @@ def grammar_of(request: GenerationRequest) -> GrammarSpec | None:
     ]
     specs += _guided(request)
     if len(specs) > 1:
-        names = " and ".join(spec.param for spec in specs)
-        raise InvalidRequest(f"{specs[1].param}: a request can have one constraint, but has {names}", param="body")
+        names, second = " and ".join(spec.param for spec in specs), specs[1].param
+        raise InvalidRequest(f"{second}: a request can have one constraint, but has {names}", param=second)
     return specs[0] if specs else None
 
 

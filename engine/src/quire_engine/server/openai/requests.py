@@ -93,11 +93,11 @@ async def read_content(request: Request, context: Context, held: BodyLease) -> d
     return content
 
 
-async def _compiled(context: Context, constraint: GrammarSpec | None) -> str | None:
-    if constraint is None:
-        return None
+async def _compiled(context: Context, body: GenerationRequest, constraint: GrammarSpec | None) -> str | None:
+    """Return the grammar of the answers for the engine; None for any text. Raises InvalidRequest, Unavailable."""
     try:
-        return await context.grammars.compile(constraint)
+        spec = grammar_of(body) if constraint is None else constraint
+        return None if spec is None else await context.grammars.compile(spec)
     except InvalidRequest:
         context.metrics.rejected["grammar"] += 1
         raise
@@ -118,7 +118,7 @@ async def validate(
     """
     limits = ModelLimits.of(context)
     check_against_model(body, answer.logprobs, limits)
-    grammar = await _compiled(context, grammar_of(body) if constraint is None else constraint)
+    grammar = await _compiled(context, body, constraint)
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     check_length(texts, answer.param, limits.max_model_len)
     encoded = await context.encode(texts, add_special_tokens=add_special_tokens)

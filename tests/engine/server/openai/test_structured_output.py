@@ -1,0 +1,107 @@
+"""Requests with a constraint: each of its names becomes the same grammar for the engine, or a reason for a 400."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quire_engine.grammar.spec import GrammarSpec
+
+Serving = Callable[..., Any]
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f>"]}
+OBJECT = '{"type":"object"}'
+
+
+def spec(kind: Any, text: str, param: str, **options: Any) -> GrammarSpec:
+    return GrammarSpec(kind=kind, text=text, param=param, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": None, "guided_json": None, "structured_outputs": None}, None),
+        ({"response_format": {"type": "json_object"}}, spec("json_schema", OBJECT, "response_format")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            spec("json_schema", TEXT, "response_format.json_schema.schema"),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", **TAG}},
+            spec("structural_tag", json.dumps(TAG, separators=(",", ":")), "response_format"),
+        ),
+        ({"guided_json": SCHEMA}, spec("json_schema", TEXT, "guided_json")),
+        ({"guided_json": TEXT}, spec("json_schema", TEXT, "guided_json")),
+        ({"guided_regex": "a+"}, spec("regex", "a+", "guided_regex")),
+        ({"guided_choice": ["a", "b"]}, spec("choice", '["a","b"]', "guided_choice")),
+        ({"guided_grammar": 'start: "a"'}, spec("grammar", 'start: "a"', "guided_grammar")),
+        ({"structured_outputs": {"json": SCHEMA}}, spec("json_schema", TEXT, "structured_outputs.json")),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
+            spec("json_schema", TEXT, "structured_outputs.json", whitespace_pattern=""),
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "whitespace_pattern": " ?"}},
+            spec("json_schema", OBJECT, "structured_outputs.json_object", whitespace_pattern=" ?"),
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, spec("regex", "a+", "structured_outputs.regex")),
+        ({"structured_outputs": {"choice": ["a"]}}, spec("choice", '["a"]', "structured_outputs.choice")),
+        (
+            {"structured_outputs": {"grammar": 'root ::= "a"'}},
+            spec("grammar", 'root ::= "a"', "structured_outputs.grammar"),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+            spec("structural_tag", json.dumps(TAG), "structured_outputs.structural_tag"),
+        ),
+    ],
+)
+async def test_each_name_of_a_constraint_becomes_a_grammar(
+    serving: Serving, fields: dict[str, Any], expected: GrammarSpec | None
+) -> None:
+    async with serving(says="{}") as server:
+        for ask in (server.chat, server.complete):
+            response = await ask(n=2, **fields)
+            assert response.status_code == 200, response.text
+        grammars = {stream.params.grammar for stream in server.engine.streams}
+        if expected is None:
+            assert grammars == {None}
+        else:
+            assert server.context.grammars.specs == [expected] * 2
+            assert len(grammars) == 1 and None not in grammars
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "part"),
+    [
+        ({"guided_json": {"not": {}}}, "guided_json", '"not"'),
+        ({"guided_json": "{"}, "guided_json", "JSON"),
+        ({"guided_regex": "(("}, "guided_regex", "unclosed"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}},
+            "response_format.json_schema.schema",
+            '"uniqueItems"',
+        ),
+    ],
+)
+async def test_a_constraint_that_cannot_hold_is_refused_and_counted(
+    serving: Serving, fields: dict[str, Any], param: str, part: str
+) -> None:
+    async with serving(says="{}") as server:
+        response = await server.chat(**fields)
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == param and part in error["message"]
+        assert server.engine.streams == []
+        assert server.context.metrics.rejected["grammar"] == 1
