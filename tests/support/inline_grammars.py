@@ -22,4 +22,4 @@ class InlineGrammars:
         try:
             return compile_grammar(spec, self._vocabulary, self._tokenizer)
         except GrammarError as error:
-            raise InvalidRequest(f"{spec.param}: cannot be compiled: {error}", param=spec.param) from error
+            raise InvalidRequest(f"{spec.param}: cannot be compiled: {error}", param=spec.field) from error

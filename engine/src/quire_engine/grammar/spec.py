@@ -31,9 +31,14 @@ class GrammarSpec:
     kind: GrammarKind
     text: str
     param: str
-    """The field of the request, which a refusal names."""
+    """The path of the field of the request, which a refusal names."""
     whitespace_pattern: str | None = None
-    """A regular expression of the space between the tokens of JSON; empty allows none, None any amount."""
+    """A regular expression of the space between the tokens of JSON; empty allows none, None a space or a line."""
+
+    @property
+    def field(self) -> str:
+        """The field of the request itself."""
+        return self.param.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ async def test_each_name_of_a_constraint_becomes_a_grammar(
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}},
-            "response_format.json_schema.schema",
+            "response_format",
             '"uniqueItems"',
         ),
     ],

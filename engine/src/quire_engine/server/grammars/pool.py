@@ -87,7 +87,7 @@ class GrammarPool:
         if not self._workers:
             raise InvalidRequest(
                 f"{spec.param}: this model's tokenizer cannot be constrained by a grammar",
-                param=spec.param,
+                param=spec.field,
                 code="grammar_unsupported",
             )
         if self._waiting >= self._limits.max_waiting:
@@ -118,4 +118,4 @@ class GrammarPool:
 
 def _invalid(spec: GrammarSpec, reason: str, *, too_large: bool = False) -> InvalidRequest:
     code = "grammar_too_large" if too_large else "invalid_grammar"
-    return InvalidRequest(f"{spec.param}: cannot be compiled: {reason}", param=spec.param, code=code)
+    return InvalidRequest(f"{spec.param}: cannot be compiled: {reason}", param=spec.field, code=code)

@@ -20,8 +20,8 @@ def grammar_of(request: GenerationRequest) -> GrammarSpec | None:
     ]
     specs += _guided(request)
     if len(specs) > 1:
-        names, second = " and ".join(spec.param for spec in specs), specs[1].param
-        raise InvalidRequest(f"{second}: a request can have one constraint, but has {names}", param=second)
+        names, second = " and ".join(spec.param for spec in specs), specs[1]
+        raise InvalidRequest(f"{second.param}: a request can have one constraint, but has {names}", param=second.field)
     return specs[0] if specs else None
 
 
@@ -77,8 +77,8 @@ def _spec(kind: GrammarKind, value: Any, param: str, whitespace_pattern: str | N
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         if isinstance(value, str):
             msgspec.json.decode(value)
-    except RecursionError as error:
-        raise InvalidRequest(f"{param}: it is nested too deeply", param=param, code="invalid_grammar") from error
-    except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"{param}: it is not JSON: {error}", param=param, code="invalid_grammar") from error
+    except (RecursionError, ValueError, OverflowError) as error:
+        reason = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {error}"
+        field = param.partition(".")[0]
+        raise InvalidRequest(f"{param}: {reason}", param=field, code="invalid_grammar") from error
     return GrammarSpec(kind=kind, text=text, param=param, whitespace_pattern=whitespace_pattern)

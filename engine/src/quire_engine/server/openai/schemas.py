@@ -104,6 +104,12 @@ def _check_tokens(value: Any) -> Any:
     return value
 
 
+def _check_json(value: Any) -> Any:
+    if not isinstance(value, dict | str):
+        raise ValueError(f"should be an object or a string of JSON, not {json_type(value)}")
+    return value
+
+
 _ids_schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 # A value that a function has checked is not checked again: a union would try every form on every item.
@@ -148,6 +154,11 @@ Tokens = Annotated[
 BadWords = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_BAD_WORDS),
+]
+JsonObject = Annotated[
+    SkipValidation[dict[str, Any] | str],
+    BeforeValidator(_check_json),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}]}),
 ]
 Prompt = Annotated[
     SkipValidation[list[str] | list[list[int]]],
@@ -199,7 +210,7 @@ class JsonSchemaFormat(Strict):
 
     name: Annotated[str, Field(max_length=256)] | None = None
     description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -227,12 +238,12 @@ Choices = Annotated[list[str], Field(min_length=1)]
 class StructuredOutputs(Strict):
     """A constraint of the answer, with vLLM's names; exactly one of the first six."""
 
-    json_: dict[str, Any] | str | None = Field(None, alias="json", description="A JSON schema.")
+    json_: JsonObject | None = Field(None, alias="json", description="A JSON schema.")
     regex: str | None = None
     choice: Choices | None = None
     grammar: str | None = Field(None, description="A grammar in Lark's or llama.cpp's notation.")
     json_object: Literal[True] | None = None
-    structural_tag: dict[str, Any] | str | None = None
+    structural_tag: JsonObject | None = None
     disable_any_whitespace: bool | None = Field(None, description="Allow no space between the tokens of JSON.")
     disable_additional_properties: Literal[False] | None = None
     whitespace_pattern: Annotated[str, Field(max_length=256)] | None = Field(
@@ -298,7 +309,7 @@ class GenerationRequest(Strict):
 
     response_format: ResponseFormat | None = Field(None, description="The form of the answer.")
     structured_outputs: StructuredOutputs | None = Field(None, description="A constraint of the answer.")
-    guided_json: dict[str, Any] | str | None = Field(None, description="The older name of structured_outputs.json.")
+    guided_json: JsonObject | None = Field(None, description="The older name of structured_outputs.json.")
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
