@@ -91,7 +91,7 @@ _REASONS = (
     ),
     (_NO_BUDGETS, "reasoning-config"),
     ("clients run their tools themselves", "tool-server"),
-    ("structured output is not supported by this version", "structured-outputs-config"),
+    ("grammars have one backend, which needs no options", "structured-outputs-config"),
     ("send such requests without tools", "exclude-tools-when-tool-choice-none"),
     (
         _NO_LORA,

@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
@@ -289,3 +290,30 @@ def test_a_server_that_drains_and_one_that_is_not_there(
         assert caught.value.status_code == 503 and int(caught.value.response.headers["retry-after"]) > 0
     with openai.OpenAI(**options) as client, pytest.raises(openai.APIConnectionError):
         client.completions.create(model="demo", prompt=START)
+
+
+class Person(pydantic.BaseModel):
+    """What an answer should be."""
+
+    name: Annotated[str, pydantic.Field(max_length=8)]
+    age: Annotated[int, pydantic.Field(ge=0, le=120)]
+    pets: Annotated[list[Literal["cat", "dog"]], pydantic.Field(max_length=2)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_are_parsed_into_a_model(client: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {"model": "demo", "messages": ASK, "max_tokens": 200, "seed": 3}
+    if stream:
+        with client.beta.chat.completions.stream(**options, response_format=Person) as events:
+            parsed = events.get_final_completion().choices[0].message.parsed
+    else:
+        parsed = client.beta.chat.completions.parse(**options, response_format=Person).choices[0].message.parsed
+    assert isinstance(parsed, Person) and 0 <= parsed.age <= 120 and len(parsed.name) <= 8
+
+
+def test_a_choice_is_one_of_those_given(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="demo", messages=ASK, n=4, extra_body={"structured_outputs": {"choice": ["tea", "coffee"]}}
+    )
+    assert {choice.message.content for choice in answer.choices} <= {"tea", "coffee"}
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}

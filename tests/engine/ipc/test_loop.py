@@ -41,6 +41,9 @@ class Script:
     def wait(self) -> None:
         self.inbox.append(Shutdown())
 
+    def wake(self) -> None:
+        """It never waits."""
+
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
 

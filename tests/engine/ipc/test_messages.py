@@ -13,6 +13,7 @@ from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogpr
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
+from quire_engine.grammar.spec import Vocabulary
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     Cancel,
@@ -23,6 +24,7 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    SetVocabulary,
     Shutdown,
     Stats,
     Submit,
@@ -31,6 +33,7 @@ from quire_engine.ipc.messages import (
 
 ODD = SamplingParams(
     max_tokens=5,
+    grammar="start: /a+/",
     temperature=0.5,
     top_p=0.9,
     top_k=7,
@@ -69,6 +72,7 @@ def test_no_field_is_lost_on_the_way() -> None:
         ),
         (Cancel([1, 2]), ToEngine),
         (ResetPrefixCache(), ToEngine),
+        (SetVocabulary(Vocabulary(tokens=[b"a", b"\xff"], special_tokens={"<e>": 1}, eos_token_ids=(1,))), ToEngine),
         (Shutdown(), ToEngine),
         (
             Outputs(

@@ -244,7 +244,7 @@ def test_a_wrong_field_is_named_on_both_routes(field: str, value: Any, place: st
         ),
         ({**CHAT, "tools": [{"type": "function"}]}, "tools[0].function", ("required",)),
         ({**CHAT, "functions": [{"name": "f"}]}, "functions", ("not supported",)),
-        ({**CHAT, "response_format": 3}, "response_format", ("object",)),
+        ({**CHAT, "response_format": 3}, "response_format", ("dictionary",)),
         ({**CHAT, "response_format": {"type": "json_schema"}}, "response_format", ("json_schema.schema",)),
         ({**CHAT, "response_format": {"type": "structural_tag"}}, "response_format", ("format",)),
         ({**CHAT, "structured_outputs": {}}, "structured_outputs", ("exactly one",)),
