@@ -293,7 +293,7 @@ def test_a_server_that_drains_and_one_that_is_not_there(
 
 
 class Person(pydantic.BaseModel):
-    """What an answer should be."""
+    """A form of answers."""
 
     name: Annotated[str, pydantic.Field(max_length=8)]
     age: Annotated[int, pydantic.Field(ge=0, le=120)]

@@ -39,7 +39,7 @@ def compiled(kind: GrammarKind, value: Any, **options: Any) -> str:
 
 
 def ids_of(text: str) -> list[int]:
-    """The tokens of a text: special ones by name, all others by byte."""
+    """Return the tokens of a text: special ones by name, all others by byte."""
     ids: list[int] = []
     while text:
         name = next((each for each in VOCABULARY.special_tokens if text.startswith(each)), None)

@@ -53,7 +53,7 @@ def test_answers_follow_their_grammars(make_constrained: Make, grammar: Grammar,
 def test_a_preempted_answer_goes_on_where_it_was(
     make_constrained: Make, grammar: Grammar, overlap: bool, options: dict[str, Any]
 ) -> None:
-    """Whether memory is short or not, the same tokens are sampled."""
+    """Compare the tokens with those of an engine that has enough memory."""
     answers = []
     for chosen in ({}, options):
         world = make_constrained(overlap=overlap, **chosen)

@@ -42,7 +42,7 @@ class Script:
         self.inbox.append(Shutdown())
 
     def wake(self) -> None:
-        """It never waits."""
+        """Do nothing, because ``wait`` returns at once."""
 
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)
