@@ -207,6 +207,51 @@ async def test_langchain_calls_tools_unchanged(serving: Serving) -> None:
         assert len(written.decode().split()) == 2
 
 
+# --- calls that a grammar forces ---
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_named_tool_is_called_with_the_whole_answer(serving: Serving, stream: bool) -> None:
+    async with serving('{"city": "Paris"}', template=THINKING) as server:
+        fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": WEATHER | {"function": {"name": "get_weather"}}}
+        if stream:
+            chunks = [chunk.choices[0] for chunk in await streamed(server, **fields)]
+            parts = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+            called = (parts[0].function.name, "".join(part.function.arguments for part in parts))
+            assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
+        else:
+            choice = (await server.chat(**fields)).json()["choices"][0]
+            (call,) = choice["message"]["tool_calls"]
+            called = (call["function"]["name"], call["function"]["arguments"])
+            assert choice["finish_reason"] == "stop" and choice["message"]["content"] is None
+        assert called == ("get_weather", '{"city": "Paris"}')
+        assert server.engine.streams[0].params.grammar is not None
+
+
+async def test_required_calls_are_an_array_whatever_the_models_form_is(serving: Serving) -> None:
+    text = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'
+    time = {"type": "function", "function": {"name": "get_time"}}
+    async with serving(text, template="{{ tools }}") as server:
+        choice = (await server.chat(tools=[WEATHER, time], tool_choice="required")).json()["choices"][0]
+        calls = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
+        assert calls == [("get_weather", '{"city": "Paris"}'), ("get_time", "{}")]
+        assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+        assert server.engine.streams[0].params.grammar is not None
+
+
+async def test_a_forced_call_and_another_constraint_contradict_each_other(serving: Serving) -> None:
+    async with serving("{}", template=TEMPLATE) as server:
+        fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
+        response = await server.chat(**fields)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
+
+
+async def test_a_constrained_answer_is_content_also_where_the_prompt_opens_reasoning(serving: Serving) -> None:
+    async with serving('{"a": 1}', template=THINKING) as server:
+        message = (await server.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+
+
 # --- reasoning ---
 
 

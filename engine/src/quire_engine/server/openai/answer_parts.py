@@ -8,9 +8,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.generation.choice import Delta
+from quire_engine.text.answers.forced import named_call, named_call_schema, required_calls, required_calls_schema
 from quire_engine.text.answers.formats import AnswerFormats
-from quire_engine.text.answers.reader import AnswerParser, Arguments, CallStart, Content, Event, Reasoning, Schemas
+from quire_engine.text.answers.reader import (
+    AnswerParser,
+    Arguments,
+    CallStart,
+    Content,
+    Event,
+    Format,
+    Reasoning,
+    Schemas,
+)
 from quire_engine.text.tokenizer import Tokenizer
 
 _ID_BYTES = 12
@@ -27,10 +40,34 @@ class AnswerPlan:
     """The schemas of the tools; None where no tool may be called."""
     include_reasoning: bool = True
     parallel_calls: bool = True
+    required: bool = False
+    """True where a grammar forces the answer to be calls."""
+    forced_tool: str | None = None
+    """The tool that a grammar forces the answer to call."""
+    constrained: bool = False
+    """True where a grammar leaves no place for reasoning and calls in the model's own form."""
+
+    @property
+    def _format(self) -> Format | None:
+        """The format that does not depend on the model."""
+        if self.forced_tool is not None:
+            return named_call(self.forced_tool)
+        return required_calls if self.required else None
+
+    def constraint(self) -> GrammarSpec | None:
+        """Return the constraint that the choice of tools demands."""
+        if self.schemas is None or self._format is None:
+            return None
+        schema = (
+            required_calls_schema(self.schemas, several=self.parallel_calls)
+            if self.forced_tool is None
+            else named_call_schema(self.schemas[self.forced_tool])
+        )
+        return GrammarSpec(kind="json_schema", text=msgspec.json.encode(schema).decode(), param="tools")
 
     def answer(self, tokenizer: Tokenizer) -> "ParsedAnswer | None":
         """Return the reader of one answer; None where the answer is plain text."""
-        parser = self.formats.parser(self.prompt_end, self.schemas)
+        parser = self._parser()
         if parser is None:
             return None
         tools = self.formats.tools
@@ -40,10 +77,18 @@ class AnswerPlan:
             parallel_calls=self.parallel_calls,
             id_length=None if tools is None else tools.id_length,
             counter=_reasoning_counter(self, tokenizer),
+            named=self.forced_tool is not None,
         )
+
+    def _parser(self) -> AnswerParser | None:
+        if self._format is not None:
+            return AnswerParser(self._format)
+        return None if self.constrained else self.formats.parser(self.prompt_end, self.schemas)
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that the answers' text has to contain."""
+        if self._format is not None or self.constrained:
+            return frozenset()
         return tokenizer.added_ids(self.formats.markers(tools=self.schemas is not None))
 
 
@@ -73,7 +118,7 @@ class _ReasoningCounter:
 
 def _reasoning_counter(plan: AnswerPlan, tokenizer: Tokenizer) -> _ReasoningCounter | None:
     reasoning = plan.formats.reasoning
-    if reasoning is None:
+    if reasoning is None or plan.required or plan.forced_tool is not None:
         return None
     start, end = tokenizer.added_ids([reasoning.start]), tokenizer.added_ids([reasoning.end])
     if not start or not end:
@@ -92,6 +137,8 @@ class ParsedAnswer:
     parallel_calls: bool
     id_length: int | None
     counter: _ReasoningCounter | None
+    named: bool = False
+    """True where the client has named the tool, so that its call is no reason for the end, as in OpenAI's API."""
     has_calls: bool = False
 
     @property
@@ -105,7 +152,9 @@ class ParsedAnswer:
 
     def finish_reason(self, delta: Delta) -> str | None:
         """Return the reason for the end in OpenAI's words."""
-        return "tool_calls" if self.has_calls and delta.finish_reason == "stop" else delta.finish_reason
+        return (
+            "tool_calls" if self.has_calls and not self.named and delta.finish_reason == "stop" else delta.finish_reason
+        )
 
     def message(self, whole: Delta) -> dict[str, Any]:
         """Return the message of a whole answer."""

@@ -18,6 +18,7 @@ from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.answer_parts import AnswerPlan
+from quire_engine.server.openai.grammars import grammar_of
 from quire_engine.server.openai.limits import longest_text
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
@@ -75,10 +76,22 @@ async def _start(
             schemas=body.tool_schemas,
             include_reasoning=body.include_reasoning is not False,
             parallel_calls=body.parallel_tool_calls is not False,
+            required=body.tool_choice == "required",
+            forced_tool=body.forced_tool,
         )
         # The request lives as long as its answer, which needs the messages no more.
         body.messages, body.tools = [], None
-        valid = await validate(context, body, [text], limits, add_special_tokens=body.add_special_tokens)
+        forced = plan.constraint()
+        if forced is not None and (wanted := grammar_of(body)) is not None:
+            raise InvalidRequest(
+                f"tool_choice: a request can have one constraint, but {wanted.field} is another", param="tool_choice"
+            )
+        valid = await validate(
+            context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced
+        )
+        if forced is None and valid.params[0].grammar is not None:
+            wanted = grammar_of(body)
+            plan = replace(plan, constrained=wanted is not None and wanted.kind != "structural_tag")
         shown = plan.shown_ids(context.tokenizer)
         generation = start_generation(
             request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
@@ -94,10 +107,10 @@ def _check_tools(context: Context, body: ChatCompletionRequest) -> None:
         raise InvalidRequest(
             "tools: the model's chat template has no place for tools", param="tools", code="tools_not_supported"
         )
-    if body.tool_schemas is not None and context.formats.tools is None:
+    if body.tool_schemas is not None and body.tool_choice in (None, "auto") and context.formats.tools is None:
         raise InvalidRequest(
             "tools: this server does not know in which form the model writes tool calls; start it with "
-            "--tool-call-parser, or set tool_choice to none",
+            "--tool-call-parser, or set tool_choice",
             param="tools",
             code="no_tool_call_parser",
         )

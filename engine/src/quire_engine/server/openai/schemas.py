@@ -598,6 +598,12 @@ class ChatCompletionRequest(GenerationRequest):
         return {**given, **(self.chat_template_kwargs or {})}
 
     @property
+    def forced_tool(self) -> str | None:
+        """The name of the tool that the answer has to call; None where the request names none."""
+        name: str | None = self.tool_choice["function"]["name"] if isinstance(self.tool_choice, dict) else None
+        return name
+
+    @property
     def tool_schemas(self) -> dict[str, dict[str, Any]] | None:
         """The schemas of the tools that the answer may call, by name; None where it calls none."""
         if not self.tools or self.tool_choice == "none":
@@ -615,7 +621,7 @@ class ChatCompletionRequest(GenerationRequest):
             name = self.tool_choice["function"]["name"]
             if name not in (self.tool_schemas or {}):
                 raise ValueError(f"tool_choice: {name[:100]!r} is not one of the tools")
-        raise ValueError('tool_choice: this version supports only "auto" and "none"')
+        return self
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
