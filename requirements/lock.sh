@@ -8,4 +8,5 @@ compile -c pins.txt dev.in -o dev.lock
 compile clients.in -o clients.lock
 compile --no-deps triton-3.6.in -o triton-3.6.lock
 compile --no-deps tokenizers.in -o tokenizers.lock
+compile --no-deps schema-suite.in -o schema-suite.lock
 for name in bootstrap kernels engine gateway operator cli runtime; do compile -c pins.txt -c dev.lock "$name.in" -o "$name.lock"; done
