@@ -119,8 +119,8 @@ class Timed:
     forward: Any
     seconds: float
 
-    def sample(self) -> Any:
-        pending = self.forward.sample()
+    def sample(self, masks: object = None) -> Any:
+        pending = self.forward.sample(masks)
         return replace(pending, output=replace(pending.output, run_seconds=self.seconds))
 
 
