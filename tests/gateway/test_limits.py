@@ -189,7 +189,7 @@ async def test_request_limit_holds_over_all_replicas(start_limited):
     assert sum(len(replica.bodies) for replica in fleet) == 1
 
 
-@pytest.mark.parametrize("refused", [{"model": "nothing"}, {"prompt": 7, "model": None}])
+@pytest.mark.parametrize("refused", [{"model": "nothing"}, {"prompt": 7, "model": 7}])
 async def test_refused_requests_count_too(start_limited, refused):
     gateway, _ = await start_limited("requests_per_minute=1")
     assert (await ask(gateway, **refused))[0] in (400, 404)
