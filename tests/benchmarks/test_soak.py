@@ -1,5 +1,6 @@
 """The expectations of the soak, its poisonable engine, and its probe of /livez."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -8,6 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from benchmarks.serving.soak import poisonable
+from benchmarks.serving.soak.__main__ import details
 from benchmarks.serving.soak.clients import Cut, PoisonAnswer, Tally
 from benchmarks.serving.soak.expectations import Observed, judge, memory_medians
 from benchmarks.serving.soak.memory import Sample
@@ -47,6 +49,12 @@ SLOW = replace(LATE, late_ms=10)
 
 def test_a_good_soak_holds_every_expectation() -> None:
     assert {each.verdict for each in judge(GOOD)} == {"held"}
+
+
+def test_the_details_are_json_with_their_counts() -> None:
+    written = json.loads(json.dumps(details(GOOD)))
+    assert (written["tenants"], written["num_cancelled"]) == ({"a": 5, "b": 4}, 3)
+    assert [death["replica"] for death in written["deaths"]] == ["chat-0", "chat-1"]
 
 
 @pytest.mark.parametrize(

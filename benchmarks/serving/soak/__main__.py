@@ -25,7 +25,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,20 @@ async def _left_when_idle(fleet: Fleet, session: aiohttp.ClientSession) -> dict[
         await asyncio.sleep(0.5)
 
 
+def details(observed: Observed) -> dict[str, Any]:
+    """Return what lies behind the expectations, for the JSON file."""
+    tally = observed.tally
+    # asdict would count the items of a Counter again.
+    counts = {name: value for name, value in vars(tally).items() if isinstance(value, int | Counter)}
+    lists: dict[str, Sequence[Any]] = {
+        "cuts": tally.cuts,
+        "poisons": tally.poisons,
+        "deaths": observed.deaths,
+        "probes": observed.probes,
+    }
+    return counts | {name: [asdict(each) for each in listed] for name, listed in lists.items()}
+
+
 def show(arguments: argparse.Namespace, observed: Observed, expectations: list[Expectation]) -> None:
     tally = observed.tally
     lines = [[each.name, each.found, each.verdict] for each in expectations]
@@ -214,8 +228,7 @@ def main() -> int:
     observed = uvloop.run(_interruptible(soak(arguments, folder)))
     expectations = judge(observed)
     show(arguments, observed, expectations)
-    probes = [asdict(answers) for answers in observed.probes]
-    save(arguments.json, [*map(asdict, expectations), {"tally": asdict(observed.tally), "probes": probes}])
+    save(arguments.json, [*map(asdict, expectations), details(observed)])
     if any(each.verdict == "failed" for each in expectations):
         _console.print(f"an expectation failed; the logs are in {folder}")
         return 1
