@@ -12,7 +12,8 @@ import pytest
 from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
 
-from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
+from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.unsupported import UNSUPPORTED
 
 ASK: Any = [{"role": "user", "content": "What is a list?"}]

@@ -13,7 +13,8 @@ from quire_engine.server.http import body as body_module
 from quire_engine.server.http.body import validate_body
 from quire_engine.server.http.body_budget import SMALL_BYTES, BodyBudget
 from quire_engine.server.http.problems import error_body
-from quire_engine.server.openai.schemas import ChatCompletionRequest, CompletionRequest
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
+from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.unsupported import UNSUPPORTED, remove_unsupported
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from quire_engine.server.http.body import validate_body
-from quire_engine.server.openai.schemas import ChatCompletionRequest
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.rendering.conversation import Conversation, prompt_text
 from quire_engine.text.chat_template import ChatTemplate
 

@@ -18,11 +18,11 @@ from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.answer_parts import AnswerPlan
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.grammars import grammar_of
 from quire_engine.server.openai.limits import longest_text
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
-from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.server.openai.usage import UsageReport
 from quire_engine.server.rendering.conversation import Conversation
 

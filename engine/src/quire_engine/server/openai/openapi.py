@@ -13,8 +13,8 @@ from fastapi.openapi.utils import get_openapi
 
 from quire_engine.server.context import Context
 from quire_engine.server.openai import responses
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.responses import ErrorAnswer
-from quire_engine.server.openai.schemas import ChatCompletionRequest
 from quire_engine.server.openai.unsupported import NO_EFFECT, UNSUPPORTED
 
 _JSON = "application/json"

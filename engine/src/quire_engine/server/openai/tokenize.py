@@ -14,9 +14,10 @@ from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.http.body import body_schema, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
+from quire_engine.server.openai.chat_schemas import Messages, TemplateVariables
 from quire_engine.server.openai.limits import check_length, check_token_ids, longest_text
 from quire_engine.server.openai.requests import read_content
-from quire_engine.server.openai.schemas import Messages, Strict, TemplateVariables, Tokens
+from quire_engine.server.openai.schemas import Strict, Tokens
 from quire_engine.server.rendering.conversation import Conversation
 from quire_engine.text.tokenizer import Tokenizer
 
