@@ -29,7 +29,7 @@ from quire_engine.runner.arithmetic import (
     ways_of,
 )
 from quire_engine.runner.attention_timing import time_attention
-from quire_engine.runner.sharing import shared_from, time_sharing
+from quire_engine.runner.sharing import SharingTimes, are_plausible, shared_from, time_sharing
 from quire_engine.runner.threads import SharedFrom
 
 SHAPE = ModelShape(
@@ -295,6 +295,20 @@ def test_sharing_begins_where_it_is_faster_from_then_on(
 
 def test_without_times_there_is_no_number_of_tokens() -> None:
     assert shared_from({}) is None
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        ({"spinning": (6.0, 3.7), "asleep": (6.9, 3.7)}, True),
+        ({"spinning": (6.1, 5.9), "asleep": (6.9, 3.7)}, False),
+        ({"spinning": (6.1, 3.7), "asleep": (6.9, 7.0)}, False),
+        pytest.param({"spinning": (0.1, 0.1), "asleep": (0.1, 0.2)}, True, id="a small layer may not gain"),
+    ],
+)
+def test_a_long_layer_without_a_gain_is_implausible(longest: dict[Any, tuple[float, float]], expected: bool) -> None:
+    times: SharingTimes = {wait: ((0.1, 0.2), pair) for wait, pair in longest.items()}
+    assert are_plausible(times) is expected
 
 
 def test_sharing_is_timed_for_both_kinds_of_waits() -> None:

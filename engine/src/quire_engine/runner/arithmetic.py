@@ -20,7 +20,7 @@ from quire_engine.model.linear.selection import Times, cost, fastest, times_in_w
 from quire_engine.model.linear.timing import ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.attention_timing import time_attention
-from quire_engine.runner.sharing import SharingTimes, time_sharing
+from quire_engine.runner.sharing import SharingTimes, are_plausible, time_sharing
 from quire_kernels.packed_linear import supports_bfloat16
 
 _log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def _timings(
         linear = time_ways(ways, sizes)
         attention = {dtype_name(dtype): time_attention(shape, dtype) for dtype in close_types(ways, linear)}
         found = Timings(facts=facts, linear=dict(linear), attention=attention)
-    elif found.sharing or threads == 1:
+    elif threads == 1 or (found.sharing and are_plausible(found.sharing)):
         return found
     if threads > 1:
         fast = next(way for way in ways if way.name == fastest(found.linear))
