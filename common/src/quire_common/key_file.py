@@ -129,6 +129,11 @@ def bearer_token(authorization: str) -> str | None:
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
+def api_token(authorization: str, x_api_key: str) -> str | None:
+    """Return the API key of a request, from ``Authorization: Bearer`` or ``x-api-key`` (Anthropic's clients)."""
+    return bearer_token(authorization) or x_api_key.strip() or None
+
+
 class FixedKeys:
     """Keys that were given once and have neither names nor limits."""
 

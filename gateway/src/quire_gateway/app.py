@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH
-from quire_common.key_file import KeyFile, bearer_token
+from quire_common.key_file import KeyFile, api_token
 from quire_gateway import headers
 from quire_gateway.connections import is_surplus, track_requests
 from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, Unauthorized, UnknownModel
@@ -145,9 +145,11 @@ def _require_key(keys: KeyFile) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path not in OPEN_PATHS:
-            token = bearer_token(request.headers.get("Authorization", ""))
+            token = api_token(request.headers.get("Authorization", ""), request.headers.get("X-Api-Key", ""))
             if token is None:
-                raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")
+                raise Unauthorized(
+                    "send an API key in the header Authorization: Bearer KEY or x-api-key: KEY", code="missing_api_key"
+                )
             key = keys.find(token)
             if key is None:
                 raise Unauthorized("this API key is unknown", code="invalid_api_key")
@@ -174,7 +176,7 @@ def _wait_for_models(fleet: Fleet, timeout_seconds: float) -> Middleware:
 
 
 def _error_response(request: web.Request, error: GatewayError, *, status: int) -> web.Response:
-    response = web.Response(status=status, body=error.body(), content_type="application/json")
+    response = web.Response(status=status, body=error.body(request.path), content_type="application/json")
     response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)

@@ -254,13 +254,14 @@ class Attempts:
                 await response.write_eof()
             else:
                 error = UpstreamFailed("the replica died before the end of this answer")
-                await end_with_error(call.request, response, error.body())
+                await end_with_error(call.request, response, error.body(call.request.path))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self.cancelling or task is None:
                 raise
             task.uncancel()
-            await end_with_error(call.request, response, ShuttingDown("this gateway is shutting down").body())
+            shutdown = ShuttingDown("this gateway is shutting down")
+            await end_with_error(call.request, response, shutdown.body(call.request.path))
         return response
 
     def _first_byte(self, call: Call) -> None:

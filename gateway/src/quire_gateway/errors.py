@@ -1,4 +1,6 @@
-"""The errors that the gateway itself answers with, in the shape that OpenAI's clients expect.
+"""The errors that the gateway itself answers with, in the shape that clients of OpenAI expect.
+
+Below ``/v1/messages`` it is Anthropic's shape.
 
     GatewayError               an HTTP status, and the body {"error": {message, type, param, code}}
     ├── BadRequest             400  the body is not JSON, or names no model
@@ -20,6 +22,7 @@ exception is a bug, and answered with 500.
 
 import msgspec
 
+from quire_common.anthropic_error import anthropic_error_type, is_messages_path
 from quire_common.contract.engine import KEY_LIMIT
 from quire_common.openai_error import error_body
 
@@ -39,9 +42,12 @@ class GatewayError(Exception):
         self.message = message
         self.retry_after_seconds = retry_after_seconds
 
-    def body(self) -> bytes:
-        """Return the JSON body of the answer."""
-        return msgspec.json.encode(error_body(self.message, type=self.type, param=self.param, code=self.code))
+    def body(self, path: str) -> bytes:
+        """Return the JSON body of the answer, in the form that clients of the path expect."""
+        body = error_body(self.message, type=self.type, param=self.param, code=self.code)
+        if is_messages_path(path):
+            body = {"type": "error", "error": {**body["error"], "type": anthropic_error_type(self.status)}}
+        return msgspec.json.encode(body)
 
 
 class BadRequest(GatewayError):

@@ -19,6 +19,11 @@ _CONCURRENCY_RETRY_SECONDS = 2
 _TAIL_BYTES = 4096
 _TOTAL_TOKENS = re.compile(rb'"total_tokens": ?(\d{1,12})')
 """Text that the model generated cannot match, because JSON escapes its quotes."""
+_MESSAGE_USAGE = re.compile(
+    rb'"usage":\{"input_tokens":(\d{1,12}),"cache_creation_input_tokens":(\d{1,12}),'
+    rb'"cache_read_input_tokens":(\d{1,12}),"output_tokens":(\d{1,12})\}\}\Z'
+)
+"""The end of a message in Anthropic's form, whose usage has no total."""
 
 
 class Limits:
@@ -140,5 +145,7 @@ class Charge:
 
     def tokens(self) -> float:
         """Return the total that the replica reported; without a report, the prompt's estimate and one per event."""
+        if (usage := _MESSAGE_USAGE.search(self._tail)) is not None:
+            return float(sum(map(int, usage.groups())))
         found = _TOTAL_TOKENS.findall(self._tail)
         return float(found[-1]) if found else self._prompt_tokens + self._events

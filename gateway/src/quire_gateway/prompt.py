@@ -25,16 +25,29 @@ _FEWEST_TOKENS_PER_BYTE, _MOST_TOKENS_PER_BYTE = 0.02, 2.0
 
 
 class Prompt(msgspec.Struct):
-    """The fields of a body that decide about cache hits, as the text in which they came."""
+    """The fields of a body that decide about cache hits, as the text in which they came.
 
+    Their order is that in which chat templates place them.
+    """
+
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def texts(self) -> tuple[memoryview, ...]:
+        """The texts of the fields that the model sees; most of them are empty."""
+        fields = (self.tools, self.instructions, self.system, self.messages, self.input, self.prompt)
+        return tuple(memoryview(field) for field in fields)
 
 
 def prompt_bytes(prompt: Prompt) -> int:
     """Return the length of the prompt's text."""
-    return memoryview(prompt.messages).nbytes or memoryview(prompt.prompt).nbytes
+    return sum(text.nbytes for text in prompt.texts)
 
 
 def prompt_blocks(prompt: Prompt, *, tenant: str | None = None) -> tuple[int, ...]:
@@ -42,11 +55,12 @@ def prompt_blocks(prompt: Prompt, *, tenant: str | None = None) -> tuple[int, ..
 
     The tenant is that of an API key, if engines do not share prefixes between tenants.
     """
-    text = memoryview(prompt.messages) if memoryview(prompt.messages).nbytes else memoryview(prompt.prompt)
+    most = MAX_BLOCKS * BLOCK_BYTES
+    text = b"".join(bytes(part[:most]) for part in prompt.texts)
     chain = hash((bytes(prompt.cache_salt), tenant))
     blocks = []
     for start in range(0, min(len(text) // BLOCK_BYTES, MAX_BLOCKS) * BLOCK_BYTES, BLOCK_BYTES):
-        chain = hash((chain, bytes(text[start : start + BLOCK_BYTES])))
+        chain = hash((chain, text[start : start + BLOCK_BYTES]))
         blocks.append(chain)
     return tuple(blocks)
 

@@ -11,6 +11,7 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from quire_common.anthropic_error import MESSAGES_PATH
 from quire_common.key_file import Key
 from quire_common.routing.balance import Hold
 from quire_gateway import headers
@@ -36,6 +37,8 @@ MODEL = web.RequestKey("model", str)
 KEY = web.RequestKey("key", Key)
 """The key under which a request stores the API key that it came with, if keys are required."""
 _GENERATING = "/v1/"
+_COUNTING = frozenset({f"{MESSAGES_PATH}/count_tokens"})
+"""Paths below it whose requests are not run through the model."""
 _LOST = frozenset({"stale", "disconnected", "engine_stopped"})
 """The reasons of attempts that may have been under way when the replica, or its engine process, died."""
 _MAX_LOST_ATTEMPTS = 2
@@ -101,7 +104,7 @@ class Proxy:
     async def _forward_body(
         self, request: web.Request, body: Body, key: Key | None, allowance: Allowance | None, started: float
     ) -> web.StreamResponse:
-        is_generating = request.path.startswith(_GENERATING)
+        is_generating = request.path.startswith(_GENERATING) and request.path not in _COUNTING
         tenant = None if key is None or self._options.shares_prefixes else key.tenant
         peeked = peek_request(
             body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
@@ -146,7 +149,7 @@ class Proxy:
             if response is None:
                 raise
             self._metrics.errors.labels(call.pool.model, str(error.status), error.code or error.type).inc()
-            await end_with_error(call.request, response, error.body())
+            await end_with_error(call.request, response, error.body(call.request.path))
             return response
         response = None if call.comments is None else await call.comments.stop()
         if response is None or response is answer:

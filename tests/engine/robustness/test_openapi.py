@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 
+from quire_engine.server.anthropic.answers import MessageEvent
 from quire_engine.server.openai.responses import ChatCompletionChunk, Completion
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
@@ -29,6 +30,8 @@ ALWAYS += [CHECKS["response_schema_conformance"], CHECKS["response_headers_confo
 OPERATIONS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/messages"),
+    ("POST", "/v1/messages/count_tokens"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("POST", "/tokenize"),
@@ -48,7 +51,7 @@ SEMANTIC = re.compile(
     r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
-    r"|tool_choice: |should be a JSON object in a string"
+    r"|tool_choice: |tools: |has no block|is required for the type tool|should be a JSON object in a string"
     r"|cannot be compiled|is not JSON|exactly one of|one constraint|is required for the type"
 )
 """Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
@@ -85,6 +88,14 @@ def check_events(text: str, kind: type[BaseModel]) -> None:
         kind.model_validate_json(event.removeprefix("data: "))
 
 
+def check_named_events(text: str) -> None:
+    *events, end = text.split("\n\n")
+    assert end == "" and events[-1].startswith("event: message_stop\n")
+    for event in events:
+        name, data = event.split("\n")
+        assert MessageEvent.model_validate_json(data.removeprefix("data: ")).type == name.removeprefix("event: ")
+
+
 def ask(server: Any, case: Any) -> Any:
     return case.call(headers={"Authorization": f"Bearer {server.key}"}, timeout=60)
 
@@ -117,7 +128,10 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: An
         else:
             assert response.status_code in (200, 404, 429), response.text
         if "event-stream" in response.headers["content-type"][0]:
-            check_events(response.text, ChatCompletionChunk if "chat" in operation[1] else Completion)
+            if operation[1] == "/v1/messages":
+                check_named_events(response.text)
+            else:
+                check_events(response.text, ChatCompletionChunk if "chat" in operation[1] else Completion)
 
     tried(schema, operation, GenerationMode.POSITIVE, check)
 
@@ -140,7 +154,7 @@ def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, o
         status = stranger.request(method, path, json={}).status_code
         assert (status == 401) == bool(described["security"])
     other = server.http.request("DELETE", path.format(name="demo"))
-    assert other.status_code == 405 and method in other.headers["allow"] and set(other.json()) == {"error"}
+    assert other.status_code == 405 and method in other.headers["allow"] and "error" in other.json()
 
 
 def test_nothing_was_left_running(server: Any) -> None:

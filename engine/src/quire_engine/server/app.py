@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from quire_engine import __version__
 from quire_engine.errors import InternalError, InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from quire_engine.server import health
+from quire_engine.server.anthropic import messages
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
 from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
@@ -22,7 +23,7 @@ from quire_engine.server.http.root_path import RootPath
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.openai import chat, completions, models, tokenize
-from quire_engine.server.openai.openapi import describe
+from quire_engine.server.openapi import describe
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ def create_app(
     )
     app.state.context = context
     app.state.exposition = exposition
-    for router in (chat.router, completions.router, models.router, tokenize.router, health.router, docs_page.router):
-        app.include_router(router)
+    for routes in (chat, completions, messages, models, tokenize, health, docs_page):
+        app.include_router(routes.router)
     describe(app, context)
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _routing_error)
@@ -82,7 +83,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if (reason := _REJECTED.get(error.code or "")) is not None:
         request.app.state.context.metrics.rejected[reason] += 1
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
@@ -93,7 +94,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         answer = NotFound(f"no route {path}; /docs lists the routes of this server")
     elif error.status_code == 405:
         answer = MethodNotAllowed(f"{path} does not accept {request.method}")
-    response = error_response(answer)
+    response = error_response(answer, request.url.path)
     response.headers.update(error.headers or {})
     return response
 
@@ -104,4 +105,4 @@ async def _client_disconnected(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     # Starlette logs the traceback after this response.
-    return error_response(InternalError("internal server error; the server's log has the details"))
+    return error_response(InternalError("internal server error; the server's log has the details"), request.url.path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
-from quire_common.key_file import UNLIMITED, FixedKeys, Key, KeyFile, bearer_token
+from quire_common.key_file import UNLIMITED, FixedKeys, Key, KeyFile, api_token
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.server.auth.allowance import Allowance
@@ -101,9 +101,11 @@ def _identity(keys: KeyFile | None, headers: Headers) -> Identity:
 
 
 def _matching_key(keys: KeyFile | FixedKeys, headers: Headers) -> Key:
-    token = bearer_token(headers.get("authorization", ""))
+    token = api_token(headers.get("authorization", ""), headers.get("x-api-key", ""))
     if token is None:
-        raise Unauthorized("send an API key in the header Authorization: Bearer KEY", code="missing_api_key")
+        raise Unauthorized(
+            "send an API key in the header Authorization: Bearer KEY or x-api-key: KEY", code="missing_api_key"
+        )
     key = keys.find(token)
     if key is None:
         raise Unauthorized("this API key is unknown")

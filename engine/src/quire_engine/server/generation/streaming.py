@@ -46,6 +46,9 @@ class Writer(Protocol):
     def last(self, choices: list[Choice]) -> bytes:
         """Return the events after the last delta of a successful generation."""
 
+    def failed(self, error: RequestError) -> bytes:
+        """Return the last event of a stream that failed."""
+
     def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed; each choice has its whole answer as one delta."""
 
@@ -191,13 +194,14 @@ class _EventStream(Response):
                     await sender.send(events)
             usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
             await sender.send(usage + self._writer.last(self._generation.choices), more=False)
-        except RequestError as error:
-            await sender.send(sse.error_event(error))
+        except RequestError as failure:
+            await sender.send(self._writer.failed(failure))
         except (ClientGone, TimeoutError):
             raise
         except Exception:
             _log.exception("stream aborted: internal error")
-            await sender.send(sse.error_event(InternalError("internal server error; the server's log has the details")))
+            error = InternalError("internal server error; the server's log has the details")
+            await sender.send(self._writer.failed(error))
 
 
 class _PatientSender:

@@ -70,7 +70,7 @@ class Edge:
                 identity = self._admit(scope, headers, answer)
             except RequestError as error:
                 self._metrics.rejected["key_limit" if error.status == 429 else "unauthorized"] += 1
-                await error_response(error)(scope, receive, answer.send)
+                await error_response(error, scope["path"])(scope, receive, answer.send)
                 return
             state["identity"] = identity if span is None else replace(identity, span=span)
             await self._app(_as_get(scope), receive, answer.send)

@@ -1,5 +1,6 @@
-"""Error responses in the form that OpenAI's clients expect: the one place where a RequestError becomes HTTP.
+"""Error responses in the form that the clients of a route expect: the one place where a RequestError becomes HTTP.
 
+The form is OpenAI's, and Anthropic's below ``/v1/messages``.
 A response has at most 4 KiB whatever the client sent, so that a small bad request cannot cause a large reply.
 """
 
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from quire_common.anthropic_error import anthropic_error_type, is_messages_path
 from quire_engine.errors import RequestError
 
 MAX_REASONS = 10
@@ -18,21 +20,22 @@ _MAX_MESSAGE_CHARACTERS = 3300
 _MAX_BODY_BYTES = 4096
 
 
-def error_object(error: RequestError) -> dict[str, Any]:
-    """Return the error as OpenAI's JSON object: message, type, param and code."""
-    return {
-        "error": {
-            "message": shortened(error.message, _MAX_MESSAGE_CHARACTERS),
-            "type": error.type,
-            "param": None if error.param is None else shortened(error.param, 100),
-            "code": error.code,
-        }
+def error_object(error: RequestError, path: str = "") -> dict[str, Any]:
+    """Return the error as the JSON object that clients of the route expect: message, type, param and code."""
+    fields = {
+        "message": shortened(error.message, _MAX_MESSAGE_CHARACTERS),
+        "type": error.type,
+        "param": None if error.param is None else shortened(error.param, 100),
+        "code": error.code,
     }
+    if not is_messages_path(path):
+        return {"error": fields}
+    return {"type": "error", "error": {**fields, "type": anthropic_error_type(error.status)}}
 
 
-def error_body(error: RequestError) -> bytes:
+def error_body(error: RequestError, path: str = "") -> bytes:
     """Return the error as JSON of at most 4 KiB."""
-    answer = error_object(error)
+    answer = error_object(error, path)
     body = msgspec.json.encode(answer)
     while len(body) > _MAX_BODY_BYTES:  # characters of several bytes
         message = answer["error"]["message"]
@@ -41,14 +44,14 @@ def error_body(error: RequestError) -> bytes:
     return body
 
 
-def error_response(error: RequestError) -> Response:
+def error_response(error: RequestError, path: str) -> Response:
     """Return the HTTP response to an error, with Retry-After where the error has one."""
     headers = {}
     if error.retry_after_seconds is not None:
         headers["retry-after"] = str(error.retry_after_seconds)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(error_body(error), status_code=error.status, media_type="application/json", headers=headers)
+    return Response(error_body(error, path), status_code=error.status, media_type="application/json", headers=headers)
 
 
 def joined_reasons(reasons: Sequence[str], total: int) -> str:

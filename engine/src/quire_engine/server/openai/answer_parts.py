@@ -140,15 +140,20 @@ class ParsedAnswer:
     named: bool = False
     """True where the client has named the tool, so that its call is no reason for the end, as in OpenAI's API."""
     has_calls: bool = False
+    has_reasoning: bool = False
 
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens of reasoning so far; None where they cannot be counted."""
         return None if self.counter is None else self.counter.count
 
+    def events(self, delta: Delta) -> list[Event]:
+        """Return what the delta adds to the answer, without what the request leaves out; every call has an id."""
+        return [known for event in self._events(delta) if (known := self._wanted(event)) is not None]
+
     def deltas(self, delta: Delta) -> list[dict[str, Any]]:
         """Return the new parts of the message, each as the fields of one chunk's ``delta``."""
-        return [part for event in self._events(delta) if (part := self._part(event)) is not None]
+        return [_part(event) for event in self.events(delta)]
 
     def finish_reason(self, delta: Delta) -> str | None:
         """Return the reason for the end in OpenAI's words."""
@@ -161,23 +166,23 @@ class ParsedAnswer:
         content: list[str] = []
         reasoning: list[str] = []
         calls: list[dict[str, Any]] = []
-        for event in self._events(whole):
+        for event in self.events(whole):
             match event:
                 case Content():
                     content.append(event.text)
                 case Reasoning():
                     reasoning.append(event.text)
-                case CallStart() if self._permitted(event.index):
-                    calls.append(self._call(event))
-                case Arguments() if self._permitted(event.index):
+                case CallStart():
+                    calls.append(_call(event))
+                case Arguments():
                     calls[event.index]["function"]["arguments"] += event.text
         text = "".join(content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": text if text or not (calls or reasoning) else None,
+            "content": text if text or not (calls or self.has_reasoning) else None,
             "refusal": None,
         }
-        if reasoning and self.include_reasoning:
+        if reasoning:
             message["reasoning_content"] = message["reasoning"] = "".join(reasoning)
         if calls:
             message["tool_calls"] = calls
@@ -191,24 +196,32 @@ class ParsedAnswer:
             events = [*events, *self.parser.finish()]
         return events
 
-    def _permitted(self, index: int) -> bool:
-        return self.parallel_calls or index == 0
-
-    def _call(self, event: CallStart) -> dict[str, Any]:
-        self.has_calls = True
-        made = secrets.token_hex(_ID_BYTES)
-        id = event.id or (f"call_{made}" if self.id_length is None else made[: self.id_length])
-        return {"id": id, "type": "function", "function": {"name": event.name, "arguments": ""}}
-
-    def _part(self, event: Event) -> dict[str, Any] | None:
+    def _wanted(self, event: Event) -> Event | None:
         match event:
-            case Content():
-                return {"content": event.text}
             case Reasoning():
-                text = event.text
-                return {"reasoning_content": text, "reasoning": text} if self.include_reasoning else None
-            case CallStart() if self._permitted(event.index):
-                return {"tool_calls": [{"index": event.index, **self._call(event)}]}
-            case Arguments() if self._permitted(event.index):
-                return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-        return None
+                self.has_reasoning = True
+                return event if self.include_reasoning else None
+            case CallStart() | Arguments() if event.index and not self.parallel_calls:
+                return None
+            case CallStart():
+                self.has_calls = True
+                made = secrets.token_hex(_ID_BYTES)
+                id = event.id or (f"call_{made}" if self.id_length is None else made[: self.id_length])
+                return CallStart(event.index, event.name, id)
+        return event
+
+
+def _call(event: CallStart) -> dict[str, Any]:
+    return {"id": event.id, "type": "function", "function": {"name": event.name, "arguments": ""}}
+
+
+def _part(event: Event) -> dict[str, Any]:
+    match event:
+        case Content():
+            return {"content": event.text}
+        case Reasoning():
+            return {"reasoning_content": event.text, "reasoning": event.text}
+        case CallStart():
+            return {"tool_calls": [{"index": event.index, **_call(event)}]}
+        case Arguments():
+            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}

@@ -10,26 +10,20 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire_engine.errors import InvalidRequest
+from quire_engine.errors import RequestError
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
-from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.answer_parts import AnswerPlan
+from quire_engine.server.openai.chat_generation import start_chat
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
-from quire_engine.server.openai.grammars import grammar_of
-from quire_engine.server.openai.limits import longest_text
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
+from quire_engine.server.openai.requests import read_request
 from quire_engine.server.openai.usage import UsageReport
-from quire_engine.server.rendering.conversation import Conversation
 
 router = APIRouter()
-
-_PROMPT_END_CHARACTERS = 64
-"""The part of the prompt that shows whether it ends within the model's reasoning."""
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
@@ -39,81 +33,10 @@ async def chat_completions(request: Request) -> Response:
     arrived = context.now()
     with context.bodies.lease() as held:
         body = await read_request(request, context, ChatCompletionRequest, held)
-        generation, plan = await _start(request, context, body, arrived)
+        generation, plan = await start_chat(request, context, body, arrived)
     writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices, plan)
     keepalive = context.options.sse_keepalive_seconds
     return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
-
-
-async def _start(
-    request: Request, context: Context, body: ChatCompletionRequest, arrived: float
-) -> tuple[Generation, AnswerPlan]:
-    _check_tools(context, body)
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    limits = AnswerLimits(
-        param="messages",
-        max_tokens=max_tokens,
-        default_max_tokens=context.sampling_defaults.max_new_tokens,
-        reserved_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-    )
-    answers = body.n or 1
-    # A message costs at least one token.
-    with Preparation(context.services, request.state.identity, [len(body.messages)] * answers) as preparation:
-        conversation = Conversation(
-            messages=body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=body.template_variables,
-            tools=body.tools,
-            max_characters=longest_text(context.ready().max_model_len),
-        )
-        text = await context.render(conversation)
-        plan = AnswerPlan(
-            formats=context.formats,
-            prompt_end=text[-_PROMPT_END_CHARACTERS:],
-            schemas=body.tool_schemas,
-            include_reasoning=body.include_reasoning is not False,
-            parallel_calls=body.parallel_tool_calls is not False,
-            required=body.tool_choice == "required",
-            forced_tool=body.forced_tool,
-        )
-        # The request lives as long as its answer, which needs the messages no more.
-        body.messages, body.tools = [], None
-        forced = plan.constraint()
-        if forced is not None and (wanted := grammar_of(body)) is not None:
-            raise InvalidRequest(
-                f"tool_choice: a request can have one constraint, but {wanted.field} is another", param="tool_choice"
-            )
-        valid = await validate(
-            context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced
-        )
-        if forced is None and valid.params[0].grammar is not None:
-            wanted = grammar_of(body)
-            plan = replace(plan, constrained=wanted is not None and wanted.kind != "structural_tag")
-        shown = plan.shown_ids(context.tokenizer)
-        generation = start_generation(
-            request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
-        )
-        return generation, plan
-
-
-def _check_tools(context: Context, body: ChatCompletionRequest) -> None:
-    """Raise InvalidRequest for tools that the model would not see, or whose calls this server could not read."""
-    if not body.tools or context.renderer is None:
-        return
-    if not context.formats.renders_tools:
-        raise InvalidRequest(
-            "tools: the model's chat template has no place for tools", param="tools", code="tools_not_supported"
-        )
-    if body.tool_schemas is not None and body.tool_choice in (None, "auto") and context.formats.tools is None:
-        raise InvalidRequest(
-            "tools: this server does not know in which form the model writes tool calls; start it with "
-            "--tool-call-parser, or set tool_choice",
-            param="tools",
-            code="no_tool_call_parser",
-        )
 
 
 def _joined(first: Delta, second: Delta) -> Delta:
@@ -225,6 +148,10 @@ class ChatWriter:
     def last(self, choices: list[Choice]) -> bytes:
         """Return the end of the stream."""
         return self._usage.last_events(self._chunk_head)
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the last event of a stream that failed."""
+        return sse.error_event(error)
 
     def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed."""

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire_engine.errors import RequestError
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.generation import Generation, Preparation
@@ -118,6 +119,10 @@ class CompletionWriter:
         """Return the end of the stream."""
         assert not self._pending, "a prompt that was never reported"
         return self._usage.last_events(self._head)
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the last event of a stream that failed."""
+        return sse.error_event(error)
 
     def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed."""

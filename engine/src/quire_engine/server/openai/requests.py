@@ -31,15 +31,15 @@ from quire_engine.server.openai.limits import (
     token_limit,
 )
 from quire_engine.server.openai.sampling import bad_words_of, of_nth, sampling_params, stop_rules
-from quire_engine.server.openai.schemas import GenerationRequest
-from quire_engine.server.openai.unsupported import remove_empty, remove_unsupported
+from quire_engine.server.openai.schemas import GenerationRequest, Strict
+from quire_engine.server.openai.unsupported import UNSUPPORTED, Unsupported, remove_empty, remove_unsupported
 
 MAX_TOKENS_HEADER = "x-quire-max-tokens"
 """The limit that applies to an answer, where the context has less room than the client's limit."""
 _PROMPTS_AT_ONCE = 50
 """The prompts to check before the event loop may serve others."""
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=Strict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,26 @@ class ValidatedRequest:
     """Response headers that say what was changed."""
 
 
-async def read_request(request: Request, context: Context, schema: type[Body], held: BodyLease) -> Body:
-    """Read the body and check it by itself; ``held`` counts its bytes."""
+async def read_request(
+    request: Request,
+    context: Context,
+    schema: type[Body],
+    held: BodyLease,
+    *,
+    unsupported: Unsupported = UNSUPPORTED,
+) -> Body:
+    """Read the body and check it by itself; ``held`` counts its bytes.
+
+    ``unsupported`` are the fields of the route's API that this version lacks.
+    """
     context.lifecycle.check_open()
     content = await read_content(request, context, held)
-    reasons = remove_unsupported(content, schema.model_fields)
+    reasons = remove_unsupported(content, schema.model_fields, unsupported)
     remove_empty(content, schema.model_fields)
     body = await validate_large_body(
         schema, content, lenient=context.options.lenient, reasons=reasons, num_bytes=held.num_bytes
     )
-    context.check_model(body.model)
+    context.check_model(getattr(body, "model", None))
     return body
 
 

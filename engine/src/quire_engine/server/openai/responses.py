@@ -3,6 +3,7 @@
 Later versions may add fields, which clients must ignore.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -276,10 +277,10 @@ ANSWERS: tuple[type[BaseModel], ...] = (
 )
 
 
-def schemas() -> dict[str, Any]:
+def schemas(answers: Sequence[type[BaseModel]]) -> dict[str, Any]:
     """Return the component schemas of the document by name."""
     made: dict[str, Any] = {}
-    for answer in ANSWERS:
+    for answer in answers:
         schema = answer.model_json_schema(ref_template="#/components/schemas/{model}")
         made |= schema.pop("$defs", {})
         made[answer.__name__] = schema

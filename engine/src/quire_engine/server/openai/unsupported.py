@@ -3,7 +3,7 @@
 A value without an effect (null, an empty list, the default) is removed, so that clients that send every field work.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 NO_EFFECT: tuple[Any, ...] = (None, [], {}, False)
@@ -15,8 +15,10 @@ _CHAT_ONLY = "only POST /v1/chat/completions has it"
 _FUNCTIONS = "is not supported, because tools and tool_choice have replaced it"
 _TEXT_ONLY = "only text is supported by this version"
 
-# By field: further values without an effect, and the reason to give for all others.
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
+"""By field: further values without an effect, and the reason to give for all others."""
+
+UNSUPPORTED: Unsupported = {
     "tools": ((), _CHAT_ONLY),
     "tool_choice": (("none", "auto"), _CHAT_ONLY),
     "parallel_tool_calls": ((True,), _CHAT_ONLY),
@@ -59,14 +61,16 @@ def remove_empty(content: dict[str, Any], known: Collection[str]) -> None:
             del content[name]
 
 
-def remove_unsupported(content: dict[str, Any], known: Collection[str]) -> list[str]:
+def remove_unsupported(
+    content: dict[str, Any], known: Collection[str], unsupported: Unsupported = UNSUPPORTED
+) -> list[str]:
     """Remove unsupported fields from the body, and return the reasons to refuse those that would have an effect.
 
     ``known`` are the fields that the route supports.
     """
     reasons = []
-    for name in (UNSUPPORTED.keys() & content.keys()) - set(known):
-        harmless, reason = UNSUPPORTED[name]
+    for name in (unsupported.keys() & content.keys()) - set(known):
+        harmless, reason = unsupported[name]
         value = content.pop(name)
         if not any(value == each and type(value) is type(each) for each in (*NO_EFFECT, *harmless)):
             reasons.append(f"{name}: {reason}")

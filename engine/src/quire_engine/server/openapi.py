@@ -11,10 +11,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from quire_engine.server.anthropic import answers as message_answers
+from quire_engine.server.anthropic.answers import MessageErrorAnswer
 from quire_engine.server.context import Context
-from quire_engine.server.openai import responses
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
-from quire_engine.server.openai.responses import ErrorAnswer
+from quire_engine.server.openai.responses import ANSWERS, ErrorAnswer, schemas
 from quire_engine.server.openai.unsupported import NO_EFFECT, UNSUPPORTED
 
 _JSON = "application/json"
@@ -47,13 +48,17 @@ class _Operation:
     others: dict[int, str] | None = None
     errors: tuple[int, ...] = ()
     key: str | None = "apiKey"
+    error: str = ErrorAnswer.__name__
 
 
+_MESSAGE_ERROR = MessageErrorAnswer.__name__
 _STREAM = (_JSON, "text/event-stream")
 _NOT_READY = {503: "The server is not ready; the status is the reason."}
 _OPERATIONS = {
     "post /v1/chat/completions": _Operation(answer="ChatCompletion", media=_STREAM, errors=_GENERATION),
     "post /v1/completions": _Operation(answer="Completion", media=_STREAM, errors=_GENERATION),
+    "post /v1/messages": _Operation(answer="AnsweredMessage", media=_STREAM, errors=_GENERATION, error=_MESSAGE_ERROR),
+    "post /v1/messages/count_tokens": _Operation(answer="InputTokens", errors=_GENERATION, error=_MESSAGE_ERROR),
     "get /v1/models": _Operation(answer="ModelList"),
     "get /v1/models/{name}": _Operation(answer="Model", errors=(404,)),
     "post /tokenize": _Operation(answer="Tokens", errors=_GENERATION),
@@ -66,7 +71,7 @@ _OPERATIONS = {
     "post /admin/drain": _Operation(answer="Status", key="adminKey"),
     "post /admin/cache/reset": _Operation(answer="Status", errors=(503,), key="adminKey"),
 }
-_EVENT_DATA = {"ChatCompletion": "ChatCompletionChunk", "Completion": "Completion"}
+_EVENT_DATA = {"ChatCompletion": "ChatCompletionChunk", "Completion": "Completion", "AnsweredMessage": "MessageEvent"}
 
 
 def describe(app: FastAPI, context: Context) -> None:
@@ -100,7 +105,7 @@ def _document(app: FastAPI, context: Context) -> dict[str, Any]:
         )
     )
     schemes = {key: {"type": "http", "scheme": "bearer"} for key in sorted(needed_keys)}
-    document["components"] = {"schemas": responses.schemas(), "securitySchemes": schemes}
+    document["components"] = {"schemas": schemas((*ANSWERS, *message_answers.ANSWERS)), "securitySchemes": schemes}
     for path, methods in document["paths"].items():
         for method, found in methods.items():
             operation = _OPERATIONS[f"{method} {path}"]
@@ -122,7 +127,7 @@ def _responses(operation: _Operation, *, keyed: bool) -> dict[str, Any]:
         errors.add(401 if keyed else 403)
     elif keyed:
         errors.add(401)
-    problem = {_JSON: {"schema": _reference(ErrorAnswer.__name__)}}
+    problem = {_JSON: {"schema": _reference(operation.error)}}
     for status in sorted(errors):
         made[str(status)] = {"description": _ERRORS[status], "content": problem}
     return made
@@ -133,16 +138,20 @@ def _content(operation: _Operation, media: str) -> dict[str, Any]:
         assert operation.answer is not None
         return {"schema": _reference(operation.answer)}
     if operation.answer in _EVENT_DATA:
-        return {"schema": _event(_EVENT_DATA[operation.answer])}
+        return {"schema": _event(_EVENT_DATA[operation.answer], operation.error)}
     return {"schema": {"type": "string"}}
 
 
-def _event(data: str) -> dict[str, Any]:
+def _event(data: str, error: str) -> dict[str, Any]:
     """Return the schema of a server-sent event in the form that tools for streams read."""
+    # Events of Anthropic's form have their type as a name, and none follows the last one.
+    is_named = error == _MESSAGE_ERROR
+    end = "" if is_named else "; at the end [DONE]"
+    name: dict[str, Any] = {"type": "string"} if is_named else {"enum": ["message", "error"]}
     return {
         "type": "object",
-        "description": f"data is a {data} in JSON; at the end [DONE]; in an event named error it is an ErrorAnswer.",
-        "properties": {"data": {"type": "string"}, "event": {"enum": ["message", "error"]}},
+        "description": f"data is a {data} in JSON{end}; in an event named error it is an {error}.",
+        "properties": {"data": {"type": "string"}, "event": name},
         "required": ["data"],
     }
 
@@ -164,7 +173,11 @@ def _narrow(schema: dict[str, Any], context: Context) -> None:
     if "stream" not in fields:
         return
     if not context.priorities:
-        fields["priority"] = {**fields["priority"], "minimum": 0, "maximum": 0}
+        for form in fields["priority"].get("anyOf", [fields["priority"]]):
+            if form.get("type") == "integer":
+                form.update(minimum=0, maximum=0)
+    if "top_logprobs" not in fields and "logprobs" not in fields:
+        return
     logprobs = "top_logprobs" if "top_logprobs" in fields else "logprobs"
     for form in fields[logprobs]["anyOf"]:
         if form.get("type") == "integer":

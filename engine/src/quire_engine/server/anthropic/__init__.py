@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over the same chats: its requests, blocks, events and errors."""
