@@ -134,7 +134,7 @@ async def test_a_last_message_of_the_assistant_is_continued(serving: Serving) ->
 
 async def test_tokens_are_counted_as_the_request_counts_them(serving: Serving) -> None:
     async with serving("Hello", template=TEMPLATE) as server:
-        fields = {"tools": [WEATHER], "system": "Be brief."}
+        fields: dict[str, Any] = {"tools": [WEATHER], "system": "Be brief."}
         body = {"model": "demo", "messages": ASK, **fields}
         counted = (await server.http.post("/v1/messages/count_tokens", json=body)).json()
         usage = (await post(server, **fields)).json()["usage"]
