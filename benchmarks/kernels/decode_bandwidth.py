@@ -29,7 +29,7 @@ from quire_kernels.cpu_runtime import Worker, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.features import multiplies_tiles
 from quire_kernels.cpu_runtime.scalars import as_int64_pointer, fetch_add, int64_pointer
-from quire_kernels.cpu_runtime.tiles import configure, multiply_registers, release
+from quire_kernels.cpu_runtime.tiles import TILE_BYTES, configure, multiply_registers, release
 from quire_kernels.precompiled.levels import LEVELS
 
 Layer = Callable[[Tensor], Tensor]
@@ -109,10 +109,12 @@ def _read_worker(block: Any) -> None:
 def _peak_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
     a = carray(counter, 4)
+    ones, configuration = np.full(TILE_BYTES // 2, 0x3F80, np.uint16), np.zeros(64, np.uint8)
     while fetch_add(counter, 0) < a[1]:
-        configure(np.zeros(64, np.uint8), 16, 16)
-        multiply_registers(a[3])
+        configure(configuration, 16, 16)
+        multiply_registers(a[3], ones.ctypes.data)
         release()
+        configuration[:] = 0
 
 
 _READ = Worker(_read_worker)
