@@ -177,7 +177,7 @@ def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, 
 def multiply_registers(typingctx: Any, steps: Any, numbers: Any) -> Any:
     """Multiply tiles of bfloat16 without loads, four products per step: the peak rate for comparisons.
 
-    numbers  the address of a tile's numbers. They must not be 0: CPUs multiply zeros up to a quarter faster.
+    numbers  the address of a tile's numbers; not 0, so that no shortcut for zeros counts
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
