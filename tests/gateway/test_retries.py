@@ -174,31 +174,6 @@ async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, repli
     assert sum(len(replica.bodies) for replica in fleet) == 2
 
 
-@pytest.mark.parametrize("behaviour", KILLED, ids=KILLED_IDS)
-async def test_request_that_killed_the_only_replica_is_not_held(gateway, replicas, behaviour):
-    chat = await replicas("chat-0")
-    chat.behaviour = behaviour
-    await gateway.push(chat=[chat.endpoint()])
-
-    status, body = await gateway.complete()
-
-    assert (status, body["error"]["code"]) == (502, "replica_failed")
-    assert len(chat.bodies) == 1
-    assert await gateway.metric("quire_gateway_hold_failures_total") == 0
-
-
-async def test_request_that_killed_an_engine_is_tried_once_more_only(gateway, replicas):
-    """The second replica is restarting: the request is not held until it, or the first one, is ready again."""
-    killed, restarting = await replicas("killed"), await replicas("restarting")
-    killed.behaviour, restarting.behaviour = refusing("engine_stopped"), refusing("engine_restarting")
-    await gateway.push(chat=[killed.endpoint(), restarting.endpoint()])
-
-    status, body = await gateway.complete()
-
-    assert (status, body["error"]["code"]) == (502, "replica_failed")
-    assert len(killed.bodies) == 1
-
-
 async def test_request_that_never_ran_is_held_until_the_engine_is_back(gateway, replicas):
     chat = await replicas("chat-0")
     chat.behaviour = refusing("engine_restarting")

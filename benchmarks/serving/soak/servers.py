@@ -51,7 +51,8 @@ class Server:
         return self.process.pid
 
     async def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        # The whole path: the packages under test are those of this process.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         with self.log.open("ab") as file:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, *self.command, stdout=file, stderr=file, env=environment, cwd=ROOT

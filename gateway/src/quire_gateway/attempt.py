@@ -17,7 +17,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, USAGE_HEADER
+from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, TRIAL_HEADER, TRIAL_RUNNING, USAGE_HEADER
 from quire_gateway import headers, sse
 from quire_gateway.bodies import Body, BodyPayload
 from quire_gateway.errors import ShuttingDown, UpstreamFailed
@@ -26,6 +26,7 @@ from quire_gateway.hold_queue import HoldQueue, HoldTicket
 from quire_gateway.limits import Allowance, Charge
 from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
+from quire_gateway.trial_queue import Trial
 from quire_gateway.wait_comments import WaitComments
 
 BUSY = 429
@@ -94,6 +95,8 @@ class Call:
     """The comments until a replica answers; None if the client did not ask for them."""
     id: str
     started: float
+    trial: Trial | None = None
+    """Its place among the requests that were lost; None for one that was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,8 @@ class Attempts:
     def _accepted(self, call: Call, backend: Backend, status: int) -> None:
         """Record that the replica accepted the request: from here on no other replica is tried."""
         call.ticket.close()
+        if call.trial is not None:
+            call.trial.end()
         call.body.release()
         self._queue.release(call.pool)
         backend.record_answer()
@@ -186,6 +191,8 @@ class Attempts:
         passed = headers.to_replica(call.request.headers, request_id=call.id)
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
+        if call.trial is not None:
+            passed[TRIAL_HEADER] = "1"
         return passed
 
     def _headers_to_client(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
@@ -213,7 +220,9 @@ class Attempts:
             # Each further replica would charge the key once more.
             self._accepted(call, backend, upstream.status)
             return answer
-        if upstream.status == BUSY:
+        if code == TRIAL_RUNNING:
+            reason, cause = "trial_running", "is trying a lost request of another gateway"
+        elif upstream.status == BUSY:
             reason, cause = "busy", f"answered {upstream.status}"
         elif code == ENGINE_STOPPED:
             reason, cause = "engine_stopped", "lost its engine process while it worked on the request"

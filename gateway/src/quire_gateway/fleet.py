@@ -137,10 +137,17 @@ class Pool:
         if isinstance(choice, Hold):
             return choice
         backend = self.backends[choice.id]
-        backend.sent_tokens += prompt_tokens * (1.0 - shares.get(choice.id, 0.0))
-        # Recorded at once: when similar prompts come together, the later ones hit what the first one computes.
-        self.prefixes.record(blocks, choice.id, prompt_tokens)
+        self._record_sent(backend, prompt_tokens=prompt_tokens, blocks=blocks, share=shares.get(choice.id, 0.0))
         return backend
+
+    def record_sent(self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int] = ()) -> None:
+        """Record that a prompt is sent to a replica that was not chosen by its load."""
+        self._record_sent(backend, prompt_tokens=prompt_tokens, blocks=blocks, share=0.0)
+
+    def _record_sent(self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int], share: float) -> None:
+        backend.sent_tokens += prompt_tokens * (1.0 - share)
+        # Recorded at once: when similar prompts come together, the later ones hit what the first one computes.
+        self.prefixes.record(blocks, backend.endpoint.id, prompt_tokens)
 
     def prompt_tokens(self, num_bytes: int) -> float:
         """Return the probable number of tokens of a prompt of this length, and record its length."""
@@ -170,6 +177,10 @@ class Pool:
     def has_trusted(self, now: float) -> bool:
         """Return whether a ready replica has not failed recently."""
         return any(b.is_ready and not b.is_suspect(now) for b in self.backends.values())
+
+    def ready_ids(self) -> list[str]:
+        """Return the replicas that discovery lists as ready."""
+        return [id_ for id_, backend in self.backends.items() if backend.is_ready]
 
     def room(self, now: float) -> int:
         """Return how many more requests the replicas can run at once."""

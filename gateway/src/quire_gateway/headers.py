@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire_common.contract.engine import USAGE_HEADER
+from quire_common.contract.engine import TRIAL_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
 
 REQUEST_ID = "X-Request-Id"
@@ -32,6 +32,7 @@ _REQUEST_ONLY = _HOP_BY_HOP | {
     "content-encoding",
     "expect",
     USAGE_HEADER.lower(),
+    TRIAL_HEADER.lower(),
     WAIT_COMMENTS_HEADER.lower(),
 }
 # The writer of the body sets the length; the date is that of the answer to the client.

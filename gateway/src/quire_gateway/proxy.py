@@ -6,6 +6,7 @@ Under ``app``, which routes to ``Proxy.handle``. A request is held while no repl
 import asyncio
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from time import monotonic
 
 import aiohttp
@@ -30,6 +31,8 @@ from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Allowance, Charge, Limits
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
+from quire_gateway.trial_queue import TrialQueue
+from quire_gateway.trials import Losses, Step
 from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
@@ -39,10 +42,6 @@ KEY = web.RequestKey("key", Key)
 _GENERATING = "/v1/"
 _COUNTING = frozenset({f"{MESSAGES_PATH}/count_tokens"})
 """Paths below it whose requests are not run through the model."""
-_LOST = frozenset({"stale", "disconnected", "engine_stopped"})
-"""The reasons of attempts that may have been under way when the replica, or its engine process, died."""
-_MAX_LOST_ATTEMPTS = 2
-"""The number of such attempts after which a request fails, because it may be what kills replicas."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +57,12 @@ class Proxy:
         options: ProxyOptions,
         metrics: Metrics,
         queue: HoldQueue,
+        trials: TrialQueue,
         memory: BodyMemory,
         limits: Limits,
     ) -> None:
         self._fleet, self._options, self._metrics = fleet, options, metrics
-        self._queue, self._memory, self._limits = queue, memory, limits
+        self._queue, self._trials, self._memory, self._limits = queue, trials, memory, limits
         self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
         self.running: set[asyncio.Task[object]] = set()
 
@@ -174,53 +174,77 @@ class Proxy:
     async def _serve(self, call: Call) -> web.StreamResponse:
         """Try one replica after the other until one answers; hold the request while none can.
 
-        A request that was under way on a replica that died may have killed it. It is tried on one other replica at
-        most, and it is not held until a replica is ready again.
+        A request that was under way on a replica that died may have killed it: it is tried once more, and alone.
         """
         tried: set[str] = set()
         failure: FailedAttempt | None = None
-        lost = 0
-        is_suspect = stale = False
+        losses, step = Losses(), Step.OTHER_REPLICA
+        backend: Backend | None = None
         if self._queue.has_waiting(call.pool):
             # Requests that came first are released first.
             await call.ticket.wait(cause=None)
-        while True:
-            choice = self._pick(call, tried)
-            if isinstance(choice, Hold):
-                if failure is not None and failure.reason == "busy" and failure.answer is not None:
-                    self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
-                    return failure.answer
-                if is_suspect:
-                    raise UpstreamFailed(
-                        f"a replica of {call.pool.model} died while it worked on this request, and no other replica "
-                        "is ready; the request is not tried again, because it may be the cause"
-                    )
-                await call.ticket.wait(cause=None if failure is None else failure.cause)
-                tried.clear()
-                continue
-            outcome = await self._attempts.send(call, choice)
+        while step is not Step.TRIAL:
+            if step is not Step.SAME_REPLICA or backend is None:
+                choice = self._pick(call, tried)
+                if isinstance(choice, Hold):
+                    if failure is not None and failure.reason == "busy" and failure.answer is not None:
+                        self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
+                        return failure.answer
+                    await call.ticket.wait(cause=None if failure is None else failure.cause)
+                    tried.clear()
+                    continue
+                backend = choice
+            outcome = await self._attempts.send(call, backend)
             self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
-            lost += outcome.reason in _LOST
-            if lost == _MAX_LOST_ATTEMPTS:
-                raise UpstreamFailed(
-                    f"two replicas of {call.pool.model} died while they worked on this request; the request is not "
-                    "tried again, because it may be the cause"
-                )
-            if outcome.reason == "stale" and not stale:
-                stale = True
-                continue
-            is_suspect |= outcome.reason in _LOST
-            failure = outcome
-            tried.add(choice.endpoint.id)
-            self._metrics.retries.labels(call.pool.model, outcome.reason).inc()
-            _log.info("retrying request %s: replica %s %s", call.id, choice.endpoint.id, outcome.cause)
+            losses, step = losses.after(outcome.reason, terminating=backend.endpoint.terminating)
+            if step is not Step.SAME_REPLICA:
+                failure = outcome
+                tried.add(backend.endpoint.id)
+                self._record_retry(call, backend, outcome)
+        return await self._serve_lost(call, losses)
+
+    async def _serve_lost(self, call: Call, losses: Losses) -> web.StreamResponse:
+        """Try a request that was lost once more, when no other one that was lost is tried on the same replica."""
+        call.ticket.close()
+        with self._trials.enter(call.pool) as trial:
+            call = replace(call, trial=trial)
+            while (backend := await trial.turn()) is not None:
+                call.pool.record_sent(backend, prompt_tokens=call.prompt_tokens, blocks=call.blocks)
+                outcome = await self._attempts.send(call, backend)
+                while not isinstance(outcome, web.StreamResponse):
+                    losses, step = losses.after(outcome.reason, terminating=backend.endpoint.terminating)
+                    if step is Step.FAIL:
+                        raise UpstreamFailed(
+                            f"two replicas of {call.pool.model} died while they worked on this request; the request is "
+                            "not tried again, because it may be the cause"
+                        )
+                    self._record_retry(call, backend, outcome)
+                    if step is not Step.SAME_REPLICA:
+                        break
+                    outcome = await self._attempts.send(call, backend)
+                else:
+                    return outcome
+                trial.refused(backend)
+            raise UpstreamFailed(
+                f"a replica of {call.pool.model} died while it worked on this request, and none could try it alone "
+                f"within {self._queue.timeout_seconds(call.pool):g} s"
+            )
+
+    def _record_retry(self, call: Call, backend: Backend, failure: FailedAttempt) -> None:
+        self._metrics.retries.labels(call.pool.model, failure.reason).inc()
+        _log.info("retrying request %s: replica %s %s", call.id, backend.endpoint.id, failure.cause)
 
     def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
-        return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
+        choice: Backend | Hold = Hold()
+        if avoided := self._trials.avoided(call.pool):
+            choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried | avoided)
+        if isinstance(choice, Hold):
+            choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
+        return choice
 
 
 def _charged(

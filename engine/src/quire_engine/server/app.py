@@ -18,6 +18,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
 from quire_engine.server.http import docs_page
 from quire_engine.server.http.edge import Edge
+from quire_engine.server.http.one_trial import OneTrial
 from quire_engine.server.http.problems import error_response, shortened
 from quire_engine.server.http.root_path import RootPath
 from quire_engine.server.observability.exposition import Exposition
@@ -60,7 +61,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(Exception, _internal_error)
-    edge: ASGIApp = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
+    edge: ASGIApp = OneTrial(Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing))
     if context.options.root_path:
         edge = RootPath(edge, context.options.root_path)
     origins = context.options.allowed_origins
