@@ -35,7 +35,7 @@ class OneTrial:
                 code=TRIAL_RUNNING,
                 retry_after_seconds=_RETRY_SECONDS,
             )
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         trial = self._running = object()
 
