@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks.models.random_model import ensure_model
 from benchmarks.peers.peer_environments import peers_folder
-from benchmarks.report import DEMO_MODEL, ROOT, usable_cpus
+from benchmarks.report import DEMO_MODEL, ROOT, interrupt_on_terminate, usable_cpus
 from benchmarks.serving.comparison.levels import NAMES, check_level, highest_level
 from benchmarks.serving.comparison.machine import Machine, this_machine
 from benchmarks.serving.comparison.plot import write_plot
@@ -269,6 +269,7 @@ def main(everyone: dict[str, ServerUnderTest] | None = None) -> None:
     if arguments.list:
         _list(list(everyone.values()))
         return
+    interrupt_on_terminate()  # Servers have sessions of their own, and would outlive this process.
     try:
         comparison = Comparison(plan_from(arguments, everyone, console), console)
         comparison.run()
