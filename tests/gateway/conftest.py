@@ -70,7 +70,7 @@ class Replica:
         return web.json_response({"object": "text_completion", "served_by": self.name})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        self.bodies.append(json.loads(await request.read()))
+        self.bodies.append(json.loads(await request.read() or b"{}"))
         self.headers.append(request.headers.copy())
         self.arrived.set()
         try:

@@ -205,6 +205,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("max-body-bytes", Size(), "the maximum size of a request body", "8MiB"),
         _flag("body-memory", Size(), "the maximum memory for all request bodies that are being received or prepared; "
               "above it requests get 503. Less than twice --max-body-bytes counts as that", "256MiB"),
+        _flag("response-store-memory", Size(0), "the maximum memory for responses of /v1/responses that are kept for "
+              "previous_response_id; beyond it those not used for the longest time go. 0 keeps none", "64MiB"),
         _flag("sse-keepalive-seconds", Duration(), "send a comment in a stream that has had no event for this time, "
               "also before its first token, for proxies that close idle connections. From then on a failure is an "
               "error event instead of a status. 0 sends none", "0"),

@@ -158,6 +158,7 @@ def _server_options(values: FlagValues) -> ServerOptions:
         lenient=values["lenient"] or False,
         max_body_bytes=values["max-body-bytes"],
         body_memory_bytes=max(values["body-memory"], 2 * values["max-body-bytes"]),
+        response_store_bytes=values["response-store-memory"],
         sse_keepalive_seconds=values["sse-keepalive-seconds"] or None,
         max_logprobs=values["max-logprobs"],
         admission=AdmissionOptions(

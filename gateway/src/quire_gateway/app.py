@@ -17,10 +17,13 @@ from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, 
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import KEY, MODEL, Proxy
+from quire_gateway.stored import StoredResponses
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that leaves /v1 must not reach other routes of a replica.
 _PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
+
+_STORED = "/v1/responses/{id:[A-Za-z0-9_]+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH})
 """Paths that need no key, because probes and scrapers have none."""
@@ -80,6 +83,7 @@ def build_app(
     fleet: Fleet,
     site: Site,
     proxy: Proxy,
+    stored: StoredResponses,
     metrics: Metrics,
     hold_timeout_seconds: float,
     keys: KeyFile | None = None,
@@ -96,6 +100,9 @@ def build_app(
             response.force_close()
 
     app.on_response_prepare.append(finish_headers)
+    app.router.add_get(_STORED, stored.handle)
+    app.router.add_delete(_STORED, stored.handle)
+    app.router.add_post(f"{_STORED}/cancel", stored.handle)
     app.router.add_post(_PROXIED, proxy.handle)
     app.router.add_post("/{path:tokenize|detokenize}", proxy.handle)
     app.router.add_get("/v1/models", site.models)

@@ -18,6 +18,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, TRIAL_HEADER, TRIAL_RUNNING, USAGE_HEADER
+from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
 from quire_gateway.bodies import Body, BodyPayload
 from quire_gateway.errors import ShuttingDown, UpstreamFailed
@@ -30,6 +31,7 @@ from quire_gateway.trial_queue import Trial
 from quire_gateway.wait_comments import WaitComments
 
 BUSY = 429
+RESPONSES_PATH = "/v1/responses"
 _UNAVAILABLE = 503
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
@@ -91,6 +93,8 @@ class Call:
     """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
     """The block hashes of its prompt."""
+    keeper: str | None
+    """The id of the only replica that can serve it, because it keeps what the request continues; None for any."""
     comments: WaitComments | None
     """The comments until a replica answers; None if the client did not ask for them."""
     id: str
@@ -127,7 +131,7 @@ class Attempts:
                     # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
                     URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
                     data=_payload(call.body),
-                    headers=self._headers_to_replica(call),
+                    headers=self._headers_to_replica(call, backend),
                     allow_redirects=False,
                     trace_request_ctx=connection,
                 )
@@ -187,8 +191,10 @@ class Attempts:
         backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
 
-    def _headers_to_replica(self, call: Call) -> CIMultiDict[str]:
+    def _headers_to_replica(self, call: Call, backend: Backend) -> CIMultiDict[str]:
         passed = headers.to_replica(call.request.headers, request_id=call.id)
+        if call.request.path == RESPONSES_PATH:
+            passed[REPLICA_TAG_HEADER] = replica_tag(backend.endpoint.id)
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
         if call.trial is not None:

@@ -10,6 +10,7 @@ Below ``/v1/messages`` it is Anthropic's shape.
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
+    ├── UnknownResponse        404  a stored response whose replica has gone
     ├── NoReplica              503  no replica became ready in time, or too many requests wait; with Retry-After
     ├── BodyMemoryFull         503  the bodies of the requests in flight use all memory for bodies; with Retry-After
     ├── TooManyConnections     503  a connection beyond the bound; with Retry-After
@@ -111,6 +112,14 @@ class NotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
     code = "not_found"
+
+
+class UnknownResponse(GatewayError):
+    """A stored response that no running replica keeps."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "response_not_found"
 
 
 class NoReplica(GatewayError):

@@ -7,6 +7,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.contract.engine import TRIAL_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+from quire_common.response_ids import REPLICA_TAG_HEADER
 
 REQUEST_ID = "X-Request-Id"
 REPLICA = "X-Quire-Replica"
@@ -34,6 +35,7 @@ _REQUEST_ONLY = _HOP_BY_HOP | {
     USAGE_HEADER.lower(),
     TRIAL_HEADER.lower(),
     WAIT_COMMENTS_HEADER.lower(),
+    REPLICA_TAG_HEADER.lower(),
 }
 # The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}

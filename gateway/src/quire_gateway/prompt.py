@@ -10,6 +10,7 @@ from itertools import islice
 
 import msgspec
 
+from quire_common.response_ids import tag_of
 from quire_gateway.errors import BadRequest
 
 BLOCK_BYTES = 256
@@ -72,6 +73,7 @@ class _Peek(Prompt):
     stream: msgspec.Raw = msgspec.Raw()
     n: msgspec.Raw = msgspec.Raw()
     best_of: msgspec.Raw = msgspec.Raw()
+    previous_response_id: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,8 @@ class PeekedRequest:
     blocks: tuple[int, ...]
     sequences: int
     """The number of prompts times that of answers; 0 if nothing is generated, 1 if they are not counted."""
+    replica_tag: str | None = None
+    """The tag of the replica that keeps the response which the request continues; None where it continues none."""
 
 
 def peek_request(
@@ -109,6 +113,7 @@ def peek_request(
         num_bytes=prompt_bytes(prompt),
         blocks=prompt_blocks(prompt, tenant=tenant),
         sequences=prompts * answers if is_generating else 0,
+        replica_tag=_tag(peek.previous_response_id),
     )
 
 
@@ -127,6 +132,12 @@ def _number(raw: msgspec.Raw) -> int:
     """Return a small natural number; 1 for anything else, which the replica refuses."""
     text = bytes(memoryview(raw)[:8])
     return max(1, int(text)) if text.isdigit() else 1
+
+
+def _tag(raw: msgspec.Raw) -> str | None:
+    """Return the tag in the id of a response, given as JSON; None for anything else, which the replica refuses."""
+    text = bytes(memoryview(raw)[:128])
+    return tag_of(text[1:-1].decode("ascii", "replace")) if text.startswith(b'"') else None
 
 
 class _Mean:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from quire_common.anthropic_error import MESSAGES_PATH
 from quire_common.key_file import Key
+from quire_common.response_ids import replica_tag
 from quire_common.routing.balance import Hold
 from quire_gateway import headers
 from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_error
@@ -126,6 +127,7 @@ class Proxy:
                     charge=charge,
                     prompt_tokens=prompt_tokens,
                     blocks=peeked.blocks,
+                    keeper=_keeper(pool, peeked.replica_tag),
                     comments=comments,
                     id=request_id,
                     started=started,
@@ -239,12 +241,19 @@ class Proxy:
     def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
+        if call.keeper is not None and call.keeper in call.pool.backends:
+            tried = tried | (call.pool.backends.keys() - {call.keeper})
         choice: Backend | Hold = Hold()
         if avoided := self._trials.avoided(call.pool):
             choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried | avoided)
         if isinstance(choice, Hold):
             choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
         return choice
+
+
+def _keeper(pool: Pool, tag: str | None) -> str | None:
+    """Return the replica with this tag. If it has gone, any other one refuses what it cannot continue."""
+    return None if tag is None else next((id_ for id_ in pool.backends if replica_tag(id_) == tag), None)
 
 
 def _charged(

@@ -19,6 +19,7 @@ from schemathesis.generation import GenerationMode
 
 from quire_engine.server.anthropic.answers import MessageEvent
 from quire_engine.server.openai.responses import ChatCompletionChunk, Completion
+from quire_engine.server.responses.answers import ResponseEvent
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "20"))
 
@@ -32,6 +33,10 @@ OPERATIONS = [
     ("POST", "/v1/completions"),
     ("POST", "/v1/messages"),
     ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/{id}"),
+    ("DELETE", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{name}"),
     ("POST", "/tokenize"),
@@ -44,14 +49,21 @@ OPERATIONS = [
     ("POST", "/admin/cache/reset"),
 ]
 """All except /admin/drain, after which nothing can be tested."""
-WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "admin" not in operation[1]]
+WITHOUT_BODIES = ("/admin/", "/cancel")
+WITH_BODIES = [
+    operation
+    for operation in OPERATIONS
+    if operation[0] == "POST" and not any(part in operation[1] for part in WITHOUT_BODIES)
+]
 
 SEMANTIC = re.compile(
     r"context of \d+ tokens|prompt: is empty|differs from max_tokens|best_of: (is \d+;|should equal n)"
     r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"
-    r"|tool_choice: |tools: |has no block|is required for the type tool|should be a JSON object in a string"
+    r"|background: |schema: |should be an object with a type|the type .{2,60} is not supported|tool_choice: "
+    r"|tools: |has no block"
+    r"|is required for the type tool|should be a JSON object in a string"
     r"|cannot be compiled|is not JSON|exactly one of|one constraint|is required for the type"
 )
 """Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
@@ -88,12 +100,19 @@ def check_events(text: str, kind: type[BaseModel]) -> None:
         kind.model_validate_json(event.removeprefix("data: "))
 
 
-def check_named_events(text: str) -> None:
+NAMED_EVENTS: dict[str, tuple[type[MessageEvent | ResponseEvent], tuple[str, ...]]] = {
+    "/v1/messages": (MessageEvent, ("message_stop",)),
+    "/v1/responses": (ResponseEvent, ("response.completed", "response.incomplete")),
+}
+
+
+def check_named_events(text: str, kind: type[MessageEvent | ResponseEvent], last: tuple[str, ...]) -> None:
     *events, end = text.split("\n\n")
-    assert end == "" and events[-1].startswith("event: message_stop\n")
+    assert end == ""
     for event in events:
         name, data = event.split("\n")
-        assert MessageEvent.model_validate_json(data.removeprefix("data: ")).type == name.removeprefix("event: ")
+        assert kind.model_validate_json(data.removeprefix("data: ")).type == name.removeprefix("event: ")
+    assert name.removeprefix("event: ") in last
 
 
 def ask(server: Any, case: Any) -> Any:
@@ -128,8 +147,8 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: An
         else:
             assert response.status_code in (200, 404, 429), response.text
         if "event-stream" in response.headers["content-type"][0]:
-            if operation[1] == "/v1/messages":
-                check_named_events(response.text)
+            if operation[1] in NAMED_EVENTS:
+                check_named_events(response.text, *NAMED_EVENTS[operation[1]])
             else:
                 check_events(response.text, ChatCompletionChunk if "chat" in operation[1] else Completion)
 
@@ -153,7 +172,7 @@ def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, o
     with httpx.Client(base_url=server.address) as stranger:
         status = stranger.request(method, path, json={}).status_code
         assert (status == 401) == bool(described["security"])
-    other = server.http.request("DELETE", path.format(name="demo"))
+    other = server.http.request("PUT", path.format(name="demo", id="x"))
     assert other.status_code == 405 and method in other.headers["allow"] and "error" in other.json()
 
 

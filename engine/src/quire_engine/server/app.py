@@ -1,6 +1,7 @@
 """The ASGI application: the routes, the responses to errors, and the edge that every request passes first."""
 
 import logging
+import re
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -25,6 +26,8 @@ from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.openai import chat, completions, models, tokenize
 from quire_engine.server.openapi import describe
+from quire_engine.server.responses import routes as responses
+from quire_engine.server.responses.store import ResponseStore
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +57,9 @@ def create_app(
     )
     app.state.context = context
     app.state.exposition = exposition
-    for routes in (chat, completions, messages, models, tokenize, health, docs_page):
+    app.state.responses = ResponseStore(context.options.response_store_bytes)
+    app.state.background_responses = set()
+    for routes in (chat, completions, messages, responses, models, tokenize, health, docs_page):
         app.include_router(routes.router)
     describe(app, context)
     app.add_exception_handler(RequestError, _request_error)
@@ -68,7 +73,9 @@ def create_app(
     if not origins:
         return edge
     # Outside of the authentication: a browser asks first, without a key, whether it may send one.
-    return CORSMiddleware(edge, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED)
+    return CORSMiddleware(
+        edge, origins, allow_methods=("GET", "POST", "DELETE"), allow_headers=("*",), expose_headers=_EXPOSED
+    )
 
 
 _REJECTED = {
@@ -95,9 +102,22 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         answer = NotFound(f"no route {path}; /docs lists the routes of this server")
     elif error.status_code == 405:
         answer = MethodNotAllowed(f"{path} does not accept {request.method}")
+        # Starlette lists the methods of one of the routes at this path.
+        error.headers = {"Allow": ", ".join(_methods(request))}
     response = error_response(answer, request.url.path)
     response.headers.update(error.headers or {})
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of all routes at the path of a request."""
+    found = {
+        method.upper()
+        for path, methods in request.app.openapi()["paths"].items()
+        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), request.url.path)
+        for method in methods
+    }
+    return sorted(found)
 
 
 async def _client_disconnected(request: Request, error: Exception) -> Response:

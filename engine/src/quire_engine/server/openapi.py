@@ -17,6 +17,7 @@ from quire_engine.server.context import Context
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.responses import ANSWERS, ErrorAnswer, schemas
 from quire_engine.server.openai.unsupported import NO_EFFECT, UNSUPPORTED
+from quire_engine.server.responses import answers as response_answers
 
 _JSON = "application/json"
 
@@ -59,6 +60,10 @@ _OPERATIONS = {
     "post /v1/completions": _Operation(answer="Completion", media=_STREAM, errors=_GENERATION),
     "post /v1/messages": _Operation(answer="AnsweredMessage", media=_STREAM, errors=_GENERATION, error=_MESSAGE_ERROR),
     "post /v1/messages/count_tokens": _Operation(answer="InputTokens", errors=_GENERATION, error=_MESSAGE_ERROR),
+    "post /v1/responses": _Operation(answer="ResponseObject", media=_STREAM, errors=_GENERATION),
+    "get /v1/responses/{id}": _Operation(answer="ResponseObject", errors=(400, 404)),
+    "delete /v1/responses/{id}": _Operation(answer="DeletedResponse", errors=(404,)),
+    "post /v1/responses/{id}/cancel": _Operation(answer="ResponseObject", errors=(400, 404)),
     "get /v1/models": _Operation(answer="ModelList"),
     "get /v1/models/{name}": _Operation(answer="Model", errors=(404,)),
     "post /tokenize": _Operation(answer="Tokens", errors=_GENERATION),
@@ -71,7 +76,14 @@ _OPERATIONS = {
     "post /admin/drain": _Operation(answer="Status", key="adminKey"),
     "post /admin/cache/reset": _Operation(answer="Status", errors=(503,), key="adminKey"),
 }
-_EVENT_DATA = {"ChatCompletion": "ChatCompletionChunk", "Completion": "Completion", "AnsweredMessage": "MessageEvent"}
+_EVENT_DATA = {
+    "ChatCompletion": "ChatCompletionChunk",
+    "Completion": "Completion",
+    "AnsweredMessage": "MessageEvent",
+    "ResponseObject": "ResponseEvent",
+}
+_NAMED_EVENTS = ("MessageEvent", "ResponseEvent")
+"""Events that have their type as a name, and after the last of which no [DONE] follows."""
 
 
 def describe(app: FastAPI, context: Context) -> None:
@@ -105,7 +117,11 @@ def _document(app: FastAPI, context: Context) -> dict[str, Any]:
         )
     )
     schemes = {key: {"type": "http", "scheme": "bearer"} for key in sorted(needed_keys)}
-    document["components"] = {"schemas": schemas((*ANSWERS, *message_answers.ANSWERS)), "securitySchemes": schemes}
+    answers = (*ANSWERS, *message_answers.ANSWERS, *response_answers.ANSWERS)
+    document["components"] = {
+        "schemas": schemas(answers),
+        "securitySchemes": schemes,
+    }
     for path, methods in document["paths"].items():
         for method, found in methods.items():
             operation = _OPERATIONS[f"{method} {path}"]
@@ -144,8 +160,7 @@ def _content(operation: _Operation, media: str) -> dict[str, Any]:
 
 def _event(data: str, error: str) -> dict[str, Any]:
     """Return the schema of a server-sent event in the form that tools for streams read."""
-    # Events of Anthropic's form have their type as a name, and none follows the last one.
-    is_named = error == _MESSAGE_ERROR
+    is_named = data in _NAMED_EVENTS
     end = "" if is_named else "; at the end [DONE]"
     name: dict[str, Any] = {"type": "string"} if is_named else {"enum": ["message", "error"]}
     return {

@@ -11,7 +11,7 @@ import pytest
 
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Unavailable
-from quire_engine.server.anthropic.writer import tool_input
+from quire_engine.server.openai.answer_blocks import partial_object
 
 Serving = Callable[..., Any]
 
@@ -233,4 +233,4 @@ async def test_anthropics_client_works_unchanged(serving: Serving) -> None:
     ],
 )
 def test_arguments_that_were_cut_keep_their_values(arguments: str, expected: dict[str, Any]) -> None:
-    assert tool_input(arguments) == expected
+    assert partial_object(arguments) == expected

@@ -60,7 +60,7 @@ def _continues(body: CountTokensRequest) -> bool:
     last = body.messages[-1]
     if last.role != "assistant":
         return False
-    return isinstance(last.content, str) or all(isinstance(block, TextBlock) for block in last.content)
+    return all(isinstance(block, TextBlock) for block in last.content)
 
 
 def _tool(tool: CustomTool) -> dict[str, Any]:
@@ -79,21 +79,19 @@ def _messages(body: CountTokensRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _joined(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _joined(content: Sequence[TextBlock]) -> str:
+    return "\n".join(block.text for block in content)
 
 
 def _chat_messages(message: InputMessage) -> list[dict[str, Any]]:
     """Return the chat's messages of one message: each result of a tool is a message of its own."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
     texts = [block for block in message.content if isinstance(block, TextBlock)]
     if message.role == "assistant":
         return [_assistant(message.content, texts)]
     messages: list[dict[str, Any]] = []
     for block in message.content:
         if isinstance(block, ToolResultBlock):
-            result = _joined(block.content or "")
+            result = _joined(block.content or [])
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
     if texts or not messages:
         messages.append({"role": message.role, "content": _joined(texts)})

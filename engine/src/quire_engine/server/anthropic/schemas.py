@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from quire_engine.server.http.body import json_type
+from quire_engine.server.http.body import STRING_OR_OBJECTS, one_or_list
 from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
 from quire_engine.server.openai.extensions import SamplingExtensions
 from quire_engine.server.openai.schemas import MAX_FIELDS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, Strict
@@ -21,7 +21,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "mcp_servers": ((), f"MCP {_UNSUPPORTED}"),
     "speed": (("standard",), _UNSUPPORTED),
 }
-"""By field: values without an effect, and the reason to give for all others."""
+"""Fields with the values that have no effect, and the reason to refuse all others."""
 
 
 def _known_type(*known: str) -> BeforeValidator:
@@ -76,12 +76,19 @@ class ToolUseBlock(_Block):
 _Text = Annotated[TextBlock, _known_type("text")]
 
 
+def _text_block(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+Texts = Annotated[list[_Text], one_or_list(_text_block, "text blocks"), STRING_OR_OBJECTS]
+
+
 class ToolResultBlock(_Block):
     """The result of a tool call. ``is_error`` has no effect: models see the text."""
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(max_length=256)]
-    content: str | list[_Text] | None = None
+    content: Texts | None = None
     is_error: bool | None = None
 
 
@@ -94,22 +101,14 @@ ContentBlock = Annotated[
 ]
 
 
-def _check_content(value: Any) -> Any:
-    if not isinstance(value, str | list):
-        raise ValueError(f"should be a string or an array of blocks, not {json_type(value)}")
-    return value
-
-
 class InputMessage(Strict):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[ContentBlock], BeforeValidator(_check_content)]
+    content: Annotated[list[ContentBlock], one_or_list(_text_block, "blocks"), STRING_OR_OBJECTS]
 
     @model_validator(mode="after")
     def _blocks_of_the_role(self) -> Self:
-        if isinstance(self.content, str):
-            return self
         allowed = {
             "user": (TextBlock, ToolResultBlock),
             "assistant": (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
@@ -153,7 +152,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether the model reasons. ``adaptive`` leaves it to the model."""
+    """A switch of the model's reasoning; ``adaptive`` leaves it to the model."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -179,7 +178,7 @@ class CountTokensRequest(SamplingExtensions):
 
     model: str
     messages: Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: str | list[_Text] | None = None
+    system: Texts | None = None
     tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_check_tool)]], Field(max_length=MAX_TOOLS)] | None = (
         None
     )

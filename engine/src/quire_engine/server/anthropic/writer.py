@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from pydantic_core import from_json
 
 from quire_engine.errors import RequestError
 from quire_engine.server.generation.choice import Choice, Delta
@@ -96,21 +95,7 @@ def _content(block: Block, *, whole: bool) -> dict[str, Any]:
         return {"type": "thinking", "thinking": text, "signature": ""}
     if block.kind == "text":
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": tool_input(text)}
-
-
-def tool_input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, as Anthropic's client reads them from a stream.
-
-    Arguments that end too early, because the answer was cut, have the values so far.
-    """
-    if not arguments.strip():
-        return {}
-    try:
-        value = from_json(arguments, allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": block.arguments() if whole else {}}
 
 
 def _payloads(change: Change) -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ async def respond(
                 keepalive_seconds,
                 tells_usage=USAGE_HEADER in request.headers,
             )
-        return Response(await _whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
+        return Response(await collect_whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
@@ -112,7 +112,8 @@ async def respond(
             generation.close()
 
 
-async def _whole(generation: Generation, writer: Writer, first: list[Delta]) -> bytes:
+async def collect_whole(generation: Generation, writer: Writer, first: list[Delta]) -> bytes:
+    """Return the body of an answer in one piece, when it is complete. Raises RequestError, ClientGone."""
     choices = generation.choices
     collected = [Collected(choice.index) for choice in choices]
     held = 0

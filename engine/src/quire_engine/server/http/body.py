@@ -7,12 +7,12 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
@@ -254,6 +254,27 @@ def json_type(value: Any) -> str:
         dict: "an object",
     }
     return names.get(type(value), type(value).__name__)
+
+
+def one_or_list(wrap: Callable[[str], Any], items: str) -> BeforeValidator:
+    """Return a check of a field that is one string, which becomes a list with ``wrap`` of it, or a list.
+
+    A union would report the reasons of both forms.
+    """
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            return [wrap(value)]
+        if not isinstance(value, list):
+            raise ValueError(f"should be a string or an array of {items}, not {json_type(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+STRING_OR_OBJECTS = WithJsonSchema(
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+)
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

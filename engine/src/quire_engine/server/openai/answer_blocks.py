@@ -4,7 +4,9 @@ The APIs whose answers are lists of typed items read answers through ``AnswerBlo
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic_core import from_json
 
 from quire_engine.server.generation.choice import Delta
 from quire_engine.server.openai.answer_parts import AnswerPlan
@@ -30,6 +32,10 @@ class Block:
         """The text so far; the arguments of a call, as the model wrote them."""
         return "".join(self.texts)
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a call as an object: where the answer was cut, with the values so far."""
+        return partial_object(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -54,6 +60,15 @@ class Closed:
 
 
 Change = Opened | Grown | Closed
+
+
+def partial_object(text: str) -> dict[str, Any]:
+    """Return a JSON object that may end too early, as Anthropic's client reads it; empty for anything else."""
+    try:
+        value = from_json(text, allow_partial=True) if text.strip() else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class AnswerBlocks:

@@ -73,12 +73,13 @@ class FunctionCall(Strict):
     @field_validator("arguments")
     @classmethod
     def _is_an_object(cls, value: str) -> str:
-        if value.strip() and not _is_json_object(value):
+        if value.strip() and not is_json_object(value):
             raise ValueError("should be a JSON object in a string")
         return value
 
 
-def _is_json_object(text: str) -> bool:
+def is_json_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
     try:
         return isinstance(msgspec.json.decode(text), dict)
     except (msgspec.DecodeError, RecursionError):

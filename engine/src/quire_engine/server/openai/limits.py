@@ -100,7 +100,7 @@ def check_lengths(content: Mapping[str, Any], max_model_len: int, queue: QueueLi
     if prompts and prompts[0] and isinstance(prompts[0][0], list | str):
         prompts = [one for one in prompts[0] if isinstance(one, list)]
     named: list[tuple[str, str, Any]] = [("prompt", "tokens", one) for one in prompts]
-    named += [(name, name, content.get(name)) for name in ("messages", "tokens")]
+    named += [(name, name, content.get(name)) for name in ("messages", "input", "tokens")]
     for name, kind, items in named:
         if isinstance(items, list) and len(items) > max_model_len:
             raise InvalidRequest(

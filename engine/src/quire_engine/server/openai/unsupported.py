@@ -16,7 +16,7 @@ _FUNCTIONS = "is not supported, because tools and tool_choice have replaced it"
 _TEXT_ONLY = "only text is supported by this version"
 
 Unsupported = Mapping[str, tuple[tuple[Any, ...], str]]
-"""By field: further values without an effect, and the reason to give for all others."""
+"""Fields with further values that have no effect, and the reason to refuse all others."""
 
 UNSUPPORTED: Unsupported = {
     "tools": ((), _CHAT_ONLY),

@@ -1,0 +1,274 @@
+"""The schema of POST /v1/responses.
+
+Fields and items of OpenAI's API that would have an effect which this server lacks are refused by name.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SkipValidation,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from quire_engine.server.http.body import STRING_OR_OBJECTS, json_type, one_or_list
+from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, is_json_object
+from quire_engine.server.openai.extensions import SamplingExtensions
+from quire_engine.server.openai.schemas import Stop, StreamOptions, Strict
+from quire_engine.server.openai.unsupported import Unsupported
+
+_UNSUPPORTED = "is not supported by this version"
+UNSUPPORTED: Unsupported = {
+    "conversation": ((), f"{_UNSUPPORTED}; send previous_response_id, or all items in input"),
+    "prompt": ((), f"a stored prompt {_UNSUPPORTED}"),
+    "context_management": ((), _UNSUPPORTED),
+    "moderation": ((), _UNSUPPORTED),
+    "image": ((), _UNSUPPORTED),
+    "access_programs": ((), _UNSUPPORTED),
+    "top_logprobs": ((0,), "is not supported by this route; POST /v1/chat/completions has it"),
+    "truncation": (("disabled",), 'only "disabled" is supported by this version'),
+}
+
+_HARMLESS_INCLUDES = (
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+)
+"""Parts of a response that this server never has, so that including them changes nothing."""
+
+
+def _known_type(*known: str) -> BeforeValidator:
+    """Return a check that names a type that is not supported, before the union's own errors."""
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"should be an object, not {json_type(value)}")
+        kind = value.get("type")
+        if kind is None and "role" in value:
+            return {**value, "type": "message"}
+        if not isinstance(kind, str) or kind not in known:
+            shown = repr(kind[:40]) if isinstance(kind, str) else "that is missing"
+            raise ValueError(f"the type {shown} is not supported; supported are {', '.join(known)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+class _Part(Strict):
+    """A part of an item. Further fields have no effect, because clients send back whole answers."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextPart(_Part):
+    """A text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class RefusalPart(_Part):
+    """A refusal of an earlier answer, which the model sees as its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+_MESSAGE_PARTS = ("input_text", "output_text", "text", "refusal")
+ContentPart = Annotated[TextPart | RefusalPart, _known_type(*_MESSAGE_PARTS)]
+Content = Annotated[
+    list[ContentPart], one_or_list(lambda text: {"type": "input_text", "text": text}, "parts"), STRING_OR_OBJECTS
+]
+_ReasoningPart = Annotated[TextPart, _known_type("reasoning_text", "summary_text")]
+
+
+class MessageItem(_Part):
+    """A message; its type may be missing."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+
+
+class ReasoningItem(_Part):
+    """The reasoning of an earlier answer. ``encrypted_content`` has no effect."""
+
+    type: Literal["reasoning"]
+    summary: list[_ReasoningPart] | None = None
+    content: list[_ReasoningPart] | None = None
+
+
+class FunctionCallItem(_Part):
+    """A function call of an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(max_length=256)]
+    name: str
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, value: str) -> str:
+        if value.strip() and not is_json_object(value):
+            raise ValueError("should be a JSON object in a string")
+        return value
+
+
+class FunctionCallOutputItem(_Part):
+    """The result of a function call."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(max_length=256)]
+    output: Content
+
+
+_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
+Item = Annotated[
+    Annotated[
+        MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem,
+        Field(discriminator="type"),
+    ],
+    _known_type(*_ITEMS),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {"type": {"enum": list(_ITEMS)}, "role": {"type": "string"}},
+            "anyOf": [{"required": ["type"]}, {"required": ["role"]}],
+        }
+    ),
+]
+Items = Annotated[
+    Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)],
+    one_or_list(lambda text: {"type": "message", "role": "user", "content": text}, "items"),
+    STRING_OR_OBJECTS,
+]
+
+
+class FunctionTool(_Part):
+    """A function that the model may call. A schema is always enforced where ``tool_choice`` demands a call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+Tools = Annotated[list[Annotated[FunctionTool, _known_type("function")]], Field(max_length=MAX_TOOLS)]
+
+
+def _check_choice(value: Any) -> Any:
+    if value in ("none", "auto", "required"):
+        return value
+    if not isinstance(value, dict) or value.get("type") != "function" or not isinstance(value.get("name"), str):
+        raise ValueError('should be "none", "auto", "required" or {"type": "function", "name": "…"}')
+    return value
+
+
+_named_choice = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "name": {"type": "string"}},
+    "required": ["type", "name"],
+}
+ToolChoice = Annotated[
+    SkipValidation[str | dict[str, Any]],
+    BeforeValidator(_check_choice),
+    WithJsonSchema({"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _named_choice]}),
+]
+
+
+class TextFormat(Strict):
+    """The form of the answer. A schema is enforced, whatever ``strict`` says."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise ValueError("schema: is required for the type json_schema")
+        return self
+
+
+class TextOptions(Strict):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ReasoningOptions(Strict):
+    """How much the model reasons. Answers have the reasoning itself, never a summary of it."""
+
+    effort: Annotated[str, Field(max_length=64)] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ResponsesRequest(SamplingExtensions):
+    """The body of POST /v1/responses."""
+
+    model: str | None = None
+    input: Items
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    stop: Stop | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    store: bool | None = Field(None, description="Keep the response for previous_response_id; true unless set.")
+    background: bool | None = Field(None, description="Answer at once, and generate the response meanwhile.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[str] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
+
+    # Accepted, because they change nothing in an answer.
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    max_tool_calls: int | None = Field(None, description="Of tools that run on the server, which there are none of.")
+
+    @field_validator("include")
+    @classmethod
+    def _known_includes(cls, value: list[str] | None) -> list[str] | None:
+        unknown = next((each for each in value or () if each not in _HARMLESS_INCLUDES), None)
+        if unknown is not None:
+            raise ValueError(f"{unknown[:60]!r} {_UNSUPPORTED}")
+        return value
+
+    @model_validator(mode="after")
+    def _supported_together(self) -> Self:
+        if self.background and self.stream:
+            raise ValueError("background: is only supported without stream")
+        if self.background and self.store is False:
+            raise ValueError("background: needs store, because the answer is fetched later")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: is only allowed with stream set to true")
+        if self.tool_choice in (None, "none", "auto"):
+            return self
+        if not self.tools:
+            raise ValueError("tool_choice: needs tools to choose from")
+        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in {tool.name for tool in self.tools}:
+            raise ValueError(f"tool_choice: {self.tool_choice['name'][:100]!r} is not one of the tools")
+        return self

@@ -1,0 +1,116 @@
+"""The responses that are kept in the memory of the API process, up to a number of bytes; the oldest use goes first."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import msgspec
+
+from quire_engine.errors import InvalidRequest, NotFound
+from quire_engine.server.generation.generation import Generation
+
+_ENTRY_BYTES = 512
+"""What an entry takes besides its texts."""
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class StoredResponse:
+    """A response that is kept."""
+
+    id: str
+    tenant: str | None
+    """The name of the API key; other keys do not see the response."""
+    body: bytes
+    """The response object as JSON."""
+    messages: bytes | None = None
+    """The conversation with the answer, without instructions, as JSON; None if the response has no answer."""
+    generation: Generation | None = None
+    """The generation of a background response that is not finished."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes."""
+        return _ENTRY_BYTES + len(self.body) + len(self.messages or b"")
+
+
+class ResponseStore:
+    """The responses by id. Answers of great length are added in another thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """``max_bytes`` 0 keeps nothing."""
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._lock = Lock()
+        self.num_bytes = 0
+
+    @property
+    def enabled(self) -> bool:
+        """True if responses are kept at all."""
+        return self._max_bytes > 0
+
+    def __len__(self) -> int:
+        """Return the number of responses that are kept."""
+        return len(self._kept)
+
+    def put(self, response: StoredResponse) -> None:
+        """Keep a response in the place of one with its id, and drop those that were not used for the longest time."""
+        with self._lock:
+            self._remove(response.id)
+            if response.num_bytes > self._max_bytes:
+                return
+            self._kept[response.id] = response
+            self.num_bytes += response.num_bytes
+            while self.num_bytes > self._max_bytes:
+                self._remove(next(iter(self._kept)))
+
+    def finish(self, response: StoredResponse, *, is_new: bool = False) -> None:
+        """Keep a finished response; one that is not new only if it was not deleted meanwhile."""
+        if is_new or response.id in self._kept:
+            self.put(response)
+
+    def get(self, id: str, tenant: str | None) -> StoredResponse:
+        """Return a response of a tenant. Raises NotFound."""
+        with self._lock:
+            found = self._kept.get(id)
+            if found is None or found.tenant != tenant:
+                raise NotFound(
+                    f"no response {id[:100]!r} is kept here; responses are kept in memory for a limited time "
+                    "(--response-store-memory)",
+                    code="response_not_found",
+                )
+            self._kept.move_to_end(id)
+            return found
+
+    def delete(self, id: str, tenant: str | None) -> StoredResponse:
+        """Remove a response of a tenant, and return it. Raises NotFound."""
+        found = self.get(id, tenant)
+        with self._lock:
+            self._remove(id)
+        return found
+
+    def conversation(self, id: str, tenant: str | None) -> Messages:
+        """Return the messages of a response that a request continues. Raises InvalidRequest."""
+        try:
+            found = self.get(id, tenant)
+        except NotFound as error:
+            raise InvalidRequest(
+                f"previous_response_id: {error.message}",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            ) from error
+        if found.messages is None:
+            raise InvalidRequest(
+                f"previous_response_id: the response {id} has no complete answer to continue",
+                param="previous_response_id",
+                code="previous_response_incomplete",
+            )
+        messages: Messages = msgspec.json.decode(found.messages)
+        return messages
+
+    def _remove(self, id: str) -> None:
+        removed = self._kept.pop(id, None)
+        if removed is not None:
+            self.num_bytes -= removed.num_bytes

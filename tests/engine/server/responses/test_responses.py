@@ -1,0 +1,289 @@
+"""OpenAI's Responses API: items and events of answers, what is kept, and what is refused."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from quire_engine.config import AccessOptions
+from quire_engine.errors import Unavailable
+
+Serving = Callable[..., Any]
+
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}<tool_call>\n{\"name\": n, 'arguments': a}</tool_call>{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content or '' }}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.city }}){% endfor %}{% endfor %}"
+    "<answer>{% if reasoning_effort %}<think>\n{% else %}<think>\n\n</think>{% endif %}"
+)
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": True,
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def create(server: Any, **fields: Any) -> Any:
+    return await server.openai.responses.create(**{"model": "demo", "input": "Weather?", **fields})
+
+
+def prompt(server: Any, number: int = -1) -> str:
+    text: str = server.context.tokenizer.decode(server.engine.streams[number].prompt)
+    return text
+
+
+def without_ids(response: Any) -> dict[str, Any]:
+    made: dict[str, Any] = response.to_dict()
+    for name in ("id", "created_at", "completed_at"):
+        made.pop(name)
+    for item in made["output"]:
+        item.pop("id")
+        item.pop("call_id", None)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("says", "fields", "kinds", "status"),
+    [
+        ("Hello", {}, ["message"], "completed"),
+        ("", {}, ["message"], "completed"),
+        ("Hello", {"max_output_tokens": 2}, ["message"], "incomplete"),
+        ("Hm.</think>Hello", {"reasoning": {"effort": "low"}}, ["reasoning", "message"], "completed"),
+        ("Hm.</think>" + CALL, {"reasoning": {"effort": "low"}, "tools": [WEATHER]}, ["reasoning", "function_call"],
+         "completed"),
+        ("Look: " + CALL + CALL, {"tools": [WEATHER]}, ["message", "function_call", "function_call"], "completed"),
+        (CALL + CALL, {"tools": [WEATHER], "parallel_tool_calls": False}, ["function_call"], "completed"),
+    ],
+)  # fmt: skip
+async def test_a_streamed_response_is_the_whole_one(
+    serving: Serving, says: str, fields: dict[str, Any], kinds: list[str], status: str
+) -> None:
+    async with serving(says, template=TEMPLATE) as server:
+        whole = await create(server, **fields)
+        assert [item.type for item in whole.output] == kinds and whole.status == status
+        events = [event async for event in await create(server, stream=True, **fields)]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+        assert events[-1].type == f"response.{status}"
+        assert without_ids(events[-1].response) == without_ids(whole)
+        done = [event.item.to_dict() for event in events if event.type == "response.output_item.done"]
+        assert done == [item.to_dict() for item in events[-1].response.output]
+        texts: dict[str, str] = {}
+        for event in events:
+            if event.type.endswith(".delta"):
+                texts[event.item_id] = texts.get(event.item_id, "") + event.delta
+        for item in events[-1].response.output:
+            text = item.arguments if item.type == "function_call" else item.content[0].text
+            assert texts.get(item.id, "") == text
+
+
+async def test_events_of_a_text_come_in_openais_order(serving: Serving) -> None:
+    async with serving("Hi", template=TEMPLATE) as server:
+        events = [event.type async for event in await create(server, stream=True)]
+    assert events == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+
+async def test_the_clients_stream_helper_collects_a_response(serving: Serving) -> None:
+    async with serving("Look: " + CALL, template=TEMPLATE) as server:
+        async with server.openai.responses.stream(model="demo", input="Weather?", tools=[WEATHER]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert kinds.count("response.function_call_arguments.delta") > 3
+        assert final.output_text == "Look:" and json.loads(final.output[1].arguments) == {"city": "Paris"}
+
+
+async def test_a_call_and_its_result_continue_a_response(serving: Serving) -> None:
+    async with serving("Look: " + CALL, template=TEMPLATE) as server:
+        first = await create(server, tools=[WEATHER], instructions="Be brief.")
+        assert prompt(server).endswith("<system>Be brief.<user>Weather?<answer><think>\n\n</think>")
+        call = first.output[1]
+        server.engine.says = "Rain."
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        second = await create(server, tools=[WEATHER], input=[result], previous_response_id=first.id)
+        assert second.output_text == "Rain." and second.previous_response_id == first.id
+        expected = "<user>Weather?<assistant>Look:get_weather(Paris)<tool>rain<answer><think>\n\n</think>"
+        assert prompt(server).endswith(expected) and "Be brief." not in prompt(server)
+        # The same without the store: the client sends all items back.
+        items = [{"role": "user", "content": "Weather?"}, *[item.to_dict() for item in first.output], result]
+        await create(server, tools=[WEATHER], input=items, store=False)
+        assert prompt(server).endswith(expected)
+
+
+async def test_reasoning_is_one_message_with_its_answer(serving: Serving) -> None:
+    async with serving("Hm.</think>Hello", template=TEMPLATE) as server:
+        first = await create(server, reasoning={"effort": "low", "summary": "auto"})
+        assert first.output[0].content[0].text == "Hm."
+        await create(server, input="And?", previous_response_id=first.id)
+        assert "<user>Weather?<assistant>Hm.Hello<user>And?" in prompt(server)
+
+
+async def test_a_schema_constrains_the_answer(serving: Serving) -> None:
+    async with serving('{"a":1}') as server:
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        answer = await create(server, text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
+        assert answer.output_text == '{"a":1}' and "properties" in server.engine.streams[0].params.grammar
+
+
+# --- responses that are kept ---
+
+
+async def test_a_response_is_kept_until_it_is_deleted(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        made = await create(server, metadata={"a": "b"})
+        kept = await server.openai.responses.retrieve(made.id)
+        assert kept.to_dict() == made.to_dict() and kept.metadata == {"a": "b"} and kept.store
+        await server.openai.responses.delete(made.id)
+        for lost in (made.id, "resp_unknown"):
+            with pytest.raises(openai.NotFoundError):
+                await server.openai.responses.retrieve(lost)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(server, previous_response_id=made.id)
+        assert refused.value.code == "previous_response_not_found"
+
+
+@pytest.mark.parametrize(("store", "memory"), [(False, 2**20), (True, 0)])
+async def test_a_response_that_is_not_kept_is_not_found(serving: Serving, store: bool, memory: int) -> None:
+    async with serving("Hello", response_store_bytes=memory) as server:
+        made = await create(server, store=store)
+        assert made.store is False
+        with pytest.raises(openai.NotFoundError):
+            await server.openai.responses.retrieve(made.id)
+
+
+async def test_the_id_names_the_replica(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        tag = "0123456789ab"
+        made = await create(server, extra_headers={"X-Quire-Replica-Tag": tag})
+        assert made.id.startswith(f"resp_{tag}_")
+        assert not (await create(server, extra_headers={"X-Quire-Replica-Tag": "../x"})).id.startswith("resp_.")
+
+
+async def test_other_keys_do_not_see_a_response(serving: Serving, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("alice:alice-key-1\nbob:bobs-key-1\n")
+    async with serving("Hello", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
+        alice, bob = (server.openai.with_options(api_key=key) for key in ("alice-key-1", "bobs-key-1"))
+        made = await alice.responses.create(model="demo", input="Hi")
+        assert (await alice.responses.retrieve(made.id)).id == made.id
+        for attempt in (bob.responses.retrieve(made.id), bob.responses.delete(made.id)):
+            with pytest.raises(openai.NotFoundError):
+                await attempt
+
+
+# --- background ---
+
+
+async def until_finished(server: Any, id: str) -> Any:
+    while (found := await server.openai.responses.retrieve(id)).status == "in_progress":
+        await asyncio.sleep(0.01)
+    return found
+
+
+async def test_a_background_response_is_fetched_later(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        made = await create(server, background=True)
+        assert made.status == "in_progress" and made.output == [] and made.background
+        finished = await until_finished(server, made.id)
+        assert (finished.status, finished.output_text) == ("completed", "Hello")
+        assert (await create(server, previous_response_id=made.id)).status == "completed"
+
+
+async def test_a_background_response_is_cancelled_once(serving: Serving) -> None:
+    async with serving() as server:
+        made = await create(server, background=True)
+        stream = await server.engine.stream()
+        stream.draw([65])
+        for _ in range(2):
+            assert (await server.openai.responses.cancel(made.id)).status == "cancelled"
+        await stream.cancelled.wait()
+        assert (await server.openai.responses.retrieve(made.id)).status == "cancelled"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await create(server, previous_response_id=made.id)
+        assert refused.value.code == "previous_response_incomplete"
+        assert server.context.lifecycle.in_flight == 0
+
+
+async def test_a_finished_response_cannot_be_cancelled(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        made = await create(server)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await server.openai.responses.cancel(made.id)
+        assert refused.value.code == "response_not_cancellable"
+
+
+async def test_a_background_response_that_fails_says_why(serving: Serving) -> None:
+    async with serving() as server:
+        made = await create(server, background=True)
+        (await server.engine.stream()).breaks(Unavailable("the engine stopped", code="engine_stopped"))
+        finished = await until_finished(server, made.id)
+        assert finished.status == "failed" and finished.error.message == "the engine stopped"
+
+
+async def test_deleting_a_running_response_cancels_it(serving: Serving) -> None:
+    async with serving() as server:
+        made = await create(server, background=True)
+        stream = await server.engine.stream()
+        await server.openai.responses.delete(made.id)
+        await stream.cancelled.wait()
+        with pytest.raises(openai.NotFoundError):
+            await server.openai.responses.retrieve(made.id)
+
+
+# --- errors ---
+
+
+async def test_a_failed_stream_ends_with_failed_and_error(serving: Serving) -> None:
+    async with serving() as server:
+        asking = asyncio.create_task(create(server, stream=True))
+        stream = await server.engine.stream()
+        stream.draw([65])
+        events = []
+        stream.breaks(Unavailable("the engine stopped", code="engine_stopped"))
+        with pytest.raises((openai.APIError, Exception)):
+            async for event in await asking:
+                events.append(event)
+        assert [event.type for event in events[-2:]] == ["response.failed", "error"]
+        assert events[-2].response.error.message == "the engine stopped"
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference' is not supported"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "'input_image'"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "[1]"}]}, "arguments"),
+        ({"tools": [{"type": "web_search"}]}, "'web_search' is not supported"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "other"}}, "'other' is not one of the tools"),
+        ({"tool_choice": "required"}, "needs tools"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"background": True, "stream": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"input": "x" * 600}, "input"),
+    ],
+)  # fmt: skip
+async def test_bad_requests_are_refused_by_name(serving: Serving, fields: dict[str, Any], named: str) -> None:
+    async with serving("Hello", template=TEMPLATE) as server:
+        answer = await server.http.post("/v1/responses", json={"model": "demo", "input": "Hi", **fields})
+        assert answer.status_code == 400 and named in answer.json()["error"]["message"]

@@ -1,0 +1,64 @@
+"""The store of responses: its bound, its order and its tenants."""
+
+import pytest
+
+from quire_engine.errors import InvalidRequest, NotFound
+from quire_engine.server.responses.store import ResponseStore, StoredResponse
+
+
+def response(id: str, size: int = 1000, tenant: str | None = None) -> StoredResponse:
+    return StoredResponse(id=id, tenant=tenant, body=b"x" * size, messages=b"[]")
+
+
+def kept(store: ResponseStore) -> list[str]:
+    found = []
+    for id in "abcdef":
+        try:
+            found.append(store.get(id, None).id)
+        except NotFound:
+            continue
+    return found
+
+
+def test_the_least_recently_used_response_goes_first() -> None:
+    store = ResponseStore(5000)
+    for id in "abc":
+        store.put(response(id))
+    store.get("a", None)
+    store.put(response("d"))
+    assert kept(store) == ["a", "c", "d"] and store.num_bytes <= 5000
+
+
+def test_a_response_larger_than_the_store_evicts_nothing() -> None:
+    store = ResponseStore(5000)
+    store.put(response("a"))
+    store.put(response("b", size=6000))
+    assert kept(store) == ["a"]
+
+
+def test_a_replaced_response_counts_once() -> None:
+    store = ResponseStore(5000)
+    for _ in range(9):
+        store.put(response("a"))
+    assert store.num_bytes == response("a").num_bytes and len(store) == 1
+
+
+def test_a_finished_response_that_was_deleted_stays_away() -> None:
+    store = ResponseStore(5000)
+    store.put(response("a"))
+    store.delete("a", None)
+    store.finish(response("a"))
+    assert kept(store) == [] and store.num_bytes == 0
+    store.finish(response("b"), is_new=True)
+    assert kept(store) == ["b"]
+
+
+def test_another_tenant_finds_nothing() -> None:
+    store = ResponseStore(5000)
+    store.put(response("a", tenant="alice"))
+    for tenant in (None, "bob"):
+        with pytest.raises(NotFound):
+            store.get("a", tenant)
+        with pytest.raises(InvalidRequest):
+            store.conversation("a", tenant)
+    assert store.conversation("a", "alice") == []
