@@ -28,7 +28,7 @@ from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
-from quire_engine.core.plan import InFlight, Plan
+from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS, InFlight, Plan
 from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
@@ -56,7 +56,7 @@ class SchedulerConfig:
     policy: PolicyName = "fcfs"
     enable_prefix_caching: bool = True
     share_prefixes: SharePrefixes = "tenant"
-    max_prompt_logprobs_positions: int = 256
+    max_prompt_logprobs_positions: int = MAX_PROMPT_LOGPROBS_POSITIONS
     """The maximum number of prompt positions whose logits a step computes, unless each sequence has only one. With a
     vocabulary of 128,000 tokens they take 128 MB."""
     preemption_mode: PreemptionMode = "auto"

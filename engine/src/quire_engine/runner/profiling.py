@@ -1,7 +1,8 @@
 """The memory of the largest step and the largest CUDA graph, measured before the KV cache is allocated.
 
-The step is the largest that the scheduler may create: all sequences, all tokens, every prompt token reported and every
-sampling parameter set. It runs on a cache of a few blocks, which all its tokens overwrite: its results are discarded.
+The step is the largest that the scheduler may create: all sequences, all tokens, as many prompt tokens reported as a
+step may report, and every sampling parameter set. It runs on a cache of a few blocks, which all its tokens overwrite:
+its results are discarded.
 """
 
 import gc
@@ -13,6 +14,7 @@ import torch
 
 from quire_engine.core.batch import Admission, Batch, BlockUpdates, PromptPositions
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
 from quire_engine.core.ports import Runner
 from quire_engine.core.sampling_params import every_parameter
 
@@ -103,6 +105,7 @@ def largest_step(
     lengths = [even + (row < more) for row in range(sequences)]
     rows = list(range(sequences))
     reported = min(logprobs, vocab_size)
+    positions = _reported_positions(lengths)
     params = every_parameter(top_k=max(1, vocab_size // 2), logprobs=reported)
     return Batch(
         step=0,
@@ -121,11 +124,24 @@ def largest_step(
         block_updates=tuple(_wrapped_blocks(lengths, group.num_blocks, layout.block_size) for group in layout.groups),
         released_rows=rows,
         prompt_logprobs=[
-            PromptPositions(index=row, first=0, next_token_ids=[0] * (length - 1), num_logprobs=reported)
-            for row, length in zip(rows, lengths, strict=True)
-            if length > 1
+            PromptPositions(index=row, first=0, next_token_ids=[0] * count, num_logprobs=reported)
+            for row, count in zip(rows, positions, strict=True)
+            if count
         ],
     )
+
+
+def _reported_positions(lengths: list[int]) -> list[int]:
+    """Return the reported positions of each prompt: together the most that one step of the scheduler may have.
+
+    The scheduler bounds their sum, but always grants a sequence one.
+    """
+    left = MAX_PROMPT_LOGPROBS_POSITIONS
+    counts = []
+    for length in lengths:
+        counts.append(min(length - 1, max(1, left)))
+        left -= counts[-1]
+    return counts
 
 
 def _wrapped_blocks(lengths: list[int], num_blocks: int, block_size: int) -> BlockUpdates:
