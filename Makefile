@@ -21,7 +21,7 @@ CACHE := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/quire
 # (empty: CPUs only; with a base of Debian's packages COMPILER='gcc libc6-dev python3-dev').
 BASE_IMAGE ?=
 COMPILER ?=
-# GPU architecture such as sm_90; empty means all.
+# GPU architectures such as sm_90 or gfx942; empty means all.
 AOT_TARGETS ?=
 # Additional pytest arguments for `make e2e`, such as -k drain.
 ARGS ?=
@@ -87,7 +87,7 @@ kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the T
 kernels-aot-bounds: $(VENV)/.dev ## Update benchmarks/kernels/aot_bounds.json to the current resource use of the kernels with both Triton versions
 	$(BIN)/python -m benchmarks.kernels.aot --update
 	$(MAKE) --no-print-directory $(CACHE)/triton-3.6/.done
-	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python -m benchmarks.kernels.aot --widen
+	PYTHONPATH=$(CACHE)/triton-3.6 $(BIN)/python -m benchmarks.kernels.aot --widen --target sm_80 sm_90 sm_100 sm_120
 
 gpu-bundle: $(VENV)/.dev ## Pack tests and benchmarks for a GPU machine without a network; run benchmarks/on_gpu.sh there
 	BIN=$(BIN) benchmarks/gpu_bundle.sh

@@ -23,14 +23,12 @@ from benchmarks.kernels import aot_bounds
 from benchmarks.kernels.aot_bounds import Bounds, Measured
 from benchmarks.report import show_table, usable_cpus, write_json
 
-TARGETS = (80, 90, 100, 120)
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--target", type=_capability, nargs="+", default=TARGETS, help="default: sm_80, sm_90, sm_100 and sm_120"
-    )
+    parser.add_argument("--target", type=_target, nargs="+", default=TARGETS, help=f"default: {', '.join(TARGETS)}")
     parser.add_argument("--op", nargs="+", help="only these (default: every op with a kernel)")
     parser.add_argument("--jobs", type=int, default=len(usable_cpus()), help="default: all CPUs")
     parser.add_argument("--json", type=Path, help="write what was found there as well")
@@ -39,12 +37,11 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _capability(text: str) -> int:
-    number = text.removeprefix("sm_")
-    if not number.isdigit() or int(number) not in aot_bounds.SHARED_LIMITS:
-        known = ", ".join(f"sm_{capability}" for capability in aot_bounds.SHARED_LIMITS)
-        raise argparse.ArgumentTypeError(f"{text!r} should be one of {known}")
-    return int(number)
+def _target(text: str) -> str:
+    name = f"sm_{text}" if text.isdigit() else text
+    if name not in aot_bounds.SHARED_LIMITS:
+        raise argparse.ArgumentTypeError(f"{text!r} should be one of {', '.join(aot_bounds.SHARED_LIMITS)}")
+    return name
 
 
 def use_cache_folder() -> None:
@@ -52,21 +49,19 @@ def use_cache_folder() -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(home / "quire" / "triton-aot"))
 
 
-def measure(ops: Iterable[str], capabilities: Iterable[int], jobs: int) -> list[Measured]:
+def measure(ops: Iterable[str], targets: Iterable[str], jobs: int) -> list[Measured]:
     """Return the measurement of every case of every op on every target, in order."""
     from quire_kernels.triton_runtime.aot_compile import AotError, cases_of
     from quire_kernels.triton_runtime.target import Target
 
-    tasks: list[tuple[str, str, int]] = []
+    tasks: list[tuple[str, str, str]] = []
     failed: list[Measured] = []
     for op in ops:
-        for capability in capabilities:
+        for target in targets:
             try:
-                tasks += [(op, case.name, capability) for case in cases_of(op, Target(capability))]
+                tasks += [(op, case.name, target) for case in cases_of(op, Target.named(target))]
             except AotError as error:
-                failed.append(
-                    Measured(op=op, case="aot_cases", capability=capability, decode_path=False, error=str(error))
-                )
+                failed.append(Measured(op=op, case="aot_cases", target=target, decode_path=False, error=str(error)))
     # Not forked, because a process that has imported torch has threads.
     with ProcessPoolExecutor(max(1, jobs), mp_context=multiprocessing.get_context("spawn")) as pool:
         return failed + list(_with_progress(pool.map(_measure_one, tasks), len(tasks)))
@@ -81,26 +76,34 @@ def _with_progress(results: Iterable[Measured], total: int) -> Iterator[Measured
         yield one
 
 
-def _measure_one(task: tuple[str, str, int]) -> Measured:
+def _measure_one(task: tuple[str, str, str]) -> Measured:
     from quire_kernels.triton_runtime.aot_compile import AotError, compile_case
     from quire_kernels.triton_runtime.target import Target
 
-    op, name, capability = task
-    case = _cases(op, capability)[name]
+    op, name, target = task
+    case = _cases(op, target)[name]
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # a failed compilation prints its assembly
-            usage = compile_case(op, case, Target(capability))
+            usage = compile_case(op, case, Target.named(target))
     except AotError as error:
-        return Measured(op=op, case=name, capability=capability, decode_path=case.decode_path, error=str(error))
-    return Measured(op=op, case=name, capability=capability, decode_path=case.decode_path, usage=asdict(usage))
+        return Measured(op=op, case=name, target=target, decode_path=case.decode_path, error=str(error))
+    return Measured(
+        op=op,
+        case=name,
+        target=target,
+        decode_path=case.decode_path,
+        usage=asdict(usage),
+        programs_per_sm=case.programs_per_sm,
+        resident_programs=usage.resident_programs(Target.named(target), case.num_warps),
+    )
 
 
 @functools.cache
-def _cases(op: str, capability: int):  # type: ignore[no-untyped-def]
+def _cases(op: str, target: str):  # type: ignore[no-untyped-def]
     from quire_kernels.triton_runtime.aot_compile import cases_of
     from quire_kernels.triton_runtime.target import Target
 
-    return {case.name: case for case in cases_of(op, Target(capability))}
+    return {case.name: case for case in cases_of(op, Target.named(target))}
 
 
 def cell(one: Measured | None) -> str:
@@ -115,14 +118,14 @@ def cell(one: Measured | None) -> str:
     return " ".join([text, *spilled])
 
 
-def show(measured: list[Measured], capabilities: Iterable[int], notes: list[str]) -> None:
-    by_place = {(one.op, one.case, one.capability): one for one in measured}
+def show(measured: list[Measured], targets: Iterable[str], notes: list[str]) -> None:
+    by_place = {(one.op, one.case, one.target): one for one in measured}
     rows = []
     for op, case in dict.fromkeys((one.op, one.case) for one in measured):
-        cells = [cell(by_place.get((op, case, capability))) for capability in capabilities]
+        cells = [cell(by_place.get((op, case, target))) for target in targets]
         decode = any(one.decode_path for one in measured if (one.op, one.case) == (op, case))
         rows.append([f"{op}: {case}", "yes" if decode else "", *cells])
-    columns = ["kernel", "decode", *(f"sm_{capability}" for capability in capabilities)]
+    columns = ["kernel", "decode", *targets]
     show_table("Registers per thread / KiB of shared memory per block", columns, rows, notes)
 
 

@@ -13,9 +13,20 @@ from typing import Any
 
 FILE = Path(__file__).with_name("aot_bounds.json")
 FIELDS = ("registers", "stack_bytes", "local_bytes", "shared_bytes")
-# The maximum for a block (CUDA programming guide, table of technical specifications by compute capability).
-SHARED_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-NO_SPILL_TARGET = 90
+# The maximum for a block: CUDA programming guide, table of technical specifications by compute capability; AMD's
+# instruction set documents of CDNA 3, CDNA 4 and RDNA 3 (LDS).
+SHARED_LIMITS = {
+    "sm_80": 163 << 10,
+    "sm_86": 99 << 10,
+    "sm_89": 99 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+    "sm_120": 99 << 10,
+    "gfx942": 64 << 10,
+    "gfx950": 160 << 10,
+    "gfx1100": 64 << 10,
+}
+NO_SPILL_TARGETS = ("sm_90", "gfx942", "gfx950")
 """The targets on which the decode path may use neither stack nor local memory."""
 
 Usage = Mapping[str, int]
@@ -28,14 +39,15 @@ class Measured:
 
     op: str
     case: str
-    capability: int
+    target: str
+    """Such as "sm_90" or "gfx942"."""
     decode_path: bool
     usage: Usage | None = None
     error: str | None = None
-
-    @property
-    def target(self) -> str:
-        return f"sm_{self.capability}"
+    programs_per_sm: int = 1
+    """The programs that the launch expects on one multiprocessor at once."""
+    resident_programs: int = 1
+    """The programs that fit there by registers and shared memory."""
 
     def __str__(self) -> str:
         return f"{self.op}: {self.case}: {self.target}"
@@ -57,13 +69,18 @@ def _complaints_of(one: Measured, bounds: Bounds) -> list[str]:
     if one.usage is None:
         return [one.error or f"{one}: was not compiled"]
     found = []
-    limit = SHARED_LIMITS.get(one.capability)
+    limit = SHARED_LIMITS.get(one.target)
     if limit is not None and one.usage["shared_bytes"] > limit:
         found.append(f"{one}: takes {one.usage['shared_bytes']:,} bytes of shared memory; a block there has {limit:,}")
-    if one.decode_path and one.capability == NO_SPILL_TARGET:
+    if one.decode_path and one.target in NO_SPILL_TARGETS:
         for field in ("stack_bytes", "local_bytes"):
             if one.usage[field]:
                 found.append(f"{one}: {field} is {one.usage[field]}; the decode path must have none on {one.target}")
+    if one.resident_programs < one.programs_per_sm:
+        found.append(
+            f"{one}: {one.resident_programs} programs fit on a multiprocessor, and its launch expects "
+            f"{one.programs_per_sm}"
+        )
     bound = bounds.get(one.op, {}).get(one.case, {}).get(one.target)
     if bound is None and bounds and one.target not in _bounded_targets(bounds):
         return found
@@ -109,13 +126,18 @@ def read(path: Path = FILE) -> Bounds:
     return content
 
 
+def _place(target: str) -> tuple[bool, int]:
+    """Return the order of targets: NVIDIA's before AMD's, and each by its number."""
+    return target.startswith("gfx"), int(target.removeprefix("sm_").removeprefix("gfx"))
+
+
 def write(bounds: Bounds, path: Path = FILE) -> None:
     """Write one line per case and target, so that diffs are readable."""
     ops = []
     for op, cases in sorted(bounds.items()):
         lines = []
         for case, targets in sorted(cases.items()):
-            ordered = sorted(targets.items(), key=lambda item: int(item[0].removeprefix("sm_")))
+            ordered = sorted(targets.items(), key=lambda item: _place(item[0]))
             of_targets = ",\n".join(f"   {json.dumps(target)}: {json.dumps(bound)}" for target, bound in ordered)
             lines.append(f"  {json.dumps(case)}: {{\n{of_targets}\n  }}")
         ops.append(f" {json.dumps(op)}: {{\n" + ",\n".join(lines) + "\n }")

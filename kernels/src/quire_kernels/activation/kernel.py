@@ -15,6 +15,7 @@ from torch import Tensor
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -55,13 +56,13 @@ def _run(op: str, gate_up: Tensor, *, gelu: bool) -> Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
         launch = _launch(width, target_of(gate_up.device))
-        grid = (rows, triton.cdiv(width, launch["BLOCK"]))
+        grid = (rows, cdiv(width, launch["BLOCK"]))
         _gated_kernel[grid](gate_up, out, gate_up.stride(0), W=width, GELU=gelu, **launch)
     return out
 
 
 def _launch(width: int, target: Target) -> dict[str, int]:
-    widest = triton.next_power_of_2(width)
+    widest = next_power_of_2(width)
     launch = config_for("activation.gated", target, f"block={widest}").options
     return {**launch, "BLOCK": min(launch["BLOCK"], widest)}
 

@@ -20,6 +20,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv
 from quire_kernels.triton_runtime.target import Target
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -123,7 +124,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     target = target_of(x.device)
     config = config_for("linear.multiply", target, _key(x.dtype))
     splits, split_inputs = cut(inputs, outputs, config)
-    tiles = triton.cdiv(rows, config.blocks["BLOCK_M"]) * triton.cdiv(outputs, config.blocks["BLOCK_N"])
+    tiles = cdiv(rows, config.blocks["BLOCK_M"]) * cdiv(outputs, config.blocks["BLOCK_N"])
     apart = splits > 1 and 2 * tiles <= device_properties(x.device).multiprocessors
     sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device) if apart else out
     given_bias = x if bias is None else bias  # An argument that is not read still needs a pointer.
@@ -145,7 +146,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     )
     if apart:
         adding = config_for("linear.add_up", target)
-        _add_up_kernel[(triton.cdiv(out.numel(), adding.blocks["BLOCK"]),)](
+        _add_up_kernel[(cdiv(out.numel(), adding.blocks["BLOCK"]),)](
             sums, given_bias, out, out.numel(), outputs, C=splits, BIAS=bias is not None, **adding.options
         )
     return out
@@ -156,11 +157,11 @@ def cut(inputs: int, outputs: int, config: LaunchConfig) -> tuple[int, int]:
 
     Both depend on the weight's shape, never on the rows.
     """
-    n_tiles = triton.cdiv(outputs, config.blocks["BLOCK_N"])
+    n_tiles = cdiv(outputs, config.blocks["BLOCK_N"])
     wanted = max(min(_PROGRAMS // n_tiles, inputs // _SHORTEST_SPLIT), 1)
     block = config.blocks["BLOCK_K"]
-    split_inputs = max(triton.cdiv(triton.cdiv(inputs, wanted), block), 1) * block
-    return max(triton.cdiv(inputs, split_inputs), 1), split_inputs
+    split_inputs = max(cdiv(cdiv(inputs, wanted), block), 1) * block
+    return max(cdiv(inputs, split_inputs), 1), split_inputs
 
 
 def _key(dtype: torch.dtype) -> str:

@@ -7,7 +7,6 @@ the same logit, so nothing needs atomics.
 Legend: S rows to shape, V vocabulary.
 """
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv
 from quire_kernels.triton_runtime.target import Target
 
 _BOUNDS: tl.constexpr = tl.constexpr(NUM_BOUNDS)
@@ -189,7 +189,7 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
     if count == 0:
         return
     target = target_of(logits.device)
-    shares = triton.cdiv(vocabulary, _SHARE)
+    shares = cdiv(vocabulary, _SHARE)
     _allow_kernel[(count, shares)](
         logits,
         logits.stride(0),

@@ -10,7 +10,6 @@ Legend: T tokens, H hidden size, I intermediate size, E experts, K experts per t
 from collections.abc import Sequence
 
 import torch
-import triton
 from torch import Tensor
 
 from quire_kernels.errors import UnsupportedDeviceError
@@ -25,6 +24,7 @@ from quire_kernels.moe.device_kernels import (
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -72,7 +72,7 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
         if config is gated or config.blocks["BLOCK_M"] != gated.blocks["BLOCK_M"]:
             order, blocks, num_blocks = _sort(routes, num_experts, config.blocks["BLOCK_M"], target)
         width = result.shape[1]
-        grouped_product_kernel[(triton.cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])](
+        grouped_product_kernel[(cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])](
             source,
             weights,
             result,
@@ -87,7 +87,7 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
             **config.options,
         )
     config = config_for("moe.sum", target)
-    sum_kernel[(tokens, triton.cdiv(hidden, config.blocks["TILE"]))](
+    sum_kernel[(tokens, cdiv(hidden, config.blocks["TILE"]))](
         product, routes.weights, out, H=hidden, K=per_token, **config.options
     )
     return out
@@ -110,7 +110,7 @@ def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[
         num_blocks,
         assignments,
         E=num_experts,
-        PADDED_E=triton.next_power_of_2(num_experts),
+        PADDED_E=next_power_of_2(num_experts),
         BLOCK_M=rows,
         **options,
     )
@@ -127,8 +127,8 @@ def _route_constants(experts: int, per_token: int, normalise: bool) -> dict[str,
         "E": experts,
         "K": per_token,
         "NORMALISE": normalise,
-        "PADDED_E": triton.next_power_of_2(experts),
-        "PADDED_K": triton.next_power_of_2(per_token),
+        "PADDED_E": next_power_of_2(experts),
+        "PADDED_K": next_power_of_2(per_token),
     }
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from quire_kernels.checks import refuse
@@ -32,6 +31,8 @@ from quire_kernels.paged_attention.plan import (
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.occupancy import register_limit
+from quire_kernels.triton_runtime.sizes import next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 # The minimum length of a split; a program for a shorter one would mostly be starting.
@@ -100,7 +101,7 @@ def paged_attention(
         "table_stride": plan.block_tables.shape[1],
         "query_starts": plan.query_starts,
         "context_lens": plan.context_lens,
-        "num_sequences": len(plan.context_lens),
+        "num_sequences": plan.context_lens.shape[0],
         "num_rows": plan.num_tokens,
         "sinks": sinks,
         "alibi_slopes": alibi_slopes,
@@ -111,7 +112,7 @@ def paged_attention(
     fixed = plan.workspace.split_tokens is not None
     if plan.max_query_len > MAX_SHORT_QUERIES and not fixed:
         config = config_for(f"{op}.attend", target, key)
-        block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
+        block_m = max(config.blocks["BLOCK_M"], next_power_of_2(group))
         grid = (cache.kv_heads, _most_tiles(plan, block_m // group, MAX_SHORT_QUERIES))
         _attend_kernel[grid](out, **tensors, **shape, **_options(config, BLOCK_M=block_m))
     if plan.min_query_len > MAX_SHORT_QUERIES and not fixed:
@@ -119,26 +120,28 @@ def paged_attention(
     config = config_for(f"{op}.{'fixed' if fixed else 'split'}", target, key)
     splitting = split_plan(plan, cache, heads, processors * config.blocks["PROGRAMS_PER_SM"])
     if fixed:
-        block_m = max(config.blocks["BLOCK_M"], triton.next_power_of_2(group))
+        block_m = max(config.blocks["BLOCK_M"], next_power_of_2(group))
     else:
         block_m = short_rows(splitting.max_queries, group, head_dim, q.dtype.itemsize)
-    tiles = len(plan.context_lens) * -(-splitting.max_queries // (block_m // group))
+    tiles = plan.context_lens.shape[0] * -(-splitting.max_queries // (block_m // group))
     takes_long = fixed and plan.max_query_len > splitting.max_queries
     most_items = tiles * splitting.max_splits + (
         _most_tiles(plan, block_m // group, splitting.max_queries) if takes_long else 0
     )
-    programs = min(processors * config.blocks["PROGRAMS_PER_SM"], most_items * cache.kv_heads)
+    per_processor = _programs_per_processor(config, block_m)
+    programs = min(processors * per_processor, most_items * cache.kv_heads)
     partials = plan.workspace.buffer
     how = {
         "max_splits": splitting.max_splits,
         "split_tokens": splitting.split_tokens,
         "max_queries": splitting.max_queries,
     }
-    tile_options = _options(config, BLOCK_M=block_m, FIXED=fixed)
+    limit = register_limit(target, per_processor, config.num_warps)
+    tile_options = _options(config, BLOCK_M=block_m, FIXED=fixed, **({} if limit is None else {"maxnreg": limit}))
     _split_kernel[(programs,)](out, partials, **tensors, **how, **shape, **tile_options)
     if splitting.max_splits > 1:
         config_of_join = config_for(f"{op}.join", target, key)
-        _join_kernel[(len(plan.context_lens) * splitting.max_queries, heads)](
+        _join_kernel[(plan.context_lens.shape[0] * splitting.max_queries, heads)](
             out,
             partials,
             value_scale=cache.value_scale,
@@ -169,10 +172,20 @@ def short_rows(max_queries: int, group: int, head_dim: int, query_bytes: int) ->
 
     query_bytes  bytes of an element of the queries
     """
-    wanted = triton.next_power_of_2(max_queries * group)
+    wanted = next_power_of_2(max_queries * group)
     # More rows of wide heads do not fit into registers, nor with the cache's tiles into 99 KiB of shared memory.
     most = 64 if _padded(head_dim) * query_bytes**2 <= 512 else 32
-    return max(16, min(most, wanted), triton.next_power_of_2(group))
+    return max(16, min(most, wanted), next_power_of_2(group))
+
+
+def _programs_per_processor(config: LaunchConfig, rows: int) -> int:
+    """Return how many programs of a persistent launch one multiprocessor is to run at once.
+
+    The table is for the rows of one decoded token. Tiles of more rows, which verify drafts, need twice the registers
+    and more shared memory.
+    """
+    most: int = config.blocks["PROGRAMS_PER_SM"]
+    return most if rows <= max(16, config.blocks.get("BLOCK_M", 16)) else max(1, min(most - 1, 2))
 
 
 def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> Splitting:
@@ -198,14 +211,14 @@ def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> S
             max_queries=max_queries if needed == 1 else min(max_queries, room // needed),
         )
     per_program = sequences * cache.kv_heads * _USUAL_CONTEXT // (4 * programs)
-    split_tokens = min(_MAX_MIN_SPLIT, max(_MIN_SPLIT, triton.next_power_of_2(per_program)))
+    split_tokens = min(_MAX_MIN_SPLIT, max(_MIN_SPLIT, next_power_of_2(per_program)))
     max_splits = max(1, min(room // max_queries, MAX_SEGMENTS, -(-max_context // split_tokens)))
     return Splitting(max_splits=max_splits, split_tokens=split_tokens, max_queries=max_queries)
 
 
 def _most_tiles(plan: DevicePlan, tokens: int, short: int) -> int:
     """Return an upper bound of the query tiles of ``tokens`` tokens for sequences of more than ``short`` queries."""
-    return plan.num_tokens // tokens + min(len(plan.context_lens), plan.num_tokens // (short + 1))
+    return plan.num_tokens // tokens + min(plan.context_lens.shape[0], plan.num_tokens // (short + 1))
 
 
 @functools.cache
@@ -221,7 +234,7 @@ def _shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> dict[st
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, next_power_of_2(head_dim))
 
 
 def _options(config: LaunchConfig, **constants: Any) -> dict[str, Any]:
@@ -248,9 +261,20 @@ def aot_cases(target: Target) -> list[AotCase]:
         _Layer(name="bf16 d80 g1 alibi", head_dim=80, group=1, alibi=True),
         wide,
     ]
-    if target.capability >= 89:
+    if target.converts_fp8:
         layers.append(_Layer(name="bf16 d128 g4 fp8 cache", head_dim=128, group=4, cache="fp8e4nv"))
     cases = [_tiles_case(layer, kernel, target) for layer in layers for kernel in ("split", "attend")]
+    # Decoding with every group, head dim and mask that changes the registers, each of which the launch counts on.
+    groups = [_Layer(name=f"bf16 d128 g{group}", head_dim=128, group=group) for group in (1, 2, 3, 5, 6, 7, 8)]
+    masks = [
+        _Layer(name="bf16 d128 g8 window", head_dim=128, group=8, window=True),
+        _Layer(name="bf16 d128 g4 soft cap", head_dim=128, group=4, soft_cap=True),
+        _Layer(name="bf16 d128 g4 block 128", head_dim=128, group=4, block_size=128),
+        _Layer(name="bf16 d64 g4", head_dim=64, group=4),
+        _Layer(name="bf16 d96 g1", head_dim=96, group=1),
+        _Layer(name="bf16 d256 g8 window", head_dim=256, group=8, window=True),
+    ]
+    cases += [_tiles_case(layer, "split", target) for layer in (*groups, *masks)]
     # Short chunks, and drafts to verify.
     cases += [_tiles_case(layer, "split", target, queries=MAX_SHORT_QUERIES) for layer in (plain, wide)]
     return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
@@ -298,13 +322,14 @@ def _tiles_case(layer: _Layer, kernel: str, target: Target, *, queries: int = 1)
     if kernel == "split":
         rows = short_rows(queries, layer.group, layer.head_dim, 2)
     else:
-        rows = max(config.blocks["BLOCK_M"], triton.next_power_of_2(layer.group))
+        rows = max(config.blocks["BLOCK_M"], next_power_of_2(layer.group))
     constants: dict[str, object] = {name: None for name, kind in optional.items() if kind is None}
     constants |= {**_shape(8, layer.group, layer.head_dim, layer.block_size)}
     constants |= {"BLOCK_M": rows, "TILE": config.blocks["TILE"], "INTERPRETED": False}
     if kernel != "attend":
         signature |= {"partials": "*fp32:16", **_VARYING_SPLIT}
         constants["FIXED"] = kernel == "fixed"
+    programs = _programs_per_processor(config, rows) if kernel != "attend" else 1
     return AotCase(
         name=f"{kernel} {layer.name}{f' {queries} queries' * (queries > 1)}",
         kernel=_attend_kernel if kernel == "attend" else _split_kernel,
@@ -312,6 +337,8 @@ def _tiles_case(layer: _Layer, kernel: str, target: Target, *, queries: int = 1)
         constexprs=constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=register_limit(target, programs, config.num_warps),
+        programs_per_sm=programs,
         decode_path=kernel != "attend" and queries == 1,
     )
 

@@ -9,7 +9,6 @@ Legend: T rows, H hidden size.
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 WIDEST = 1 << 15
@@ -64,7 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
     if rows:
         launch = _launch(width, target_of(x.device))
         added = x if residual is None else residual
-        _rms_norm_kernel[(triton.cdiv(rows, launch["ROWS"]),)](
+        _rms_norm_kernel[(cdiv(rows, launch["ROWS"]),)](
             x, weight, added, out, rows, x.stride(0), added.stride(0), eps, H=width, ADD=residual is not None, **launch
         )
     return out
@@ -72,7 +72,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
 
 def _launch(width: int, target: Target) -> dict[str, int]:
     # Short rows, those of heads, share a program: with one row, it would mostly wait for memory.
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     return {"BLOCK": block, **config_for("rms_norm.norm", target, f"block={block}").options}
 
 

@@ -14,6 +14,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -62,7 +63,7 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     if not tokens or not half:
         return
     launch = _launch(heads, dim, target_of(x.device))
-    _rotary_kernel[(tokens, triton.cdiv(heads, launch["HEADS"]))](
+    _rotary_kernel[(tokens, cdiv(heads, launch["HEADS"]))](
         x,
         cos_sin,
         positions,
@@ -71,21 +72,21 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
         H=heads,
         D=dim,
         HALF=half,
-        HALF_BLOCK=triton.next_power_of_2(half),
+        HALF_BLOCK=next_power_of_2(half),
         **launch,
     )
 
 
 def _launch(heads: int, dim: int, target: Target) -> dict[str, int]:
-    launch = config_for("rotary.rotary", target, f"block={triton.next_power_of_2(dim)}").options
-    return {**launch, "HEADS": min(launch["HEADS"], triton.next_power_of_2(heads))}
+    launch = config_for("rotary.rotary", target, f"block={next_power_of_2(dim)}").options
+    return {**launch, "HEADS": min(launch["HEADS"], next_power_of_2(heads))}
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, dim: int, rotated: int) -> AotCase:
         launch = _launch(32, dim, target)
         half = rotated // 2
-        block = triton.next_power_of_2(half)
+        block = next_power_of_2(half)
         return AotCase(
             name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}",
             kernel=_rotary_kernel,

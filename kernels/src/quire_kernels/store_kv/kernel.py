@@ -19,6 +19,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 _INTERPRETED = tl.constexpr(INTERPRETED)
@@ -185,7 +186,7 @@ def store_kv(
     if not tokens:
         return
     launch = _launch(q_heads, cache.kv_heads, dim, cos_sin.shape[1], target_of(q.device))
-    groups = triton.cdiv(q_heads, launch["Q_HEADS"]) + triton.cdiv(cache.kv_heads, launch["KV_HEADS"])
+    groups = cdiv(q_heads, launch["Q_HEADS"]) + cdiv(cache.kv_heads, launch["KV_HEADS"])
     # An argument that is not read still needs a pointer.
     _store_kv_kernel[(tokens, groups)](
         q,
@@ -216,7 +217,7 @@ def store_kv(
 
 
 def _launch(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target) -> dict[str, int]:
-    block, half = triton.next_power_of_2(dim), rotated // 2
+    block, half = next_power_of_2(dim), rotated // 2
     config = config_for("store_kv.store", target, f"block={block}")
     group = config.blocks["HEADS"]
     return {
@@ -224,11 +225,11 @@ def _launch(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target)
         "HK": kv_heads,
         "D": dim,
         "HALF": half,
-        "HALF_BLOCK": triton.next_power_of_2(max(half, 1)),
-        "TAIL_BLOCK": triton.next_power_of_2(max(dim - 2 * half, 1)),
+        "HALF_BLOCK": next_power_of_2(max(half, 1)),
+        "TAIL_BLOCK": next_power_of_2(max(dim - 2 * half, 1)),
         "D_BLOCK": block,
-        "Q_HEADS": min(group, triton.next_power_of_2(q_heads)),
-        "KV_HEADS": min(group, triton.next_power_of_2(kv_heads)),
+        "Q_HEADS": min(group, next_power_of_2(q_heads)),
+        "KV_HEADS": min(group, next_power_of_2(kv_heads)),
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
@@ -258,6 +259,6 @@ def aot_cases(target: Target) -> list[AotCase]:
     cases = [case("bf16", dim) for dim in (64, 80, 128)]
     cases += [case("bf16", 128, norm=True), case("bf16", 256, norm=True), case("bf16", 96, rotated=32)]
     cases += [case("fp16", 128)]
-    if target.capability >= 89:
+    if target.converts_fp8:
         cases += [case("bf16", 128, norm=True, fp8=True)]
     return cases

@@ -21,7 +21,8 @@ class AotCase:
                  "u64". A suffix is what the launcher would find out about a value: ":16" divisible by 16 (almost every
                  pointer, and strides of dense tensors), ":1" equal to 1
     constexprs   every constexpr argument, by name; None for an optional tensor that is absent
-    decode_path  whether it runs in a decode step: then it may use neither stack nor local memory on sm_90
+    decode_path  whether it runs in a decode step: then it may use neither stack nor local memory on GPUs of data
+                 centers (``NO_SPILL_TARGETS`` of the bounds)
     """
 
     name: str
@@ -30,4 +31,8 @@ class AotCase:
     constexprs: Mapping[str, object] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
+    """The registers per thread to which the launch limits the compiler; None leaves it free."""
+    programs_per_sm: int = 1
+    """The programs that a persistent launch expects to run on one multiprocessor at once."""
     decode_path: bool = False

@@ -1,7 +1,8 @@
 """Compilation of kernels for GPUs that are not present, and the resources of the code.
 
 It needs Triton, but no driver. It must run in a process without TRITON_INTERPRET, which Triton reads when a kernel is
-defined. Registers, stack and local bytes come from Triton's ``cuobjdump``, shared memory from the compiler.
+defined. For NVIDIA's GPUs registers, stack and local bytes come from Triton's ``cuobjdump``; for AMD's, vector
+registers and private memory come from the assembly. Shared memory (AMD: LDS) comes from the compiler.
 """
 
 import importlib
@@ -19,9 +20,9 @@ from triton.compiler import ASTSource
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import KernelError
 from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.occupancy import resident_programs
 from quire_kernels.triton_runtime.target import Target
 
-_WARP_SIZE = 32
 _PACKAGE = Path(__file__).parent.parent
 
 
@@ -37,6 +38,10 @@ class Usage:
     stack_bytes: int
     local_bytes: int
     shared_bytes: int
+
+    def resident_programs(self, target: Target, num_warps: int) -> int:
+        """Return how many programs fit on one multiprocessor at once."""
+        return resident_programs(target, registers=self.registers, shared_bytes=self.shared_bytes, num_warps=num_warps)
 
 
 def ops_with_kernels() -> list[str]:
@@ -59,15 +64,22 @@ def compile_case(op: str, case: AotCase, target: Target) -> Usage:
     """Compile a case and return its resources. Raise AotError with the first words of the compiler's error."""
     if INTERPRETED:
         raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
-    where = f"{op}: {case.name}: sm_{target.capability}"
+    where = f"{op}: {case.name}: {target.name}"
     source = _source(where, case)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    if case.maxnreg is not None:
+        options["maxnreg"] = case.maxnreg
     try:
-        compiled = triton.compile(source, target=GPUTarget("cuda", target.capability, _WARP_SIZE), options=options)
+        compiled = triton.compile(source, target=_gpu_target(target), options=options)
     # The compiler raises many types, from its own errors to RuntimeError of a failed pass.
     except Exception as error:
         raise AotError(f"{where}: does not compile: {_gist(error)}") from error
-    return _usage(where, compiled)
+    return _amd_usage(where, compiled) if target.amd else _nvidia_usage(where, compiled)
+
+
+def _gpu_target(target: Target) -> GPUTarget:
+    backend, architecture = ("hip", target.amd) if target.amd else ("cuda", target.capability)
+    return GPUTarget(backend, architecture, target.warp_size)
 
 
 def _gist(error: Exception) -> str:
@@ -101,7 +113,23 @@ def _source(where: str, case: AotCase) -> ASTSource:
     return ASTSource(fn=case.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
 
 
-def _usage(where: str, compiled: Any) -> Usage:
+def _amd_usage(where: str, compiled: Any) -> Usage:
+    """Return the resources from the metadata at the end of the assembly (AMDGPU code object, ``.amdgpu_metadata``).
+
+    Private memory is both stack and spilled registers; it counts as local bytes.
+    """
+    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", compiled.asm["amdgcn"]))
+    if len(found) < 2:
+        raise AotError(f"{where}: the assembly says nothing of the kernel's registers and private memory")
+    return Usage(
+        registers=int(found["vgpr_count"]),
+        stack_bytes=0,
+        local_bytes=int(found["private_segment_fixed_size"]),
+        shared_bytes=compiled.metadata.shared,
+    )
+
+
+def _nvidia_usage(where: str, compiled: Any) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()

@@ -30,7 +30,7 @@ from quire_kernels.triton_runtime.target import Target
 FOLDER = Path(__file__).with_name("configs")
 DEFAULT = "default"
 ANY = "any"
-FAMILIES = (ANY, "interpreter", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+FAMILIES = (ANY, "interpreter", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "amd")
 _FAMILY_BY_CAPABILITY = {0: "interpreter", 80: "sm_80", 86: "sm_86", 87: "sm_80", 89: "sm_86"}
 
 
@@ -65,6 +65,8 @@ class KernelTable:
 def family(target: Target) -> str:
     """Return the family whose defaults a GPU uses: that of its generation, if its shared memory is as large."""
     capability = target.capability
+    if target.amd:
+        return "amd"
     if capability in _FAMILY_BY_CAPABILITY:
         return _FAMILY_BY_CAPABILITY[capability]
     if capability < 120:
