@@ -151,7 +151,7 @@ def row(path: str, schema: Schema, *, is_required: bool) -> str:
     default = "**required**" if is_required else shown_default(schema)
     kind = shown_type(schema)
     if "properties" in inner:
-        kind = f"[{kind}](#{path.replace('.', '').lower()})"
+        kind = f"[{kind}](#{path.replace('.', '').replace('[]', '').lower()})"
     return f"| `{path.rpartition('.')[2]}` | {kind} | {default} | {escaped(' '.join(said))} |"
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
 from quire_gateway.config import Config, FileSource, ProxyOptions
@@ -48,8 +48,8 @@ class Replica:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def endpoint(self, *, ready: bool = True, terminating: bool = False) -> Endpoint:
-        return Endpoint(id=self.name, url=self.url, ready=ready, serving=ready, terminating=terminating)
+    def endpoint(self, *, ready: bool = True, terminating: bool = False, track: str = STABLE) -> Endpoint:
+        return Endpoint(id=self.name, url=self.url, ready=ready, serving=ready, terminating=terminating, track=track)
 
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)
@@ -91,6 +91,7 @@ class PushedDiscovery:
 
     def __init__(self) -> None:
         self.hold = HoldPolicy()
+        self.canary: CanaryRoute | None = None
         self._publish: Publish | None = None
 
     async def run(self, publish: Publish) -> None:
@@ -102,7 +103,7 @@ class PushedDiscovery:
             await asyncio.sleep(0)
         self._publish(
             {
-                name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold)
+                name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold, canary=self.canary)
                 for name, endpoints in models.items()
             }
         )

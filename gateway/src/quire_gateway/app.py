@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH
+from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH, TRACKS_PATH
 from quire_common.key_file import KeyFile, api_token
 from quire_gateway import headers
 from quire_gateway.connections import is_surplus, track_requests
@@ -25,7 +25,7 @@ _PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
 
 _STORED = "/v1/responses/{id:[A-Za-z0-9_]+}"
 
-OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH})
+OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
 """Paths that need no key, because probes and scrapers have none."""
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,10 @@ class Site:
         """Answer with the requests that wait and run per model, which the autoscaler polls every second."""
         return _json({"models": self._metrics.current_requests()})
 
+    async def tracks(self, request: web.Request) -> web.Response:
+        """Answer with what the tracks of models with a canary have served, which the operator compares."""
+        return _json({"models": self._metrics.tracks()})
+
     async def not_found(self, request: web.Request) -> web.Response:
         """Answer an unknown path."""
         raise NotFound(f"unknown route {request.method} {request.path[:200]}; the API is under /v1/")
@@ -112,6 +116,7 @@ def build_app(
     app.router.add_get("/health", site.ready)
     app.router.add_get("/metrics", site.metrics)
     app.router.add_get(REQUESTS_PATH, site.requests)
+    app.router.add_get(TRACKS_PATH, site.tracks)
     app.router.add_route("*", "/{path:.*}", site.not_found)
     return app
 

@@ -18,6 +18,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, TRIAL_HEADER, TRIAL_RUNNING, USAGE_HEADER
+from quire_common.contract.gateway import TRACK_HEADER
 from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
 from quire_gateway.bodies import Body, BodyPayload
@@ -27,6 +28,7 @@ from quire_gateway.hold_queue import HoldQueue, HoldTicket
 from quire_gateway.limits import Allowance, Charge
 from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
+from quire_gateway.tracks import TrackedAttempt
 from quire_gateway.trial_queue import Trial
 from quire_gateway.wait_comments import WaitComments
 
@@ -38,6 +40,9 @@ _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
 _LARGE_BODY_BYTES = 2**16
 """Larger bodies are sent in pieces."""
+_SERVER_ERROR, _CLIENT_ERROR = 500, 400
+_NO_FAULT = frozenset({"busy", "stale"})
+"""The reasons of failed attempts that are no errors of the replica's track: a full queue, a closed idle connection."""
 _STALE_SECONDS = 0.05
 """An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
@@ -95,6 +100,8 @@ class Call:
     """The block hashes of its prompt."""
     keeper: str | None
     """The id of the only replica that can serve it, because it keeps what the request continues; None for any."""
+    track: str
+    """The track that its first replica should be on."""
     comments: WaitComments | None
     """The comments until a replica answers; None if the client did not ask for them."""
     id: str
@@ -123,7 +130,19 @@ class Attempts:
         self.cancelling = False
 
     async def send(self, call: Call, backend: Backend) -> web.StreamResponse | FailedAttempt:
-        """Send the request to one replica."""
+        """Send the request to one replica, and count the result for the replica's track."""
+        tracked = call.pool.tracked(backend)
+        outcome = await self._send(call, backend, tracked)
+        if tracked is not None and isinstance(outcome, web.StreamResponse):
+            tracked.end(is_error=outcome.status >= _SERVER_ERROR)
+        elif tracked is not None and isinstance(outcome, FailedAttempt) and outcome.reason not in _NO_FAULT:
+            # Another replica may answer the client; the failure counts here nevertheless.
+            tracked.end(is_error=True)
+        return outcome
+
+    async def _send(
+        self, call: Call, backend: Backend, tracked: TrackedAttempt | None
+    ) -> web.StreamResponse | FailedAttempt:
         with backend.request(call.prompt_tokens):
             sent, connection = monotonic(), Connection()
             try:
@@ -147,7 +166,7 @@ class Attempts:
                     return FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
                 return _disconnected(backend, error)
             try:
-                return await self._answer(call, backend, upstream)
+                return await self._answer(call, backend, upstream, tracked)
             finally:
                 # A connection that was read to the end goes back to the pool. Any other is closed at once, which tells
                 # the engine that the client is gone.
@@ -157,7 +176,7 @@ class Attempts:
                     upstream.close()
 
     async def _answer(
-        self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse
+        self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse, tracked: TrackedAttempt | None
     ) -> web.StreamResponse | FailedAttempt:
         """Relay the replica's answer, unless its status means that another replica should be tried."""
         if upstream.status in (BUSY, _UNAVAILABLE):
@@ -165,13 +184,14 @@ class Attempts:
         length = upstream.content_length
         if length is None or length > _MAX_WHOLE_BYTES:
             self._accepted(call, backend, upstream.status)
-            return await self._stream(call, backend, upstream)
+            return await self._stream(call, backend, upstream, tracked)
         try:
             whole = await upstream.read()
         except aiohttp.ClientError as error:
             return _disconnected(backend, error)
         self._accepted(call, backend, upstream.status)
         self._first_byte(call)
+        _note_bytes(tracked, upstream.status)
         if call.charge is not None:
             call.charge.read(whole)
         return web.Response(
@@ -206,6 +226,9 @@ class Attempts:
         passed = headers.to_client(upstream.headers, request_id=call.id, replica=replica)
         if call.allowance is not None:
             passed.update(call.allowance.headers())
+        passed.pop(TRACK_HEADER, None)
+        if call.pool.tracks is not None:
+            passed[TRACK_HEADER] = backend.endpoint.track
         return passed
 
     async def _refused(
@@ -236,7 +259,9 @@ class Attempts:
             reason, cause = "unavailable", f"answered {upstream.status}"
         return FailedAttempt(reason=reason, cause=cause, answer=answer)
 
-    async def _stream(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _stream(
+        self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse, tracked: TrackedAttempt | None
+    ) -> web.StreamResponse:
         """Relay every chunk as it comes."""
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
         response = None if call.comments is None else await call.comments.stop()
@@ -256,11 +281,15 @@ class Attempts:
                 if is_first:
                     self._first_byte(call)
                     is_first = False
+                _note_bytes(tracked, upstream.status, chunk)
                 if (out := events.feed(chunk) if events else chunk) and (out := _read_usage(call, out)):
                     await response.write(out)
             if events and (rest := _read_usage(call, events.flush())):
                 await response.write(rest)
+            if events and events.has_error:
+                _note_broken(tracked)
         except _ReplicaDied as death:
+            _note_broken(tracked)
             self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
             _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
             if events and events.has_error:
@@ -317,6 +346,17 @@ def _error_code(body: bytes) -> str | None:
         return msgspec.json.decode(body, type=_ErrorBody).error.code
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _note_bytes(tracked: TrackedAttempt | None, status: int, chunk: bytes = b"") -> None:
+    """Record the arrival of a part of an answer; the time to an error says nothing."""
+    if tracked is not None and status < _CLIENT_ERROR:
+        tracked.note_bytes(monotonic(), events=chunk.count(sse.EVENT_END))
+
+
+def _note_broken(tracked: TrackedAttempt | None) -> None:
+    if tracked is not None:
+        tracked.end(is_error=True)
 
 
 def _read_usage(call: Call, data: bytes) -> bytes:

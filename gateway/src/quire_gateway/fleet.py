@@ -12,11 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from quire_common.contract.gateway import Endpoint, HoldPolicy
+from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy
+from quire_common.contract.tracks import load_level
 from quire_common.routing.balance import Candidate, Hold, Load, pick
 from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
 from quire_gateway.endpoints import Snapshot
 from quire_gateway.prompt import TokensPerByte
+from quire_gateway.tracks import WARM_UP_SECONDS, TrackedAttempt, Tracks
 
 _MAX_LOAD_AGE_SECONDS = 5.0
 _SUSPECT_SECONDS = 0.5
@@ -45,6 +47,8 @@ class Backend:
     failures: int = 0
     unreachable: bool = False
     suspect_until: float = 0.0
+    ready_since: float | None = None
+    """When it became ready; None while it is not."""
 
     @property
     def is_ready(self) -> bool:
@@ -80,6 +84,19 @@ class Backend:
     def record_scrape(self, load: Load, now: float, *, sent_tokens: float, kv_tokens: float) -> None:
         """Record the load it reported, and how many tokens it had been sent when the scrape started."""
         self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
+
+    def requests_now(self, now: float) -> float:
+        """Return the requests that it has, by its last scrape and this gateway's own requests."""
+        if self.load is None or now - self.load_time > _MAX_LOAD_AGE_SECONDS:
+            return self.in_flight
+        return self.load.requests + max(0, self.in_flight - self.load.in_flight)
+
+    def note_ready(self, now: float) -> None:
+        """Record since when it is ready."""
+        if not self.is_ready:
+            self.ready_since = None
+        elif self.ready_since is None:
+            self.ready_since = now
 
     def room(self, now: float) -> int:
         """Return how many more requests it can run at once; 0 while it is not ready or suspect."""
@@ -124,16 +141,53 @@ class Pool:
         self.backends: dict[str, Backend] = {}
         self.prefixes = PrefixIndex() if prefixes is None else prefixes
         self.tokens_per_byte = TokensPerByte()
+        self.tracks: Tracks | None = None
+        """The tracks of a model with a canary."""
+
+    def route(self, canary: CanaryRoute | None) -> None:
+        """Apply the route of the model's canary; None without one."""
+        if canary is None:
+            self.tracks = None
+        elif self.tracks is None:
+            self.tracks = Tracks(canary)
+        else:
+            self.tracks.update(canary)
+
+    def choose_track(self, session: str | None) -> str:
+        """Return the track of a new request."""
+        return STABLE if self.tracks is None else self.tracks.choose(session)
+
+    def tracked(self, backend: Backend) -> TrackedAttempt | None:
+        """Return the measurement of an attempt that starts now; None while the model has no canary."""
+        if self.tracks is None:
+            return None
+        now, since = monotonic(), backend.ready_since
+        return TrackedAttempt(
+            self.tracks.figures[backend.endpoint.track],
+            level=load_level(backend.requests_now(now)),
+            is_warm=since is not None and now - since >= WARM_UP_SECONDS,
+            now=now,
+        )
 
     def pick(
-        self, *, prompt_tokens: float, blocks: Sequence[int] = (), exclude: Collection[str] = ()
+        self,
+        *,
+        prompt_tokens: float,
+        blocks: Sequence[int] = (),
+        exclude: Collection[str] = (),
+        track: str = STABLE,
     ) -> Backend | Hold:
-        """Return the replica for a prompt of these blocks, which is then sent there."""
+        """Return the replica for a prompt of these blocks, which is then sent there.
+
+        Replicas of the other track are asked only if the track has none that may be.
+        """
         now = monotonic()
         capacities = {id_: backend.kv_tokens for id_, backend in self.backends.items()} if blocks else {}
         shares = self.prefixes.shares(blocks, capacities) if len(capacities) > 1 else {}
-        candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in self.backends.items()]
-        choice = pick(candidates, prompt_tokens=prompt_tokens, exclude=exclude, tie_breaker=random.random())
+        able = {id_: b for id_, b in self.backends.items() if b.is_ready and id_ not in exclude}
+        on_track = {id_: b for id_, b in able.items() if b.endpoint.track == track} or able
+        candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in on_track.items()]
+        choice = pick(candidates, prompt_tokens=prompt_tokens, tie_breaker=random.random())
         if isinstance(choice, Hold):
             return choice
         backend = self.backends[choice.id]
@@ -157,6 +211,7 @@ class Pool:
     def update(self, endpoints: Sequence[Endpoint]) -> list[Backend]:
         """Apply a snapshot from discovery; return the backends that are gone."""
         fresh: dict[str, Backend] = {}
+        now = monotonic()
         for endpoint in endpoints:
             known = self.backends.get(endpoint.id)
             if known is not None and known.endpoint.url == endpoint.url:
@@ -164,6 +219,7 @@ class Pool:
                 fresh[endpoint.id] = known
             else:
                 fresh[endpoint.id] = Backend(endpoint=endpoint, model=self.model)
+            fresh[endpoint.id].note_ready(now)
         gone = [backend for id_, backend in self.backends.items() if fresh.get(id_) is not backend]
         self.backends = fresh
         self.prefixes.forget({backend.endpoint.id for backend in gone})
@@ -226,6 +282,7 @@ class Fleet:
             if name not in self.pools:
                 self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open(), on_wake=self._on_wake)
             self.pools[name].hold = model.hold
+            self.pools[name].route(model.canary)
             self._report_gone(self.pools[name].update(model.endpoints))
 
     def backends(self) -> list[Backend]:

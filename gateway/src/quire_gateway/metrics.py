@@ -3,13 +3,14 @@
 Series of replicas that left are removed. Only a served model becomes a label, so clients cannot create series.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_start
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.fleet import Backend, Fleet
 
@@ -44,6 +45,7 @@ class Metrics:
         )
         self.duration = self._histogram("request_duration_seconds", "Time until the end of the answer.", *_DURATION)
         self.registry.register(_Gauges(fleet, self.held, memory))
+        self.registry.register(_Tracks(fleet))
 
     def render(self) -> bytes:
         """Return the page for Prometheus."""
@@ -57,6 +59,10 @@ class Metrics:
             if held or in_flight:
                 found[model] = {"held": held, "inFlight": in_flight}
         return found
+
+    def tracks(self) -> dict[str, dict[str, object]]:
+        """Return the figures of the tracks of each model with a canary."""
+        return {model: pool.tracks.page() for model, pool in self._fleet.pools.items() if pool.tracks is not None}
 
     def forget(self, backend: Backend) -> None:
         """Remove the series of a replica that left."""
@@ -99,3 +105,61 @@ class _Gauges(Collector):
             "quire_gateway_body_bytes", "Memory of the request bodies in flight.", value=self._memory.used_bytes
         )
         yield from (in_flight, held, endpoints, bodies)
+
+
+_TRACK_LATENCIES = (
+    (
+        TIME_TO_FIRST_TOKEN,
+        "quire_gateway_track_first_byte_seconds",
+        "Time to the first byte, by track.",
+        _FIRST_BYTE,
+    ),
+    (
+        INTER_TOKEN_LATENCY,
+        "quire_gateway_track_inter_token_seconds",
+        "Mean time between the events of a stream, by track.",
+        _FIRST_BYTE,
+    ),
+)
+
+
+class _Tracks(Collector):
+    """A collector of the figures of models with a canary. They start again with each revision of the canary."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[Metric]:
+        weight = GaugeMetricFamily(
+            "quire_gateway_canary_weight", "Share of the requests for the canary, from 0 to 1.", labels=("model",)
+        )
+        requests = CounterMetricFamily(
+            "quire_gateway_track_requests", "Requests by track and result.", labels=("model", "track", "result")
+        )
+        latencies = [
+            (metric, HistogramMetricFamily(name, text, labels=("model", "track")), bounds)
+            for metric, name, text, bounds in _TRACK_LATENCIES
+        ]
+        for model, pool in self._fleet.pools.items():
+            if pool.tracks is None:
+                continue
+            weight.add_metric((model,), pool.tracks.route.weight_percent / 100)
+            for track, figures in pool.tracks.figures.items():
+                requests.add_metric((model, track, "error"), figures.errors)
+                requests.add_metric((model, track, "ok"), figures.requests - figures.errors)
+                for metric, family, bounds in latencies:
+                    found: list[Mapping[int, int]] = [each.get(metric, {}) for each in figures.levels.values()]
+                    family.add_metric((model, track), _buckets(found, bounds), _total(found))
+        yield from (weight, requests, *(family for _, family, _ in latencies))
+
+
+def _buckets(histograms: Sequence[Mapping[int, int]], bounds: tuple[float, ...]) -> list[tuple[str, float]]:
+    """Return cumulative counts at the bounds; a bin counts below a bound if it starts below it."""
+    counts = [(bin_start(number), count) for histogram in histograms for number, count in histogram.items()]
+    below = [(str(float(bound)), float(sum(count for start, count in counts if start < bound))) for bound in bounds]
+    return [*below, ("+Inf", float(sum(count for _, count in counts)))]
+
+
+def _total(histograms: Sequence[Mapping[int, int]]) -> float:
+    """Return the sum of the latencies, each as the middle of its bin."""
+    return sum(bin_start(number + 0.5) * count for each in histograms for number, count in each.items())

@@ -17,6 +17,7 @@ BLOCK_BYTES = 256
 """The JSON text of a block: about sixty tokens, four blocks of the engine."""
 MAX_BLOCKS = 256
 MAX_PROMPTS = 1_000_000
+_MAX_SESSION_BYTES = 1024
 _ELEMENT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^\[\]"]*+\]', re.DOTALL)
 """A string, or a list of numbers, in JSON."""
 _HALF_LIFE_REQUESTS = 500.0
@@ -74,6 +75,8 @@ class _Peek(Prompt):
     n: msgspec.Raw = msgspec.Raw()
     best_of: msgspec.Raw = msgspec.Raw()
     previous_response_id: msgspec.Raw = msgspec.Raw()
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    user: msgspec.Raw = msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,8 @@ class PeekedRequest:
     """The number of prompts times that of answers; 0 if nothing is generated, 1 if they are not counted."""
     replica_tag: str | None = None
     """The tag of the replica that keeps the response which the request continues; None where it continues none."""
+    session: str | None = None
+    """The key that requests of one session share: ``prompt_cache_key``, else ``user``; None without both."""
 
 
 def peek_request(
@@ -114,6 +119,7 @@ def peek_request(
         blocks=prompt_blocks(prompt, tenant=tenant),
         sequences=prompts * answers if is_generating else 0,
         replica_tag=_tag(peek.previous_response_id),
+        session=_session(peek.prompt_cache_key) or _session(peek.user),
     )
 
 
@@ -126,6 +132,12 @@ def num_prompts(prompt: memoryview) -> int:
     if start is None:
         return 1
     return sum(1 for _ in islice(_ELEMENT.finditer(prompt, start.end()), MAX_PROMPTS))
+
+
+def _session(raw: msgspec.Raw) -> str | None:
+    """Return a string that is not empty; None for anything else, which the replica refuses."""
+    text = bytes(memoryview(raw)[:_MAX_SESSION_BYTES])
+    return text.decode(errors="replace") if len(text) > len('""') and text.startswith(b'"') else None
 
 
 def _number(raw: msgspec.Raw) -> int:

@@ -128,6 +128,7 @@ class Proxy:
                     prompt_tokens=prompt_tokens,
                     blocks=peeked.blocks,
                     keeper=_keeper(pool, peeked.replica_tag),
+                    track=pool.choose_track(peeked.session),
                     comments=comments,
                     id=request_id,
                     started=started,
@@ -245,10 +246,13 @@ class Proxy:
             tried = tried | (call.pool.backends.keys() - {call.keeper})
         choice: Backend | Hold = Hold()
         if avoided := self._trials.avoided(call.pool):
-            choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried | avoided)
+            choice = self._pick_from(call, tried | avoided)
         if isinstance(choice, Hold):
-            choice = call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried)
+            choice = self._pick_from(call, tried)
         return choice
+
+    def _pick_from(self, call: Call, exclude: set[str]) -> Backend | Hold:
+        return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=exclude, track=call.track)
 
 
 def _keeper(pool: Pool, tag: str | None) -> str | None:

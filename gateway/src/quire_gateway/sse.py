@@ -9,6 +9,8 @@ _MAX_EVENT_BYTES = 2**20
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """The headers of a stream that begins before its replica has answered."""
+EVENT_END = b"\n\n"
+"""The end of an event as engines write it."""
 _ERROR = b"event: error\n"
 
 

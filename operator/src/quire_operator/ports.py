@@ -11,6 +11,7 @@ from typing import Protocol
 from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
+from quire_operator.domain.canary.figures import TracksPage
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
@@ -50,6 +51,14 @@ class Metrics(Protocol):
 
     async def gateway_requests(self) -> GatewayRequests | None:
         """Return the requests that the gateways hold and run, or None if no gateway is known or none answered."""
+        ...
+
+
+class TracksReader(Protocol):
+    """A reader of what the gateways report about canaries. It never raises for network errors."""
+
+    async def tracks(self) -> TracksPage:
+        """Return the sum of what the gateways that answer report."""
         ...
 
 

@@ -83,6 +83,10 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     space.apply("chat", replicas=2, model={"source": "hf://org/model"})
     until(lambda: "chat-models" not in space.names("persistentvolumeclaims"))
     space.wait_reason("chat", "Autoscaling", "NotConfigured")
+    space.apply("tried", rollout={"strategy": "Canary"})
+    until(lambda: len(space.names("controllerrevisions")) == 1)
+    space.apply("tried", rollout={"strategy": "Canary"}, engine={"maxSequences": 8})
+    until(lambda: "tried-canary" in space.names("deployments"))
     yield space, start, operator
     operator.kill()
     crd_installed.client().delete("/api/v1/namespaces/rights")

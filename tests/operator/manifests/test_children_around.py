@@ -12,7 +12,8 @@ from quire_operator.domain.resource import Spec
 
 IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
-SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
+COMPONENTS = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-canary"]}
+BOTH_TRACKS = {"matchLabels": {"quire.dev/llmdeployment": "chat"}, "matchExpressions": [COMPONENTS]}
 EVERYTHING = ClusterFeatures(
     network_peers=PEERS,
     monitoring=Monitoring(
@@ -63,7 +64,7 @@ def test_the_policy_lets_its_peers_reach_the_port_and_nobody_else() -> None:
     manifest = child(made(EVERYTHING), "NetworkPolicy")
     assert manifest is not None and manifest.ref.name == "chat"
     assert manifest.body["spec"] == {
-        "podSelector": {"matchLabels": SELECTOR},
+        "podSelector": BOTH_TRACKS,
         "policyTypes": ["Ingress"],
         "ingress": [{"from": list(PEERS), "ports": [{"port": 8000, "protocol": "TCP"}]}],
     }
@@ -90,7 +91,7 @@ def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> No
     assert manifest is not None
     body: Any = manifest.body
     assert body["spec"] == {
-        "selector": {"matchLabels": SELECTOR},
+        "selector": BOTH_TRACKS,
         "podTargetLabels": ["quire.dev/llmdeployment"],
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": "20s"}],
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from quire_operator.domain.canary.figures import TracksPage
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
@@ -14,6 +15,7 @@ from quire_operator.domain.manifests.desired import Manifest
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import ClusterError, Conflict
+from quire_operator.reconcile.canaries import Canaries
 from quire_operator.reconcile.reconciler import Reconciler
 from quire_operator.reconcile.store import Store
 
@@ -27,6 +29,10 @@ class FakeClock:
 
     def now(self) -> float:
         return self.time
+
+
+class Killed(BaseException):
+    """The end of the operator's process."""
 
 
 @dataclass(slots=True)
@@ -51,12 +57,17 @@ class FakeCluster:
     manifests: dict[Ref, Manifest] = field(default_factory=dict)
     """The manifests that were applied last."""
     version: int = 100
+    dies_before: int | None = None
+    """The number of the write before which the operator is killed, once."""
 
     def _next(self) -> str:
         self.version += 1
         return str(self.version)
 
     def _ask(self, what: str) -> None:
+        if self.dies_before == len(self.asked):
+            self.dies_before = None
+            raise Killed(what)
         self.asked.append(what)
         if self.errors.get(what):
             raise self.errors[what].pop(0)
@@ -105,6 +116,7 @@ class FakeCluster:
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
             deployment=_state(body, old) if manifest.ref.kind == "Deployment" else None,
+            data=body["data"] if manifest.ref.kind == "ControllerRevision" else None,
         )
         self.children[manifest.ref] = child
         return child
@@ -155,14 +167,16 @@ class FakeCluster:
 def _state(body: Any, old: Child | None) -> DeploymentState:
     before = old.deployment if old else None
     there = before.replicas if before else 0
+    digest = body["metadata"]["annotations"]["quire.dev/template"]
+    is_same = before is not None and before.template_digest == digest
     return DeploymentState(
         replicas_asked=body["spec"]["replicas"],
-        template_digest=body["metadata"]["annotations"]["quire.dev/template"],
+        template_digest=digest,
         is_held=body["spec"].get("paused", False),
         generation=1,
         observed_generation=1,
         replicas=there,
-        updated=there,
+        updated=there if is_same or body["spec"].get("paused", False) else 0,
         ready=there,
         available=there,
         revision="1",
@@ -171,19 +185,32 @@ def _state(body: Any, old: Child | None) -> DeploymentState:
     )
 
 
+@dataclass(slots=True)
+class FakeGateways:
+    """A ``ports.TracksReader`` in memory."""
+
+    page: TracksPage = field(default_factory=dict)
+
+    async def tracks(self) -> TracksPage:
+        return self.page
+
+
 class World:
     """The cluster, the watches' view of it, and an operator's reconciler."""
 
     def __init__(self) -> None:
         self.cluster, self.clock = FakeCluster(), FakeClock()
         self.enqueued: list[Key] = []
+        self.gateways = FakeGateways()
         self.features = ClusterFeatures()
         self.restart()
 
     def restart(self) -> None:
         """Start another process, without the state in memory."""
         self.store = Store()
+        self.canaries = Canaries(store=self.store, enqueue=self.enqueued.append)
         self.reconciler = Reconciler(
+            canaries=self.canaries,
             cluster=self.cluster,
             store=self.store,
             clock=self.clock,
@@ -203,7 +230,7 @@ class World:
             self.store.drop_child(KEY, ref, self.store.children(KEY)[ref].uid)
         for pod in self.cluster.pods.values():
             self.store.put_pod(KEY, pod)
-        for pod in self.store.pods(KEY):
+        for pod in self.store.all_pods(KEY):
             if pod.name not in self.cluster.pods:
                 self.store.drop_pod(KEY, pod.name, pod.uid)
 
@@ -244,19 +271,19 @@ class World:
             del self.cluster.children[ref]
         self.store.drop_resource(KEY, gone.uid)
 
-    def change_deployment(self, **changes: Any) -> None:
+    def change_deployment(self, ref: Ref = DEPLOYMENT, **changes: Any) -> None:
         """Change the Deployment as its controller does."""
-        child = self.cluster.children[DEPLOYMENT]
+        child = self.cluster.children[ref]
         assert child.deployment is not None
         state = replace(child.deployment, **changes)
-        self.cluster.children[DEPLOYMENT] = replace(child, version=self.cluster._next(), deployment=state)
+        self.cluster.children[ref] = replace(child, version=self.cluster._next(), deployment=state)
 
-    def run_replicas(self) -> None:
+    def run_replicas(self, ref: Ref = DEPLOYMENT) -> None:
         """Let its controller run the requested replicas."""
-        state = self.cluster.children[DEPLOYMENT].deployment
+        state = self.cluster.children[ref].deployment
         assert state is not None
         asked = state.replicas_asked
-        self.change_deployment(replicas=asked, updated=asked, ready=asked, available=asked)
+        self.change_deployment(ref, replicas=asked, updated=asked, ready=asked, available=asked)
 
     @property
     def status(self) -> Any:

@@ -270,11 +270,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             {"autoscaling": {"maxReplicas": 2, "scaleUp": {"maxStep": 0, "maxPercent": 0}}},
             "spec.autoscaling.scaleUp.maxStep: must be at least 1",
         ),
-        (
-            {"rollout": {"strategy": "Canary"}},
-            "spec.rollout.strategy: must be RollingUpdate or Recreate",
-        ),
-        ({"rollout": {"canary": {"weightPercent": 5}}}, "spec.rollout.canary: unknown field"),
+        ({"rollout": {"canary": {}}}, "spec.rollout.canary: is used by strategy Canary only"),
         ({"rollout": {"maxSurge": 0}}, "spec.rollout.maxUnavailable: must be at least 1"),
         (
             {"rollout": {"strategy": "Recreate", "maxSurge": 1}},

@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from quire_cli.inspection.canary_view import render_canary
 from quire_cli.inspection.explanation import Explanation, Notice, key_inputs
 from quire_cli.local.scaling_rules import Rules
 from quire_common.quantities import format_duration
@@ -22,6 +23,8 @@ def render(explained: Explanation, *, now: datetime, last: int) -> RenderableTyp
     """Return the whole screen, with the ``last`` rows of the history."""
     parts: list[RenderableType] = [_title(explained), Text(), _state(explained, now)]
     parts += [_notice(notice) for notice in explained.notices]
+    if explained.canary is not None:
+        parts += [Text(), render_canary(explained.canary)]
     if explained.now is not None and explained.now.terms:
         parts += [Text(), _demand(explained.now, "now" if explained.ended is None else "at the last evaluation")]
     parts += [Text(), _history(explained, now, last)]

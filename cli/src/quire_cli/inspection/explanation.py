@@ -6,9 +6,11 @@ This module selects the current decision, the history and the notices; other mod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import msgspec
 
+from quire_cli.inspection.canary_view import canary_of
 from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.history import Change
@@ -72,6 +74,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     now_missing: str | None = None
     """The reason why the last evaluation is unknown."""
     notices: tuple[Notice, ...] = ()
+    canary: Mapping[str, Any] | None = None
+    """``status.rollout``, if there is a canary or one has ended; None without strategy Canary."""
     history: Log = ()
     """Oldest first."""
 
@@ -131,6 +135,7 @@ def of_resource(resource: Resource, report: OperatorReport, *, place: str, now: 
         now=last,
         now_missing=report.problem if last is None and autoscaling is not None else None,
         notices=_condition_notices(status),
+        canary=canary_of(status),
         history=_joined(_decided(status), report.log),
     )
 

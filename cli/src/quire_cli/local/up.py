@@ -181,6 +181,12 @@ class _Run:
             self._cluster.add(self._deployment(one), replicas=replicas)
         names = ", ".join(spec.name for spec in self._specs)
         self._view.event("start", f"starting {names}; logs in {self._folder.logs}", {"logs": str(self._folder.logs)})
+        for name in (spec.name for spec in self._specs if spec.rollout.canary_policy is not None):
+            text = (
+                f"{name}: spec.rollout.strategy Canary has no effect here: the file is read once, so that there is "
+                "nothing to compare it with; in a cluster, a changed spec starts a canary"
+            )
+            self._view.event("note", text, {"name": name})
         await race(self._serve_and_drain(stop, kill), self._show_forever(), self._cluster.until_broken())
 
     async def end_at_once(self) -> None:

@@ -11,6 +11,11 @@ from dataclasses import asdict, dataclass
 GATEWAY_COMMAND = "quire-gateway"
 LIVE_PATH = "/livez"
 """200 while the gateway runs, whether it knows replicas or not."""
+TRACKS_PATH = "/tracks"
+"""The figures of both tracks of each model with a canary (``contract.tracks``); needs no key."""
+TRACK_HEADER = "X-Quire-Track"
+"""A header of answers: the track that served the request, while its model has a canary."""
+STABLE, CANARY = "stable", "canary"
 REQUESTS_PATH = "/requests"
 """The number of requests of each model that wait and that run; needs no key."""
 WAIT_COMMENTS_HEADER = "X-Quire-Wait-Comments"
@@ -30,6 +35,16 @@ class Endpoint:
     serving: bool = True
     """True if it answers requests; it may be terminating."""
     terminating: bool = False
+    track: str = STABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryRoute:
+    """The share of requests that the canary of a model gets."""
+
+    revision: str
+    """The revision that the canary runs: another one starts with new figures."""
+    weight_percent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +64,7 @@ class ModelEndpoints:
     name: str
     endpoints: Sequence[Endpoint]
     hold: HoldPolicy = HoldPolicy()
+    canary: CanaryRoute | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ PLURAL = "llmdeployments"
 
 LABEL_DEPLOYMENT = f"{GROUP}/llmdeployment"
 """On every child: the LLMDeployment it belongs to. Watches and the gateway select by it."""
+CANARY_SUFFIX = "-canary"
+"""Follows the name of an LLMDeployment in the names of its canary's Deployment and Service."""
 ANNOTATION_SERVED_NAME = f"{GROUP}/served-name"
 """On the Service: the served name. Only gateways of 0.1 read it; later ones read ``status.servedName``."""
 ANNOTATION_SENIORITY = f"{GROUP}/seniority"

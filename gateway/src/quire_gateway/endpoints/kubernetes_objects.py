@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from quire_common.contract.engine import HTTP_PORT_NAME
-from quire_common.contract.gateway import Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
+from quire_common.contract.kubernetes import CANARY_SUFFIX
 from quire_common.quantities import parse_duration_seconds
 from quire_common.served_names import Claim, NameScope, held_by, reported_claim
 from quire_gateway.endpoints import Snapshot
@@ -88,10 +89,16 @@ class _ServedName(msgspec.Struct, frozen=True):
     since: str
 
 
+class _Rollout(msgspec.Struct, frozen=True, rename="camel"):
+    canary_revision: str | None = None
+    weight_percent: int | None = None
+
+
 class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
     served_name: _ServedName | None = None
     capacity: _Capacity | None = None
     observed_generation: int | None = None
+    rollout: _Rollout | None = None
 
 
 class KubeDeployment(msgspec.Struct, frozen=True):
@@ -127,6 +134,15 @@ class KubeDeployment(msgspec.Struct, frozen=True):
             max_held=None if max_held is None else int(max_held),
             start_up_seconds=_within(None if capacity is None else capacity.start_up_seconds, _LONGEST_HOLD_SECONDS),
         )
+
+    @property
+    def canary(self) -> CanaryRoute | None:
+        """The route of its canary, which only the operator can have written; None without one."""
+        rollout = self.status.rollout
+        if rollout is None or not rollout.canary_revision:
+            return None
+        weight = _within(rollout.weight_percent, 100.0)
+        return CanaryRoute(revision=rollout.canary_revision, weight_percent=0 if weight is None else int(weight))
 
 
 def _within(value: float | None, most: float) -> float | None:
@@ -177,30 +193,39 @@ class KnownModel:
 
     claim: Claim
     hold: HoldPolicy
+    canary: CanaryRoute | None = None
 
 
 def snapshot_of(known: Iterable[KnownModel], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
     """Return the models and their replicas. Of several claims to a name, only the first one counts."""
-    holds = {each.claim: each.hold for each in known}
-    first = {model: claims[0] for model, claims in held_by(holds, scope).items()}
-    models = {key_of(claim): model for model, claim in first.items()}
-    found: dict[str, dict[str, Endpoint]] = {model: {} for model in models.values()}
+    kept = {each.claim: each for each in known}
+    first = {model: claims[0] for model, claims in held_by(kept, scope).items()}
+    # The Services are named after their LLMDeployment. One that is named like the canary of another has its own.
+    canaries = {
+        ObjectKey(claim.namespace, f"{claim.deployment}{CANARY_SUFFIX}"): (model, CANARY)
+        for model, claim in first.items()
+        if kept[claim].canary is not None
+    }
+    models = canaries | {key_of(claim): (model, STABLE) for model, claim in first.items()}
+    found: dict[str, dict[str, Endpoint]] = {model: {} for model in first}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(SERVICE_NAME, "")
-        # The Service is named after its LLMDeployment.
-        model = models.get(ObjectKey(part.metadata.namespace, service_name))
+        model, track = models.get(ObjectKey(part.metadata.namespace, service_name), (None, STABLE))
         port = next((p.port for p in part.ports or () if p.name == HTTP_PORT_NAME), None)
         if model is None or port is None:
             continue
         for address in part.endpoints or ():
-            endpoint = _endpoint(address, part, port)
+            endpoint = _endpoint(address, part, port, track)
             other = found[model].get(endpoint.id)
             # A pod can be in two slices for a moment: the one that lists it as ready counts.
             if other is None or endpoint.ready:
                 found[model][endpoint.id] = endpoint
     return {
         model: ModelEndpoints(
-            name=model, endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)), hold=holds[first[model]]
+            name=model,
+            endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)),
+            hold=kept[first[model]].hold,
+            canary=kept[first[model]].canary,
         )
         for model, endpoints in found.items()
     }
@@ -223,7 +248,7 @@ def key_of(claim: Claim) -> ObjectKey:
     return ObjectKey(claim.namespace, claim.deployment)
 
 
-def _endpoint(address: _Address, part: KubeSlice, port: int) -> Endpoint:
+def _endpoint(address: _Address, part: KubeSlice, port: int, track: str) -> Endpoint:
     host = address.addresses[0]
     pod = address.target_ref.name if address.target_ref is not None else None
     conditions = address.conditions
@@ -234,6 +259,7 @@ def _endpoint(address: _Address, part: KubeSlice, port: int) -> Endpoint:
         ready=conditions.ready is not False,
         serving=conditions.serving is not False,
         terminating=conditions.terminating is True,
+        track=track,
     )
 
 
@@ -258,4 +284,6 @@ def read_model(item: msgspec.Raw | bytes) -> KnownModel | None:
     except msgspec.ValidationError:
         return None
     claim = deployment.claim
-    return None if claim is None else KnownModel(claim=claim, hold=deployment.hold)
+    if claim is None:
+        return None
+    return KnownModel(claim=claim, hold=deployment.hold, canary=deployment.canary)

@@ -47,6 +47,7 @@ from quire_operator.leadership.leader import Elector
 from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
 from quire_operator.reconcile.admission import Reviewer
+from quire_operator.reconcile.canaries import PERIOD_SECONDS, Canaries
 from quire_operator.reconcile.capacity_check import CapacityCheck
 from quire_operator.reconcile.downloads import Downloads
 from quire_operator.reconcile.hub_reader import HubReader
@@ -140,6 +141,11 @@ class Operator:
         self._downloads = Downloads(
             store=self._store, reader=self._progress, clock=self._clock, enqueue=self._workers.add
         )
+        self._canaries = Canaries(
+            store=self._store,
+            enqueue=self._workers.add,
+            period_seconds=min(PERIOD_SECONDS, settings.autoscaling_period_seconds),
+        )
         self._reconciler = Reconciler(
             cluster=self._cluster,
             store=self._store,
@@ -150,6 +156,7 @@ class Operator:
             features=self._features,
             capacity=self.capacity,
             download=self._downloads.progress,
+            canaries=self._canaries,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
             revisions=ModelRevisions(self._hub),
         )
@@ -292,6 +299,14 @@ class Operator:
             group.create_task(self._discover())
             group.create_task(self._autoscale())
             group.create_task(self._downloads.follow())
+            group.create_task(self._follow_canaries())
+
+    async def _follow_canaries(self) -> None:
+        gateways = Gateways(self._gateways.addresses)
+        try:
+            await self._canaries.follow(gateways)
+        finally:
+            await gateways.aclose()
 
     async def _resync(self) -> None:
         period = self._settings.resync_seconds

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import kopf
 
 from quire_operator.domain.cluster_state.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
-from quire_operator.domain.manifests.desired import CHILDREN
+from quire_operator.domain.manifests.canary import KINDS
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.review import Review
 from quire_operator.reconcile.store import Store
@@ -25,7 +25,7 @@ from quire_operator.reconcile.store import Store
 logger = logging.getLogger(__name__)
 
 CHILD_KINDS: Mapping[str, tuple[str, str, str]] = {
-    child.kind: (*child.group_and_version, child.plural) for child in CHILDREN if not child.is_optional
+    child.kind: (*child.group_and_version, child.plural) for child in KINDS if not child.is_optional
 }
 _PODS = ("", "v1", "pods")
 _LEASES = ("coordination.k8s.io", "v1", "leases")

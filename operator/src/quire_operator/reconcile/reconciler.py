@@ -15,6 +15,8 @@ from dataclasses import replace
 from quire_common.served_names import NameScope
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
+from quire_operator.domain.canary.record import SECTION as ROLLOUT
+from quire_operator.domain.canary.record import read as read_record
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.departure import departure
@@ -48,6 +50,7 @@ from quire_operator.ports import (
     Throttled,
     Unavailable,
 )
+from quire_operator.reconcile.canaries import Canaries
 from quire_operator.reconcile.capacity_check import CHECK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.executor import Executor
 from quire_operator.reconcile.model_revisions import ModelRevisions
@@ -56,6 +59,7 @@ from quire_operator.reconcile.rollout_slots import ASK_AGAIN_SECONDS, RolloutSlo
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
 from quire_operator.reconcile.state import REFUSED_SECONDS, Persist, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
+from quire_operator.reconcile.tracks import Basis, Chosen, TrackRenderer
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +104,18 @@ class Reconciler:
         revisions: ModelRevisions | None = None,
         max_concurrent_rollouts: int = 0,
         download: Callable[[Key], Download | None] = lambda key: None,
+        canaries: Canaries | None = None,
     ) -> None:
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
         self._download = download
+        self._tracks = TrackRenderer(
+            cluster=cluster,
+            store=store,
+            clock=clock,
+            canaries=canaries,
+            features=features,
+            requested_name=self.requested_name,
+        )
         self._reporter = Reporter(
             cluster=cluster, store=store, clock=clock, cluster_domain=cluster_domain, download=download
         )
@@ -197,7 +210,7 @@ class Reconciler:
             await self._cluster.delete(key, todo.ref, todo.uid)
 
     def _departure(self, key: Key) -> Update | Delete | None:
-        return departure(key, self._store.children(key), self._store.pods(key), self._features())
+        return departure(key, self._store.children(key), self._store.all_pods(key), self._features())
 
     async def _read_again(self, key: Key, state: ReconcileState) -> None:
         """Read the resource again: the watch is late or broken, and the retry must not wait for it."""
@@ -234,18 +247,12 @@ class Reconciler:
         resolution = await self._resolve(self._latest(resource), state, spec)
         spec = with_revision(spec, resolution)
 
-        def rendered(images: Images) -> Manifests | Invalid:
-            return desired(
-                spec,
-                goal.replicas,
-                uid=resource.uid,
-                images=images,
-                created=resource.created,
-                features=features,
-            )
+        def rendered(images: Images, spec: Spec = spec, replicas: int = goal.replicas) -> Manifests | Invalid:
+            return desired(spec, replicas, uid=resource.uid, images=images, created=resource.created, features=features)
 
         try:
-            manifests = rendered(await self._images_for(resource, spec, children, rendered))
+            images = await self._images_for(resource, spec, children, rendered)
+            manifests = rendered(images)
         except (Refused, QuotaExceeded, Forbidden) as error:
             rejected = BlockingCondition(
                 reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
@@ -255,12 +262,40 @@ class Reconciler:
             return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
         if isinstance(manifests, Invalid):
             return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
+
+        chosen = await self._choose(
+            self._latest(resource),
+            state,
+            Basis(spec=spec, manifests=manifests, images=images, rendered=rendered),
+            children,
+            goal,
+            "" if resolution is None else resolution.revision or "",
+        )
+        if isinstance(chosen, ReconcileResult):
+            return chosen
+        goal, children, manifests, tracked = chosen.goal, chosen.children, chosen.manifests, chosen.tracked
+        result = await self._apply(resource, state, tracked.main, goal, manifests, children)
+        if tracked.window is not None:
+            wait = max(0.0, tracked.window - self._clock.now())
+            result = replace(result, again_seconds=soonest(wait, result.again_seconds))
+        return replace(result, target=goal.replicas, tracked=tracked)
+
+    async def _apply(
+        self,
+        resource: Resource,
+        state: ReconcileState,
+        spec: Spec,
+        goal: Target,
+        manifests: Manifests,
+        children: Mapping[Ref, Child],
+    ) -> ReconcileResult:
+        key = resource.key
         refused, unshared = cache_refusal(resource, spec)
         if refused is not None:
-            return ReconcileResult(blocking=refused, target=goal.replicas)
+            return ReconcileResult(blocking=refused)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
-            return ReconcileResult(blocking=found.blocking, target=goal.replicas, again_seconds=CHECK_AGAIN_SECONDS)
+            return ReconcileResult(blocking=found.blocking, again_seconds=CHECK_AGAIN_SECONDS)
         with self._slot(resource, spec, manifests, children) as queued:
             applied = manifests if queued is None else manifests.held()
             todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
@@ -279,7 +314,32 @@ class Reconciler:
                 again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
         nonblocking = result.nonblocking or found.nonblocking or unshared
-        return replace(result, target=goal.replicas, additions=todo.additions, nonblocking=nonblocking, queued=queued)
+        return replace(result, additions=todo.additions, nonblocking=nonblocking, queued=queued)
+
+    async def _choose(
+        self,
+        resource: Resource,
+        state: ReconcileState,
+        basis: Basis,
+        children: Mapping[Ref, Child],
+        goal: Target,
+        model_revision: str,
+    ) -> Chosen | ReconcileResult:
+        """Return the spec and the manifests to apply, which strategy Canary changes; persist how far it got."""
+        tracked = self._tracks.decide(resource, basis, children, replicas=goal.replicas, model_revision=model_revision)
+        if isinstance(tracked, BlockingCondition):
+            return ReconcileResult(blocking=tracked, target=goal.replicas)
+        if tracked.record is not None and tracked.record != read_record(resource.status):
+            # Before it is applied, so that a successor goes on from it. Figures alone can wait.
+            wanted = {**resource.status, ROLLOUT: tracked.section}
+            await self._reporter.write_status(resource, state, basis.spec, wanted)
+        goal = tracked.held_up(goal, own_deployment(resource, children))
+        manifests = self._tracks.render(resource, basis, tracked, replicas=goal.replicas)
+        if isinstance(manifests, Invalid):
+            blocking = BlockingCondition.invalid(manifests.problems)
+            return ReconcileResult(blocking=blocking, target=goal.replicas, tracked=tracked)
+        others = await self._tracks.unwatched(resource.key, tracked, children)
+        return Chosen(tracked=tracked, manifests=manifests, goal=goal, children={**children, **others})
 
     def _slot(
         self, resource: Resource, spec: Spec, manifests: Manifests, children: Mapping[Ref, Child]

@@ -71,6 +71,8 @@ class Reporter:
             if spec is None or spec.autoscaling is None
             else recorded_bounds(spec.autoscaling, scaling_record(resource.status), now),
             download=self._download(resource.key),
+            canary=None if result.tracked is None else result.tracked.record,
+            rollout=None if result.tracked is None else result.tracked.section,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
         # A served name is restored at once, however often another client changes it.

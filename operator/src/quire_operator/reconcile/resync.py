@@ -77,7 +77,7 @@ async def resync_children(cluster: Cluster, store: Store, kind: str, enqueue: Ca
 
 
 async def _resync_pods(cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> frozenset[str]:
-    known = {(key, pod.name): pod.uid for key in store.all_keys() for pod in store.pods(key)}
+    known = {(key, pod.name): pod.uid for key in store.all_keys() for pod in store.all_pods(key)}
 
     def take(found: tuple[Key, Pod]) -> None:
         key, pod = found

@@ -14,6 +14,7 @@ from quire_operator.domain.cluster_state.other_autoscalers import OtherAutoscale
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied
 from quire_operator.domain.convergence.repairs import RepairLog
+from quire_operator.domain.convergence.tracks import Tracked
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued
 from quire_operator.ports import ScalingNotDone
 
@@ -86,6 +87,8 @@ class ReconcileResult:
     """The condition of children that replicas can serve without."""
     target: int | None = None
     queued: Queued | None = None
+    tracked: Tracked | None = None
+    """The tracks of strategy Canary."""
     additions: tuple[ForeignField, ...] = ()
     again_seconds: float | None = None
     """The time of the next pass if nothing changes before."""

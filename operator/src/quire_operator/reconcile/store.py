@@ -49,10 +49,18 @@ class Store:
         family = self._families.get(key)
         return {} if family is None else dict(family.children)
 
-    def pods(self, key: Key) -> tuple[Pod, ...]:
+    def all_pods(self, key: Key) -> tuple[Pod, ...]:
         """Return the pods, sorted by name."""
         family = self._families.get(key)
         return () if family is None else tuple(pod for _, pod in sorted(family.pods.items()))
+
+    def pods(self, key: Key) -> tuple[Pod, ...]:
+        """Return the pods of the stable revision, sorted by name."""
+        return tuple(pod for pod in self.all_pods(key) if not pod.is_canary)
+
+    def canary_pods(self, key: Key) -> tuple[Pod, ...]:
+        """Return the pods of a canary, sorted by name."""
+        return tuple(pod for pod in self.all_pods(key) if pod.is_canary)
 
     def put_resource(self, resource: Resource) -> bool:
         """Store the resource and return True if it is newer than the stored one."""

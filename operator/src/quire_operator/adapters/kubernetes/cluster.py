@@ -22,7 +22,8 @@ from quire_operator.domain.cluster_state.observed import (
     trim_resource,
 )
 from quire_operator.domain.convergence.plan import RemoveFields
-from quire_operator.domain.manifests.desired import CHILDREN, OPTIONAL_KINDS, Manifest
+from quire_operator.domain.manifests.canary import KINDS
+from quire_operator.domain.manifests.desired import OPTIONAL_KINDS, Manifest
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
@@ -37,7 +38,7 @@ _PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
 _MONITORING = "/apis/monitoring.coreos.com/v1"
 _CHILDREN = {
     child.kind: (f"/{'apis' if '/' in child.api_version else 'api'}/{child.api_version}", child.plural)
-    for child in CHILDREN
+    for child in KINDS
 }
 
 

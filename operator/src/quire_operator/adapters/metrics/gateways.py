@@ -1,16 +1,17 @@
 """The requests that gateways hold and run, polled from each gateway, because a first request cannot wait for a scrape.
 
-It implements the gateway half of ``ports.Metrics``. Each gateway gives one small answer (``gateway_contract``); one
-short deadline applies to all.
+It implements the gateway half of ``ports.Metrics``, and ``ports.TracksReader``. Each gateway gives one small answer
+(``gateway_contract``); one short deadline applies to all.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from quire_common.contract.gateway import REQUESTS_PATH
+from quire_common.contract.gateway import REQUESTS_PATH, TRACKS_PATH
 from quire_operator.adapters.metrics.pages import NoPage, Pages
 from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests, read_requests, summed
+from quire_operator.domain.canary import figures
 
 Read = Callable[[str], Awaitable[bytes]]
 
@@ -45,6 +46,19 @@ class Gateways:
             _log.info("gateway answers again: %s" if address in addresses else "gateway removed: %s", address)
         self._silent = frozenset(silent)
         return summed(answers)
+
+    async def tracks(self) -> figures.TracksPage:
+        """See ``ports.TracksReader``."""
+        pages = await asyncio.gather(*map(self._ask_tracks, await self._addresses()))
+        return figures.summed(page for page in pages if page is not None)
+
+    async def _ask_tracks(self, address: str) -> figures.TracksPage | None:
+        try:
+            return figures.read_tracks(await self._read(f"{address.rstrip('/')}{TRACKS_PATH}"))
+        except (NoPage, ValueError) as error:
+            # A gateway of an older release does not have this page: it sends all requests to the stable revision.
+            _log.warning("reading the figures of canaries failed: %s: %s", address, error)
+            return None
 
     async def _ask(self, address: str) -> GatewayRequests | None:
         try:

@@ -13,7 +13,10 @@ from quire_operator.domain.resource.names import (
     ANNOTATION_REFRESH_MODEL,
     ANNOTATION_ROLLOUT_NOW,
     ANNOTATION_TEMPLATE,
+    CANARY_COMPONENT,
+    CANARY_SUFFIX,
     KIND,
+    LABEL_COMPONENT,
     LABEL_DEPLOYMENT,
 )
 
@@ -133,6 +136,8 @@ class Child:
     deployment: DeploymentState | None = None
     owner_uids: frozenset[str] = frozenset()
     """All its owners, of which the controller is one; it is removed when the last of them is gone."""
+    data: JSON | None = None
+    """The content of a ControllerRevision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +178,7 @@ class Pod:
     """The reason why the kubelet ended it for good (evicted, no device left), or ""."""
     model_version: str = ""
     """The version that its download reported; empty without a download and while it runs."""
+    is_canary: bool = False
     ready_changed: str = ""
     """The time at which it became ready or lost readiness; empty before the first report of its kubelet."""
 
@@ -194,9 +200,11 @@ def key_of_child(body: JSON) -> Key | None:
     return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
 
 
-def own_deployment(resource: Resource, children: Mapping[Ref, Child]) -> DeploymentState | None:
-    """Return the state of the Deployment that the resource owns, or None."""
-    child = children.get(Ref("Deployment", resource.key.name))
+def own_deployment(
+    resource: Resource, children: Mapping[Ref, Child], *, of_canary: bool = False
+) -> DeploymentState | None:
+    """Return the state of the Deployment that the resource owns, or of the one of its canary; None without it."""
+    child = children.get(Ref("Deployment", f"{resource.key.name}{CANARY_SUFFIX if of_canary else ''}"))
     is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
     return child.deployment if child is not None and is_ours else None
 
@@ -240,6 +248,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         foreign=foreign,
         deployment=_deployment(body, foreign) if kind == "Deployment" else None,
         owner_uids=frozenset(_text(owner, "uid") for owner in _maps(metadata, "ownerReferences")),
+        data=_map(body, "data") if kind == "ControllerRevision" else None,
     )
 
 
@@ -266,6 +275,7 @@ def trim_pod(body: JSON) -> Pod:
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
         model_version=_model_version(status),
+        is_canary=_map(metadata, "labels").get(LABEL_COMPONENT) == CANARY_COMPONENT,
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 

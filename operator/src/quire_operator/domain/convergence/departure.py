@@ -11,6 +11,7 @@ from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref
 from quire_operator.domain.convergence.plan import Delete, Update, is_adoptable
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import POLICY, departed_policy
+from quire_operator.domain.resource.names import CANARY_SUFFIX
 
 JSON = Mapping[str, object]
 
@@ -32,8 +33,9 @@ def departure(
 
 
 def _owners(key: Key, children: Mapping[Ref, Child], pods: Sequence[Pod]) -> list[dict[str, object]]:
-    deployment = children.get(Ref("Deployment", key.name))
-    left = [] if deployment is None else [_owner("apps/v1", "Deployment", deployment.ref.name, deployment.uid)]
+    found = (children.get(Ref("Deployment", f"{key.name}{suffix}")) for suffix in ("", CANARY_SUFFIX))
+    deployments = [child for child in found if child is not None]
+    left = [_owner("apps/v1", "Deployment", child.ref.name, child.uid) for child in deployments]
     return left + [_owner("v1", "Pod", pod.name, pod.uid) for pod in pods]
 
 

@@ -25,7 +25,7 @@ from quire_operator.domain.resource.fields import Problem
 JSON = dict[str, object]
 
 _MONITORING = "monitoring.coreos.com/v1"
-COMPONENT = "engine"
+COMPONENT = names.COMPONENT
 HEADLESS_COMPONENT = "engine-headless"
 # A rollout may wait this long for the scheduler and the image in addition to the model; a hub needs time to download.
 _PROGRESS_MARGIN_SECONDS, _DOWNLOAD_SECONDS = 600, 3600
@@ -41,7 +41,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """A hash that is equal for equal bodies."""
-        return _digest(self.body)
+        return digest(self.body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,10 @@ class Manifests:
         """A hash that is equal for equal pod templates."""
         metadata: Any = self.deployment.body["metadata"]
         return str(metadata["annotations"][names.ANNOTATION_TEMPLATE])
+
+    def with_others(self, others: Sequence[Manifest], *, before: bool = False) -> "Manifests":
+        """Return the same children with others, which are created after them or before."""
+        return Manifests(children=(*others, *self.children) if before else (*self.children, *others))
 
     def held(self) -> "Manifests":
         """Return the same children with a paused Deployment, which is scaled but replaces no replicas."""
@@ -101,7 +105,7 @@ def desired(
         template=template,
         features=features,
     )
-    return Manifests(children=tuple(_manifest(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
+    return Manifests(children=tuple(render(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
 
 
 def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
@@ -143,6 +147,16 @@ def selector(name: str) -> dict[str, str]:
     A Deployment's selector is immutable, so it contains no labels that users choose.
     """
     return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: COMPONENT}
+
+
+def all_tracks(name: str) -> JSON:
+    """Return the selector of the pods of one LLMDeployment with those of its canary."""
+    components: JSON = {
+        "key": names.LABEL_COMPONENT,
+        "operator": "In",
+        "values": [names.COMPONENT, names.CANARY_COMPONENT],
+    }
+    return {"matchLabels": {names.LABEL_DEPLOYMENT: name}, "matchExpressions": [components]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,20 +214,27 @@ class Child:
         return group, version
 
 
-def _manifest(child: Child, parent: Parent) -> Manifest:
-    owner = {
+def render(child: Child, parent: Parent) -> Manifest:
+    """Return a child as it is applied."""
+    spec = parent.spec
+    owners = (owner_reference(spec.name, parent.uid),) if child.is_owned(spec) else ()
+    return object_of(child, child.render(parent), name=spec.name, namespace=spec.namespace, owners=owners)
+
+
+def owner_reference(name: str, uid: str) -> JSON:
+    """Return the reference with which a child belongs to its LLMDeployment."""
+    return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
-        "name": parent.spec.name,
-        "uid": parent.uid,
+        "name": name,
+        "uid": uid,
         "controller": True,
         "blockOwnerDeletion": True,
     }
-    owners = (owner,) if child.is_owned(parent.spec) else ()
-    return _object(child, child.render(parent), name=parent.spec.name, namespace=parent.spec.namespace, owners=owners)
 
 
-def _object(child: Child, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
+def object_of(child: Child, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
+    """Return the object of a child of the LLMDeployment with this name."""
     ref = child.ref(name)
     metadata: JSON = {
         "name": ref.name,
@@ -249,7 +270,7 @@ def _service(parent: Parent) -> Content:
     served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
     if parent.created:
         served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
-    return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [_port()]}}, annotations=served)
+    return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [port()]}}, annotations=served)
 
 
 def _headless_service(parent: Parent) -> Content:
@@ -257,12 +278,13 @@ def _headless_service(parent: Parent) -> Content:
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": selector(parent.spec.name),
-        "ports": [_port()],
+        "ports": [port()],
     }
     return Content(fields={"spec": service})
 
 
-def _port() -> JSON:
+def port() -> JSON:
+    """Return the port of a Service of replicas."""
     return {
         "name": engine.HTTP_PORT_NAME,
         "port": engine.HTTP_PORT,
@@ -277,12 +299,12 @@ def _network_policy(parent: Parent) -> Content:
 
 def _policy_content(name: str, features: ClusterFeatures) -> Content:
     assert features.network_peers is not None
-    return Content(fields={"spec": network_policy(features.network_peers, selector=selector(name))})
+    return Content(fields={"spec": network_policy(features.network_peers, selector=all_tracks(name))})
 
 
 def departed_policy(name: str, namespace: str, features: ClusterFeatures, *, owners: Sequence[JSON]) -> Manifest:
     """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its Deployment and pods."""
-    return _object(POLICY, _policy_content(name, features), name=name, namespace=namespace, owners=owners)
+    return object_of(POLICY, _policy_content(name, features), name=name, namespace=namespace, owners=owners)
 
 
 def _pod_disruption_budget(parent: Parent) -> Content:
@@ -290,7 +312,7 @@ def _pod_disruption_budget(parent: Parent) -> Content:
         "maxUnavailable": 1,
         # A replica that is not ready serves no requests, so a drain need not wait for it.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": selector(parent.spec.name)},
+        "selector": all_tracks(parent.spec.name),
     }
     return Content(fields={"spec": budget})
 
@@ -305,10 +327,11 @@ def _deployment(parent: Parent) -> Content:
         "revisionHistoryLimit": 3,
         "template": parent.template,
     }
-    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: _digest(parent.template)})
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: digest(parent.template)})
 
 
-def _digest(body: JSON) -> str:
+def digest(body: JSON) -> str:
+    """Return a hash that is equal for equal bodies."""
     return blake2b(dumps(body, sort_keys=True).encode(), digest_size=12).hexdigest()
 
 
@@ -330,7 +353,7 @@ def _strategy(spec: Spec) -> JSON:
 def _pod_monitor(parent: Parent) -> Content:
     options = parent.features.monitoring
     assert options is not None
-    monitor = pod_monitor(options, selector=selector(parent.spec.name))
+    monitor = pod_monitor(options, selector=all_tracks(parent.spec.name))
     return Content(fields={"spec": monitor}, labels=options.pod_monitor_labels)
 
 

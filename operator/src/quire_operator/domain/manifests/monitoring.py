@@ -4,8 +4,6 @@ Pure; part of ``desired``. The chart has the alerts that are the same for every 
 the engine's own (``engine_metrics``); tests/contract runs the alerts in a real Prometheus.
 """
 
-from collections.abc import Mapping
-
 from quire_common.contract import engine
 from quire_common.quantities import format_duration
 from quire_operator.domain.manifests.cluster_features import Monitoring
@@ -20,10 +18,10 @@ _RATE, _UNBROKEN = "5m", "5m"
 _LATE_FOR, _FULL_FOR = "5m", "15m"
 
 
-def pod_monitor(options: Monitoring, *, selector: Mapping[str, str]) -> JSON:
+def pod_monitor(options: Monitoring, *, selector: JSON) -> JSON:
     """Return the PodMonitor's spec. The target's labels (namespace, pod) override those of the page, as by default."""
     return {
-        "selector": {"matchLabels": dict(selector)},
+        "selector": selector,
         "podTargetLabels": [LABEL_DEPLOYMENT],
         "podMetricsEndpoints": [
             {"port": engine.HTTP_PORT_NAME, "path": engine.METRICS_PATH, "interval": options.interval}

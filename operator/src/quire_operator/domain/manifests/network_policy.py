@@ -15,11 +15,11 @@ JSON = Mapping[str, object]
 _PEER_FIELDS = frozenset({"ipBlock", "namespaceSelector", "podSelector"})
 
 
-def network_policy(peers: Sequence[JSON], *, selector: Mapping[str, str]) -> dict[str, object]:
+def network_policy(peers: Sequence[JSON], *, selector: JSON) -> dict[str, object]:
     """Return the spec of a policy that lets only these peers reach the port of replicas."""
     assert peers, "a rule with no peers lets everybody in"
     return {
-        "podSelector": {"matchLabels": dict(selector)},
+        "podSelector": dict(selector),
         "policyTypes": ["Ingress"],
         "ingress": [{"from": list(peers), "ports": [{"port": engine.HTTP_PORT, "protocol": "TCP"}]}],
     }

@@ -9,6 +9,7 @@ from quire_common.model_source import (
     RemoteSource,
     Source,
 )
+from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
     GPU_RESOURCE,
@@ -47,11 +48,15 @@ __all__ = [
     "Autoscaling",
     "AutoscalingMode",
     "BucketSource",
+    "Canary",
+    "CanaryStep",
     "ClaimSource",
     "DType",
     "Drain",
     "Engine",
     "FileSource",
+    "Gate",
+    "GateMetric",
     "HubSource",
     "ImageSource",
     "Invalid",
@@ -60,6 +65,7 @@ __all__ = [
     "MetricsSource",
     "Model",
     "ModelCache",
+    "OnFailure",
     "PolicyType",
     "Preemption",
     "PrefixCaching",

@@ -121,7 +121,23 @@ class Spec:
             holds=lambda spec, document: spec.resources.gpus == 0 or not spec.engine.weights_in_int8,
             message="has --quantization int8, which is for CPUs: leave it out, or spec.resources' nvidia.com/gpu",
         ),
+        Rule(
+            at="model",
+            cel="!has(self.rollout) || !has(self.rollout.strategy) || self.rollout.strategy != 'Canary' "
+            "|| (has(self.model.servedName) ? self.model.servedName : '') "
+            "== (has(oldSelf.model.servedName) ? oldSelf.model.servedName : '')",
+            message="servedName cannot change with rollout.strategy Canary, because a canary serves the same name: set "
+            "strategy to RollingUpdate for this change",
+        ),
     )
+
+    def check(self, document: Fields) -> None:
+        """Note a canary whose weight is too small for the number of replicas."""
+        policy = self.rollout.canary_policy
+        found = None if policy is None else policy.too_few(self.max_replicas)
+        if found is not None:
+            place, message = found
+            document.problem(f"rollout.canary.steps[{place}].weightPercent", message)
 
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "Spec | Invalid":

@@ -8,6 +8,7 @@ import re
 from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
 from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
 from quire_common.contract.kubernetes import API_VERSION as API_VERSION
+from quire_common.contract.kubernetes import CANARY_SUFFIX as CANARY_SUFFIX
 from quire_common.contract.kubernetes import GROUP as GROUP
 from quire_common.contract.kubernetes import KIND as KIND
 from quire_common.contract.kubernetes import LABEL_DEPLOYMENT as LABEL_DEPLOYMENT
@@ -19,6 +20,8 @@ FIELD_MANAGER = "quire"
 LABEL_APP = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"
 LABEL_COMPONENT = "app.kubernetes.io/component"
+COMPONENT, CANARY_COMPONENT = "engine", "engine-canary"
+"""Values of the label component on the pods of the stable revision and on those of a canary."""
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 ANNOTATION_REFRESH_MODEL = "quire.dev/refresh-model"
 """On an LLMDeployment: another value makes the operator resolve a moving model source again."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule, SectionList
+from quire_operator.domain.resource.canary import Canary
+from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule, Section, SectionList
 from quire_operator.domain.resource.windows import RecurringWindow
 
 _NONE = (0, "0%")
@@ -14,6 +15,8 @@ class RolloutStrategy(StrEnum):
     ROLLING_UPDATE = "RollingUpdate"
     RECREATE = "Recreate"
     """For clusters without a spare GPU in which replicas need not be replaced one by one."""
+    CANARY = "Canary"
+    """A changed spec first serves a share of the requests, and replaces replicas only after it was judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +25,8 @@ class Rollout:
         RolloutStrategy,
         Choice(
             "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
-            "clusters without a spare GPU."
+            "clusters without a spare GPU. Canary gives a changed spec a share of the requests first, compares it with "
+            "the stable revision at equal load, and then promotes it by a rolling update or rolls it back."
         ),
     ] = RolloutStrategy.ROLLING_UPDATE
     max_surge: Annotated[
@@ -60,7 +64,18 @@ class Rollout:
         ),
     ] = ()
 
+    canary: Annotated[
+        Canary | None,
+        Section("The steps and gates of strategy Canary. Without this section it has the defaults."),
+    ] = None
+
     RULES: ClassVar = (
+        Rule(
+            at="canary",
+            cel="self.strategy == 'Canary' || !has(self.canary)",
+            holds=lambda rollout, document: rollout.strategy is RolloutStrategy.CANARY or rollout.canary is None,
+            message="is used by strategy Canary only: set strategy to Canary, or remove canary",
+        ),
         Rule(
             at="maxUnavailable",
             cel="self.strategy == 'Recreate' "
@@ -80,6 +95,11 @@ class Rollout:
             message="strategy Recreate does not use maxSurge and maxUnavailable: remove both",
         ),
     )
+
+    @property
+    def canary_policy(self) -> Canary | None:
+        """The steps and gates; None if a changed spec replaces replicas at once."""
+        return (self.canary or Canary()) if self.strategy is RolloutStrategy.CANARY else None
 
     @property
     def surges(self) -> bool:

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from quire_common.served_names import Claim
 from quire_operator.domain.autoscaling.schedules import Bounds
+from quire_operator.domain.canary.progress import REJECTED, Phase, Record
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
@@ -111,6 +112,10 @@ class View:
     """The bounds of now; None without autoscaling."""
     download: Download | None = None
     """The progress of the model's download; None if no pod downloads."""
+    canary: Record | None = None
+    """The progress of strategy Canary; None without it."""
+    rollout: JSON | None = None
+    """``status.rollout``; None if this pass did not get that far."""
     fought_over: str = ""
     """The changes of other clients that come back whenever they are reverted."""
 
@@ -269,6 +274,10 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         is_true, reason, message = False, failure.reason, failure.message
     elif view.queued is not None:
         reason, message = view.queued.reason, view.queued.message
+    elif view.canary is not None and view.canary.phase in (Phase.STARTING, Phase.CANARY):
+        reason, message = "Canary", view.canary.message
+    elif view.canary is not None and view.canary.phase in REJECTED:
+        is_true, reason, message = False, f"Canary{view.canary.phase}", view.canary.message
     elif deployment is not None:
         finished = not deployment.is_rolling and deployment.ready >= deployment.replicas_asked
         done = finished and deployment.replicas == deployment.replicas_asked
@@ -360,6 +369,8 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = failure.reason, failure.message
     elif view.rival is not None:
         reason, message = "ServedNameConflict", view.rival
+    elif view.canary is not None and view.canary.phase in REJECTED:
+        reason, message = f"Canary{view.canary.phase}", view.canary.message
     elif view.nonblocking is not None:
         reason, message = view.nonblocking.reason, view.nonblocking.message
     elif view.fought_over:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.contract import engine
+from quire_operator.domain.canary.progress import Phase
+from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.desired import selector
 from quire_operator.domain.manifests.served_names import status_section
@@ -60,13 +62,19 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     if view.spec is None:
         # An invalid spec has no autoscaling; the learned values stay.
         model = kept_resolution(resource) | model
-        result |= {name: resource.status[name] for name in ("autoscaling", "capacity") if name in resource.status}
+        result |= {
+            name: resource.status[name] for name in ("autoscaling", "capacity", ROLLOUT) if name in resource.status
+        }
         return result | ({"model": model} if model else {})
     if model:
         result["model"] = model
     record = scaling_record(resource.status)
     if view.spec.autoscaling is not None and record is not None:
         result |= scaling_sections(record, view.spec, now=now)
+    if view.rollout is not None and view.rollout:
+        result[ROLLOUT] = view.rollout
+    elif view.rollout is None and view.spec.rollout.canary_policy is not None and ROLLOUT in resource.status:
+        result[ROLLOUT] = resource.status[ROLLOUT]  # the pass was blocked before it got that far
     if kept := kept_section(resource.status, view.spec):
         result["autoscaling"] = kept
     return result
@@ -77,7 +85,27 @@ def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Even
 
     ``recommends`` is True if decisions are not applied.
     """
-    return (*_condition_events(before, after), *_scaling_events(before, after, recommends=recommends))
+    scaling = _scaling_events(before, after, recommends=recommends)
+    return (*_condition_events(before, after), *_rollout_events(before, after), *scaling)
+
+
+_STAGES = {Phase.STARTING: "CanaryStarted", Phase.CANARY: "CanaryStep", Phase.PROMOTING: "CanaryPassed"}
+
+
+def _rollout_events(before: JSON, after: JSON) -> Sequence[Event]:
+    """Return an Event for each stage of a canary. The condition Degraded reports one that failed."""
+    old, new = (found if isinstance(found := part.get(ROLLOUT), Mapping) else {} for part in (before, after))
+    places = [[part.get(name) for name in ("phase", "canaryRevision", "weightPercent")] for part in (old, new)]
+    if places[0] == places[1] or not new:
+        return ()
+    message = str(new.get("message", ""))
+    if new.get("phase") == Phase.STABLE:
+        was = old.get("phase")
+        ended = "CanaryPromoted" if was == Phase.PROMOTING else "CanaryWithdrawn"
+        reason = "" if was in (None, Phase.STABLE) else ended
+        return (Event(warning=False, reason=reason, message=message),) if reason else ()
+    reason = _STAGES.get(Phase(str(new["phase"])), "")
+    return (Event(warning=False, reason=reason, message=message),) if reason else ()
 
 
 def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:

@@ -1,0 +1,122 @@
+"""The requests, errors and latencies by load of both tracks of a model, summed over gateways. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quire_common.contract.gateway import CANARY, STABLE
+from quire_common.contract.tracks import bin_start
+
+Histogram = Mapping[int, int]
+"""Counts by bin of ``quire_common.contract.tracks``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """The requests that one track has served since the canary's revision began."""
+
+    requests: int = 0
+    errors: int = 0
+    levels: Mapping[int, Mapping[str, Histogram]] = field(default_factory=dict)
+    """Histograms by load level and metric."""
+
+    def histogram(self, metric: str, level: int) -> Histogram:
+        """Return the latencies at a load level; empty without any."""
+        return self.levels.get(level, {}).get(metric, {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracks:
+    """Both tracks of one model."""
+
+    stable: Track = Track()
+    canary: Track = Track()
+
+
+class _Track(msgspec.Struct, frozen=True):
+    requests: int = 0
+    errors: int = 0
+    levels: dict[int, dict[str, dict[int, int]]] = {}
+
+
+class _Model(msgspec.Struct, frozen=True):
+    revision: str
+    tracks: dict[str, _Track]
+
+
+class _Page(msgspec.Struct, frozen=True):
+    models: dict[str, _Model]
+
+
+TracksPage = Mapping[tuple[str, str], Tracks]
+"""The tracks by model and revision of the canary."""
+
+
+def read_tracks(body: bytes) -> TracksPage:
+    """Return what one gateway reports. Raises ``ValueError``."""
+    page = msgspec.json.decode(body, type=_Page, strict=False)
+    return {
+        (model, found.revision): Tracks(
+            stable=_track(found.tracks.get(STABLE, _Track())), canary=_track(found.tracks.get(CANARY, _Track()))
+        )
+        for model, found in page.models.items()
+    }
+
+
+def _track(found: _Track) -> Track:
+    return Track(requests=found.requests, errors=found.errors, levels=found.levels)
+
+
+def summed(pages: Iterable[TracksPage]) -> TracksPage:
+    """Return the sum over gateways."""
+    total: dict[tuple[str, str], Tracks] = {}
+    for page in pages:
+        for key, tracks in page.items():
+            before = total.get(key, Tracks())
+            total[key] = Tracks(stable=_sum(before.stable, tracks.stable), canary=_sum(before.canary, tracks.canary))
+    return total
+
+
+def _sum(one: Track, other: Track) -> Track:
+    levels: dict[int, dict[str, dict[int, int]]] = {}
+    for track in (one, other):
+        for level, metrics in track.levels.items():
+            for metric, histogram in metrics.items():
+                counts = levels.setdefault(level, {}).setdefault(metric, {})
+                for number, count in histogram.items():
+                    counts[number] = counts.get(number, 0) + count
+    return Track(requests=one.requests + other.requests, errors=one.errors + other.errors, levels=levels)
+
+
+def count(histogram: Histogram) -> int:
+    """Return the number of latencies."""
+    return sum(histogram.values())
+
+
+def quantile(weighted: Sequence[tuple[Histogram, float]], share: float) -> float | None:
+    """Return a quantile in seconds of several histograms, each with a weight per latency; None without any."""
+    counts: dict[int, float] = {}
+    for histogram, weight in weighted:
+        for number, amount in histogram.items():
+            counts[number] = counts.get(number, 0.0) + amount * weight
+    left = share * sum(counts.values())
+    if not left:
+        return None
+    for number in sorted(counts):
+        if left <= counts[number]:
+            return bin_start(number + left / counts[number])
+        left -= counts[number]
+    return bin_start(max(counts) + 1)
+
+
+def above(histogram: Histogram, seconds: float) -> float:
+    """Return how many latencies are above a limit; the bin that contains it counts in proportion."""
+    total = 0.0
+    for number, amount in histogram.items():
+        start, end = bin_start(number), bin_start(number + 1)
+        if seconds <= start:
+            total += amount
+        elif seconds < end:
+            total += amount * (end - seconds) / (end - start)
+    return total

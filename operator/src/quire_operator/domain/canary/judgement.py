@@ -1,0 +1,280 @@
+"""The comparison of a canary with the stable revision at equal load: ``judge(policy, tracks) -> results``. Pure.
+
+A canary with a small weight is nearly idle, so that its raw percentiles look good. So each latency of the canary is
+compared with the stable revision's latencies at the same load of a replica. A gate such as p95 +15 % asks: is the share
+of canary requests slower than 1.15 times the stable p95 at their load above 5 %? The answer has a confidence interval,
+which includes the uncertainty of the stable percentile. Where only one track has seen a load, latencies rise with load
+decides: a canary that is slower at less load is worse, and one that is as fast at more load is not.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, inf, lgamma, log, log1p, sqrt
+
+from quire_common.contract.tracks import INTER_TOKEN_LATENCY, LEVELS, TIME_TO_FIRST_TOKEN, level_range
+from quire_operator.domain.canary.figures import Histogram, Track, Tracks, above, count, quantile
+from quire_operator.domain.resource import Canary, Gate, GateMetric
+
+_SERIES = {
+    GateMetric.TIME_TO_FIRST_TOKEN: TIME_TO_FIRST_TOKEN,
+    GateMetric.INTER_TOKEN_LATENCY: INTER_TOKEN_LATENCY,
+}
+_LEAST_STABLE = 20
+"""The fewest latencies of the stable revision from which a percentile at a load level is estimated."""
+# The comparison is repeated every few seconds, so each single one must be nearly certain.
+_FAIL_DEVIATIONS, _PASS_DEVIATIONS = 3.5, 2.5
+_FAIL_ERRORS, _PASS_ERRORS = 1e-3, 2e-3
+_DETECTED = 2.0
+"""An error rate of so many times the limit must be ruled out before a canary passes."""
+_NO_STREAMS = 2
+"""After so many times minRequests without a single latency of a kind, there will be none."""
+_MOST_REMAINING = 10_000_000
+
+
+class Verdict(StrEnum):
+    WAITING = "Waiting"
+    PASSED = "Passed"
+    FAILED = "Failed"
+    NO_DATA = "NoData"
+    """The requests have no such latency, so that the gate does not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The figures of one track. Latencies are in seconds, at the canary's load."""
+
+    count: int
+    median: float | None = None
+    percentile: float | None = None
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateResult:
+    """The result of one gate."""
+
+    gate: Gate
+    verdict: Verdict
+    message: str
+    stable: Figures
+    canary: Figures
+    remaining: int | None = None
+    """The requests of the canary until a verdict is likely; None if that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """A latency of both tracks at one load."""
+
+    load: str
+    stable: Figures
+    canary: Figures
+
+
+def judge(policy: Canary, tracks: Tracks) -> tuple[GateResult, ...]:
+    """Return the result of each gate."""
+    return tuple(
+        _judge_errors(gate, policy, tracks) if gate.metric is GateMetric.ERROR_RATE else _judge(gate, policy, tracks)
+        for gate in policy.gates
+    )
+
+
+def curve(gate: Gate, tracks: Tracks) -> tuple[CurvePoint, ...]:
+    """Return a latency by load for both tracks."""
+    metric = _SERIES[gate.metric]
+    points = []
+    for level in range(LEVELS):
+        stable, canary = tracks.stable.histogram(metric, level), tracks.canary.histogram(metric, level)
+        if stable or canary:
+            points.append(
+                CurvePoint(
+                    load=level_range(level),
+                    stable=_figures([(stable, 1.0)], gate.share),
+                    canary=_figures([(canary, 1.0)], gate.share),
+                )
+            )
+    return tuple(points)
+
+
+# --- latencies ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matched:
+    """The canary's latencies for which the stable revision has a percentile at a comparable load."""
+
+    count: float
+    slow: float
+    """The number of those that are above the limit that follows from it."""
+    uncertainty: float
+    """The variance that the stable percentiles add, relative to that of one request."""
+
+    def deviations(self, expected: float) -> float:
+        """Return by how many standard deviations the share of slow requests is above the expected share."""
+        if not self.count:
+            return 0.0
+        return (self.slow / self.count - expected) / sqrt(expected * (1 - expected) * self.variance)
+
+    @property
+    def variance(self) -> float:
+        return 1 / self.count + self.uncertainty if self.count else inf
+
+
+def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
+    metric, expected = _SERIES[gate.metric], 1 - gate.share
+    canary = {level: tracks.canary.histogram(metric, level) for level in range(LEVELS)}
+    stable = {level: tracks.stable.histogram(metric, level) for level in range(LEVELS)}
+    total = sum(map(count, canary.values()))
+    strict, lenient = _matched(gate, canary, stable, heavier=False), _matched(gate, canary, stable, heavier=True)
+    shown = [(stable[level], _weight(canary[level], stable[level])) for level in range(LEVELS)]
+    figures = _figures(shown, gate.share), _figures([(each, 1.0) for each in canary.values()], gate.share)
+
+    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
+        return GateResult(
+            gate=gate, verdict=verdict, message=message, stable=figures[0], canary=figures[1], remaining=remaining
+        )
+
+    if not total and tracks.canary.requests >= _NO_STREAMS * policy.min_requests:
+        return result(Verdict.NO_DATA, "no request has this latency, so that the gate does not count")
+    if total < policy.min_requests:
+        text = f"{total} of {policy.min_requests} requests"
+        return result(Verdict.WAITING, text, policy.min_requests - total)
+    limit = f"{round(100 * (gate.factor - 1))} %"
+    if lenient.count >= policy.min_requests and lenient.deviations(expected) > _FAIL_DEVIATIONS:
+        slow = f"{100 * lenient.slow / lenient.count:.1f} % of {round(lenient.count)} requests"
+        text = f"{slow} were more than {limit} above the stable p{round(100 * gate.share)} at equal load"
+        return result(Verdict.FAILED, f"{text}; at most {100 * expected:.0f} % may be{_shown_increase(*figures)}")
+    if strict.count >= policy.min_requests and strict.deviations(expected) < -_PASS_DEVIATIONS:
+        return result(Verdict.PASSED, f"not more than {limit} above stable at equal load{_shown_increase(*figures)}")
+    if strict.count < policy.min_requests:
+        return result(
+            Verdict.WAITING,
+            f"only {round(strict.count)} of {total} requests met a load at which the stable "
+            "replicas have served too: a larger weightPercent brings the loads closer",
+            None,
+        )
+    return result(Verdict.WAITING, f"not yet certain{_shown_increase(*figures)}", _remaining(strict, expected))
+
+
+def _matched(gate: Gate, canary: dict[int, Histogram], stable: dict[int, Histogram], *, heavier: bool) -> _Matched:
+    """Return the canary's latencies against the stable ones at the same load, or at the nearest heavier or lighter."""
+    total = slow = spread = 0.0
+    weights: dict[int, float] = {}
+    for level, histogram in canary.items():
+        others = range(level, LEVELS) if heavier else range(level, -1, -1)
+        match = next((other for other in others if count(stable[other]) >= _LEAST_STABLE), None)
+        amount = count(histogram)
+        if match is None or not amount:
+            continue
+        percentile = quantile([(stable[match], 1.0)], gate.share)
+        assert percentile is not None
+        total += amount
+        slow += above(histogram, gate.factor * percentile)
+        weights[match] = weights.get(match, 0.0) + amount
+    for match, weight in weights.items():
+        spread += (weight / total) ** 2 / count(stable[match])
+    return _Matched(count=total, slow=slow, uncertainty=spread)
+
+
+def _remaining(matched: _Matched, expected: float) -> int | None:
+    """Return how many more requests make the share of slow ones certain, if it stays as it is."""
+    if not matched.count:
+        return None
+    distance = matched.slow / matched.count - expected
+    deviations = _FAIL_DEVIATIONS if distance > 0 else _PASS_DEVIATIONS
+    if not distance:
+        return None
+    per_request = expected * (1 - expected) * matched.variance * matched.count
+    needed = per_request * (deviations / distance) ** 2 - matched.count
+    return None if needed > _MOST_REMAINING else max(1, round(needed))
+
+
+def _weight(canary: Histogram, stable: Histogram) -> float:
+    """Return the weight with which stable latencies at a load count, so that the loads are those of the canary."""
+    return count(canary) / count(stable) if stable else 0.0
+
+
+def _figures(weighted: list[tuple[Histogram, float]], share: float) -> Figures:
+    return Figures(
+        count=sum(count(histogram) for histogram, _ in weighted),
+        median=quantile(weighted, 0.5),
+        percentile=quantile(weighted, share),
+    )
+
+
+def _shown_increase(stable: Figures, canary: Figures) -> str:
+    if not stable.percentile or not canary.percentile:
+        return ""
+    return f" ({100 * (canary.percentile / stable.percentile - 1):+.0f} %)"
+
+
+# --- errors ---
+
+
+def _judge_errors(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
+    canary, stable = tracks.canary, tracks.stable
+    limit = max(gate.error_limit, _share(stable))
+
+    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
+        return GateResult(
+            gate=gate,
+            verdict=verdict,
+            message=message,
+            stable=Figures(count=stable.requests, errors=stable.errors),
+            canary=Figures(count=canary.requests, errors=canary.errors),
+            remaining=remaining,
+        )
+
+    if canary.requests < policy.min_requests:
+        remaining = policy.min_requests - canary.requests
+        return result(Verdict.WAITING, f"{canary.requests} of {policy.min_requests} requests", remaining)
+    shown = f"{canary.errors} of {canary.requests} requests failed ({100 * _share(canary):.2f} %)"
+    against = f"{100 * gate.error_limit:g} % are allowed, stable has {100 * _share(stable):.2f} %"
+    is_above = _at_least(canary.errors, canary.requests, gate.error_limit) < _FAIL_ERRORS
+    if is_above and _is_worse(canary, stable):
+        return result(Verdict.FAILED, f"{shown}; {against}")
+    if _at_most(canary.errors, canary.requests, min(1.0, _DETECTED * limit)) < _PASS_ERRORS or limit >= 1:
+        return result(Verdict.PASSED, f"{shown}; {against}")
+    return result(Verdict.WAITING, f"{shown}; not yet certain; {against}", _remaining_errors(canary, limit))
+
+
+def _share(track: Track) -> float:
+    return track.errors / track.requests if track.requests else 0.0
+
+
+def _is_worse(canary: Track, stable: Track) -> bool:
+    """Return whether the canary's error rate is above the stable one by more than chance."""
+    if not stable.errors:
+        return True
+    both = (canary.errors + stable.errors) / (canary.requests + stable.requests)
+    spread = sqrt(both * (1 - both) * (1 / canary.requests + 1 / stable.requests))
+    return spread > 0 and (_share(canary) - _share(stable)) / spread > _FAIL_DEVIATIONS
+
+
+def _remaining_errors(canary: Track, limit: float) -> int | None:
+    share = _share(canary)
+    if not limit or share >= _DETECTED * limit:
+        return None
+    # The interval of a rare event shrinks with the root of the number of events.
+    distance = max(_DETECTED * limit - share, 0.1 * limit)
+    needed = 3.0**2 * _DETECTED * limit / distance**2 - canary.requests
+    return max(1, round(min(needed, _MOST_REMAINING)))
+
+
+def _at_most(errors: int, requests: int, share: float) -> float:
+    """Return the probability of at most so many errors with this error rate."""
+    if share <= 0:
+        return 1.0
+    if share >= 1:
+        return 1.0 if errors >= requests else 0.0
+    total = sum(exp(_log_binomial(k, requests, share)) for k in range(min(errors, requests) + 1))
+    return min(1.0, total)
+
+
+def _at_least(errors: int, requests: int, share: float) -> float:
+    """Return the probability of at least so many errors with this error rate."""
+    return 1.0 if errors <= 0 else max(0.0, 1.0 - _at_most(errors - 1, requests, share))
+
+
+def _log_binomial(k: int, n: int, share: float) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) + k * log(share) + (n - k) * log1p(-share)

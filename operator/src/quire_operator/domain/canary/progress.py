@@ -1,0 +1,219 @@
+"""The progress of a canary: ``advance(record, situation, …) -> Record``, and the record in ``status.rollout``. Pure.
+
+``reconcile`` persists each record before it applies it, so that an operator that starts again goes on from there. The
+record says which revision is stable and which one is tried; the specs are in ControllerRevisions. The spec of the
+LLMDeployment is never rewritten: a rejected revision is remembered, and the stable one serves until the spec changes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from quire_common.quantities import format_duration
+from quire_operator.domain.canary.judgement import GateResult, Verdict
+from quire_operator.domain.resource import Canary, CanaryStep, OnFailure
+
+JSON = Mapping[str, object]
+
+
+class Phase(StrEnum):
+    STABLE = "Stable"
+    """The spec is the stable revision, or its canary has not started yet."""
+    STARTING = "Starting"
+    """The replicas of the canary start; it gets no requests."""
+    CANARY = "Canary"
+    PROMOTING = "Promoting"
+    """The canary passed; a rolling update replaces the stable replicas."""
+    ROLLED_BACK = "RolledBack"
+    PAUSED = "Paused"
+    """The canary failed and onFailure is Pause: it gets no requests, and its replicas stay."""
+
+
+HAS_CANARY = frozenset({Phase.STARTING, Phase.CANARY, Phase.PROMOTING, Phase.PAUSED})
+"""The phases in which replicas of a canary exist."""
+REJECTED = frozenset({Phase.ROLLED_BACK, Phase.PAUSED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """The progress of a rollout."""
+
+    stable: str
+    """The revision that serves."""
+    phase: Phase = Phase.STABLE
+    canary: str = ""
+    """The revision that is tried; empty without a canary."""
+    rejected: str = ""
+    """The last revision that failed: it is not tried again."""
+    step: int = 0
+    weight_percent: int = 0
+    started: float = 0.0
+    """When the canary got its first request share; before that, when its replicas were started."""
+    step_started: float = 0.0
+    message: str = ""
+
+    def current_step(self, policy: Canary) -> CanaryStep:
+        """Return the step that the canary is at; the last one if the spec has fewer by now."""
+        return policy.steps[min(self.step, len(policy.steps) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """The observations of a pass."""
+
+    revision: str
+    """The revision of the spec."""
+    differs: bool
+    """True if it replaces replicas: its pods are not those of the stable revision."""
+    canary_ready: bool = False
+    """True if the canary's replicas are ready for the weight of its step."""
+    failure: str | None = None
+    """The reason why the canary's replicas are broken; None if they are not."""
+    results: Sequence[GateResult] | None = None
+    """The results of the gates; None while no gateway reports the canary's revision."""
+    requests: int = 0
+    """The canary's requests."""
+    is_promoted: bool = False
+    """True if all stable replicas run the stable revision."""
+    is_paused: bool = False
+    """True if spec.paused is set."""
+    waits: str = ""
+    """The reason why a canary may not start now; empty if it may."""
+
+
+def advance(before: Record | None, situation: Situation, policy: Canary, *, now: float) -> Record:
+    """Return the record after this pass. ``before`` is None before the first one: then the spec is stable."""
+    seen = situation
+    if before is None:
+        return Record(stable=seen.revision)
+    if not seen.differs:
+        return _settled(before, seen)
+    if seen.revision == before.rejected:
+        # Its canary stays while it is paused; a canary of another revision was replaced by the revert.
+        keeps = before.phase is Phase.PAUSED and before.canary == seen.revision
+        if keeps or before.phase is Phase.ROLLED_BACK:
+            return before
+        text = f"revision {seen.revision} was rejected before and is not tried again: change the spec"
+        return Record(stable=before.stable, phase=Phase.ROLLED_BACK, rejected=before.rejected, message=text)
+    if before.canary != seen.revision or before.phase not in HAS_CANARY:
+        return _begun(before, seen, policy, now=now)
+    if before.phase is Phase.STARTING:
+        return _starting(before, seen, policy, now=now)
+    return _canary(before, seen, policy, now=now)
+
+
+def _settled(before: Record, seen: Situation) -> Record:
+    """Return the record for a spec that needs no canary: unchanged, reverted, or promoted."""
+    if before.phase is Phase.PROMOTING and not seen.is_promoted:
+        return replace(before, message="the canary passed; its revision replaces the stable replicas")
+    message = before.message if before.phase is Phase.STABLE else ""
+    if before.phase is Phase.PROMOTING:
+        message = f"revision {before.stable} was promoted"
+    elif before.phase is not Phase.STABLE:
+        message = "the spec was changed back to the stable revision"
+    return Record(stable=before.stable, rejected=before.rejected, message=message)
+
+
+def _begun(before: Record, seen: Situation, policy: Canary, *, now: float) -> Record:
+    if seen.is_paused or seen.waits:
+        why = seen.waits or "spec.paused is true: no canary starts"
+        return Record(stable=before.stable, rejected=before.rejected, message=why)
+    return Record(
+        stable=before.stable,
+        phase=Phase.STARTING,
+        canary=seen.revision,
+        rejected=before.rejected,
+        started=now,
+        step_started=now,
+        message="the canary's replicas start",
+    )
+
+
+def _starting(before: Record, seen: Situation, policy: Canary, *, now: float) -> Record:
+    if seen.failure is not None:
+        return _failed(before, seen.failure, policy)
+    if not seen.canary_ready or seen.is_paused:
+        return before
+    weight = before.current_step(policy).weight_percent
+    return replace(
+        before, phase=Phase.CANARY, weight_percent=weight, started=now, step_started=now, message=_where(before, policy)
+    )
+
+
+def _canary(before: Record, seen: Situation, policy: Canary, *, now: float) -> Record:
+    failed = [result for result in seen.results or () if result.verdict is Verdict.FAILED]
+    reasons = [f"{result.gate}: {result.message}" for result in failed]
+    if seen.failure is not None:
+        reasons.insert(0, seen.failure)
+    if reasons:
+        return _failed(before, "; ".join(reasons), policy)
+    step = before.current_step(policy)
+    if seen.is_paused:
+        # The time of a pause does not count for the step.
+        return replace(before, step_started=now, message="spec.paused is true: the weight stays, and no step ends")
+    if before.weight_percent != step.weight_percent:
+        if not seen.canary_ready:
+            return replace(before, message=f"{_where(before, policy)}: more replicas of the canary start")
+        # Also when the spec changes the weight of the step.
+        before = replace(before, weight_percent=step.weight_percent, step_started=now)
+    left = before.step_started + step.duration_seconds - now
+    results = seen.results
+    if results is None:
+        text = "no gateway reports this canary: requests that do not pass the gateway are not divided"
+        return replace(before, message=f"{_where(before, policy)}: {text}")
+    standing = f"{_where(before, policy)}: {_progress(before, seen, policy, left=left, now=now)}"
+    if left > 0 or seen.requests < policy.min_requests:
+        return replace(before, message=standing)
+    if before.step < len(policy.steps) - 1:
+        following = replace(before, step=before.step + 1, step_started=now)
+        return replace(following, message=f"{_where(following, policy)}: more replicas of the canary start")
+    if all(result.verdict in (Verdict.PASSED, Verdict.NO_DATA) for result in results):
+        return replace(
+            before,
+            phase=Phase.PROMOTING,
+            stable=before.canary,
+            message="the canary passed; its revision replaces the stable replicas",
+        )
+    return replace(before, message=standing)
+
+
+def _failed(before: Record, why: str, policy: Canary) -> Record:
+    is_kept = policy.on_failure is OnFailure.PAUSE
+    return replace(
+        before,
+        phase=Phase.PAUSED if is_kept else Phase.ROLLED_BACK,
+        canary=before.canary if is_kept else "",
+        rejected=before.canary,
+        weight_percent=0,
+        message=f"revision {before.canary} failed with {before.weight_percent} % of the requests: {why}",
+    )
+
+
+def _where(record: Record, policy: Canary) -> str:
+    step = min(record.step, len(policy.steps) - 1)
+    return f"step {step + 1} of {len(policy.steps)} ({policy.steps[step].weight_percent} %)"
+
+
+def _progress(record: Record, seen: Situation, policy: Canary, *, left: float, now: float) -> str:
+    """Return what the step still needs, and how long that will take."""
+    elapsed = now - record.started
+    needed = max(policy.min_requests - seen.requests, 0)
+    open_gates = [result for result in seen.results or () if result.verdict is Verdict.WAITING]
+    is_last = record.step >= len(policy.steps) - 1
+    if is_last and not needed:
+        needed = max((result.remaining or 0 for result in open_gates), default=0)
+    if not seen.requests:
+        text = f"no request has reached the canary in {_rounded(elapsed)}; {policy.min_requests} are needed"
+    elif needed:
+        seconds = needed * elapsed / seen.requests
+        text = f"{seen.requests} requests, about {needed} more for a verdict: {_rounded(max(left, seconds))}"
+    else:
+        text = f"{seen.requests} requests, {_rounded(left)} left" if left > 0 else f"{seen.requests} requests"
+    waiting = "; ".join(f"{result.gate}: {result.message}" for result in open_gates)
+    return f"{text}; {waiting}" if is_last and left <= 0 and waiting else text
+
+
+def _rounded(seconds: float) -> str:
+    """Return a duration that is exact enough for people, and changes seldom."""
+    grain = 60.0 if seconds >= 300 else 15.0
+    return format_duration(max(grain, round(seconds / grain) * grain))

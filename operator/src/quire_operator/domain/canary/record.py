@@ -1,0 +1,113 @@
+"""``status.rollout``: the record of a canary with the figures of both tracks, written and read again. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from quire_operator.domain.canary.judgement import CurvePoint, Figures, GateResult
+from quire_operator.domain.canary.progress import Phase, Record
+from quire_operator.domain.resource import GateMetric
+
+JSON = Mapping[str, object]
+SECTION = "rollout"
+_MAX_MESSAGE = 2000
+
+
+def section(
+    record: Record, results: Sequence[GateResult] | None, curves: Sequence[tuple[GateResult, Sequence[CurvePoint]]]
+) -> dict[str, object]:
+    """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones."""
+    found: dict[str, object] = {
+        "phase": record.phase.value,
+        "stableRevision": record.stable,
+        "weightPercent": record.weight_percent,
+        "message": record.message[:_MAX_MESSAGE],
+    }
+    if record.canary:
+        found |= {"canaryRevision": record.canary, "step": record.step + 1}
+        found |= {"startTime": _time(record.started), "stepStartTime": _time(record.step_started)}
+    if record.rejected:
+        found["rejectedRevision"] = record.rejected
+    if results is not None:
+        points = {id(result): curve for result, curve in curves}
+        found["gates"] = [_gate(result, points.get(id(result), ())) for result in results]
+    return found
+
+
+def read(status: JSON) -> Record | None:
+    """Return the record; None before the first one."""
+    found = status.get(SECTION)
+    if not isinstance(found, Mapping) or not isinstance(found.get("stableRevision"), str):
+        return None
+    phase = found.get("phase")
+    return Record(
+        stable=str(found["stableRevision"]),
+        phase=Phase(phase) if phase in list(Phase) else Phase.STABLE,
+        canary=str(found.get("canaryRevision", "")),
+        rejected=str(found.get("rejectedRevision", "")),
+        step=max(0, _number(found, "step") - 1),
+        weight_percent=_number(found, "weightPercent"),
+        started=_seconds(found.get("startTime")),
+        step_started=_seconds(found.get("stepStartTime")),
+        message=str(found.get("message", "")),
+    )
+
+
+def with_gates(wanted: dict[str, object], status: JSON, *, record: Record) -> dict[str, object]:
+    """Return the section with the stored figures, if they are those of the revision that it is about."""
+    stored = status.get(SECTION)
+    if "gates" in wanted or not isinstance(stored, Mapping) or "gates" not in stored:
+        return wanted
+    about = record.canary or (record.rejected if record.phase is Phase.ROLLED_BACK else record.stable)
+    of = str(stored.get("canaryRevision") or "")
+    is_same = of == about or (not of and stored.get("phase") == record.phase.value)
+    return {**wanted, "gates": stored["gates"]} if is_same else wanted
+
+
+def _gate(result: GateResult, curve: Sequence[CurvePoint]) -> dict[str, object]:
+    gate = result.gate
+    found: dict[str, object] = {
+        "metric": gate.metric.value,
+        "verdict": result.verdict.value,
+        "message": result.message[:_MAX_MESSAGE],
+        "stable": _figures(result.stable, gate.metric),
+        "canary": _figures(result.canary, gate.metric),
+    }
+    if gate.metric is not GateMetric.ERROR_RATE:
+        found["percentile"] = gate.percentile or 95
+    if result.remaining:
+        found["remainingRequests"] = result.remaining
+    if curve:
+        found["curve"] = [
+            {"load": p.load, "stable": _figures(p.stable, gate.metric), "canary": _figures(p.canary, gate.metric)}
+            for p in curve
+        ]
+    return found
+
+
+def _figures(figures: Figures, metric: GateMetric) -> dict[str, object]:
+    found: dict[str, object] = {"count": figures.count}
+    if metric is GateMetric.ERROR_RATE:
+        found["errors"] = figures.errors
+    if figures.median is not None and figures.percentile is not None:
+        found |= {"p50Microseconds": _micro(figures.median), "percentileMicroseconds": _micro(figures.percentile)}
+    return found
+
+
+def _micro(seconds: float) -> int:
+    return round(seconds * 1e6)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _seconds(text: object) -> float:
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _number(found: JSON, key: str) -> int:
+    value = found.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,161 @@
+"""The children that strategy Canary adds: the Deployment and Service of a canary, and the specs of its revisions. Pure.
+
+Part of ``desired``. The stable revision keeps the objects that every LLMDeployment has. The canary has a Deployment and
+a Service of its own, because a Deployment's selector cannot change, and the gateway tells the tracks apart by their
+Services. A spec that serves or is tried is kept in a ControllerRevision, as StatefulSets do it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from json import dumps
+from typing import Any
+
+from quire_operator.domain.cluster_state.observed import Child as ObservedChild
+from quire_operator.domain.cluster_state.observed import Ref, Resource
+from quire_operator.domain.manifests import desired as d
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures
+from quire_operator.domain.manifests.pod_template import Images, pod_template
+from quire_operator.domain.resource import HubSource, Invalid, Spec, names
+
+JSON = Mapping[str, object]
+_OF_BOTH = ("replicas", "autoscaling", "rollout", "paused")
+"""Fields of spec that reach no pod: a change of them is no new revision."""
+_CLAIM = "PersistentVolumeClaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """A spec with the version of its model."""
+
+    spec: JSON
+    model_revision: str = ""
+    """The commit to which a branch was resolved; empty without one."""
+
+    @property
+    def name(self) -> str:
+        """A hash that is equal for equal pods."""
+        content = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
+        text = dumps([content, self.model_revision], sort_keys=True)
+        return blake2b(text.encode(), digest_size=5).hexdigest()
+
+    @property
+    def data(self) -> dict[str, object]:
+        """The content of its ControllerRevision."""
+        content = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
+        return {"spec": content, "modelRevision": self.model_revision}
+
+    def parse(self, resource: Resource) -> Spec | Invalid:
+        """Return it as the spec of a resource, whose number of replicas and rollout it has."""
+        raw: Any = resource.body.get("spec")
+        shared = {key: raw[key] for key in _OF_BOTH if key in raw} if isinstance(raw, Mapping) else {}
+        own = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
+        spec = Spec.parse({**resource.body, "spec": {**own, **shared}})
+        if isinstance(spec, Invalid) or not self.model_revision or not isinstance(spec.model.source, HubSource):
+            return spec
+        source = replace(spec.model.source, revision=self.model_revision)
+        return replace(spec, model=replace(spec.model, source=source))
+
+
+def kept_revisions(resource: Resource, children: Mapping[Ref, ObservedChild]) -> dict[str, Revision]:
+    """Return the revisions in the ControllerRevisions of a resource, by name."""
+    found: dict[str, Revision] = {}
+    for ref, child in children.items():
+        is_ours = child.owner is not None and child.owner.uid == resource.uid
+        spec = None if child.data is None else child.data.get("spec")
+        if ref.kind == REVISION.kind and is_ours and child.data is not None and isinstance(spec, Mapping):
+            version = child.data.get("modelRevision")
+            name = ref.name.removeprefix(f"{resource.key.name}-")
+            found[name] = Revision(spec=spec, model_revision=version if isinstance(version, str) else "")
+    return found
+
+
+def canary_manifests(
+    spec: Spec,
+    replicas: int,
+    *,
+    uid: str,
+    images: Images,
+    features: ClusterFeatures = d.NO_FEATURES,
+    stable: d.Manifests,
+) -> tuple[d.Manifest, ...] | Invalid:
+    """Return the objects of a canary, with the cache of its model if the stable revision has none."""
+    component = names.CANARY_COMPONENT
+    template = pod_template(
+        spec,
+        images,
+        labels=d.labels(spec.name, component=component),
+        selector=_selector(spec.name),
+        served_names=d.served_names(spec, features.served_names),
+    )
+    if not isinstance(template, dict):
+        return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
+    parent = d.Parent(spec=spec, uid=uid, created="", target=replicas, template=template, features=features)
+    there = {manifest.ref for manifest in stable}
+    claims = (child for child in d.CHILDREN if child.kind == _CLAIM and child.is_wanted(spec, features))
+    shared = [claim for claim in claims if claim.ref(spec.name) not in there]
+    return tuple(d.render(child, parent) for child in (*shared, _SERVICE, _DEPLOYMENT))
+
+
+def revision_manifests(resource: Resource, revisions: Mapping[str, Revision]) -> tuple[d.Manifest, ...]:
+    """Return the ControllerRevisions of a resource."""
+    return tuple(_revision(resource, name, revision) for name, revision in sorted(revisions.items()))
+
+
+def canary_refs(name: str) -> tuple[Ref, ...]:
+    """Return the names of the objects of a canary."""
+    return _SERVICE.ref(name), _DEPLOYMENT.ref(name)
+
+
+def _selector(name: str) -> dict[str, str]:
+    return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: names.CANARY_COMPONENT}
+
+
+def _service(parent: d.Parent) -> d.Content:
+    return d.Content(fields={"spec": {"selector": _selector(parent.spec.name), "ports": [d.port()]}})
+
+
+def _deployment(parent: d.Parent) -> d.Content:
+    deployment: dict[str, object] = {
+        "replicas": parent.target,
+        "selector": {"matchLabels": _selector(parent.spec.name)},
+        # Another revision gets no requests before it is ready, so nothing is lost, and no GPU is needed twice.
+        "strategy": {"type": "Recreate"},
+        "progressDeadlineSeconds": d.progress_deadline_seconds(parent.spec),
+        "revisionHistoryLimit": 0,
+        "template": parent.template,
+    }
+    return d.Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: d.digest(parent.template)})
+
+
+def _no_content(parent: d.Parent) -> d.Content:
+    raise AssertionError("a ControllerRevision follows from a revision, not from a spec")
+
+
+def _revision(resource: Resource, name: str, revision: Revision) -> d.Manifest:
+    content = d.Content(fields={"revision": 1, "data": revision.data})
+    key = resource.key
+    owner = d.owner_reference(key.name, resource.uid)
+    child = replace(REVISION, suffix=f"-{name}")
+    return d.object_of(child, content, name=key.name, namespace=key.namespace, owners=(owner,))
+
+
+_SERVICE = d.Child(
+    kind="Service",
+    api_version="v1",
+    plural="services",
+    render=_service,
+    suffix=names.CANARY_SUFFIX,
+    component=names.CANARY_COMPONENT,
+)
+_DEPLOYMENT = d.Child(
+    kind="Deployment",
+    api_version="apps/v1",
+    plural="deployments",
+    render=_deployment,
+    suffix=names.CANARY_SUFFIX,
+    component=names.CANARY_COMPONENT,
+)
+REVISION = d.Child(kind="ControllerRevision", api_version="apps/v1", plural="controllerrevisions", render=_no_content)
+KINDS = (*d.CHILDREN, REVISION)
+"""One or more children of every kind that the operator creates: the watches and the adapter read it."""

@@ -1,0 +1,286 @@
+"""Strategy Canary in whole passes: two tracks, promotion, rollback, edits in between, and an operator that dies."""
+
+from typing import Any
+
+import pytest
+
+from quire_common.contract.tracks import bin_of
+from quire_operator.domain.canary.figures import Track, Tracks
+from quire_operator.domain.cluster_state.observed import ContainerState, Ref
+
+from .conftest import DEPLOYMENT, KEY, Killed, World
+
+CANARY, SERVICE = Ref("Deployment", "chat-canary"), Ref("Service", "chat-canary")
+STEPS = [{"weightPercent": 20, "duration": "1m"}, {"weightPercent": 50, "duration": "1m"}]
+ROLLOUT = {"strategy": "Canary", "canary": {"steps": STEPS, "minRequests": 100}}
+OLD: dict[str, Any] = {"replicas": 4, "rollout": ROLLOUT, "engine": {"maxSequences": 8}}
+NEW: dict[str, Any] = {**OLD, "engine": {"maxSequences": 16}}
+OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}
+
+
+def track(requests: int, *, seconds: float = 0.1, errors: int = 0) -> Track:
+    spread = {bin_of(seconds * (0.7 + 0.02 * step)): requests // 30 + 1 for step in range(30)}
+    return Track(
+        requests=requests, errors=errors, levels={2: {"timeToFirstToken": spread, "interTokenLatency": spread}}
+    )
+
+
+async def pass_time(world: World, seconds: float, *, tracks: Tracks | None = None) -> None:
+    """Let some time pass in which the canary served, poll the gateways, and run passes."""
+    world.clock.time += seconds
+    revision = world.status["rollout"].get("canaryRevision", "")
+    world.gateways.page = {} if tracks is None else {("chat", revision): tracks}
+    world.show()
+    await world.canaries.poll(world.gateways)
+    await world.settle()
+
+
+async def stable(world: World) -> None:
+    world.apply(**OLD)
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+
+
+async def serving(world: World) -> None:
+    """Bring the canary to its first step."""
+    await stable(world)
+    world.apply(**NEW)
+    await world.settle()
+    world.run_replicas(CANARY)
+    await world.settle()
+
+
+GOOD = Tracks(stable=track(4000), canary=track(1000))
+SLOW = Tracks(stable=track(4000), canary=track(1000, seconds=0.2))
+FAILING = Tracks(stable=track(4000), canary=track(1000, errors=30))
+
+
+def max_sequences(world: World, ref: Ref) -> str:
+    body: Any = world.cluster.manifests[ref].body
+    arguments = body["spec"]["template"]["spec"]["containers"][0]["args"]
+    return str(arguments[arguments.index("--max-num-seqs") + 1])
+
+
+def phase(world: World) -> tuple[str, int]:
+    return world.status["rollout"]["phase"], world.status["rollout"]["weightPercent"]
+
+
+def revisions(world: World) -> list[str]:
+    return sorted(ref.name for ref in world.cluster.children if ref.kind == "ControllerRevision")
+
+
+async def test_first_spec_is_stable_and_kept(world: World) -> None:
+    await stable(world)
+    assert phase(world) == ("Stable", 0)
+    assert CANARY not in world.cluster.children
+    assert revisions(world) == [f"chat-{world.status['rollout']['stableRevision']}"]
+
+
+async def test_changed_spec_starts_a_canary_and_leaves_the_stable_replicas(world: World) -> None:
+    await stable(world)
+    world.apply(**NEW)
+    await world.settle()
+    assert phase(world) == ("Starting", 0)
+    assert (max_sequences(world, DEPLOYMENT), max_sequences(world, CANARY)) == ("8", "16")
+    assert SERVICE in world.cluster.children and len(revisions(world)) == 2
+    body: Any = world.cluster.manifests[CANARY].body
+    assert body["spec"]["replicas"] == 1
+    assert body["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "engine-canary"
+    assert world.condition("Progressing") == "True Canary" and world.condition("Ready") == "True Serving"
+
+
+async def test_number_of_replicas_is_no_new_revision(world: World) -> None:
+    await stable(world)
+    world.apply(**{**OLD, "replicas": 5})
+    await world.settle()
+    assert phase(world) == ("Stable", 0)
+    body: Any = world.cluster.manifests[DEPLOYMENT].body
+    assert body["spec"]["replicas"] == 5
+
+
+async def test_good_canary_is_promoted_step_by_step(world: World) -> None:
+    await serving(world)
+    assert phase(world) == ("Canary", 20)
+    await pass_time(world, 30, tracks=GOOD)
+    assert phase(world) == ("Canary", 20)
+    await pass_time(world, 31, tracks=GOOD)
+    assert phase(world) == ("Canary", 20), "50 % need two replicas"
+    world.run_replicas(CANARY)
+    await pass_time(world, 15, tracks=GOOD)
+    assert phase(world) == ("Canary", 50)
+    await pass_time(world, 61, tracks=GOOD)
+    assert phase(world) == ("Promoting", 50)
+    assert max_sequences(world, DEPLOYMENT) == "16" and CANARY in world.cluster.children
+    world.change_deployment(updated=2, replicas=4)
+    await pass_time(world, 15, tracks=GOOD)
+    assert phase(world) == ("Promoting", 50)
+    world.run_replicas()
+    await world.settle()
+    assert phase(world) == ("Stable", 0)
+    assert {CANARY, SERVICE}.isdisjoint(world.cluster.children) and len(revisions(world)) == 1
+    assert {event.reason for event in world.cluster.told} >= {"CanaryStarted", "CanaryPassed", "CanaryPromoted"}
+
+
+@pytest.mark.parametrize(("tracks", "why"), [(SLOW, "TimeToFirstToken p95"), (FAILING, "ErrorRate")])
+async def test_bad_canary_is_rolled_back_and_not_tried_again(world: World, tracks: Tracks, why: str) -> None:
+    await serving(world)
+    await pass_time(world, 15, tracks=tracks)
+    assert phase(world) == ("RolledBack", 0)
+    assert why in world.status["rollout"]["message"]
+    assert {CANARY, SERVICE}.isdisjoint(world.cluster.children)
+    assert max_sequences(world, DEPLOYMENT) == "8" and len(revisions(world)) == 1
+    assert world.condition("Degraded") == "True CanaryRolledBack" and world.condition("Ready") == "True Serving"
+    gates = {gate["metric"]: gate for gate in world.status["rollout"]["gates"]}
+    assert gates["TimeToFirstToken"]["canary"]["count"] == sum(tracks.canary.levels[2]["timeToFirstToken"].values())
+    before = len(world.cluster.asked)
+    await pass_time(world, 600)
+    world.restart()
+    await world.settle()
+    assert phase(world) == ("RolledBack", 0) and CANARY not in world.cluster.children
+    assert not [write for write in world.cluster.asked[before:] if write.startswith("create")]
+    world.apply(**OTHER)
+    await world.settle()
+    assert phase(world) == ("Starting", 0) and max_sequences(world, CANARY) == "32"
+
+
+async def test_on_failure_pause_keeps_the_replicas_without_requests(world: World) -> None:
+    canary = {**ROLLOUT["canary"], "onFailure": "Pause"}  # type: ignore[dict-item]
+    rollout = {"rollout": {"strategy": "Canary", "canary": canary}}
+    await serving(world)
+    world.apply(**{**NEW, **rollout})
+    await pass_time(world, 15, tracks=SLOW)
+    assert phase(world) == ("Paused", 0) and CANARY in world.cluster.children
+    await pass_time(world, 600, tracks=GOOD)
+    assert phase(world) == ("Paused", 0)
+    world.apply(**{**OLD, **rollout})
+    await world.settle()
+    assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children
+
+
+async def test_new_edit_replaces_the_canary(world: World) -> None:
+    await serving(world)
+    await pass_time(world, 15, tracks=GOOD)
+    world.apply(**OTHER)
+    await world.settle(passes=1)
+    assert phase(world) == ("Starting", 0)
+    assert (max_sequences(world, DEPLOYMENT), max_sequences(world, CANARY)) == ("8", "32")
+
+
+async def test_reverted_spec_removes_the_canary(world: World) -> None:
+    await serving(world)
+    world.apply(**OLD)
+    await world.settle()
+    assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children
+    assert world.status["rollout"]["message"] == "the spec was changed back to the stable revision"
+    assert "rejectedRevision" not in world.status["rollout"]
+
+
+async def test_pause_holds_the_weight_and_the_step(world: World) -> None:
+    await serving(world)
+    world.apply(**NEW, paused=True)
+    await pass_time(world, 600, tracks=GOOD)
+    assert phase(world) == ("Canary", 20)
+    world.apply(**NEW)
+    await pass_time(world, 30, tracks=GOOD)
+    assert phase(world) == ("Canary", 20), "the time of the pause does not count"
+
+
+async def test_without_traffic_it_waits_and_says_so(world: World) -> None:
+    await serving(world)
+    await pass_time(world, 3600, tracks=Tracks(stable=track(4000)))
+    assert phase(world) == ("Canary", 20)
+    assert "no request has reached the canary in 1h; 100 are needed" in world.status["rollout"]["message"]
+
+
+async def test_without_a_gateway_it_waits_and_says_so(world: World) -> None:
+    await serving(world)
+    await pass_time(world, 3600)
+    assert phase(world) == ("Canary", 20)
+    assert "no gateway reports this canary" in world.status["rollout"]["message"]
+
+
+async def test_restarted_replica_fails_the_canary(world: World, pod: Any) -> None:
+    await serving(world)
+    ended = ContainerState(
+        name="engine", init=False, ready=True, restarts=1, ended_reason="OOMKilled", ended_code=137, running=True
+    )
+    world.cluster.pods["chat-canary-1"] = pod("chat-canary-1", is_canary=True, containers=(ended,))
+    await pass_time(world, 15, tracks=Tracks())
+    assert phase(world) == ("RolledBack", 0)
+    assert "restarted: OOMKilled with exit code 137" in world.status["rollout"]["message"]
+
+
+async def test_other_strategy_applies_the_spec_at_once(world: World) -> None:
+    await serving(world)
+    world.apply(**{**NEW, "rollout": {}})
+    await world.settle()
+    assert "rollout" not in world.status and CANARY not in world.cluster.children
+    assert max_sequences(world, DEPLOYMENT) == "16" and revisions(world) == []
+
+
+async def test_deleted_stable_revision_stops_all_changes(world: World) -> None:
+    await serving(world)
+    name = f"chat-{world.status['rollout']['stableRevision']}"
+    gone = world.cluster.children.pop(Ref("ControllerRevision", name))
+    world.restart()
+    start = len(world.cluster.asked)
+    await world.settle()
+    assert world.condition("Ready") == "False StableRevisionLost" and name in world.message("Ready")
+    assert {write for write in world.cluster.asked[start:] if not write.startswith("event")} == {"status"}
+    world.cluster.children[gone.ref] = gone
+    await world.settle()
+    assert phase(world) == ("Canary", 20)
+
+
+async def test_renamed_model_is_refused(world: World) -> None:
+    await stable(world)
+    world.apply(**{**NEW, "model": {"source": "file:///m", "servedName": "other"}})
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert "spec.model.servedName: a canary serves the same name" in world.message("Ready")
+
+
+async def life(world: World, *, tracks: Tracks) -> None:
+    """Drive a canary to its end with whatever operator there is."""
+    for _ in range(12):
+        world.show()
+        for ref in (DEPLOYMENT, CANARY):
+            if ref in world.cluster.children:
+                world.run_replicas(ref)
+        world.clock.time += 61
+        revision = world.status["rollout"].get("canaryRevision", "")
+        world.gateways.page = {("chat", revision): tracks}
+        await world.canaries.poll(world.gateways)
+        try:
+            await world.settle(passes=1)
+        except Killed:
+            world.restart()
+
+
+@pytest.mark.parametrize(("tracks", "end"), [(GOOD, "16"), (SLOW, "8")])
+async def test_operator_killed_at_any_write_comes_to_the_same_end(world: World, tracks: Tracks, end: str) -> None:
+    """Die before the nth write of a canary, for each n; then another process goes on."""
+    await stable(world)
+    world.apply(**NEW)
+    start = len(world.cluster.asked)
+    await life(world, tracks=tracks)
+    writes = world.cluster.asked[start:]
+    wanted = {ref: child.fingerprint for ref, child in world.cluster.children.items()}, phase(world)
+    assert max_sequences(world, DEPLOYMENT) == end and len(writes) > 8
+    for number in range(len(writes)):
+        other = World()
+        await stable(other)
+        other.apply(**NEW)
+        other.cluster.dies_before = len(other.cluster.asked) + number
+        await life(other, tracks=tracks)
+        found = {ref: child.fingerprint for ref, child in other.cluster.children.items()}, phase(other)
+        assert found == wanted, f"killed at write {number}, {writes[number]}"
+
+
+async def test_key_has_its_own_figures_only(world: World) -> None:
+    await serving(world)
+    world.gateways.page = {("other", "x"): GOOD}
+    await world.canaries.poll(world.gateways)
+    assert world.canaries.figures("chat", world.status["rollout"]["canaryRevision"]) is None
+    assert world.enqueued[-1] == KEY

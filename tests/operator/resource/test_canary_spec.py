@@ -1,0 +1,101 @@
+"""``spec.rollout.canary``: defaults, and each mistake with its path and remedy."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, Spec
+
+
+def parse(rollout: Mapping[str, object], **spec: object) -> Spec | Invalid:
+    return Spec.parse(
+        {
+            "apiVersion": "quire.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "metadata": {"name": "chat"},
+            "spec": {"model": {"source": "file:///m"}, "rollout": rollout, **spec},
+        }
+    )
+
+
+def canary(**fields: object) -> dict[str, object]:
+    return {"strategy": "Canary", "canary": fields}
+
+
+def step(weight: object, duration: str = "1h") -> dict[str, Any]:
+    return {"weightPercent": weight, "duration": duration}
+
+
+def test_strategy_alone_has_the_defaults() -> None:
+    spec = parse({"strategy": "Canary"})
+    assert isinstance(spec, Spec)
+    policy = spec.rollout.canary_policy
+    assert policy == Canary()
+    assert [each.weight_percent for each in policy.steps] == [10, 25, 50]
+    assert [(gate.metric, gate.share, round(gate.factor, 2)) for gate in policy.gates] == [
+        (GateMetric.TIME_TO_FIRST_TOKEN, 0.95, 1.15),
+        (GateMetric.INTER_TOKEN_LATENCY, 0.95, 1.15),
+        (GateMetric.ERROR_RATE, 0.95, 1.15),
+    ]
+    assert policy.gates[2].error_limit == 0.005
+    assert (policy.min_requests, policy.on_failure) == (500, OnFailure.ROLLBACK)
+
+
+def test_other_strategies_have_no_canary() -> None:
+    spec = parse({"strategy": "Recreate"})
+    assert isinstance(spec, Spec) and spec.rollout.canary_policy is None
+
+
+def test_every_field_is_read() -> None:
+    gates = [{"metric": "TimeToFirstToken", "percentile": 90, "maxIncreasePercent": 30}]
+    gates += [{"metric": "ErrorRate", "maxPercent": "0.25"}]
+    spec = parse(canary(steps=[step(5)], gates=gates, minRequests=60, onFailure="Pause"), replicas=2)
+    assert isinstance(spec, Spec) and spec.rollout.canary is not None
+    first, second = spec.rollout.canary.gates
+    assert (first.share, round(first.factor, 2), second.error_limit) == (0.9, 1.3, 0.0025)
+    assert (spec.rollout.canary.min_requests, spec.rollout.canary.on_failure) == (60, OnFailure.PAUSE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "start"),
+    [
+        ({"steps": [step(20), step(20)]}, "spec.rollout.canary.steps[1].weightPercent: must be above 20"),
+        ({"steps": [step(50), step(20)]}, "spec.rollout.canary.steps[1].weightPercent: must be above 50"),
+        ({"steps": []}, "spec.rollout.canary.steps: must have between 1 and 10 entries"),
+        ({"steps": [step(100)]}, "spec.rollout.canary.steps[0].weightPercent: must be <= 90"),
+        ({"steps": [{"duration": "1h"}]}, "spec.rollout.canary.steps[0].weightPercent: is required"),
+        ({"steps": [step(20, "1s")]}, "spec.rollout.canary.steps[0].duration: must be >= 10s"),
+        ({"gates": [{"metric": "Latency"}]}, "spec.rollout.canary.gates[0].metric: must be TimeToFirstToken,"),
+        ({"gates": [{"metric": "TimeToFirsToken"}]}, "spec.rollout.canary.gates[0].metric: must be TimeToFirstToken,"),
+        ({"gates": [{"percentile": 95}]}, "spec.rollout.canary.gates[0].metric: is required"),
+        (
+            {"gates": [{"metric": "ErrorRate", "percentile": 95}]},
+            "spec.rollout.canary.gates[0]: metric ErrorRate has no percentile",
+        ),
+        (
+            {"gates": [{"metric": "TimeToFirstToken", "maxPercent": 1}]},
+            "spec.rollout.canary.gates[0]: maxPercent is for metric ErrorRate",
+        ),
+        (
+            {"gates": [{"metric": "ErrorRate", "maxPercent": "0,5"}]},
+            "spec.rollout.canary.gates[0].maxPercent: must be a percentage",
+        ),
+        ({"minRequests": 5}, "spec.rollout.canary.minRequests: must be >= 50"),
+        ({"onFailure": "Abort"}, "spec.rollout.canary.onFailure: must be Rollback or Pause"),
+    ],
+)
+def test_mistake_is_named_with_its_path(fields: dict[str, object], start: str) -> None:
+    found = parse(canary(**fields), replicas=4)
+    assert isinstance(found, Invalid)
+    assert any(str(problem).startswith(start) for problem in found.problems), str(found)
+
+
+def test_too_few_replicas_for_the_weight_are_refused_with_the_remedy() -> None:
+    found = parse(canary(steps=[step(5)]), replicas=1)
+    assert str(found) == (
+        "spec.rollout.canary.steps[0].weightPercent: is too small for 1 replica: a canary replica would have 5 % of a "
+        "stable replica's load, and its latency would say nothing. Set at least 10, or more replicas"
+    )
+    assert isinstance(parse(canary(steps=[step(10)]), replicas=1), Spec)
+    assert isinstance(parse(canary(steps=[step(5)]), replicas=2), Spec)
