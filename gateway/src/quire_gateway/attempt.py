@@ -41,8 +41,9 @@ _MAX_WHOLE_BYTES = 2**20
 _LARGE_BODY_BYTES = 2**16
 """Larger bodies are sent in pieces."""
 _SERVER_ERROR, _CLIENT_ERROR = 500, 400
-_NO_FAULT = frozenset({"busy", "stale"})
-"""The reasons of failed attempts that are no errors of the replica's track: a full queue, a closed idle connection."""
+_NO_FAULT = frozenset({"busy", "stale", "trial_running"})
+"""The reasons of failed attempts that are no errors of the replica's track: a full queue, an
+idle connection that was closed, a trial of another request."""
 _STALE_SECONDS = 0.05
 """An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 

@@ -135,7 +135,12 @@ def test_a_drain_of_a_node_takes_one_replica_at_a_time_and_any_that_is_not_ready
     assert body["spec"] == {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": SELECTOR},
+        "selector": {
+            "matchLabels": {"quire.dev/llmdeployment": "chat"},
+            "matchExpressions": [
+                {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-canary"]}
+            ],
+        },
     }
 
 

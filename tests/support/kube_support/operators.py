@@ -207,6 +207,7 @@ class Namespace:
         prefix = {
             "deployments": "/apis/apps/v1",
             "replicasets": "/apis/apps/v1",
+            "controllerrevisions": "/apis/apps/v1",
             "poddisruptionbudgets": "/apis/policy/v1",
             "llmdeployments": "/apis/quire.dev/v1alpha1",
             "leases": "/apis/coordination.k8s.io/v1",

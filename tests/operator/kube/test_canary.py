@@ -1,0 +1,199 @@
+"""A canary on a real API server: two tracks, promotion and rollback, and an operator that is killed at every write."""
+
+import json
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_cluster.control_plane import ControlPlane
+from quire_common.contract.gateway import TRACKS_PATH
+from quire_common.contract.tracks import bin_of
+
+ROLLOUT = {
+    "strategy": "Canary",
+    "canary": {"steps": [{"weightPercent": 20, "duration": "10s"}], "minRequests": 100},
+}
+OLD: dict[str, Any] = {"replicas": 2, "rollout": ROLLOUT, "engine": {"maxSequences": 8}}
+NEW: dict[str, Any] = {**OLD, "engine": {"maxSequences": 16}}
+OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}
+
+
+def track(requests: int, seconds: float = 0.1) -> dict[str, Any]:
+    spread = {str(bin_of(seconds * (0.7 + 0.02 * step))): requests // 30 + 1 for step in range(30)}
+    return {"requests": requests, "errors": 0, "levels": {"2": {"timeToFirstToken": spread}}}
+
+
+GOOD = {"stable": track(4000), "canary": track(2000)}
+SLOW = {"stable": track(4000), "canary": track(2000, seconds=0.3)}
+
+
+class Page:
+    """The page of a gateway: the same figures for each revision that a test names."""
+
+    def __init__(self) -> None:
+        self.tracks: dict[str, Any] = {}
+        self.revision = ""
+        self.url = ""
+
+
+@contextmanager
+def gateway() -> Iterator[Page]:
+    page = Page()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            chat = {"revision": page.revision, "tracks": page.tracks}
+            models = {"chat": chat} if self.path == TRACKS_PATH and page.tracks else {}
+            self.wfile.write(json.dumps({"models": models}).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        page.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield page
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rollout(space: Namespace) -> dict[str, Any]:
+    return dict(((space.get("llmdeployments", "chat") or {}).get("status") or {}).get("rollout") or {})
+
+
+def sequences(space: Namespace, name: str) -> str | None:
+    deployment = space.get("deployments", name)
+    if deployment is None:
+        return None
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    return str(arguments[arguments.index("--max-num-seqs") + 1])
+
+
+def drive(space: Namespace) -> None:
+    """Let the kubelets that are missing here run all pods."""
+    space.run_pods("chat")
+
+
+def reaches(space: Namespace, phase: str, *, sequences_of_stable: str, why: Any = None) -> None:
+    def is_there() -> bool:
+        drive(space)
+        return rollout(space).get("phase") == phase and sequences(space, "chat") == sequences_of_stable
+
+    until(is_there, why=why or (lambda: rollout(space)))
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with gateway() as found:
+        yield found
+
+
+def start(space: Namespace, operators: Operators, page: Page, **options: Any) -> OperatorProcess:
+    return operators.start(*space.flags(), "--gateway-url", page.url, identity=space.name, tick_seconds=1.0, **options)
+
+
+def settle(space: Namespace) -> None:
+    space.apply(**OLD)
+    reaches(space, "Stable", sequences_of_stable="8")
+    until(lambda: len(space.pods("chat")) == 2)
+
+
+def test_good_canary_is_promoted(space: Namespace, operators: Operators, page: Page) -> None:
+    operator = start(space, operators, page)
+    settle(space)
+    space.apply(**NEW)
+    until(lambda: (drive(space), rollout(space).get("weightPercent") == 20)[1], why=lambda: rollout(space))
+    assert (sequences(space, "chat"), sequences(space, "chat-canary")) == ("8", "16")
+    assert len(space.names("controllerrevisions")) == 2
+    assert "chat-canary" in space.names("services")
+    page.revision, page.tracks = rollout(space)["canaryRevision"], GOOD
+    reaches(space, "Stable", sequences_of_stable="16", why=lambda: (rollout(space), operator.last_words()))
+    until(lambda: "chat-canary" not in space.names("deployments"))
+    assert "chat-canary" not in space.names("services") and len(space.names("controllerrevisions")) == 1
+    operator.kill()
+
+
+def test_bad_canary_is_rolled_back_and_a_new_edit_tried(space: Namespace, operators: Operators, page: Page) -> None:
+    operator = start(space, operators, page)
+    settle(space)
+    space.apply(**NEW)
+    until(lambda: (drive(space), rollout(space).get("weightPercent") == 20)[1], why=lambda: rollout(space))
+    page.revision, page.tracks = rollout(space)["canaryRevision"], SLOW
+    reaches(space, "RolledBack", sequences_of_stable="8")
+    until(lambda: "chat-canary" not in space.names("deployments"))
+    assert "TimeToFirstToken p95" in space.condition("chat", "Degraded")["message"]
+    assert rollout(space)["gates"][0]["verdict"] == "Failed"
+    space.apply(**OTHER)
+    until(lambda: sequences(space, "chat-canary") == "32")
+    assert sequences(space, "chat") == "8"
+    operator.kill()
+
+
+def test_operator_killed_at_every_write_of_a_canary_comes_to_the_same_end(
+    crd_installed: ControlPlane, operators: Operators, page: Page, tmp_path: Path
+) -> None:
+    """An undisturbed promotion shows the writes; then it runs once for each, with an operator that dies before it."""
+    spaces: list[Namespace] = []
+
+    def new_space() -> Namespace:
+        name = f"canary-{uuid.uuid4().hex[:8]}"
+        assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": name}}).ok
+        spaces.append(Namespace(crd_installed, name))
+        return spaces[-1]
+
+    def armed(space: Namespace) -> Path:
+        return tmp_path / space.name
+
+    first = new_space()
+    operator = start(first, operators, page, armed_by=armed(first))
+    settle(first)
+    armed(first).touch()
+    first.apply(**NEW)
+    until(lambda: bool(rollout(first).get("canaryRevision")))
+    # The revision is the same in all namespaces, because their specs are.
+    page.revision, page.tracks = rollout(first)["canaryRevision"], GOOD
+    reaches(first, "Stable", sequences_of_stable="16")
+    until(lambda: "chat-canary" not in first.names("deployments"))
+    changes = [write for write in operator.writes() if write != "create Event"]
+    operator.kill()
+    assert {"create ControllerRevision", "create Deployment", "create Service", "delete Deployment"} <= set(changes)
+    doomed = {number: new_space() for number in range(1, len(operator.writes()) + 1)}
+    running = {n: start(space, operators, page, before_write=n, armed_by=armed(space)) for n, space in doomed.items()}
+    try:
+        for space in doomed.values():
+            settle(space)
+        for space in doomed.values():
+            armed(space).touch()
+            space.apply(**NEW)
+
+        def have_died() -> bool:
+            for space in doomed.values():
+                drive(space)
+            # The number of status writes depends on the speed of the controllers: the last ones may not happen.
+            return sum(not each.is_alive for each in running.values()) >= len(running) - 4
+
+        until(have_died, why=lambda: [n for n, each in running.items() if each.is_alive])
+        for each in running.values():
+            each.kill()
+        running = {n: start(space, operators, page) for n, space in doomed.items()}
+        for number, space in doomed.items():
+            reaches(space, "Stable", sequences_of_stable="16", why=lambda n=number, s=space: (n, rollout(s)))
+            until(lambda space=space: "chat-canary" not in space.names("deployments"))
+            until(lambda space=space: space.names("controllerrevisions") == first.names("controllerrevisions"))
+    finally:
+        for each in running.values():
+            each.kill()
+        for space in spaces:
+            crd_installed.client().delete(f"/api/v1/namespaces/{space.name}")
