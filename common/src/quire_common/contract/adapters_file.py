@@ -1,11 +1,11 @@
-"""The adapters of an engine: the file in which it is told which to serve, and the report that it gives about them.
+"""The adapters of an engine: the file that lists those to serve, and its report about them.
 
 The operator writes the file into a ConfigMap, and the engine reads it again when it changes (``--adapters-file``):
 
 {"adapters": [{"name": "fr-legal", "source": "s3://adapters/fr-legal", "revision": null, "generation": 3,
                "placement": "All"}]}
 
-A changed source, revision or generation of a name means that the adapter is loaded anew. A name that is missing is
+A changed source, revision or generation of a name means that the adapter is loaded again. A name that is missing is
 unloaded once no request uses it. The report is the body of ``GET /quire/v1/adapters``. Sources are text here: the
 engine and the operator parse them with ``quire_common.model_source``.
 """
@@ -34,7 +34,7 @@ class Placement(StrEnum):
 
 
 class AdapterState(StrEnum):
-    """How far an engine has got with an adapter."""
+    """The progress of an engine with an adapter."""
 
     KNOWN = "Known"
     """It is placed on demand, and no request has asked for it yet."""
@@ -49,7 +49,7 @@ class AdapterState(StrEnum):
 
 
 class AdapterFailure(StrEnum):
-    """Why an adapter cannot be served."""
+    """The reason why an adapter cannot be served."""
 
     DOWNLOAD_FAILED = "DownloadFailed"
     RANK_TOO_HIGH = "RankTooHigh"
@@ -69,7 +69,7 @@ class AdapterEntry:
     revision: str | None = None
     """The version of the source that is wanted; None leaves it to the source."""
     generation: int = 0
-    """A number that changes whenever the adapter is to be loaded anew."""
+    """A number that changes whenever the adapter is to be loaded again."""
     placement: Placement = Placement.ALL
 
 
@@ -105,7 +105,7 @@ class AdaptersReport:
     adapters: Sequence[AdapterReport]
     slots: Slots
     loads_total: int
-    """How often an adapter was copied into a slot since the engine process started."""
+    """The number of times an adapter was copied into a slot since the engine process started."""
 
 
 def render_adapters(adapters: Iterable[AdapterEntry]) -> str:
@@ -178,7 +178,7 @@ def render_report(report: AdaptersReport) -> dict[str, Any]:
 
 
 def parse_report(content: object) -> AdaptersReport | None:
-    """Return the report that an engine sent, or None if this is none. Fields of newer engines are left out."""
+    """Return the report that an engine sent, or None if it is invalid. Fields of newer engines are left out."""
     if not isinstance(content, Mapping):
         return None
     try:
