@@ -79,6 +79,17 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """Options of speculative decoding by prompt lookup."""
+
+    max_tokens: int = 8
+    """The most drafts of a sequence in a step, less than a block of the KV cache; the engine chooses how many."""
+    shortest_match: int = 2
+    longest_match: int = 4
+    """The numbers of recent tokens that must have occurred before; the longest match is preferred."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
     """The device of the model, and how kernels are launched there."""
 
@@ -196,6 +207,7 @@ class EngineConfig:
     threads: int
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag sets them."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
+    speculation: SpeculationOptions | None = None
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from quire_engine.config import CacheOptions, SchedulerOptions
+from quire_engine.config import CacheOptions, SchedulerOptions, SpeculationOptions
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
 from quire_engine.core.ports import LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.matchers import Matchers
@@ -227,7 +228,13 @@ class Engine:
             self._matchers.close()
 
 
-def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: CacheOptions) -> Engine:
+def make_engine(
+    model: LoadedModel,
+    *,
+    scheduler: SchedulerOptions,
+    cache: CacheOptions,
+    speculation: SpeculationOptions | None = None,
+) -> Engine:
     """Return an engine over a loaded model, as configured."""
     config = SchedulerConfig(
         max_num_seqs=scheduler.max_num_seqs,
@@ -244,11 +251,24 @@ def make_engine(model: LoadedModel, *, scheduler: SchedulerOptions, cache: Cache
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )
+    bound = _stall_bound(model, scheduler.max_generation_stall_seconds)
+    drafts = None if speculation is None else _speculation(speculation, config, model)
     return Engine(
-        scheduler=Scheduler(config, model.layout, rates, _stall_bound(model, scheduler.max_generation_stall_seconds)),
+        scheduler=Scheduler(config, model.layout, rates, bound, drafts),
         runner=model.runner,
         matchers=Matchers(model.vocab_size),
-        overlap=model.asynchronous,
+        # What a step with drafts gains is known only after it.
+        overlap=model.asynchronous and speculation is None,
+    )
+
+
+def _speculation(options: SpeculationOptions, config: SchedulerConfig, model: LoadedModel) -> Speculation:
+    settings = NgramSettings(shortest=options.shortest_match, longest=options.longest_match)
+    return Speculation(
+        ngram_proposers(settings),
+        max_tokens=options.max_tokens,
+        most_drafts=config.max_prompt_logprobs_positions,
+        costs=model.step_costs,
     )
 
 

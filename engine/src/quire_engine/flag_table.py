@@ -25,6 +25,8 @@ from quire_common.flags.kinds import (
 )
 from quire_common.flags.table import FlagTable
 from quire_common.names import is_http_url
+from quire_engine.config import SpeculationOptions
+from quire_engine.speculation_flags import MOST_TOKENS
 from quire_engine.text.answers.formats import REASONING_NAMES, TOOL_NAMES
 from quire_engine.vllm_flags import ALIASES, ALWAYS, REFUSED
 
@@ -140,6 +142,17 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "copies them to --swap-space-bytes and back, auto chooses by the measured speed of both", "auto"),
         _flag("check-integrity", Switch(), "count blocks and queues after every step, and end the engine process if "
               "the counts are wrong; slow, for debugging"),
+    ),
+    "Speculative decoding": (
+        _flag("spec-method", Choice("none", "ngram"), "propose tokens and verify several of them in one step, on a "
+              "CPU. The answers are those without it. ngram proposes what followed the most recent tokens where they "
+              "occurred before, in the prompt or the answer; the engine verifies as many as the measured cost of "
+              "steps allows, also none", "none"),
+        _flag("spec-tokens", Integer(1, MOST_TOKENS), "the most proposed tokens of a sequence to verify in a step, "
+              "less than --block-size", unset=str(SpeculationOptions().max_tokens)),
+        _flag("speculative-config", JsonObject(), "the same as a JSON object with vLLM's keys, such as "
+              "'{\"method\": \"ngram\", \"num_speculative_tokens\": 8, \"prompt_lookup_max\": 4, "
+              "\"prompt_lookup_min\": 2}'", unset="none"),
     ),
     "KV cache": (
         _flag("block-size", Choice("16", "32", "64", "128", integer=True), "the number of tokens in a KV cache block",

@@ -23,6 +23,7 @@ from quire_engine.config import (
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
 from quire_engine.model_folder import ConfigOverrides
+from quire_engine.speculation_flags import speculation_options, speculation_problems
 
 _MANY_DEVICES = "for a model that does not fit one device, use --quantization int8 on a CPU, --dtype or a smaller model"
 _PARALLEL = {
@@ -62,6 +63,7 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode swap has no swap space: set it, for example --swap-space-bytes 1GiB, or use "
             "--preemption-mode auto"
         )
+    yield from speculation_problems(values)
     yield from _device_contradictions(values)
 
 
@@ -72,6 +74,8 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
         yield "--kv-cache-dtype fp8 needs a GPU, and --device is cpu: remove one of them"
     if values["quantization"] == "int8" and values["device"] == "cuda":
         yield "--quantization int8 is for CPUs, and --device is cuda: remove one of them"
+    if values["device"] == "cuda" and speculation_options(values) is not None:
+        yield "--spec-method and --speculative-config are for CPUs, and --device is cuda: remove one of them"
     if sizes and on_cpu:
         yield "--cudagraph-capture-sizes is for a GPU, and --device is cpu: remove one of them"
     if sizes and values["enforce-eager"]:
@@ -129,6 +133,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
             cpu_level=values["cpu-level"],
             deterministic=values["deterministic"] or False,
         ),
+        speculation=speculation_options(values),
         text=TextOptions(
             tokenizer=values["tokenizer"],
             chat_template_kwargs=values["default-chat-template-kwargs"] or {},

@@ -6,6 +6,7 @@
 
 ALIASES = {
     "-q": "quantization",
+    "-sc": "speculative-config",
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
     "-dp": "data-parallel-size",
@@ -42,7 +43,7 @@ _ONE_DEVICE = "an engine runs on one device; start several engines behind quire-
 _PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
 _NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
 _NO_LORA = "this version serves no adapters; merge the adapter into the model's weights"
-_NO_DRAFTS = "this version does not use speculative decoding"
+_NO_DRAFTS = "drafts come from prompt lookup; see --spec-method"
 _TEXT_ONLY = "this version serves text only"
 _NO_STATE = "this version serves no models with state-space or linear attention layers"
 _NO_TRANSFER = "the KV cache stays in the engine; for preempted sequences see --swap-space-bytes"
@@ -99,11 +100,8 @@ _REASONS = (
         " fully-sharded-loras lora-target-modules default-mm-loras specialize-active-lora"
         " enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels",
     ),
-    (
-        _NO_DRAFTS,
-        "speculative-config -sc spec-method spec-model spec-tokens per-request-spec-decode-metrics diffusion-config"
-        " -dc",
-    ),
+    (_NO_DRAFTS, "spec-model diffusion-config -dc"),
+    (_METRICS, "per-request-spec-decode-metrics"),
     (
         _TEXT_ONLY,
         "limit-mm-per-prompt enable-mm-embeds media-io-kwargs mm-processor-kwargs mm-processor-cache-gb"

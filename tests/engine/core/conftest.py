@@ -16,6 +16,7 @@ from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StallBound, StepCosts
 from quire_engine.engine import Engine, Step
 
@@ -103,6 +104,7 @@ def make_world(
     max_step: float | None = None,
     step_costs: StepCosts | None = None,
     tokens_at_once: int = 1,
+    speculation: Speculation | None = None,
 ) -> World:
     """Return a function that creates a ``World``.
 
@@ -131,7 +133,7 @@ def make_world(
     bound = None
     if seconds is not None and seconds > 0.0:
         bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
-    scheduler = Scheduler(config, layout, rates, bound)
+    scheduler = Scheduler(config, layout, rates, bound, speculation)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size, tokens_at_once=tokens_at_once)
     return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
 

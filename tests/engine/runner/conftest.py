@@ -10,10 +10,12 @@ from quire_parity.answering import Answering
 
 from quire_engine.config import (
     CacheOptions,
+    DeviceOptions,
     EngineConfig,
     ModelOptions,
     SchedulerOptions,
     ServerOptions,
+    SpeculationOptions,
 )
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
@@ -69,7 +71,14 @@ def _save_model(folder: Path, family: str, changes: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="session")
 def engine_config() -> Callable[..., EngineConfig]:
-    def make(folder: Path, *, scheduler: SchedulerOptions | None = None, **changes: Any) -> EngineConfig:
+    def make(
+        folder: Path,
+        *,
+        scheduler: SchedulerOptions | None = None,
+        speculation: SpeculationOptions | None = None,
+        deterministic: bool = False,
+        **changes: Any,
+    ) -> EngineConfig:
         cache = CacheOptions(
             **{name: changes.pop(name) for name in list(changes) if name in CacheOptions.__dataclass_fields__}
         )
@@ -78,6 +87,8 @@ def engine_config() -> Callable[..., EngineConfig]:
             cache=cache,
             scheduler=scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
             server=ServerOptions(),
+            speculation=speculation,
+            device=DeviceOptions(deterministic=deterministic),
             threads=2,
         )
 
@@ -96,7 +107,7 @@ def start(engine_config: Callable[..., EngineConfig]) -> Callable[..., Running]:
     def make(folder: Path, **changes: Any) -> Running:
         config = engine_config(folder, **changes)
         model = load_model(config)
-        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
         return Running(engine, model=model)
 
     return make

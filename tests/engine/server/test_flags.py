@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quire_common.errors import FlagsError
 from quire_common.flags.kinds import Duration, Size
+from quire_engine.config import SpeculationOptions
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
 from quire_engine.flags import parse
@@ -53,7 +54,9 @@ EVERY_FLAG = """\
 def test_every_flag_reaches_the_configuration() -> None:
     argv = EVERY_FLAG.split()
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
-    assert given_flags == set(FLAGS.flags) - {"enforce-eager", "quantization", "api-key"}, "all that can be combined"
+    assert given_flags == set(FLAGS.flags) - {
+        *("enforce-eager", "quantization", "api-key", "spec-method", "spec-tokens", "speculative-config"),
+    }, "all that can be combined"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
@@ -64,6 +67,7 @@ def test_every_flag_reaches_the_configuration() -> None:
         "model.path",
         "model.quantization",
         "server.access.api_keys",
+        "speculation",
     ]
     assert parse(["m", "--enforce-eager"], {}).device.enforce_eager
     assert parse(["m", "--api-key", "a", "b"], {}).server.access.api_keys == ("a", "b")
@@ -85,6 +89,30 @@ def _leaves(value: object, prefix: str = "") -> dict[str, object]:
         for name in value.__dataclass_fields__
         for path, leaf in _leaves(getattr(value, name), f"{prefix}.{name}".lstrip(".")).items()
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("", None),
+        ("--spec-method none", None),
+        ("--spec-method ngram", SpeculationOptions()),
+        ("--spec-method ngram --spec-tokens 15", SpeculationOptions(max_tokens=15)),
+        ("--spec-method ngram --spec-tokens 31 --block-size 32", SpeculationOptions(max_tokens=31)),
+        ('-sc {"method":"ngram"}', SpeculationOptions()),
+        ('-sc {"model":"[ngram]","num_speculative_tokens":3}', SpeculationOptions(max_tokens=3)),
+        ('-sc {"method":"ngram","prompt_lookup_max":6}', SpeculationOptions(shortest_match=6, longest_match=6)),
+        ("-sc.method ngram -sc.prompt_lookup_min 3", SpeculationOptions(shortest_match=3, longest_match=3)),
+        (
+            '--speculative-config {"method":"ngram","prompt_lookup_min":2,"prompt_lookup_max":5}',
+            SpeculationOptions(shortest_match=2, longest_match=5),
+        ),
+    ],
+)
+def test_speculation_is_read_from_plain_flags_and_from_json(
+    arguments: str, expected: SpeculationOptions | None
+) -> None:
+    assert parse(["m", *arguments.split()], {}).speculation == expected
 
 
 def test_flags_win_over_variables_and_these_over_defaults() -> None:
@@ -121,6 +149,20 @@ def test_every_problem_is_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
+        (["m", "--spec-tokens", "4"], "--spec-tokens needs a method: add --spec-method ngram"),
+        (["m", "--spec-method", "ngram", "--spec-tokens", "16"], "so at most 15; lower it, or raise --block-size"),
+        (["m", "--spec-method", "eagle"], "--spec-method: expected"),
+        (["m", "--spec-method", "ngram", "--device", "cuda"], "are for CPUs, and --device is cuda"),
+        (["m", "--spec-method", "ngram", "-sc", '{"method":"ngram"}'], "contradict each other"),
+        (["m", "-sc", '{"method":"ngram","num_speculative_tokens":0}'], "num_speculative_tokens: 0 is not a whole"),
+        (["m", "-sc", '{"method":"ngram","num_speculative_tokens":20}'], "num_speculative_tokens 20: the drafts"),
+        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "method: is medusa, org/heads; the only method"),
+        (["m", "-sc", "{}"], "method: is none; the only method"),
+        (["m", "-sc", '{"method":"ngram","quantization":"fp8"}'], "--speculative-config quantization: is not known"),
+        (
+            ["m", "-sc", '{"method":"ngram","prompt_lookup_min":5,"prompt_lookup_max":2}'],
+            "prompt_lookup_min: 5 is more than prompt_lookup_max 2",
+        ),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
         (["m", "--max_model_lens", "1"], "did you mean --max-model-len?"),

@@ -118,8 +118,9 @@ class FlagTable:
         arguments = iter(argv)
         for argument in arguments:
             name, equals, value = argument.partition("=")
-            base, *path = name.removeprefix("--").split(".")
-            flag = self.flags.get(base) if argument.startswith("--") else None
+            written, *path = name.split(".")
+            base = self.aliases.get(written, written.removeprefix("--"))
+            flag = self.flags.get(base) if argument.startswith("-") else None
             if not path or flag is None or not isinstance(flag.kind, JsonObject):
                 plain.append(argument)
                 continue

@@ -92,6 +92,9 @@ class Batch:
     """One entry per KV cache group, or empty: swap space to cache, after ``swap_out`` and before the model runs."""
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     constrained: ConstrainedSequences | None = None
+    num_drafts: list[int] = field(default_factory=list)
+    """[B] how many of the scheduled tokens, the last ones, are drafts to verify; empty if no sequence has any. Only
+    sequences that sample have drafts, and all their tokens are known."""
     rank_count: int = 1
 
     @property
@@ -133,7 +136,8 @@ class RunnerOutput:
     token_ids: list[int]
     counts: list[int] | None = None
     """The number of tokens of each of these sequences, at least 1. None if each has one. A step that samples several
-    tokens for a sequence must be committed before the next step is scheduled."""
+    tokens for a sequence must be committed before the next step is scheduled. A sequence with drafts has one token more
+    than drafts were accepted, and the accepted ones are computed."""
     logprobs: list[TokenLogprobs | None] | None = None
     """One entry per token. None if no sequence of the batch requested any."""
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)

@@ -45,6 +45,7 @@ class _Row:
     num_tokens: int  # written so far
     tables: list[dict[int, int]]  # per group: place -> block
     drawn: int | None = None
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +135,9 @@ class FakeRunner:
         admitted = {admission.row for admission in batch.admitted}
         digests: list[int] = []
         place = 0
-        columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, strict=True)
-        for number, start, count, samples in columns:
+        drafts = batch.num_drafts or [0] * len(batch.rows)
+        columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, drafts, strict=True)
+        for number, start, count, samples, num_drafts in columns:
             row = self.rows[number]
             assert number in admitted or start == row.num_tokens, (
                 f"row {number} goes on at {start}, not {row.num_tokens}"
@@ -145,10 +147,16 @@ class FakeRunner:
                 assert count == 1 and row.drawn is not None, "nothing was drawn to feed back"
                 inputs = [row.drawn]
             place += count
-            digest = self._write(row, start, inputs)
+            known = len(inputs) - num_drafts
+            assert known >= 1 and (samples or not num_drafts), "drafts of a sequence that does not sample"
+            digest = self._write(row, start, inputs[:known])
             row.drawn = None
             if samples:
                 digests.append(digest)
+                row.drafts = inputs[known:]
+                if row.drafts:
+                    self._write(row, start + known, row.drafts)
+                    row.num_tokens = start + known
         return digests
 
     def sample(self, forward: "FakeForward", masks: TokenMasks | None) -> RunnerOutput:
@@ -157,18 +165,27 @@ class FakeRunner:
         batch = forward.batch
         rows = [self.rows[number] for number, samples in zip(batch.rows, batch.samples, strict=True) if samples]
         token_ids: list[int] = []
+        counts: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
         for place, (row, digest) in enumerate(zip(rows, forward.digests, strict=True)):
-            for _ in range(self.tokens_at_once):
+            count = 0
+            while True:
                 row.drawn = _allowed(draw(digest, self.vocab_size), place, masks, self.vocab_size)
                 digest = next_digest(digest, row.drawn)
                 token_ids.append(row.drawn)
                 logprobs.append(_logprobs(row.admission, row.drawn, self.vocab_size))
+                count += 1
+                accepted = count <= len(row.drafts) and row.drafts[count - 1] == row.drawn
+                row.num_tokens += accepted
+                if not accepted and (row.drafts or count == self.tokens_at_once):
+                    break
+            row.drafts = []
+            counts.append(count)
         wanted = any(entry is not None for entry in logprobs)
         copied = sum(len(copies.sources) for copies in (*batch.swap_out, *batch.swap_in))
         return RunnerOutput(
             token_ids=token_ids,
-            counts=None if self.tokens_at_once == 1 else [self.tokens_at_once] * len(rows),
+            counts=None if self.tokens_at_once == 1 and not batch.num_drafts else counts,
             logprobs=logprobs if wanted else None,
             prompt_logprobs=forward.reports,
             run_seconds=self.token_seconds * batch.num_tokens,

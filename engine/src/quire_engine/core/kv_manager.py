@@ -182,6 +182,15 @@ class KVManager:
         self._prefixes.publish(sequence, end)
         return True
 
+    def extend_for_drafts(self, sequence: Sequence, end: int, *, others: int) -> int:
+        """Extend the block tables to at most ``end`` tokens; return the tokens that they cover.
+
+        Drafts take no block that one of ``others`` sequences may need in the same step.
+        """
+        if end > sequence.capacity and all(group.pool.num_free > others for group in self._groups):
+            self.extend(sequence, end)
+        return min(end, sequence.capacity)
+
     def leave_behind(self, running: list[Sequence]) -> None:
         """Release all blocks outside the windows of running sequences if such blocks are scarce.
 

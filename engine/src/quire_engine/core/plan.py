@@ -44,6 +44,8 @@ class Plan:
     preempted: bool = False
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
+    drafted: dict[int, int] = field(default_factory=dict)
+    """The number of drafts of each sequence that has any, by its place in the columns."""
 
     def __post_init__(self) -> None:
         self.short_budget = int(self.budget * SHORT_SHARE)
@@ -152,6 +154,7 @@ class Plan:
             swap_in=copies.swap_in,
             prompt_logprobs=self.prompt_logprobs,
             constrained=constrained,
+            num_drafts=[self.drafted.get(place, 0) for place in range(len(self.sequences))] if self.drafted else [],
         )
 
 
@@ -165,3 +168,8 @@ class InFlight:
     first_scheduled_keys: list[int]
     first_scheduled_cached: list[int]
     prompts: PromptWork
+
+    def drafts_of_sampled(self) -> list[int]:
+        """Return the number of drafts of each sequence in ``sampled``."""
+        columns = zip(self.batch.num_drafts, self.batch.samples, strict=True)
+        return [drafts for drafts, samples in columns if samples]

@@ -37,6 +37,7 @@ from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StallBound, StepBound
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
@@ -66,7 +67,7 @@ class Scheduler:
     """The scheduler. ``rates`` are the initial rates for preemption by measured cost.
 
     Without rates it recomputes until steps were measured. Without a ``stall_bound``, prompts use the rest of the token
-    budget in order, however long that takes.
+    budget in order, however long that takes. With ``speculation`` each step must be committed before the next.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Scheduler:
         layout: KVCacheLayout,
         rates: MeasuredRates | None = None,
         stall_bound: StallBound | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
         self._config = config
@@ -88,6 +90,7 @@ class Scheduler:
         )
         self._rates = MeasuredRates() if rates is None else rates
         self._stall_bound = stall_bound
+        self._speculation = speculation
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
         self._waiting = make_policy(config.policy)
@@ -160,6 +163,8 @@ class Scheduler:
     def _end(self, sequence: Sequence) -> None:
         sequence.finished = True
         del self._sequences[sequence.key]
+        if self._speculation is not None:
+            self._speculation.forget(sequence)
         self._num_constrained -= sequence.constrained
         for child in self._parked.take_all(sequence):
             self._waiting.push(child)
@@ -222,6 +227,7 @@ class Scheduler:
         budget, running = plan.budget, self._running
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
+        drafts = {} if self._speculation is None else self._speculation.plan(running, self.counters)
         behind = len(running)
         # Preemption removes from the end of the list, never what this loop has passed.
         for sequence in running:
@@ -250,6 +256,10 @@ class Scheduler:
                 token_ids += sequence.token_ids[start:end]
             if is_prompt:
                 plan.prompts.add(start, count)
+            key = sequence.key
+            count += (
+                self._add_drafts(plan, sequence, drafts[key][: budget - behind - 1], behind) if key in drafts else 0
+            )
             sequences.append(sequence)
             if start < sequence.num_to_report:
                 plan.report(sequence, start, end)
@@ -265,6 +275,19 @@ class Scheduler:
                 samples.append(False)
             budget -= count
         plan.budget = budget
+
+    def _add_drafts(self, plan: Plan, sequence: Sequence, drafts: list[int], others: int) -> int:
+        """Add drafts after the last token of the next sequence of the plan; return how many have room.
+
+        ``others`` sequences come after it. ``num_computed`` counts drafts only when they are accepted.
+        """
+        end = sequence.num_tokens
+        covered = self._kv.extend_for_drafts(sequence, end + len(drafts), others=others)
+        drafts = drafts[: covered - end]
+        if drafts:
+            plan.token_ids += drafts
+            plan.drafted[len(plan.sequences)] = len(drafts)
+        return len(drafts)
 
     def _step_bound(self) -> StepBound | None:
         """Return the bound on the time of this step."""
@@ -366,6 +389,8 @@ class Scheduler:
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
         sampled = flight.sampled if output.counts is None else _grown(flight.sampled, output.counts)
+        if self._speculation is not None:
+            self._observe_speculation(self._speculation, flight, output)
         self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
@@ -401,6 +426,20 @@ class Scheduler:
                 if sequence.key in reported
             ],
         )
+
+    def _observe_speculation(self, speculation: Speculation, flight: InFlight, output: RunnerOutput) -> None:
+        """Advance sequences by their accepted drafts, and learn from the step."""
+        if flight.batch.num_drafts:
+            assert output.counts is not None
+            columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)
+            for sequence, drafts, count in columns:
+                if drafts and not sequence.finished:
+                    sequence.num_computed += count - 1
+                    speculation.verified(sequence, drafts, count - 1)
+                    self.counters.count_drafts(drafts, count - 1)
+        if not flight.prompts.tokens:
+            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
+            speculation.observe_step(flight.batch.num_tokens, seconds)
 
     def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:
         return find_stop(

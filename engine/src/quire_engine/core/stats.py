@@ -22,6 +22,24 @@ class Counters:
     """The tokens computed again after a preemption by recompute, less those found in the prefix cache."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    num_drafts: int = 0
+    """The verifications of drafts: one per sequence and step that had any."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    """The accepted drafts by their place among those of their sequence and step, from the first on."""
+    undrafted_sequences: dict[str, int] = field(default_factory=Counter)
+    """The decoding sequences per step that took no drafts, by reason; only with speculation."""
+
+    def count_drafts(self, drafts: int, accepted: int) -> None:
+        """Count the verification of a sequence's drafts."""
+        self.num_drafts += 1
+        self.draft_tokens += drafts
+        self.accepted_tokens += accepted
+        by_position = self.accepted_by_position
+        by_position.extend([0] * (drafts - len(by_position)))
+        for place in range(accepted):
+            by_position[place] += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

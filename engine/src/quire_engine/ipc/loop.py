@@ -245,7 +245,8 @@ def serve(wanted: start_up.StartUp) -> int:
     process_seconds = monotonic() - wanted.began
     try:
         model = _load(wanted.factory, wanted.config)
-        engine = make_engine(model, scheduler=wanted.config.scheduler, cache=wanted.config.cache)
+        config = wanted.config
+        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
         phases = {"process": process_seconds, **model.phase_seconds}
         channel.send(_ready(model, phases, max_num_seqs=wanted.config.scheduler.max_num_seqs))
         # Objects from loading stay alive, so the garbage collector need not visit them between steps.

@@ -46,7 +46,7 @@ class LogitsRows:
     """The tokens of a batch that have logits: those whose successors are sampled, and prompt positions to report."""
 
     rows: np.ndarray  # [R + P] int64, places in Batch.token_ids, ascending
-    sampled: np.ndarray  # [R] the places in ``rows`` that are sampled from, in batch order
+    sampled: np.ndarray  # [R] the places in ``rows`` that are sampled from, in batch order; drafts have their own
     reported: np.ndarray  # [P] the same for prompt positions, in the order of ``Batch.prompt_logprobs``
 
 
@@ -54,6 +54,8 @@ def logits_rows(batch: Batch) -> LogitsRows:
     scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)
     ends = np.cumsum(scheduled)
     sampled = ends[np.asarray(batch.samples, dtype=np.bool_)] - 1
+    if batch.num_drafts:
+        sampled = before_and_at_drafts(sampled, drafts_of_sampled(batch))
     if not batch.prompt_logprobs:
         return LogitsRows(rows=sampled, sampled=np.arange(len(sampled)), reported=np.zeros(0, dtype=np.int64))
     parts = []
@@ -65,6 +67,18 @@ def logits_rows(batch: Batch) -> LogitsRows:
     reported = np.concatenate(parts)
     rows = np.union1d(sampled, reported)
     return LogitsRows(rows=rows, sampled=np.searchsorted(rows, sampled), reported=np.searchsorted(rows, reported))
+
+
+def drafts_of_sampled(batch: Batch) -> np.ndarray:
+    """Return the number of drafts of each sequence that samples; ``Batch.num_drafts`` is not empty."""
+    return np.asarray(batch.num_drafts, dtype=np.int64)[np.asarray(batch.samples, dtype=np.bool_)]
+
+
+def before_and_at_drafts(last: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+    """Return for each sequence the places ``last - drafts`` to ``last``, all in one array."""
+    counts = drafts + 1
+    ends = np.cumsum(counts)
+    return np.repeat(last - drafts - (ends - counts), counts) + np.arange(counts.sum())
 
 
 def report_prompts(batch: Batch, logits: Tensor, lines: np.ndarray) -> list[list[TokenLogprobs]]:

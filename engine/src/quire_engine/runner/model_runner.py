@@ -5,7 +5,7 @@
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,11 +14,34 @@ from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.inputs import RowState, build
-from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
-from quire_engine.runner.sampler import Drawn, Sampler
+from quire_engine.runner.logprobs import (
+    LogitsRows,
+    before_and_at_drafts,
+    drafts_of_sampled,
+    logits_rows,
+    report_prompts,
+)
+from quire_engine.runner.sampler import NOTHING_DRAWN, Drawn, Sampler
 from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
 from quire_kernels.kv_cache import KVCache
+
+
+def verify(sampled: np.ndarray, token_ids: np.ndarray, places: np.ndarray, drafts: np.ndarray) -> np.ndarray:
+    """Return the number of tokens that each sequence gains: its accepted drafts and the token sampled after them.
+
+    sampled    [R] int64, the tokens sampled at the last token and at each draft of each sequence
+    token_ids  [T] int64, the inputs of the step
+    places     [R] int64, the place in ``token_ids`` after which each token was sampled
+    drafts     [B] int64, the drafts of each sequence; R is their sum and B
+    """
+    counts = drafts + 1
+    ends = np.cumsum(counts)
+    following = token_ids[np.minimum(places + 1, len(token_ids) - 1)]
+    differs = sampled != following
+    differs[ends - 1] = True  # after the last draft there is nothing to differ from
+    first = np.minimum.reduceat(np.where(differs, np.arange(len(sampled)), len(sampled)), ends - counts)
+    return first - (ends - counts) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +109,36 @@ class ModelRunner:
         """Release the threads; the caches and weights are released with the object."""
         self._threads.close()
 
-    def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> Drawn | None:
-        """Sample a token for each sequence that samples from ``logits`` [R, V]; return None if none does."""
+    def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> tuple[Drawn, list[int] | None]:
+        """Sample from ``logits`` [R, V] for each sequence that samples, and return its number of tokens.
+
+        The numbers are None if no sequence has drafts: each has one token then.
+        """
         sampled = np.asarray(batch.samples, dtype=np.bool_)
         if not sampled.any():
-            return None
+            return NOTHING_DRAWN, None
         rows = np.asarray(batch.rows, dtype=np.int64)[sampled]
         lengths = np.asarray(batch.num_computed, dtype=np.int64) + np.asarray(batch.num_scheduled, dtype=np.int64)
+        if batch.num_drafts:
+            return self._verify(batch, logits, rows, lengths[sampled], masks)
         drawn = self._sampler.draw(logits, rows, lengths[sampled], masks)
         self._rows.last_token[rows] = drawn.token_ids
-        return drawn
+        return drawn, None
+
+    def _verify(
+        self, batch: Batch, logits: torch.Tensor, rows: np.ndarray, lengths: np.ndarray, masks: TokenMasks | None
+    ) -> tuple[Drawn, list[int]]:
+        """Sample as ``draw`` does, also at the drafts; return the tokens up to the first that is not the draft."""
+        drafts = drafts_of_sampled(batch)
+        begins = np.cumsum(drafts + 1) - (drafts + 1)
+        if masks is not None:
+            masks = TokenMasks(places=begins[masks.places].tolist(), bits=masks.bits)
+        drawn = self._sampler.draw(logits, np.repeat(rows, drafts + 1), before_and_at_drafts(lengths, drafts), masks)
+        places = logits_rows(replace(batch, prompt_logprobs=[])).rows
+        verified = verify(drawn.token_ids, np.asarray(batch.token_ids, dtype=np.int64), places, drafts)
+        kept = before_and_at_drafts(begins + verified - 1, verified - 1)
+        self._rows.last_token[rows] = drawn.token_ids[begins + verified - 1]
+        return drawn.at(kept), verified.tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +161,12 @@ class ComputedLogits:
         prompt_logprobs = report_prompts(batch, logits, self.wanted.reported)
         if batch.prompt_logprobs:
             logits = logits[torch.from_numpy(self.wanted.sampled)]
-        drawn = self.runner.draw(batch, logits, masks)
+        drawn, counts = self.runner.draw(batch, logits, masks)
         return FinishedStep(
             RunnerOutput(
-                token_ids=[] if drawn is None else drawn.token_ids.tolist(),
-                logprobs=None if drawn is None else drawn.logprobs,
+                token_ids=drawn.token_ids.tolist(),
+                counts=counts,
+                logprobs=drawn.logprobs,
                 prompt_logprobs=prompt_logprobs,
                 prepare_seconds=self.prepare_seconds,
                 run_seconds=self.run_seconds,

@@ -28,6 +28,14 @@ class Drawn:
     token_ids: np.ndarray  # [R] int64
     logprobs: list[TokenLogprobs | None] | None
 
+    def at(self, places: np.ndarray) -> "Drawn":
+        """Return those at ``places``; the logprobs are None where none of them has any."""
+        logprobs = None if self.logprobs is None else [self.logprobs[place] for place in places.tolist()]
+        return Drawn(token_ids=self.token_ids[places], logprobs=logprobs)
+
+
+NOTHING_DRAWN = Drawn(token_ids=np.zeros(0, dtype=np.int64), logprobs=None)
+
 
 class Sampler:
     def __init__(self, *, max_rows: int, vocab_size: int) -> None:
@@ -56,6 +64,8 @@ class Sampler:
 
     def draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray, masks: TokenMasks | None = None) -> Drawn:
         """Sample a token for each of ``rows`` [R] from ``logits`` [R, V], which may be changed. ``masks`` apply first.
+
+        A row may occur several times, at several positions, if no edit of its logits depends on earlier tokens.
 
         positions  [R] int64: of the sampled tokens in their sequences
         """

@@ -161,6 +161,12 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
             f"--quantization int8 is for CPUs, and the model would run on {place.name}: leave it out, or take"
             " --device cpu"
         )
+    if config.speculation is not None and runs_triton(place.device.type):
+        problems.append(
+            f"--spec-method and --speculative-config are for CPUs, and the model would run on {place.name}: steps there"
+            " start before the tokens of the previous step are known, and drafts need these tokens. Leave the flag out,"
+            " or use --device cpu"
+        )
     if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
         problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
     return problems

@@ -176,7 +176,8 @@ class _Server:
             bodies=BodyBudget(config.server.body_memory_bytes),
         )
         expiry = None if tls is None else tls.certificate_expiry
-        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry)
+        most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
+        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts)
         app = create_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
         self._http = _Http(
             uvicorn.Config(

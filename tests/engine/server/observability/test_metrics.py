@@ -49,9 +49,9 @@ def ready(pid: int = 1) -> Ready:
     )
 
 
-def scraped(metrics: Metrics) -> dict[str, dict[str, float]]:
+def scraped(metrics: Metrics, **options: int) -> dict[str, dict[str, float]]:
     """Return sample name → labels (without those of all samples) → value."""
-    text = Exposition(metrics, CacheOptions(), lambda: 3.0).text().decode()
+    text = Exposition(metrics, CacheOptions(), lambda: 3.0, **options).text().decode()
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -69,7 +69,7 @@ def test_names_types_and_labels_are_vllms() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_stats(stats())
-    text = Exposition(metrics, CacheOptions(), time.monotonic).text().decode()
+    text = Exposition(metrics, CacheOptions(), time.monotonic, most_drafts=2).text().decode()
     kinds = {line.split()[2]: line.split()[3] for line in text.splitlines() if line.startswith("# TYPE ")}
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -83,6 +83,26 @@ def test_names_types_and_labels_are_vllms() -> None:
     assert {family.partition("{")[0].split("_")[0] for family in kinds} == {"vllm:num", "vllm:kv", "vllm:cache"} | {
         name.split("_")[0] for name in kinds
     }
+
+
+def test_drafts_are_counted_by_position_and_by_reason() -> None:
+    metrics = Metrics("m", 512)
+    metrics.engine_ready(ready())
+    counters = {"num_drafts": 5, "draft_tokens": 9, "accepted_tokens": 6, "accepted_by_position": [4, 2]}
+    metrics.engine_stats(stats(**counters, undrafted_sequences={"cost": 3, "grammar": 1}))
+    metrics.engine_ready(ready(2))  # a replacement continues the counters
+    metrics.engine_stats(stats(**counters))
+    found = scraped(metrics, most_drafts=3)
+    assert found["vllm:spec_decode_num_drafts_total"] == {"": 10.0}
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == {"": 18.0}
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == {"": 12.0}
+    assert found["vllm:spec_decode_num_accepted_tokens_per_pos_total"] == {
+        "position=0": 8.0,
+        "position=1": 4.0,
+        "position=2": 0.0,
+    }
+    assert found["quire_spec_decode_undrafted_total"] == {"reason=cost": 3.0, "reason=grammar": 1.0}
+    assert not [name for name in scraped(metrics) if "spec_decode" in name]
 
 
 _BUCKETS = {

@@ -21,7 +21,11 @@ _ENGINE = "0"
 
 
 class Exposition:
-    """The page /metrics. ``certificate_expiry`` returns the expiry of the TLS certificate in Unix seconds, if any."""
+    """The page /metrics.
+
+    ``certificate_expiry`` returns the expiry of the TLS certificate in Unix seconds, if any. ``most_drafts`` is the
+    maximum number of draft tokens of a request in a step; 0 means no speculation.
+    """
 
     def __init__(
         self,
@@ -29,9 +33,10 @@ class Exposition:
         cache: CacheOptions,
         now: Callable[[], float],
         certificate_expiry: Callable[[], float] | None = None,
+        most_drafts: int = 0,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry))
+        self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry, most_drafts))
         ProcessCollector(registry=self._registry)
         labels = dict(zip(_LABELS, (metrics.model_name, _ENGINE), strict=True))
         self._histograms = [
@@ -52,11 +57,13 @@ class EngineCollector(Collector):
         cache: CacheOptions,
         now: Callable[[], float],
         certificate_expiry: Callable[[], float] | None,
+        most_drafts: int,
     ) -> None:
         self._metrics = metrics
         self._cache = cache
         self._now = now
         self._certificate_expiry = certificate_expiry
+        self._most_drafts = most_drafts
         self._values = [metrics.model_name, _ENGINE]
 
     def describe(self) -> Iterable[Metric]:
@@ -162,6 +169,8 @@ class EngineCollector(Collector):
             ),
             [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("swapped_blocks/")],
         )
+        if self._most_drafts:
+            yield from self._drafts(counts)
         yield self._labelled(
             CounterMetricFamily("quire_step_seconds", "Seconds of the steps by part.", labels=[*_LABELS, "part"]),
             [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("step_seconds/")],
@@ -185,6 +194,32 @@ class EngineCollector(Collector):
         )
         yield self._counter("quire_engine_restarts", "Number of replacements of the engine process.", metrics.restarts)
 
+    def _drafts(self, counts: dict[str, float]) -> Iterator[Metric]:
+        for name, key, help in _DRAFT_COUNTERS:
+            yield self._counter(name, help, counts.get(key, 0.0))
+        yield self._labelled(
+            CounterMetricFamily(
+                "vllm:spec_decode_num_accepted_tokens_per_pos",
+                "Accepted draft tokens by their position among those of a request and step.",
+                labels=[*_LABELS, "position"],
+            ),
+            [([str(place)], counts.get(f"accepted_at/{place}", 0.0)) for place in range(self._most_drafts)],
+        )
+        yield self._labelled(
+            CounterMetricFamily(
+                "quire_spec_decode_undrafted",
+                "Decoding requests per step without draft tokens, by reason.",
+                labels=[*_LABELS, "reason"],
+            ),
+            [([key.partition("/")[2]], value) for key, value in counts.items() if key.startswith("undrafted/")],
+        )
+
+
+_DRAFT_COUNTERS = (
+    ("vllm:spec_decode_num_drafts", "num_drafts", "Verifications of draft tokens, one per request and step."),
+    ("vllm:spec_decode_num_draft_tokens", "draft_tokens", "Draft tokens verified."),
+    ("vllm:spec_decode_num_accepted_tokens", "accepted_tokens", "Draft tokens accepted."),
+)
 
 _ENGINE_COUNTERS = (
     ("vllm:prompt_tokens", "prompt_tokens", "Prompt tokens of requests that have run."),

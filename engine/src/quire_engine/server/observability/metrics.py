@@ -63,6 +63,9 @@ def _flat_counters(stats: Stats) -> dict[str, float]:
     flat["swapped_blocks/out"] = float(counters.swapped_out_blocks)
     flat["swapped_blocks/in"] = float(counters.swapped_in_blocks)
     flat |= {f"preemptions/{cause}": float(count) for cause, count in counters.preemptions.items()}
+    flat |= {name: float(getattr(counters, name)) for name in ("num_drafts", "draft_tokens", "accepted_tokens")}
+    flat |= {f"accepted_at/{place}": float(count) for place, count in enumerate(counters.accepted_by_position)}
+    flat |= {f"undrafted/{reason}": float(count) for reason, count in counters.undrafted_sequences.items()}
     flat |= {f"step_seconds/{part}": seconds for part, seconds in asdict(stats.seconds).items()}
     return flat
 

@@ -1,0 +1,93 @@
+"""The number of drafts that each sequence gets in a step: those that maximize the expected tokens per second.
+
+With acceptance rate a, the i-th draft of a sequence yields a further token with probability a^i, because all drafts
+before it must be accepted as well. A draft costs what a step with one more token costs. So for every total number of
+drafts the best choice is known: those with the highest probabilities. ``choose_lengths`` compares all these totals,
+including none, by the measured cost of steps.
+"""
+
+from collections.abc import Callable, Sequence
+
+_LARGEST_RATE = 0.98
+"""No draft counts as certain, so that of several sequences' drafts the earlier ones come first."""
+_LEAST_PROBABILITY = 0.01
+LEAST_GAIN = 1.02
+"""Drafts must be expected to increase the tokens per second by this factor; less is within the error of the costs."""
+
+
+def choose_lengths(
+    rates: Sequence[float],
+    proposed: Sequence[int],
+    *,
+    others: int,
+    most: int,
+    seconds: Callable[[int], float],
+    least_gain: float = LEAST_GAIN,
+) -> list[int]:
+    """Return the number of drafts for each sequence with a proposal.
+
+    rates     the acceptance rate of each sequence with a proposal, 0 to 1
+    proposed  the number of tokens proposed for each
+    others    the sequences that decode in this step without a proposal
+    most      the drafts that the step has room for
+    seconds   the expected time of a step by its number of tokens
+    """
+    marginal = sorted(
+        (
+            (probability, -place)
+            for place, (rate, length) in enumerate(zip(rates, proposed, strict=True))
+            for probability in _probabilities(rate, length)
+        ),
+        reverse=True,
+    )
+    base = others + len(rates)
+    expected = float(base)
+    best, best_total = least_gain * expected / seconds(base), 0
+    for total, (probability, _) in enumerate(marginal[: max(0, most)], start=1):
+        expected += probability
+        per_second = expected / seconds(base + total)
+        if per_second > best:
+            best, best_total = per_second, total
+    lengths = [0] * len(rates)
+    for _, place in marginal[:best_total]:
+        lengths[-place] += 1
+    return lengths
+
+
+def _probabilities(rate: float, length: int) -> list[float]:
+    """Return the probabilities that the first, the first two, ... of ``length`` drafts are accepted."""
+    rate = min(rate, _LARGEST_RATE)
+    probabilities = []
+    probability = rate
+    for _ in range(length):
+        if probability < _LEAST_PROBABILITY:
+            break
+        probabilities.append(probability)
+        probability *= rate
+    return probabilities
+
+
+class AcceptanceRate:
+    """The share of verified drafts that were accepted, with more weight on recent ones.
+
+    A sequence starts with a rate that it does not have to trust for long.
+    """
+
+    __slots__ = ("_kept", "_total", "_weight")
+
+    def __init__(self, start: float, *, weight: float, memory: float) -> None:
+        """``start`` counts like ``weight`` drafts; about ``memory`` drafts back count."""
+        self._kept = start * weight
+        self._total = weight
+        self._weight = 1.0 - 1.0 / memory
+
+    @property
+    def value(self) -> float:
+        return self._kept / self._total
+
+    def observe(self, accepted: int, verified: int) -> None:
+        """Record a verification. Drafts after the first rejected one say nothing about the rate."""
+        decided = min(accepted + 1, verified)
+        forgotten = self._weight**decided
+        self._kept = self._kept * forgotten + accepted
+        self._total = self._total * forgotten + decided

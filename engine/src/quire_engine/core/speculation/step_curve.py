@@ -1,0 +1,63 @@
+"""The time of a step without prompts by its number of tokens, learned while the engine runs.
+
+The curve is not a line: up to a tile of rows, further tokens cost almost nothing, and then they cost in stairs. So it
+has a correction at each of a few numbers of tokens, in addition to one for all. The latter follows what changes all
+steps, such as longer contexts or a busy machine, and keeps the parts of the curve comparable that are seldom measured.
+"""
+
+from bisect import bisect_right
+from math import exp, log
+
+from quire_engine.core.stall_bound import StepCosts
+
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_COMMON_SHARE = 0.05
+_OWN_SHARE = 0.15
+"""The shares of a step's error that correct the whole curve, and the part of it that the step measured."""
+_LARGEST_ERROR = 1.0
+"""The largest logarithm of measured over expected time that one step may claim: one hiccup must not decide."""
+_UNMEASURED = StepCosts(fixed=1.0, per_token=0.05, per_pair=0.0)
+"""Costs in a unit of their own, if the warm-up measured none."""
+
+
+class StepCurve:
+    """The expected time of a decode step in seconds, or in a unit of its own until steps were measured."""
+
+    __slots__ = ("_common", "_first", "_own")
+
+    def __init__(self, costs: StepCosts | None) -> None:
+        self._first = _UNMEASURED if costs is None else costs
+        self._common = 0.0
+        self._own = [0.0] * len(_KNOTS)
+
+    def seconds(self, tokens: int) -> float:
+        """Return the expected time of a step that computes ``tokens`` tokens, at least 1."""
+        place, share = _between(tokens)
+        own = self._own[place] * (1.0 - share)
+        if share:
+            own += self._own[place + 1] * share
+        return self._line(tokens) * exp(self._common + own)
+
+    def _line(self, tokens: int) -> float:
+        return self._first.fixed + self._first.per_token * (tokens - 1)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Correct the curve by a step of ``tokens`` tokens, none of which belonged to a prompt."""
+        if seconds <= 0.0:
+            return
+        error = log(seconds / self.seconds(tokens))
+        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        place, share = _between(tokens)
+        self._common += _COMMON_SHARE * error
+        self._own[place] += _OWN_SHARE * error * (1.0 - share)
+        if share:
+            self._own[place + 1] += _OWN_SHARE * error * share
+
+
+def _between(tokens: int) -> tuple[int, float]:
+    """Return the knot at or below ``tokens``, and the share of the way to the next one."""
+    place = bisect_right(_KNOTS, tokens) - 1
+    if place == len(_KNOTS) - 1:
+        return place, 0.0
+    low, high = _KNOTS[place], _KNOTS[place + 1]
+    return place, (tokens - low) / (high - low)
