@@ -112,6 +112,7 @@ bench: $(VENV)/.runtime ## Run short versions of all benchmarks on the demo mode
 	$(BIN)/python -m benchmarks.serving.busy_neighbour --json out/bench/busy_neighbour.json
 	$(BIN)/python -m benchmarks.serving.gateway_overhead --requests 500 --json out/bench/gateway_overhead.json
 	$(BIN)/python -m benchmarks.serving.generation_stall --json out/bench/generation_stall.json
+	$(BIN)/python -m benchmarks.serving.speculation --shape 5M --sequences 1 8 --answer 64 --runs 2 --json out/bench/speculation.json
 	$(BIN)/python -m benchmarks.serving.compare --quick --json out/bench/compare.json
 	$(BIN)/python -m benchmarks.serving.step_breakdown --model demo --sequences 1 16 --rounds 2 --json out/bench/step_breakdown.json
 	$(BIN)/python -m benchmarks.serving.on_device --concurrency 1 4 --prompt 64 --output 16 --rounds 1 --steps 16 --json out/bench/on_device.json

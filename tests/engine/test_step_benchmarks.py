@@ -101,3 +101,15 @@ def test_host_cost_is_measured_by_part(tmp_path: Path) -> None:
 def test_wrong_option_is_refused_before_measuring(arguments: tuple[str, ...], problem: str) -> None:
     done = run("host_cost", *arguments)
     assert done.returncode == 2 and problem in done.stderr and "Traceback" not in done.stderr
+
+
+def test_speculation_gives_the_answers_that_the_model_must_give(tmp_path: Path) -> None:
+    """The benchmark ends with an error if an answer is wrong; copies are accepted, misleading drafts are not."""
+    results = tmp_path / "speculation.json"
+    options = ("--shape", "5M", "--sequences", "2", "--answer", "40", "--runs", "1", "--json", str(results))
+    done = run("speculation", *options)
+    assert done.returncode == 0, done.stderr
+    rows = {row["text"]: row for row in json.loads(results.read_text())["rows"]}
+    assert rows["copy"]["accepted_share"] == 1.0 and rows["copy"]["tokens_per_step"] > 2.0
+    assert rows["novel"]["tokens_per_step"] == pytest.approx(1.0, abs=0.05)
+    assert rows["mislead"]["accepted_share"] == 0.0

@@ -41,8 +41,8 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"--speculative-config {key}: is not known here; the keys are {', '.join(_KEYS)}"
     methods = {str(config[name]).strip("[]") for name in _METHOD_NAMES if config.get(name) is not None}
     if methods != {NGRAM}:
-        found = ", ".join(sorted(methods)) or "none"
-        yield f'--speculative-config method: is {found}; the only method is "{NGRAM}" (prompt lookup)'
+        found = " and ".join(sorted(methods)) or "missing"
+        yield f'--speculative-config method: {found}; the only method is "{NGRAM}" (prompt lookup)'
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
         value = config.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

@@ -156,8 +156,8 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--spec-method", "ngram", "-sc", '{"method":"ngram"}'], "contradict each other"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":0}'], "num_speculative_tokens: 0 is not a whole"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":20}'], "num_speculative_tokens 20: the drafts"),
-        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "method: is medusa, org/heads; the only method"),
-        (["m", "-sc", "{}"], "method: is none; the only method"),
+        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "method: medusa and org/heads; the only method"),
+        (["m", "-sc", "{}"], "method: missing; the only method"),
         (["m", "-sc", '{"method":"ngram","quantization":"fp8"}'], "--speculative-config quantization: is not known"),
         (
             ["m", "-sc", '{"method":"ngram","prompt_lookup_min":5,"prompt_lookup_max":2}'],

@@ -71,7 +71,7 @@ def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
         ("--enable-lora --lora-modules a=/b c=/d", "--enable-lora does not exist here"),
         ("--no-enable-chunked-prefill", "long prompts always run in chunks"),
         ("--no-async-scheduling", "--no-async-scheduling does not exist here"),
-        ("-sc.model m", "--speculative-config method: is m; the only method is"),
+        ("-sc.model m", "--speculative-config method: m; the only method is"),
         ("--spec-model m", "--spec-model does not exist here: drafts come from prompt lookup"),
         ("-cc.mode 3", "-cc does not exist here"),
         ("--max-model-len 0", "--max-model-len: expected a whole number of at least 1"),

@@ -216,7 +216,7 @@ class Scheduler:
             )
         )
         self.counters.steps += 1
-        self.counters.scheduled_tokens += len(plan.token_ids)
+        self.counters.scheduled_tokens += len(plan.token_ids) - sum(plan.drafted.values())
         return batch
 
     def _serve_running(self, plan: Plan) -> None:
@@ -433,6 +433,7 @@ class Scheduler:
             assert output.counts is not None
             columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)
             for sequence, drafts, count in columns:
+                self.counters.scheduled_tokens += count - 1
                 if drafts and not sequence.finished:
                     sequence.num_computed += count - 1
                     speculation.verified(sequence, drafts, count - 1)

@@ -13,6 +13,7 @@ class Counters:
     """The prompt tokens of admitted requests; each counts once, however often it is preempted."""
     generation_tokens: int = 0
     scheduled_tokens: int = 0
+    """The computed tokens without rejected drafts: less the generated tokens, they are those of prompts."""
     discarded_tokens: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0

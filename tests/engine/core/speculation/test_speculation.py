@@ -81,6 +81,8 @@ def test_accepted_drafts_save_steps(speculating: Callable[..., Any]) -> None:
     assert counters.accepted_by_position == [10, 10, 9]
     assert counters.num_drafts == 10 and counters.draft_tokens == 29
     assert counters.discarded_tokens == 0
+    # As without drafts: the prompt, and every token but the last.
+    assert counters.scheduled_tokens == 3 + 39
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 3, 5])
@@ -186,7 +188,7 @@ def test_drafts_leave_blocks_to_others(speculating: Callable[..., Any]) -> None:
     here, expected = speculating(prompts, plain(26), num_blocks=28, block_size=4)
     here.run()
     assert here.tokens == expected
-    # 28 blocks hold the 4 x 28 tokens exactly: nobody is preempted for a draft.
+    # 28 blocks hold the 4 x 28 tokens exactly: no sequence is preempted for a draft.
     assert not here.engine.counters.preemptions
 
 

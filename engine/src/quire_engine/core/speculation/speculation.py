@@ -84,13 +84,13 @@ def why_not(params: SamplingParams) -> str | None:
 
 
 class _State:
-    """What is known about one sequence."""
+    """The proposer and the acceptance rate of one sequence."""
 
     __slots__ = ("expected", "proposer", "rate", "reason")
 
     def __init__(self, reason: str, proposer: Proposer | None, rate: AcceptanceRate) -> None:
         self.reason = reason
-        """Why it takes no drafts; empty if it has a proposer."""
+        """The reason for taking no drafts; empty if it has a proposer."""
         self.proposer = proposer
         self.rate = rate
         self.expected: tuple[int, int] | None = None

@@ -18,15 +18,18 @@ _LARGEST_ERROR = 1.0
 """The largest logarithm of measured over expected time that one step may claim: one hiccup must not decide."""
 _UNMEASURED = StepCosts(fixed=1.0, per_token=0.05, per_pair=0.0)
 """Costs in a unit of their own, if the warm-up measured none."""
+_LEAST_SHARE_OF_TOKEN = 0.02
+"""The least cost of a token at first, relative to a step of one: drafts that seem to be free would always be tried."""
 
 
 class StepCurve:
     """The expected time of a decode step in seconds, or in a unit of its own until steps were measured."""
 
-    __slots__ = ("_common", "_first", "_own")
+    __slots__ = ("_common", "_fixed", "_own", "_per_token")
 
     def __init__(self, costs: StepCosts | None) -> None:
-        self._first = _UNMEASURED if costs is None else costs
+        first = _UNMEASURED if costs is None else costs
+        self._fixed, self._per_token = first.fixed, max(first.per_token, _LEAST_SHARE_OF_TOKEN * first.fixed)
         self._common = 0.0
         self._own = [0.0] * len(_KNOTS)
 
@@ -39,7 +42,7 @@ class StepCurve:
         return self._line(tokens) * exp(self._common + own)
 
     def _line(self, tokens: int) -> float:
-        return self._first.fixed + self._first.per_token * (tokens - 1)
+        return self._fixed + self._per_token * (tokens - 1)
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Correct the curve by a step of ``tokens`` tokens, none of which belonged to a prompt."""

@@ -227,7 +227,7 @@ _ENGINE_COUNTERS = (
     ("vllm:prefix_cache_queries", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
     ("vllm:prefix_cache_hits", "prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     ("quire_steps", "steps", "Number of engine steps."),
-    ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed."),
+    ("quire_scheduled_tokens", "scheduled_tokens", "Tokens computed, without rejected draft tokens."),
     ("quire_recomputed_tokens", "recomputed_tokens", "Tokens computed again after a preemption."),
     ("quire_discarded_tokens", "discarded_tokens", "Tokens sampled after the end of their request."),
 )

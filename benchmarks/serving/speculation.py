@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Measure speculation by prompt lookup: tokens per second of decoding with it and without it, in one process.
+
+The model is a successor model (``benchmarks.models.successor_model``), so that the answers are known and are checked:
+
+  copy     the answer repeats the prompt; nearly all drafts are accepted
+  novel    the answer repeats nothing, so nothing is proposed
+  mislead  the prompt has every pair of tokens of the answer, with another continuation: all drafts are rejected
+
+Runs with and without speculation alternate; the ratio is the median over pairs of runs.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from benchmarks.models.shapes import SHAPES
+from benchmarks.models.successor_model import write_successor_model
+from benchmarks.report import machine, parser, save, show_table, usable_cpus
+from benchmarks.serving.steps import Bench
+from quire_engine.config import SpeculationOptions
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import make_engine
+from quire_engine.ipc.process import compute_environment
+
+TEXTS = ("copy", "novel", "mislead")
+_SECTION = 128
+"""The tokens of a text that repeats itself, and of the prompts of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    text: str
+    sequences: int
+    plain_tokens_per_second: float
+    speculating_tokens_per_second: float
+    ratio: float
+    lowest_ratio: float
+    tokens_per_step: float
+    """The tokens that each sequence gains in a step with speculation."""
+    accepted_share: float
+    """The accepted share of the verified drafts; 0 without any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    tokens_per_second: float
+    tokens_per_step: float
+    accepted_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """The prompts of each kind, all with the answers that ``successors`` determine."""
+
+    successors: list[int]
+    loops: list[list[int]]
+    """Parts of the vocabulary in which the last token is followed by the first."""
+    chain: list[int]
+    """The rest of it, as one such part: its text does not repeat within an answer."""
+
+    def prompt(self, kind: str, number: int, answer: int) -> list[int]:
+        if kind == "copy":
+            return self.loops[number % len(self.loops)]
+        start = number * 997 % len(self.chain)
+        text = [self.chain[(start + place) % len(self.chain)] for place in range(_SECTION + answer)]
+        if kind == "novel":
+            return text[:_SECTION]
+        pairs = zip(text[_SECTION - 2 :], text[_SECTION - 1 :], strict=False)
+        wrong = self.loops[number % len(self.loops)]
+        misleading = [token for place, pair in enumerate(pairs) for token in (*pair, wrong[place % _SECTION])]
+        return [*misleading, *text[:_SECTION]]
+
+    def answer(self, prompt: list[int], length: int) -> list[int]:
+        tokens = prompt[-1:]
+        for _ in range(length):
+            tokens.append(self.successors[tokens[-1]])
+        return tokens[1:]
+
+
+def make_texts(vocabulary: int, loops: int = 8) -> Texts:
+    """Return texts over a vocabulary; token 0, which ends texts, follows itself."""
+    tokens = list(range(1, vocabulary))
+    random.Random(7).shuffle(tokens)
+    parts = [tokens[_SECTION * number : _SECTION * (number + 1)] for number in range(loops)]
+    parts.append(tokens[_SECTION * loops :])
+    successors = list(range(vocabulary))
+    for part in parts:
+        for token, following in zip(part, [*part[1:], part[0]], strict=True):
+            successors[token] = following
+    return Texts(successors=successors, loops=parts[:-1], chain=parts[-1])
+
+
+def measure(
+    bench: Bench, texts: Texts, kind: str, sequences: int, answer: int, options: SpeculationOptions | None
+) -> Run:
+    """Decode the answers of some sequences; raise SystemExit if one is wrong. Prompts are not in the time."""
+    engine = make_engine(bench.model, scheduler=bench.config.scheduler, cache=bench.config.cache, speculation=options)
+    prompts = [texts.prompt(kind, number, answer) for number in range(sequences)]
+    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for key, prompt in enumerate(prompts):
+        refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0))
+        if refusal is not None:
+            raise SystemExit(refusal.message)
+
+    def step() -> None:
+        done = engine.step()
+        assert done is not None
+        for key, token_id in zip(done.output.keys, done.output.token_ids, strict=True):
+            answers[key].append(token_id)
+
+    while (now := engine.gauges()).num_waiting or now.prefilling_tokens:
+        step()
+    counters = engine.counters
+    before, steps = counters.generation_tokens, counters.steps
+    began = perf_counter()
+    while engine.has_work:
+        step()
+    seconds = perf_counter() - began
+    for key, prompt in enumerate(prompts):
+        if answers[key] != texts.answer(prompt, answer):
+            raise SystemExit(f"{kind}: the answer of sequence {key} is wrong")
+    tokens = counters.generation_tokens - before
+    return Run(
+        tokens_per_second=tokens / seconds,
+        tokens_per_step=tokens / sequences / max(1, counters.steps - steps),
+        accepted_share=counters.accepted_tokens / max(1, counters.draft_tokens),
+    )
+
+
+def compare(
+    bench: Bench, texts: Texts, kind: str, sequences: int, arguments: argparse.Namespace, options: SpeculationOptions
+) -> Result:
+    plain: list[Run] = []
+    speculating: list[Run] = []
+    for number in range(arguments.runs):
+        # Either order, so that neither always runs on the warmer machine.
+        for used in (None, options) if number % 2 else (options, None):
+            run = measure(bench, texts, kind, sequences, arguments.answer, used)
+            (plain if used is None else speculating).append(run)
+    ratios = [one.tokens_per_second / other.tokens_per_second for one, other in zip(speculating, plain, strict=True)]
+    return Result(
+        text=kind,
+        sequences=sequences,
+        plain_tokens_per_second=statistics.median(run.tokens_per_second for run in plain),
+        speculating_tokens_per_second=statistics.median(run.tokens_per_second for run in speculating),
+        ratio=statistics.median(ratios),
+        lowest_ratio=min(ratios),
+        tokens_per_step=statistics.median(run.tokens_per_step for run in speculating),
+        accepted_share=statistics.median(run.accepted_share for run in speculating),
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    options = parser(__doc__, plot=False)
+    options.add_argument("--shape", choices=tuple(SHAPES), default="50M", help="the model's shape (default 50M)")
+    options.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
+    options.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
+    options.add_argument("--answer", type=int, default=256, help="the tokens of each answer (default 256)")
+    options.add_argument("--drafts", type=int, default=SpeculationOptions().max_tokens, help="--spec-tokens")
+    options.add_argument("--runs", type=int, default=5, help="pairs of runs (default 5)")
+    options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    options.add_argument("--threads", type=int, default=len(usable_cpus()))
+    return options.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    os.environ.update(compute_environment(arguments.threads, {}))
+    shape = replace(SHAPES[arguments.shape], tied_embeddings=False)
+    texts = make_texts(shape.vocabulary)
+    options = SpeculationOptions(max_tokens=arguments.drafts)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="quire-speculation-") as name:
+        write_successor_model(Path(name), shape, texts.successors)
+        bench = Bench(Path(name), threads=arguments.threads, dtype=arguments.dtype, kv_cache_bytes=2**30)
+        for kind in arguments.texts:
+            for sequences in arguments.sequences:
+                results.append(compare(bench, texts, kind, sequences, arguments, options))
+    show_table(
+        f"speculation by prompt lookup, {arguments.shape}, up to {arguments.drafts} drafts",
+        ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted"],
+        [
+            [
+                result.text,
+                str(result.sequences),
+                f"{result.plain_tokens_per_second:,.0f}",
+                f"{result.speculating_tokens_per_second:,.0f}",
+                f"{result.ratio:.2f}",
+                f"{result.lowest_ratio:.2f}",
+                f"{result.tokens_per_step:.2f}",
+                f"{result.accepted_share:.0%}",
+            ]
+            for result in results
+        ],
+        (f"{bench.model.dtype}, answers of {arguments.answer} tokens, {arguments.runs} pairs of runs", machine()),
+    )
+    save(arguments.json, [asdict(result) for result in results])
+
+
+if __name__ == "__main__":
+    main()
