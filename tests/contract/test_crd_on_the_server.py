@@ -233,6 +233,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.engine.preemption",
         "Swap requires swapSpace",
     ),
+    "speculation by an unknown method": (
+        {"engine": {"speculation": {"method": "Draft"}}},
+        "spec.engine.speculation.method",
+        'supported values: "NGram"',
+    ),
+    "as many drafts as a block has tokens": (
+        {"engine": {"speculation": {"method": "NGram", "maxTokens": 16}}},
+        "spec.engine.speculation.maxTokens",
+        "must be less than blockSize",
+    ),
     "an unknown scheduling policy": (
         {"engine": {"schedulingPolicy": "fair"}},
         "spec.engine.schedulingPolicy",

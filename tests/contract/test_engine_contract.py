@@ -76,6 +76,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
             "schedulingPolicy": "Fair",
             "preemption": "Swap",
             "swapSpace": "2Gi",
+            "speculation": {"method": "NGram", "maxTokens": 12},
             "extraArgs": ["--seed", "7", "--lenient"],
         },
         drain={"timeout": "1m30s"},
@@ -88,6 +89,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert config.cache.enable_prefix_caching is (caching == "Enabled")
     assert (config.scheduler.policy, config.scheduler.preemption_mode) == ("fair", "swap")
     assert config.cache.swap_space_bytes == 2 * 2**30
+    assert config.speculation is not None and config.speculation.max_tokens == 12
     assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (32, 1024)
     assert config.server.served_model_names == ("org/Chat",)
     assert (config.server.host, config.server.port) == ("0.0.0.0", engine_names.HTTP_PORT)

@@ -235,6 +235,19 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"engine": {"blockSize": 17}}, "spec.engine.blockSize: must be one of 16, 32, 64, 128, got 17"),
         ({"engine": {"dtype": "bfloat16"}}, "did you mean BFloat16?"),
         ({"engine": {"preemption": "Swap"}}, "spec.engine.preemption: Swap requires swapSpace"),
+        ({"engine": {"speculation": {}}}, "spec.engine.speculation.method: is required"),
+        ({"engine": {"speculation": {"method": "ngram"}}}, "did you mean NGram?"),
+        (
+            {"engine": {"speculation": {"method": "NGram", "maxTokens": 16}}},
+            "spec.engine.speculation.maxTokens: must be less than blockSize",
+        ),
+        (
+            {
+                "engine": {"speculation": {"method": "NGram"}},
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            },
+            "spec.engine.speculation: is for CPUs",
+        ),
         ({"engine": {"swapSpace": "much"}}, 'spec.engine.swapSpace: must be an amount of memory such as "4Gi"'),
         ({"engine": {"schedulingPolicy": "fair"}}, "spec.engine.schedulingPolicy"),
         ({"engine": {"kvCache": {"size": "lots"}}}, "spec.engine.kvCache.size: must be an amount of memory"),

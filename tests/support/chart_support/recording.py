@@ -54,7 +54,7 @@ class Engine:
     def __init__(self, pod: str) -> None:
         self.target = Target(labels={"namespace": NAMESPACE, "pod": pod, "quire_dev_llmdeployment": NAME})
         self._metrics = EngineMetrics(MODEL, 4096)
-        self._page = Exposition(self._metrics, CacheOptions(), lambda: 1.0)
+        self._page = Exposition(self._metrics, CacheOptions(), lambda: 1.0, most_drafts=2)
         self._metrics.engine_ready(
             Ready(
                 pid=1,
@@ -96,6 +96,11 @@ class Engine:
                     scheduled_tokens=300 * seconds,
                     prefix_cache_queries=100 * seconds,
                     prefix_cache_hits=50 * seconds,
+                    num_drafts=seconds,
+                    draft_tokens=2 * seconds,
+                    accepted_tokens=seconds,
+                    accepted_by_position=[seconds, 0],
+                    undrafted_sequences={"cost": 4 * seconds},
                     preemptions={"recompute:cheaper": seconds // 60, "swap:cheaper": seconds // 120},
                 ),
                 seconds=StepSeconds(run=0.4 * seconds, sample=0.1 * seconds),

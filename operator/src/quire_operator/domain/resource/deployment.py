@@ -129,6 +129,11 @@ class Spec:
             message="servedName cannot change with rollout.strategy Canary, because a canary serves the same name: set "
             "strategy to RollingUpdate for this change",
         ),
+        Rule(
+            at="engine.speculation",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.speculation is None,
+            message="is for CPUs: remove it, or spec.resources' nvidia.com/gpu",
+        ),
     )
 
     def check(self, document: Fields) -> None:

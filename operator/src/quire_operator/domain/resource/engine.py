@@ -53,6 +53,10 @@ class Preemption(StrEnum):
     RECOMPUTE = "Recompute"
 
 
+class SpeculationMethod(StrEnum):
+    NGRAM = "NGram"
+
+
 class PullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -115,6 +119,31 @@ class KVCache:
         ByteSize(
             "Absolute size of the KV cache, such as 4Gi. It takes precedence over memoryPercent.",
             flags=("kv-cache-memory-bytes",),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Speculative decoding: the engine proposes tokens, and verifies several of them in one step."""
+
+    method: Annotated[
+        SpeculationMethod,
+        Choice(
+            "Source of the proposed tokens. NGram proposes what followed the most recent tokens where they occurred "
+            "before, in the prompt or the answer.",
+            flags=("spec-method", "speculative-config"),
+            example="NGram",
+        ),
+    ]
+    max_tokens: Annotated[
+        int | None,
+        Integer(
+            "Maximum number of proposed tokens of a sequence that one step verifies, less than blockSize. The engine "
+            "verifies as many as the measured cost of steps allows. Default is 8.",
+            minimum=1,
+            maximum=127,
+            flags=("spec-tokens",),
         ),
     ] = None
 
@@ -215,6 +244,13 @@ class Engine:
             flags=("swap-space-bytes",),
         ),
     ] = 0
+    speculation: Annotated[
+        Speculation | None,
+        Section(
+            "Speculative decoding, on a CPU. Answers are the same as without it, and answers that repeat their prompt "
+            "need fewer steps."
+        ),
+    ] = None
     extra_args: Annotated[
         tuple[str, ...],
         Arguments(
@@ -238,6 +274,17 @@ class Engine:
             "&& quantity(string(self.swapSpace)).compareTo(quantity('0')) > 0)",
             holds=lambda engine, document: engine.preemption is not Preemption.SWAP or engine.swap_space_bytes > 0,
             message="Swap requires swapSpace: set swapSpace, for example to 4Gi, or use Auto",
+        ),
+        Rule(
+            at="speculation.maxTokens",
+            cel="!has(self.speculation) || !has(self.speculation.maxTokens) "
+            "|| self.speculation.maxTokens < (has(self.blockSize) ? self.blockSize : 16)",
+            holds=lambda engine, document: (
+                engine.speculation is None
+                or engine.speculation.max_tokens is None
+                or engine.speculation.max_tokens < engine.block_size
+            ),
+            message="must be less than blockSize: lower it, or raise blockSize",
         ),
     )
 

@@ -211,6 +211,13 @@ class Section(Kind):
             return None
         return read_section(value_type, document.section(name))
 
+    def arguments(self, value: Any) -> list[str]:
+        """Return the engine arguments of all fields of the section."""
+        if value is None:
+            return []
+        fields = declared(type(value))
+        return [argument for field in fields for argument in field.kind.arguments(getattr(value, field.attribute))]
+
     def in_yaml(self, value: Any) -> JSON:
         return {}
 
