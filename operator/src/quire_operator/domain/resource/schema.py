@@ -215,8 +215,12 @@ class Section(Kind):
         """Return the engine arguments of all fields of the section."""
         if value is None:
             return []
-        fields = declared(type(value))
-        return [argument for field in fields for argument in field.kind.arguments(getattr(value, field.attribute))]
+        section: Any = type(value)
+        return [
+            argument
+            for field in declared(section)
+            for argument in field.kind.arguments(getattr(value, field.attribute))
+        ]
 
     def in_yaml(self, value: Any) -> JSON:
         return {}
