@@ -25,8 +25,9 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
 
 
-def rows_of(folder: Path, script: str, *arguments: str) -> list[dict[str, Any]]:
-    done = run(script, *arguments, "--json", str(folder / "rows.json"), "--plot", str(folder / "plot.png"))
+def rows_of(folder: Path, script: str, *arguments: str, plot: bool = True) -> list[dict[str, Any]]:
+    plots = ("--plot", str(folder / "plot.png")) if plot else ()
+    done = run(script, *arguments, "--json", str(folder / "rows.json"), *plots)
     assert done.returncode == 0, done.stderr
     rows: list[dict[str, Any]] = json.loads((folder / "rows.json").read_text())["rows"]
     return rows
@@ -88,6 +89,13 @@ def test_host_cost_is_measured_by_part(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, "host_cost", *sizes)
     assert [(row["running"], row["queued"]) for row in rows] == [(8, 0), (8, 50), (16, 0), (16, 50)]
     assert all(row[part] > 0 for row in rows for part in ("schedule", "commit", "encode"))
+
+
+def test_the_cost_of_grammars_is_measured(tmp_path: Path) -> None:
+    sizes = ("--sequences", "2", "--rounds", "1", "--steps", "4", "--threads", "1")
+    (row,) = rows_of(tmp_path, "constrained", *sizes, plot=False)
+    assert row["sequences"] == 2 and row["vocabulary"] == 4096
+    assert row["throughput"] > 0 and row["apply_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,11 @@ class Engine:
             self._matchers.set_vocabulary(vocabulary)
 
     @property
+    def matchers(self) -> Matchers | None:
+        """The matchers of the constrained sequences; None if no request may have a grammar."""
+        return self._matchers
+
+    @property
     def has_work(self) -> bool:
         """True while requests are unfinished, or the output of a step is still to come."""
         return self._flight is not None or self._scheduler.has_unfinished

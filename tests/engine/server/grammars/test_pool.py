@@ -10,6 +10,7 @@ import pytest
 from quire_engine.errors import InvalidRequest
 from quire_engine.grammar.spec import GrammarKind, GrammarSpec, Vocabulary
 from quire_engine.server.grammars.pool import MAX_TEXT_CHARACTERS, GrammarLimits, GrammarPool
+from quire_engine.server.workers.process import WorkerTooSlow
 
 BYTES = Vocabulary(
     tokens=[bytes([byte]) for byte in range(256)] + [b""], special_tokens={"<|end|>": 256}, eos_token_ids=(256,)
@@ -75,6 +76,39 @@ async def test_a_grammar_that_takes_too_long_is_refused() -> None:
     async with pool_of(GrammarLimits(wall_seconds=0.0001)) as pool:
         error = await refused(pool, spec("choice", ["a"]))
         assert error.code == "invalid_grammar" and "0.0001 s" in error.message
+
+
+async def test_a_grammar_that_took_too_long_is_tried_again_later() -> None:
+    """The machine may have been busy: the refusal holds for a few seconds only. Other results hold on."""
+    now = 100.0
+    slow, wrong = spec("choice", ["a"]), spec("json_schema", {"not": {}})
+    pool = GrammarPool(PATIENT, lambda: now)
+    pool._known.set()
+    answers: list[bytes | Exception] = []
+    asked = 0
+
+    class Worker:
+        async def ask(self, task: bytes) -> bytes:
+            nonlocal asked
+            asked += 1
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    worker: Any = Worker()
+    pool._workers.append(worker)
+    pool._idle.put_nowait(worker)
+    answers += [WorkerTooSlow(), b'{"grammar": "g"}', b'{"reason": "no"}']
+    for _ in range(2):
+        assert "takes more than" in (await refused(pool, slow)).message
+    assert asked == 1
+    now += 6.0
+    assert await pool.compile(slow) == "g"
+    await refused(pool, wrong)
+    now += 1e6
+    assert await pool.compile(slow) == "g" and "no" in (await refused(pool, wrong)).message
+    assert asked == 3
 
 
 async def test_a_text_that_is_too_long_needs_no_worker() -> None:

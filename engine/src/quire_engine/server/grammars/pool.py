@@ -5,8 +5,11 @@ grammar. Only for the event loop.
 """
 
 import asyncio
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -42,18 +45,28 @@ class GrammarLimits:
     """The most grammars that wait for a worker."""
     kept: int = 128
     """The number of grammars whose result is kept."""
+    failure_seconds: float = 5.0
+    """The time for which a grammar that took too long is not tried again. The load of the machine may have been why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    compiled: Compiled
+    until: float
+    """The time from which it counts no more."""
 
 
 class GrammarPool:
     """A GrammarCompiler in worker processes. ``close`` ends them."""
 
-    def __init__(self, limits: GrammarLimits | None = None) -> None:
+    def __init__(self, limits: GrammarLimits | None = None, now: Callable[[], float] = monotonic) -> None:
         self._limits = limits or GrammarLimits()
+        self._now = now
         self._known = asyncio.Event()
         self._workers: list[WorkerProcess] = []
         self._idle: asyncio.Queue[WorkerProcess] = asyncio.Queue()
         self._waiting = 0
-        self._kept: OrderedDict[GrammarSpec, Compiled] = OrderedDict()
+        self._kept: OrderedDict[GrammarSpec, _Kept] = OrderedDict()
 
     def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
         """Let grammars be compiled; None refuses them, because the tokens of this model have no text of their own."""
@@ -70,17 +83,28 @@ class GrammarPool:
             raise _invalid(
                 spec, f"it has {len(spec.text)} characters; at most {MAX_TEXT_CHARACTERS} are accepted", too_large=True
             )
-        compiled = self._kept.get(spec)
+        compiled = self._known_result(spec)
         if compiled is None:
             compiled = await self._compile(spec)
-            self._kept[spec] = compiled
-            while len(self._kept) > self._limits.kept:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(spec)
         if compiled.reason is not None:
             raise _invalid(spec, compiled.reason)
         return compiled.grammar
+
+    def _known_result(self, spec: GrammarSpec) -> Compiled | None:
+        kept = self._kept.get(spec)
+        if kept is None:
+            return None
+        if self._now() >= kept.until:
+            del self._kept[spec]
+            return None
+        self._kept.move_to_end(spec)
+        return kept.compiled
+
+    def _keep(self, spec: GrammarSpec, compiled: Compiled, seconds: float = math.inf) -> Compiled:
+        self._kept[spec] = _Kept(compiled, self._now() + seconds)
+        while len(self._kept) > self._limits.kept:
+            self._kept.popitem(last=False)
+        return compiled
 
     async def _compile(self, spec: GrammarSpec) -> Compiled:
         await self._known.wait()
@@ -102,13 +126,14 @@ class GrammarPool:
         finally:
             self._waiting -= 1
         try:
-            return msgspec.json.decode(await worker.ask(frame(Task(spec=spec))), type=Compiled)
+            return self._keep(spec, msgspec.json.decode(await worker.ask(frame(Task(spec=spec))), type=Compiled))
         except WorkerTooSlow:
-            return Compiled(reason=f"it is too complex: compiling it takes more than {self._limits.wall_seconds:g} s")
+            reason = f"it is too complex: compiling it takes more than {self._limits.wall_seconds:g} s"
         except WorkerFailed:
-            return Compiled(reason="it is too complex: compiling it failed")
+            reason = "it is too complex: compiling it failed"
         finally:
             self._idle.put_nowait(worker)
+        return self._keep(spec, Compiled(reason=reason), self._limits.failure_seconds)
 
     async def close(self) -> None:
         """End all workers."""
