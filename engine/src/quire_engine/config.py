@@ -197,6 +197,24 @@ class ServerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterOptions:
+    """Options of low-rank adapters (LoRA)."""
+
+    enabled: bool = False
+    max_loras: int = 1
+    """The slots on the device: the adapters that a step can use."""
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 4
+    """The adapters in host memory."""
+    modules: tuple[tuple[str, str], ...] = ()
+    """The names and sources of adapters that are loaded at the start."""
+    file: Path | None = None
+    """The file of ``quire_common.contract.adapters_file``, which is read again when it changes."""
+    roots: tuple[Path, ...] = ()
+    """The folders below which requests may load adapters; empty refuses such requests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The whole configuration of the two processes of an engine."""
 
@@ -208,6 +226,7 @@ class EngineConfig:
     """Compute threads of the engine process; the CPU quota of the cgroup unless a flag sets them."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
     speculation: SpeculationOptions | None = None
+    adapters: AdapterOptions = field(default_factory=AdapterOptions)
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)

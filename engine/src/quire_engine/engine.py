@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from quire_engine.config import CacheOptions, SchedulerOptions, SpeculationOptions
+from quire_engine.core.adapter_requests import AdapterRequests
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
-from quire_engine.core.ports import LoadedModel, PendingOutput, Runner
+from quire_engine.core.ports import AdapterEvent, AdapterStore, LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
@@ -51,10 +52,14 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         matchers: Matchers | None = None,
+        adapters: AdapterStore | None = None,
         overlap: bool = False,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        """``matchers`` constrain sequences by grammars; without them no request may have one."""
+        """``matchers`` constrain sequences by grammars, ``adapters`` hold the adapters in host memory.
+
+        Without them no request may have one.
+        """
         self._scheduler = scheduler
         self._runner = runner
         self._overlap = overlap
@@ -64,6 +69,9 @@ class Engine:
         self._unprepared: dict[int, Request] = {}
         """Requests whose grammar is being compiled, by key, in the order of their arrival."""
         self._failed: dict[int, str] = {}
+        self._adapter_store = adapters
+        self._adapters = None if adapters is None else AdapterRequests(adapters, scheduler.adapters)
+        self._adapter_events: list[AdapterEvent] = []
         self.on_scheduled: Callable[[float], None] | None = None
         """It is called with the expected seconds of each step, before the step runs."""
         self.seconds = StepSeconds()
@@ -72,8 +80,18 @@ class Engine:
     def add(self, request: Request) -> Refusal | None:
         """Queue a request, or return the reason why it can never run.
 
-        A request with a grammar is queued when the grammar is compiled: see ``add_prepared``.
+        A request with an adapter is queued when that is in host memory, and one with a grammar when the grammar is
+        compiled: see ``add_prepared``.
         """
+        if request.adapter is None:
+            return self._add_with_adapter(request)
+        if self._adapters is None:
+            return Refusal(message="this engine serves no adapters (--enable-lora)")
+        reason = self._adapters.add(request)
+        return None if reason is None else Refusal(message=reason)
+
+    def _add_with_adapter(self, request: Request) -> Refusal | None:
+        """Queue a request whose adapter, if it has one, is in host memory."""
         grammar = request.params.grammar
         if grammar is None:
             return self._scheduler.add(request)
@@ -84,7 +102,9 @@ class Engine:
         return None
 
     def add_prepared(self) -> None:
-        """Queue the requests whose grammar was compiled since the last call."""
+        """Queue the requests whose adapter was read or whose grammar was compiled since the last call."""
+        if self._adapters is not None:
+            self._add_adapted(self._adapters)
         if not self._unprepared or self._matchers is None:
             return
         compiled = set(self._matchers.take_compiled())
@@ -95,6 +115,33 @@ class Engine:
                 refusal = self._add_constrained(request, grammar)
                 if refusal is not None:
                     self._failed[key] = refusal.message
+                    if self._adapters is not None:
+                        self._adapters.ended(key)
+
+    def _add_adapted(self, adapters: AdapterRequests) -> None:
+        events, failed = adapters.take_events()
+        self._adapter_events += events
+        self._failed |= failed
+        for request in adapters.advance():
+            refusal = self._add_with_adapter(request)
+            if refusal is not None:
+                adapters.ended(request.key)
+                self._failed[request.key] = refusal.message
+
+    def load_adapter(self, adapter: int, folder: str) -> None:
+        """Read and check an adapter; ``take_adapter_events`` reports the result."""
+        if self._adapters is not None:
+            self._adapters.load(adapter, folder)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Remove an adapter when its last request has ended; new requests for it are refused."""
+        if self._adapters is not None:
+            self._adapters.unload(adapter)
+
+    def take_adapter_events(self) -> list[AdapterEvent]:
+        """Return the adapters that were read since the last call, and those that cannot be."""
+        events, self._adapter_events = self._adapter_events, []
+        return events
 
     def _add_constrained(self, request: Request, grammar: str) -> Refusal | None:
         assert self._matchers is not None
@@ -111,6 +158,8 @@ class Engine:
 
     def cancel(self, key: int) -> bool:
         """Cancel a request; its blocks are free at the next step. Returns False if there is no such request."""
+        if self._adapters is not None and self._adapters.ended(key):
+            return True
         if self._unprepared.pop(key, None) is not None:
             return True
         if self._matchers is not None:
@@ -174,6 +223,9 @@ class Engine:
         seconds.sample += drawn.sample_seconds
         beside = drawn.prepare_seconds + drawn.swap_seconds + drawn.sample_seconds
         seconds.run += max(0.0, ran - scheduled - beside)
+        if self._adapters is not None:
+            for finished in output.finished:
+                self._adapters.ended(finished.key)
         if self._matchers is not None:
             for finished in output.finished:
                 self._matchers.discard(finished.key)
@@ -192,15 +244,21 @@ class Engine:
         return masks.tokens()
 
     def gauges(self) -> Gauges:
-        """Return the current state of queue and cache; a request that waits for its grammar is queued."""
+        """Return the current state of queue and cache.
+
+        A request that waits for its grammar or its adapter is queued.
+        """
         gauges = self._scheduler.gauges()
-        if not self._unprepared:
+        unread = [] if self._adapters is None else self._adapters.waiting
+        if not self._unprepared and not unread:
             return gauges
-        lengths = [len(request.prompt_token_ids) for request in self._unprepared.values()]
+        lengths = [len(request.prompt_token_ids) for request in (*self._unprepared.values(), *unread)]
+        waiting = {request.adapter for request in unread if request.adapter is not None}
         return replace(
             gauges,
             num_waiting=gauges.num_waiting + len(lengths),
             queued_tokens=gauges.queued_tokens + sum(lengths),
+            waiting_adapters=[*gauges.waiting_adapters, *waiting.difference(gauges.waiting_adapters)],
         )
 
     @property
@@ -214,7 +272,9 @@ class Engine:
         self.seconds = StepSeconds()
 
     def on_prepared(self, wake: Callable[[], None]) -> None:
-        """Let ``wake`` be called, in another thread, whenever a grammar is compiled."""
+        """Let ``wake`` be called, in another thread, whenever a grammar is compiled or an adapter was read."""
+        if self._adapter_store is not None:
+            self._adapter_store.on_read = wake
         if self._matchers is not None:
             self._matchers.on_compiled = wake
 
@@ -227,8 +287,10 @@ class Engine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Release the runner and the threads of the grammars."""
+        """Release the runner and the threads of the grammars and the adapters."""
         self._runner.close()
+        if self._adapter_store is not None:
+            self._adapter_store.close()
         if self._matchers is not None:
             self._matchers.close()
 
@@ -250,6 +312,7 @@ def make_engine(
         preemption_mode=scheduler.preemption_mode,
         enable_prefix_caching=cache.enable_prefix_caching,
         share_prefixes=cache.share_prefixes,
+        adapter_slots=model.adapter_slots,
     )
     rates = MeasuredRates(
         prefill_tokens_per_second=model.prefill_tokens_per_second,
@@ -262,6 +325,7 @@ def make_engine(
         scheduler=Scheduler(config, model.layout, rates, bound, drafts),
         runner=model.runner,
         matchers=Matchers(model.vocab_size),
+        adapters=model.adapters,
         # What a step with drafts gains is known only after it.
         overlap=model.asynchronous and speculation is None,
     )

@@ -7,6 +7,7 @@
     │   ├── AddressError        the address to listen on
     │   ├── DeviceError         a GPU ran out of memory or failed, at the start or in a later step
     │   └── EngineStartError    the engine process ended before it was ready
+    ├── AdapterError            an adapter that cannot be served; the base model and other adapters can
     ├── FetchError              printed by quire-fetch: a model that cannot be downloaded, with details and a hint
     └── RequestError            server.http.problems turns it into OpenAI's error object
         ├── InvalidRequest      400
@@ -28,6 +29,7 @@ with all its problems. A message says what is wrong, where, and what is expected
 from collections.abc import Sequence
 from typing import ClassVar
 
+from quire_common.contract.adapters_file import AdapterFailure
 from quire_common.contract.engine import KEY_LIMIT
 
 
@@ -80,6 +82,14 @@ class FetchError(EngineError):
         self.message = message
         self.details = tuple(details)
         self.hint = hint
+
+
+class AdapterError(EngineError):
+    """An adapter that cannot be served."""
+
+    def __init__(self, reason: AdapterFailure, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class RequestError(EngineError):

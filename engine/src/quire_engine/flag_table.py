@@ -3,9 +3,11 @@
 Names are vLLM's where the meaning is the same.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
+from quire_common.contract.adapters_file import name_problem
 from quire_common.contract.engine import ENVIRONMENT_PREFIX
 from quire_common.flags.kinds import (
     Choice,
@@ -57,6 +59,34 @@ class _ParserName(Choice):
     @property
     def metavar(self) -> str:
         return "NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter: its name in requests and its source, as name=path or as vLLM's JSON object."""
+
+    metavar: str = "NAME=PATH"
+    expected: str = 'NAME=PATH, or JSON such as {"name": "fr", "path": "./fr"}'
+
+    def parse(self, text: str) -> tuple[str, str]:
+        name, _, path = text.partition("=")
+        if text.lstrip().startswith("{"):
+            try:
+                given = json.loads(text)
+            except ValueError as error:
+                raise ValueError(str(error)) from None
+            strange = sorted(given.keys() - {"name", "path", "base_model_name"})
+            if strange:
+                raise ValueError(f"unknown: {', '.join(strange)}")
+            name, path = given.get("name"), given.get("path")
+        if not isinstance(path, str) or not path:
+            raise ValueError
+        if problem := name_problem(name):
+            raise ValueError(problem)
+        return name, path
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string", "pattern": r"^(\s*\{.*\}\s*|[A-Za-z0-9][^=]*=.+)$", "examples": ["fr=./adapters/fr"]}
 
 
 def _flag(name: str, kind: Kind, help: str, default: str | None = None, *, unset: str | None = None) -> Flag:
@@ -176,6 +206,22 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "cached tokens of its own requests which prompts others have sent, except for prompts with a cache_salt "
               "that it does not know", "tenant"),
     ),
+    "Adapters": (
+        _flag("enable-lora", Switch(negatable=True), "serve low-rank adapters (LoRA) of the model in PEFT's layout, "
+              "each under a model name of its own; on a CPU, for quire's own model families. --lora-modules, "
+              "--adapters-file and --adapter-roots imply it", "false"),
+        _flag("max-loras", Integer(1, 4096), "the slots for adapters on the device: the number of different adapters "
+              "that a step can use. Requests for others wait for a slot", "1"),
+        _flag("max-lora-rank", Integer(1, 512), "the highest rank of an adapter; every slot has room for it", "16"),
+        _flag("max-cpu-loras", Integer(1, 65536), "the number of adapters in host memory; others are read from disk "
+              "when a request needs them", unset="4 times --max-loras"),
+        _many("lora-modules", LoraModule(), "adapters to load at the start, as NAME=PATH; a path is a folder, "
+              "org/name on a hub, s3://bucket/path or oci://registry/name:tag", unset="none"),
+        _flag("adapters-file", PathName(), "a file that lists adapters, as the operator writes it; read again when it "
+              "changes", unset="none"),
+        _many("adapter-roots", PathName(), "the folders below which POST /v1/load_lora_adapter may load adapters",
+              unset="that route is closed"),
+    ),
     "Hardware": (
         _flag("device", Choice("auto", "cpu", "cuda"), "the device that runs the model. auto uses a GPU if a usable "
               "one exists, else it logs the reason and uses the CPU; cuda fails without a usable GPU. "
@@ -240,8 +286,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("api-key-file", PathName(), "a file with the API keys that clients must send, one per line: KEY or "
               "sha256:HEX, optionally preceded by name=TENANT and the limits requests_per_minute=N, "
               "tokens_per_minute=N and max_concurrent=N; reloaded when it changes", unset="open to all"),
-        _flag("admin-key-file", PathName(), "a file with the keys for /admin", unset="/admin answers this host only"),
-        _flag("metrics-key-file", PathName(), "a file with the keys for /metrics", unset="open to all"),
+        _flag("admin-key-file", PathName(), "a file with the keys for /admin and for loading adapters",
+              unset="these routes answer this host only"),
+        _flag("metrics-key-file", PathName(), "a file with the keys for /metrics and /quire/v1/adapters",
+              unset="open to all"),
     ),
     "TLS": (
         _flag("ssl-certfile", PathName(), "the server's certificate and its chain, in PEM; all files of TLS are "

@@ -9,6 +9,7 @@ from quire_common.flags.table import FlagValues
 from quire_common.tls import TlsFiles
 from quire_engine.config import (
     AccessOptions,
+    AdapterOptions,
     AdmissionOptions,
     CacheOptions,
     DeviceOptions,
@@ -32,6 +33,12 @@ _PARALLEL = {
     "data-parallel-size": "start several engines, and let quire-gateway balance requests between them (spec.replicas)",
 }
 """The flags that spread a model over devices, and what to use instead."""
+
+
+_OF_ADAPTERS = ("lora-modules", "adapters-file", "adapter-roots")
+"""The flags that imply --enable-lora."""
+_IN_MEMORY_PER_SLOT = 4
+"""The adapters in host memory for each slot, unless a flag sets them."""
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
@@ -64,7 +71,25 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode auto"
         )
     yield from speculation_problems(values)
+    yield from _adapter_contradictions(values)
     yield from _device_contradictions(values)
+
+
+def _adapter_contradictions(values: FlagValues) -> Iterator[str]:
+    """Yield what is wrong with flags of adapters."""
+    if values["enable-lora"] is False and values.is_set("enable-lora"):
+        for name in _OF_ADAPTERS:
+            if values.is_set(name):
+                yield f"--{name} and --no-enable-lora contradict each other: remove one of them"
+    slots, in_memory = values["max-loras"], values["max-cpu-loras"]
+    if slots is not None and in_memory is not None and in_memory < slots:
+        yield f"--max-cpu-loras {in_memory} is less than --max-loras {slots}: what is in a slot is in host memory too"
+    names = [name for name, _ in values["lora-modules"] or ()]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"--lora-modules {name}: the name is given twice"
+    for name in names:
+        if name in (values["served-model-name"] or ()):
+            yield f"--lora-modules {name}: --served-model-name gives this name to the base model"
 
 
 def _device_contradictions(values: FlagValues) -> Iterator[str]:
@@ -125,6 +150,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
             check_integrity=values["check-integrity"] or False,
         ),
         server=_server_options(values),
+        adapters=_adapter_options(values),
         threads=values["threads"] or usable_cpus(),
         device=DeviceOptions(
             device=values["device"],
@@ -179,6 +205,20 @@ def _server_options(values: FlagValues) -> ServerOptions:
         ),
         tls=_tls_files(values),
         otlp_traces_endpoint=values["otlp-traces-endpoint"],
+    )
+
+
+def _adapter_options(values: FlagValues) -> AdapterOptions:
+    slots = values["max-loras"]
+    in_memory = values["max-cpu-loras"]
+    return AdapterOptions(
+        enabled=values["enable-lora"] or any(values.is_set(name) for name in _OF_ADAPTERS),
+        max_loras=slots,
+        max_lora_rank=values["max-lora-rank"],
+        max_cpu_loras=_IN_MEMORY_PER_SLOT * slots if in_memory is None else in_memory,
+        modules=values["lora-modules"] or (),
+        file=values["adapters-file"],
+        roots=values["adapter-roots"] or (),
     )
 
 

@@ -32,7 +32,6 @@ ALWAYS = frozenset(
         "enable-ssl-refresh",
         "language-model-only",
         "no-enable-log-outputs",
-        "no-enable-lora",
         "no-enable-expert-parallel",
         "no-use-tqdm-on-load",
     }
@@ -42,7 +41,7 @@ ALWAYS = frozenset(
 _ONE_DEVICE = "an engine runs on one device; start several engines behind quire-gateway for more throughput"
 _PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
 _NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
-_NO_LORA = "this version serves no adapters; merge the adapter into the model's weights"
+_LORA = "adapters have the type of the activations and are for linear layers of text models; see --enable-lora"
 _NO_DRAFTS = "drafts come from prompt lookup; see --spec-method"
 _TEXT_ONLY = "this version serves text only"
 _NO_STATE = "this version serves no models with state-space or linear attention layers"
@@ -95,8 +94,8 @@ _REASONS = (
     ("grammars have one backend, which needs no options", "structured-outputs-config"),
     ("send such requests without tools", "exclude-tools-when-tool-choice-none"),
     (
-        _NO_LORA,
-        "enable-lora lora-modules max-loras max-lora-rank lora-dtype enable-tower-connector-lora max-cpu-loras"
+        _LORA,
+        "lora-dtype enable-tower-connector-lora"
         " fully-sharded-loras lora-target-modules default-mm-loras specialize-active-lora"
         " enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels",
     ),

@@ -9,6 +9,7 @@ from quire_engine.core.batch import FinishedSequence
 from quire_engine.core.fake_runner import FakeRunner, draw, next_digest
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
+from quire_engine.core.ports import AdapterStore
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.prefix_cache import SharePrefixes
@@ -46,6 +47,7 @@ class World:
         salt: str | None = None,
         parent: int | None = None,
         tenant: str | None = None,
+        adapter: int | None = None,
     ) -> Refusal | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return self.engine.add(
@@ -58,6 +60,7 @@ class World:
                 tenant=tenant,
                 cache_salt=salt,
                 parent=parent,
+                adapter=adapter,
             )
         )
 
@@ -105,6 +108,8 @@ def make_world(
     step_costs: StepCosts | None = None,
     tokens_at_once: int = 1,
     speculation: Speculation | None = None,
+    adapter_slots: int = 0,
+    adapters: AdapterStore | None = None,
 ) -> World:
     """Return a function that creates a ``World``.
 
@@ -128,6 +133,7 @@ def make_world(
         share_prefixes=share,
         preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
+        adapter_slots=adapter_slots,
     )
     seconds = max_stall or max_step
     bound = None
@@ -135,7 +141,8 @@ def make_world(
         bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
     scheduler = Scheduler(config, layout, rates, bound, speculation)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size, tokens_at_once=tokens_at_once)
-    return World(Engine(scheduler=scheduler, runner=runner, overlap=overlap), scheduler, runner)
+    engine = Engine(scheduler=scheduler, runner=runner, adapters=adapters, overlap=overlap)
+    return World(engine, scheduler, runner)
 
 
 def expected_tokens(prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, max_model_len: int) -> list[int]:

@@ -40,6 +40,9 @@ def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
         ({"tenant": "a"}, {"tenant": "b"}),
         ({"tenant": "a"}, {"cache_salt": "a"}),
         ({"tenant": "None"}, {}),
+        ({"adapter": 1}, {}),
+        ({"adapter": 1}, {"adapter": 2}),
+        ({"adapter": 1}, {"family": 1}),
     ],
 )
 def test_tenants_salts_families_and_generations_have_different_roots(

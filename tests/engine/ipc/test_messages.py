@@ -1,13 +1,14 @@
 """Messages between the processes arrive unchanged."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.config import EngineConfig, ModelOptions
 from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
 from quire_engine.core.sampling_params import SamplingParams
@@ -16,10 +17,13 @@ from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
     Connected,
     Failed,
     FromEngine,
+    LoadAdapter,
     Outputs,
     Ready,
     Refused,
@@ -29,6 +33,7 @@ from quire_engine.ipc.messages import (
     Stats,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 
 ODD = SamplingParams(
@@ -52,6 +57,7 @@ ODD = SamplingParams(
     logprobs=3,
     prompt_logprobs=1,
 )
+LISTS = {each.name for each in fields(Gauges) if each.default_factory is not MISSING}
 
 
 def test_no_field_is_lost_on_the_way() -> None:
@@ -92,7 +98,7 @@ def test_no_field_is_lost_on_the_way() -> None:
             Stats(
                 time=2.0,
                 last_step_time=1.5,
-                gauges=Gauges(**{field.name: 7 for field in fields(Gauges)}),  # type: ignore[arg-type]
+                gauges=Gauges(**{field.name: [7] if field.name in LISTS else 7 for field in fields(Gauges)}),  # type: ignore[arg-type]
                 counters=Counters(steps=3, preemptions={"swap:cheaper": 2}),
                 seconds=StepSeconds(run=0.5),
                 received_prompt_tokens=9,
@@ -100,6 +106,10 @@ def test_no_field_is_lost_on_the_way() -> None:
             FromEngine,
         ),
         (Connected(), FromEngine),
+        (LoadAdapter(3, "/adapters/fr"), ToEngine),
+        (UnloadAdapter(3), ToEngine),
+        (AdapterLoaded(3, 8, 1000), FromEngine),
+        (AdapterFailed(3, AdapterFailure.RANK_TOO_HIGH, "rank 64"), FromEngine),
         (Refused(1, "too long"), FromEngine),
         (Failed("no model"), FromEngine),
         (

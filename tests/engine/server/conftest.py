@@ -25,6 +25,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Update
+from quire_engine.server.adapters.service import Adapters
 from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
@@ -219,6 +220,7 @@ async def running(
     renderer: Renderer | None = None,
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
+    adapters: Adapters | None = None,
     **options: Any,
 ) -> AsyncIterator[Running]:
     metrics = Metrics("demo", MAX_MODEL_LEN)
@@ -245,8 +247,10 @@ async def running(
         services=services,
         metrics=metrics,
         bodies=BodyBudget(replace(ServerOptions(), **options).body_memory_bytes),
+        adapters=adapters,
     )
-    exposition = Exposition(metrics, CacheOptions(), time.monotonic, None if tls is None else tls.certificate_expiry)
+    expiry = None if tls is None else tls.certificate_expiry
+    exposition = Exposition(metrics, CacheOptions(), time.monotonic, expiry, adapters=adapters)
     guard = Access(
         access or AccessOptions(), time.monotonic, certificates=tls is not None and tls.asks_for_certificates
     )

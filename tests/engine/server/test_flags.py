@@ -48,6 +48,8 @@ EVERY_FLAG = """\
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
     --log-level debug --log-format json --log-requests --uds s --allowed-origins https://a.example http://b:8080/
     --engine-hang-timeout 5s --engine-start-timeout 1m --ssl-certfile c --ssl-keyfile ck --ssl-keyfile-password-file p
+    --enable-lora --max-loras 8 --max-lora-rank 32 --max-cpu-loras 99 --lora-modules fr=./fr
+    --adapters-file adapters.json --adapter-roots ./fr ./de
     --ssl-ca-certs ca --otlp-traces-endpoint http://c:4318"""
 
 
@@ -79,6 +81,14 @@ def test_every_flag_reaches_the_configuration() -> None:
     assert config.server.allowed_origins == ("https://a.example", "http://b:8080")
     assert config.engine_process.start_timeout_seconds == 60.0
     assert config.server.admission.max_queue_seconds == 0.5
+    assert config.adapters.modules == (("fr", "./fr"),) and config.adapters.roots == (Path("./fr"), Path("./de"))
+
+
+def test_adapters_in_memory_follow_from_the_slots() -> None:
+    assert parse(["m", "--enable-lora", "--max-loras", "8"], {}).adapters.max_cpu_loras == 32
+    assert parse(["m", "--adapters-file", "f"], {}).adapters.enabled and not parse(["m"], {}).adapters.enabled
+    module = '{"name": "fr", "path": "org/fr", "base_model_name": "m"}'
+    assert parse(["m", "--enable-lora", "--lora-modules", module], {}).adapters.modules == (("fr", "org/fr"),)
 
 
 def _leaves(value: object, prefix: str = "") -> dict[str, object]:
@@ -164,6 +174,18 @@ def test_every_problem_is_listed_at_once() -> None:
             "prompt_lookup_min: 5 is more than prompt_lookup_max 2",
         ),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
+        (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),
+        (["m", "--no-enable-lora", "--adapters-file", "a"], "--adapters-file and --no-enable-lora contradict"),
+        (["m", "--enable-lora", "--lora-modules", "a"], "--lora-modules: expected NAME=PATH"),
+        (["m", "--enable-lora", "--lora-modules", "a b=./a"], "is no model name"),
+        (["m", "--enable-lora", "--lora-modules", '{"name": 1}'], "--lora-modules: expected NAME=PATH"),
+        (["m", "--enable-lora", "--lora-modules", '{"nme": 1}'], "unknown: nme"),
+        (["m", "--enable-lora", "--lora-modules", "a=./a", "a=./b"], "--lora-modules a: the name is given twice"),
+        (
+            ["m", "--enable-lora", "--served-model-name", "a", "--lora-modules", "a=./a"],
+            "--served-model-name gives this name to the base model",
+        ),
+        (["m", "--enable-lora", "--max-loras", "9", "--max-cpu-loras", "8"], "--max-cpu-loras 8 is less than --max-l"),
         (["m", "--max-num-seq", "1"], "did you mean --max-num-seqs?"),
         (["m", "--max_model_lens", "1"], "did you mean --max-model-len?"),
         (["m", "--api-key", "a b"], "expected a key without spaces"),

@@ -68,7 +68,7 @@ def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
     [
         ("-tp 2", "--tensor-parallel-size 2: an engine runs on one device"),
         ("--data-parallel-size 4", "spec.replicas"),
-        ("--enable-lora --lora-modules a=/b c=/d", "--enable-lora does not exist here"),
+        ("--enable-lora --lora-dtype bfloat16", "--lora-dtype does not exist here: adapters have the type"),
         ("--no-enable-chunked-prefill", "long prompts always run in chunks"),
         ("--no-async-scheduling", "--no-async-scheduling does not exist here"),
         ("-sc.model m", "--speculative-config method: m; the only method is"),

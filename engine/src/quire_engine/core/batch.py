@@ -26,6 +26,17 @@ class Admission:
     params: SamplingParams
     seed: int
     eos_token_ids: tuple[int, ...]
+    adapter_slot: int = -1
+    """The slot of the sequence's adapter; -1 for the base model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterLoad:
+    """An adapter to copy into a slot of the device, in place of the one that is there."""
+
+    slot: int
+    adapter: int
+    """The number of the adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +106,8 @@ class Batch:
     num_drafts: list[int] = field(default_factory=list)
     """[B] how many of the scheduled tokens, the last ones, are drafts to verify; empty if no sequence has any. Only
     sequences that sample have drafts, and all their tokens are known."""
+    adapter_loads: list[AdapterLoad] = field(default_factory=list)
+    """The adapters to copy into slots before the model runs, in order; no earlier step reads these slots later."""
     rank_count: int = 1
 
     @property

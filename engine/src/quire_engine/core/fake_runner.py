@@ -70,6 +70,8 @@ class FakeRunner:
     token_seconds: float = 0.0
     """The reported time per token and per copied block; neither is slept."""
     copy_seconds: float = 0.0
+    adapters: dict[int, int] = field(default_factory=dict)
+    """The adapter in each slot; a row's text starts with a digest that depends on its adapter."""
     tokens_at_once: int = 1
     """The tokens that a step samples for each sequence; the later ones are computed in the next step."""
     steps: int = 0
@@ -86,6 +88,7 @@ class FakeRunner:
         assert batch.step == self.steps, "steps out of order"
         self._check_columns(batch)
         self._swap(batch)
+        self.adapters |= {load.slot: load.adapter for load in batch.adapter_loads}
         for row in batch.released_rows:
             del self.rows[row]
         for admission in batch.admitted:
@@ -220,7 +223,7 @@ class FakeRunner:
         window = self.layout.groups[group].window
         nearest = max(0, position - 1)
         first = max(0, position + 1 - window) if window is not None else 0
-        digest = 0
+        digest = self.adapters[row.admission.adapter_slot] if row.admission.adapter_slot >= 0 else 0
         for past in range(first if self.verify else nearest, position):
             slot = self.cache[group][self._slot(row, group, past)]
             assert slot.position == past, f"position {past} reads what was stored for {slot.position}"

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from quire_engine.core.batch import Admission, Batch, BlockUpdates, ConstrainedSequences, PromptPositions
+from quire_engine.core.batch import AdapterLoad, Admission, Batch, BlockUpdates, ConstrainedSequences, PromptPositions
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StepBound
 from quire_engine.core.swap_space import SwapCopies
@@ -138,6 +138,7 @@ class Plan:
         copies: SwapCopies,
         released_rows: list[int],
         constrained: ConstrainedSequences | None,
+        adapter_loads: list[AdapterLoad],
     ) -> Batch:
         return Batch(
             step=step,
@@ -155,6 +156,7 @@ class Plan:
             prompt_logprobs=self.prompt_logprobs,
             constrained=constrained,
             num_drafts=[self.drafted.get(place, 0) for place in range(len(self.sequences))] if self.drafted else [],
+            adapter_loads=adapter_loads,
         )
 
 

@@ -16,8 +16,10 @@ PolicyName = Literal["fcfs", "priority", "fair"]
 class Policy(Protocol):
     """A scheduling policy. No operation visits the whole queue."""
 
-    num_tokens: int
-    """The tokens that the waiting sequences have to compute before they sample another one."""
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that the waiting sequences have to compute before they sample another one."""
+        ...
 
     def __len__(self) -> int: ...
 

@@ -1,8 +1,10 @@
 """The interfaces that the core requires."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.stall_bound import StepCosts
@@ -37,6 +39,50 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEvent:
+    """An adapter that was read from disk and checked, or that cannot be served."""
+
+    adapter: int
+    rank: int = 0
+    num_bytes: int = 0
+    reason: AdapterFailure | None = None
+    """The reason why it cannot be served; None if it can."""
+    message: str = ""
+
+
+class AdapterStore(Protocol):
+    """The adapters in host memory, by number. Disks are read in another thread; no method waits for one."""
+
+    on_read: Callable[[], None] | None
+    """It is called in the other thread after each event."""
+
+    def add(self, adapter: int, folder: str) -> None:
+        """Read and check an adapter; an event reports the result."""
+
+    def remove(self, adapter: int) -> None:
+        """Forget an adapter that no request holds."""
+
+    def knows(self, adapter: int) -> bool:
+        """Return whether the adapter was added and not removed."""
+
+    def has(self, adapter: int) -> bool:
+        """Return whether it is in host memory."""
+
+    def fetch(self, adapter: int) -> bool:
+        """Read it if it is not in host memory; return False if there is no room for it now."""
+
+    def hold(self, adapter: int) -> None:
+        """Keep an adapter that is in host memory, or is being read, until as many calls of ``release``."""
+
+    def release(self, adapter: int) -> None: ...
+
+    def take_events(self) -> list[AdapterEvent]:
+        """Return the events since the last call."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A model that is ready to run, and the facts measured while it was loaded."""
 
@@ -60,3 +106,6 @@ class LoadedModel:
     """The rate of copies of blocks between the cache and the swap space, in either direction."""
     block_bytes: tuple[int, ...] = ()
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
+    adapters: AdapterStore | None = None
+    """The adapters in host memory; None where the model has no slots for adapters."""
+    adapter_slots: int = 0

@@ -1,7 +1,8 @@
 """The index of full blocks by digests, which are chained from the start of the sequence.
 
-A block's digest covers its own tokens, all tokens before it, and the scope of sharing: the tenant, unless tenants share
-prefixes, and the salt of the request. Otherwise a tenant could learn from ``cached_tokens``, or from a fast answer,
+A block's digest covers its own tokens, all tokens before it, the adapter, and the scope of sharing: the tenant, unless
+tenants share prefixes, and the salt of the request. An adapter that is loaded again has another number, so it never
+finds what the one before it computed. Otherwise a tenant could learn from ``cached_tokens``, or from a fast answer,
 what other tenants have requested. BLAKE2b with 128 bits prevents crafted collisions of prompts, which Python's own hash
 would allow.
 
@@ -23,9 +24,16 @@ SharePrefixes = Literal["tenant", "all"]
 """The prefixes that a request may find: those of its own tenant, or those of all."""
 
 
-def root_digest(*, tenant: str | None, cache_salt: str | None, family: int | None = None, generation: int = 0) -> bytes:
+def root_digest(
+    *,
+    tenant: str | None,
+    cache_salt: str | None,
+    adapter: int | None = None,
+    family: int | None = None,
+    generation: int = 0,
+) -> bytes:
     """Return the digest with which a chain starts."""
-    return blake2b(repr((tenant, cache_salt, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
+    return blake2b(repr((tenant, cache_salt, adapter, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
@@ -126,6 +134,7 @@ class PrefixCache:
         return root_digest(
             tenant=request.tenant if self._share == "tenant" else None,
             cache_salt=request.cache_salt,
+            adapter=request.adapter,
             family=None if self._enabled else sequence.family,
             generation=self._generation,
         )

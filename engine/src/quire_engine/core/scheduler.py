@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
 
+from quire_engine.core.adapter_slots import AdapterQueue, AdapterSlots
 from quire_engine.core.admission import AdmissionControl, Admitted
 from quire_engine.core.batch import (
     Batch,
@@ -61,6 +62,8 @@ class SchedulerConfig:
     """The maximum number of prompt positions whose logits a step computes, unless each sequence has only one. With a
     vocabulary of 128,000 tokens they take 128 MB."""
     preemption_mode: PreemptionMode = "auto"
+    adapter_slots: int = 0
+    """The adapters that a step can use besides the base model; with 0, no request may have one."""
 
 
 class Scheduler:
@@ -93,12 +96,14 @@ class Scheduler:
         self._speculation = speculation
         self._arrivals = 0
         self._sequences: dict[int, Sequence] = {}
-        self._waiting = make_policy(config.policy)
+        self.adapters = AdapterSlots(config.adapter_slots)
+        policy = make_policy(config.policy)
+        self._waiting = AdapterQueue(policy, self.adapters) if config.adapter_slots else policy
         self._parked = ParkedChildren()
         self._families = 0
         self._num_constrained = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
-        self._rows = Rows(config.max_num_seqs)
+        self._rows = Rows(config.max_num_seqs, self.adapters)
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
         self._in_flight: deque[InFlight] = deque()
         self._step = 0
@@ -116,6 +121,7 @@ class Scheduler:
 
     def add(self, request: Request) -> Refusal | None:
         assert request.key not in self._sequences and request.prompt_token_ids
+        assert request.adapter is None or self._config.adapter_slots
         limit = min(len(request.prompt_token_ids) + request.params.max_tokens, self._config.max_model_len)
         refusal = refuse(
             num_prompt=len(request.prompt_token_ids),
@@ -202,7 +208,9 @@ class Scheduler:
             copies=copies,
             released_rows=self._rows.take_released(),
             constrained=_constrained(plan.sampled) if self._num_constrained else None,
+            adapter_loads=self.adapters.take_loads(),
         )
+        self.counters.adapter_loads += len(batch.adapter_loads)
         self.counters.swapped_out_blocks += copies.num_out
         self.counters.swapped_in_blocks += copies.num_in
         self._in_flight.append(
@@ -360,7 +368,7 @@ class Scheduler:
     def _enter(self, admitted: Admitted, plan: Plan) -> None:
         """Add an admitted sequence to the running ones, and its first chunk to the plan."""
         sequence = admitted.sequence
-        sequence.row = self._rows.take()
+        self._rows.assign(sequence)
         count = self._kv.enter(sequence, admitted.placement, budget=admitted.budget)
         insort(self._running, sequence, key=_order)
         start = sequence.num_computed
@@ -488,7 +496,17 @@ class Scheduler:
             kv_slots_wasted=self._kv.wasted_slots(self._running),
             swap_blocks_total=sum(self._kv.swap_space.num_blocks),
             swap_blocks_used=self._kv.swap_space.num_used,
+            adapter_slots=self.adapters.count,
+            loaded_adapters=self.adapters.loaded,
+            running_adapters=self.adapters.running,
+            waiting_adapters=self._waiting_adapters(),
         )
+
+    def _waiting_adapters(self) -> list[int]:
+        if not self.adapters.count or not len(self._waiting):
+            return []
+        found = dict.fromkeys(sequence.request.adapter for sequence in self._waiting.sequences())
+        return [adapter for adapter in found if adapter is not None]
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; running sequences continue."""
@@ -500,6 +518,7 @@ class Scheduler:
         parked = self._parked.sequences()
         self._kv.check_integrity(self._running, [*self._waiting.sequences(), *parked])
         self._rows.check_integrity([sequence.row for sequence in self._running if sequence.row is not None])
+        self.adapters.check_integrity(self._running)
         self._parked.check_integrity(self._sequences)
         check_sequences(self._sequences, running=self._running, queue=self._waiting, parked=parked)
 

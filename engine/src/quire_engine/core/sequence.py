@@ -25,6 +25,8 @@ class Request:
     priority: int = 0
     tenant: str | None = None
     cache_salt: str | None = None
+    adapter: int | None = None
+    """The number of the adapter; None for the base model. Each load of an adapter has a number of its own."""
     parent: int | None = None
     """The key of the first sequence of the same client request (n > 1), which computes their common prompt."""
 
@@ -50,9 +52,11 @@ class Sequence:
     ``parent``        with which it is parked until the parent's prompt is there (``forks``), else None.
     ``constrained``   whether a grammar says which tokens it may sample, and when it ends.
     ``row``           its place in the runner while it runs, else None.
+    ``adapter_slot``  the slot of its adapter while it runs; -1 for the base model.
     """
 
     __slots__ = (
+        "adapter_slot",
         "block_tables",
         "capacity",
         "constrained",
@@ -108,6 +112,7 @@ class Sequence:
         self.num_to_report = 0 if params.prompt_logprobs is None else self.num_prompt - 1
         self.finished = False
         self.row: int | None = None
+        self.adapter_slot = -1
         self.capacity = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_blocks = [0] * num_groups
@@ -147,4 +152,5 @@ class Sequence:
             params=replace(params, min_tokens=0, grammar=None) if self.constrained else params,
             seed=self.request.seed,
             eos_token_ids=self.eos_token_ids,
+            adapter_slot=self.adapter_slot,
         )

@@ -31,6 +31,8 @@ class Counters:
     """The accepted drafts by their place among those of their sequence and step, from the first on."""
     undrafted_sequences: dict[str, int] = field(default_factory=Counter)
     """The decoding sequences per step that took no drafts, by reason; only with speculation."""
+    adapter_loads: int = 0
+    """The adapters copied into slots of the device."""
 
     def count_drafts(self, drafts: int, accepted: int) -> None:
         """Count the verification of a sequence's drafts."""
@@ -61,6 +63,11 @@ class Gauges:
     kv_slots_wasted: int
     swap_blocks_total: int
     swap_blocks_used: int
+    adapter_slots: int = 0
+    loaded_adapters: list[int] = field(default_factory=list)
+    """The numbers of the adapters that are in slots; those of running and of waiting sequences follow."""
+    running_adapters: list[int] = field(default_factory=list)
+    waiting_adapters: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

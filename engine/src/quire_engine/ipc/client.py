@@ -9,6 +9,7 @@ from secrets import randbits
 from time import monotonic
 from typing import Protocol
 
+from quire_common.contract.adapters_file import AdapterFailure
 from quire_common.contract.engine import ENGINE_STOPPED
 from quire_engine.config import EngineConfig
 from quire_engine.core.sampling_params import SamplingParams
@@ -18,8 +19,11 @@ from quire_engine.cpu.limits import CpuLimits
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.grammar.spec import Vocabulary
 from quire_engine.ipc.messages import (
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
     FromEngine,
+    LoadAdapter,
     Outputs,
     Ready,
     Refused,
@@ -27,6 +31,7 @@ from quire_engine.ipc.messages import (
     SetVocabulary,
     Stats,
     Submit,
+    UnloadAdapter,
 )
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
@@ -48,6 +53,16 @@ class Observer(Protocol):
 
     def engine_lost(self) -> None:
         """Discard the last report, which is no longer valid."""
+
+
+class AdapterObserver(Protocol):
+    """A listener for the reports about adapters."""
+
+    def adapter_loaded(self, adapter: int, rank: int, num_bytes: int) -> None:
+        """Record that an adapter was read and can be served."""
+
+    def adapter_failed(self, adapter: int, reason: AdapterFailure, message: str) -> None:
+        """Record that an adapter cannot be served."""
 
 
 class TokenStream(Protocol):
@@ -94,6 +109,7 @@ class EngineService(Protocol):
         tenant: str | None = None,
         cache_salt: str | None = None,
         parent: int | None = None,
+        adapter: int | None = None,
     ) -> TokenStream:
         """Send a sequence to the engine. Raise Unavailable while there is no engine process.
 
@@ -127,6 +143,9 @@ class EngineClient:
         self._streams: dict[int, Stream] = {}
         self._keys = count(1)
         self._vocabulary: Vocabulary | None = None
+        self._adapters: dict[int, str] = {}
+        """The folders of the adapters that every engine process has, by number."""
+        self.adapter_observer: AdapterObserver | None = None
         self.stats: Stats | None = None
         """The last report of the running engine process."""
 
@@ -139,6 +158,17 @@ class EngineClient:
         self._vocabulary = vocabulary
         if self.state == "ready":
             self._supervisor.send(SetVocabulary(vocabulary))
+
+    def load_adapter(self, adapter: int, folder: str) -> None:
+        """Let this engine process and every later one have an adapter; ``adapter_observer`` hears the result."""
+        self._adapters[adapter] = folder
+        if self.state == "ready":
+            self._supervisor.send(LoadAdapter(adapter, folder))
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Remove an adapter; requests that already use it continue."""
+        if self._adapters.pop(adapter, None) is not None and self.state == "ready":
+            self._supervisor.send(UnloadAdapter(adapter))
 
     async def close(self) -> None:
         """End the engine process. Running requests fail with Unavailable: drain before if they should finish."""
@@ -182,6 +212,7 @@ class EngineClient:
         tenant: str | None = None,
         cache_salt: str | None = None,
         parent: int | None = None,
+        adapter: int | None = None,
     ) -> Stream:
         """Send a request to the engine. Raise Unavailable while there is no engine process.
 
@@ -200,6 +231,7 @@ class EngineClient:
             tenant=tenant,
             cache_salt=cache_salt,
             parent=parent,
+            adapter=adapter,
         )
         self._supervisor.send(Submit(request))
         if parent is None and self._observer is not None:
@@ -263,11 +295,24 @@ class EngineClient:
             case Refused(key, text):
                 if (stream := self._streams.pop(key, None)) is not None:
                     stream.fail(InvalidRequest(text))
+            case AdapterLoaded() | AdapterFailed():
+                self._report_adapter(message)
             case Ready():
+                for adapter, folder in self._adapters.items():
+                    self._supervisor.send(LoadAdapter(adapter, folder))
                 if self._vocabulary is not None:
                     self._supervisor.send(SetVocabulary(self._vocabulary))
                 if self._observer is not None:
                     self._observer.engine_ready(message)
+
+    def _report_adapter(self, message: AdapterLoaded | AdapterFailed) -> None:
+        if self.adapter_observer is None:
+            return
+        match message:
+            case AdapterLoaded(adapter, rank, num_bytes):
+                self.adapter_observer.adapter_loaded(adapter, rank, num_bytes)
+            case AdapterFailed(adapter, reason, text):
+                self.adapter_observer.adapter_failed(adapter, reason, text)
 
     def _take(self, outputs: Outputs) -> None:
         """Give each stream its outputs. A key without a stream was cancelled while the step ran."""

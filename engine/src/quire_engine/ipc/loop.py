@@ -30,10 +30,13 @@ from quire_engine.engine import Engine, Step, make_engine
 from quire_engine.errors import EngineError, StartError
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
+    AdapterFailed,
+    AdapterLoaded,
     Cancel,
     Connected,
     Failed,
     FromEngine,
+    LoadAdapter,
     Outputs,
     Ping,
     Ready,
@@ -45,6 +48,7 @@ from quire_engine.ipc.messages import (
     StepExpected,
     Submit,
     ToEngine,
+    UnloadAdapter,
 )
 from quire_engine.ipc.silence import hang_limit
 
@@ -123,6 +127,7 @@ class EngineLoop:
         """Run until a shutdown message."""
         while self._take_in():
             self._engine.add_prepared()
+            self._report_adapters()
             self._report_failed()
             if self._engine.has_work:
                 self._step()
@@ -144,6 +149,10 @@ class EngineLoop:
                         self._engine.cancel(key)
                 case SetVocabulary(vocabulary):
                     self._engine.set_vocabulary(vocabulary)
+                case LoadAdapter(adapter, folder):
+                    self._engine.load_adapter(adapter, folder)
+                case UnloadAdapter(adapter):
+                    self._engine.unload_adapter(adapter)
                 case ResetPrefixCache():
                     self._engine.forget_prefixes()
                 case Ping():
@@ -158,6 +167,14 @@ class EngineLoop:
         refusal = self._engine.add(request)
         if refusal is not None:
             self._channel.send(Refused(request.key, refusal.message))
+
+    def _report_adapters(self) -> None:
+        for event in self._engine.take_adapter_events():
+            self._changed = True
+            if event.reason is None:
+                self._channel.send(AdapterLoaded(event.adapter, event.rank, event.num_bytes))
+            else:
+                self._channel.send(AdapterFailed(event.adapter, event.reason, event.message))
 
     def _report_failed(self) -> None:
         for key, reason in self._engine.take_failed().items():

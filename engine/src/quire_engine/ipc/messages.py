@@ -6,6 +6,7 @@ times are ``time.monotonic()`` seconds: both processes are on one host, so they 
 
 import msgspec
 
+from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
@@ -32,6 +33,20 @@ class SetVocabulary(msgspec.Struct, array_like=True, tag="set_vocabulary", froze
     """The tokens of the model, which are sent before the first request with a grammar."""
 
     vocabulary: Vocabulary
+
+
+class LoadAdapter(msgspec.Struct, array_like=True, tag="load_adapter", frozen=True):
+    """A command to read and check an adapter, which AdapterLoaded or AdapterFailed answers."""
+
+    adapter: int
+    """A number that was never used before in this server."""
+    folder: str
+
+
+class UnloadAdapter(msgspec.Struct, array_like=True, tag="unload_adapter", frozen=True):
+    """A command to remove an adapter; requests that already use it continue."""
+
+    adapter: int
 
 
 class Ping(msgspec.Struct, array_like=True, tag="ping", frozen=True):
@@ -99,6 +114,22 @@ class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
     message: str
 
 
+class AdapterLoaded(msgspec.Struct, array_like=True, tag="adapter_loaded", frozen=True):
+    """The report that an adapter was read and can be served; it comes again whenever it is read again."""
+
+    adapter: int
+    rank: int
+    num_bytes: int
+
+
+class AdapterFailed(msgspec.Struct, array_like=True, tag="adapter_failed", frozen=True):
+    """The report that an adapter cannot be served."""
+
+    adapter: int
+    reason: AdapterFailure
+    message: str
+
+
 class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=True):
     """The state of the engine, and its counters since its process started.
 
@@ -124,5 +155,5 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
     """The exit code of quire-engine if this was its start: 2 if a restart cannot help."""
 
 
-ToEngine = Submit | Cancel | ResetPrefixCache | SetVocabulary | Ping | Shutdown
-FromEngine = Connected | Ready | Outputs | StepExpected | Refused | Stats | Failed
+ToEngine = Submit | Cancel | ResetPrefixCache | SetVocabulary | LoadAdapter | UnloadAdapter | Ping | Shutdown
+FromEngine = Connected | Ready | Outputs | StepExpected | Refused | AdapterLoaded | AdapterFailed | Stats | Failed

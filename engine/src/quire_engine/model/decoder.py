@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quire_engine.model.adapters.layout import JoinedLinear, LinearName
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.expert_tensors import (
     expert_shapes,
@@ -96,6 +97,30 @@ def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, .
         if _has_bias(traits, config, name):
             shapes[f"{name}.bias"] = shape[:1]
     return shapes
+
+
+def joined_linears(config: ModelConfig) -> tuple[JoinedLinear, ...]:
+    """Return the linear layers that can have adapters: all but those of experts, the embedding and the LM head."""
+    traits = FAMILIES[config.architecture].traits
+    shapes = _layer_shapes(traits, config)
+    parts: tuple[tuple[LinearName, str, tuple[str, ...]], ...] = (
+        ("qkv", "self_attn", ("qkv_proj",) if traits.fused else _QKV),
+        ("out", "self_attn", ("o_proj",)),
+        ("gate_up", "mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
+        ("down", "mlp", ("down_proj",)),
+    )
+    return tuple(
+        JoinedLinear(
+            layer=index,
+            name=name,
+            modules=tuple(f"model.layers.{index}.{part}.{module}" for module in modules),
+            outputs=tuple(shapes[f"{part}.{module}.weight"][0] for module in modules),
+            inputs=shapes[f"{part}.{modules[0]}.weight"][1],
+        )
+        for index in range(config.num_layers)
+        for name, part, modules in parts
+        if part != "mlp" or _experts(config, index) is None
+    )
 
 
 class _LayerNorms(NamedTuple):

@@ -15,6 +15,7 @@ from torch.nn import functional
 from quire_engine.model.linear import Linear
 from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from quire_kernels.kv_cache import KVCache
+from quire_kernels.lora import LayerSlots, TokenGroups, add_adapters
 from quire_kernels.moe import Routes, apply_experts, fused_experts, route_tokens
 from quire_kernels.paged_attention import AttentionPlan, paged_attention
 from quire_kernels.rms_norm import rms_norm
@@ -35,6 +36,27 @@ class ModelInputs:
     positions: Tensor  # [T] int64
     groups: tuple[GroupInputs, ...]
     logits_rows: Tensor  # [R] int64, ascending: the tokens whose successors are sampled or reported
+    adapters: TokenGroups | None = None
+    """The tokens that have an adapter; None if none has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedLinear:
+    """A linear layer with slots for adapters; a call alone computes the layer without them."""
+
+    base: Linear
+    slots: LayerSlots
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.base(x)
+
+
+def project(linear: Linear, x: Tensor, adapters: TokenGroups | None) -> Tensor:
+    """Return the layer's output [T, N] for ``x`` [T, K], with what each token's adapter adds."""
+    y = linear(x)
+    if adapters is not None and isinstance(linear, AdaptedLinear):
+        add_adapters(y, x, linear.slots, adapters)
+    return y
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +83,11 @@ class Attention:
 
     def __call__(self, x: Tensor, inputs: ModelInputs, cache: KVCache) -> Tensor:
         group = inputs.groups[self.group]
-        projected = self.qkv(x).view(x.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
+        projected = project(self.qkv, x, inputs.adapters).view(x.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache, self.q_norm, self.k_norm)
         attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
-        return self.out(attended.view(x.shape[0], -1))
+        return project(self.out, attended.view(x.shape[0], -1), inputs.adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +97,9 @@ class GatedMlp:
     gelu: bool
     """The gate uses gelu, else silu."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: TokenGroups | None = None) -> Tensor:
         activate = gelu_tanh_and_mul if self.gelu else silu_and_mul
-        return self.down(activate(self.gate_up(x)))
+        return project(self.down, activate(project(self.gate_up, x, adapters)), adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +134,8 @@ class SparseMlp:
     normalise: bool
     """True if the weights of a token's experts are scaled to a sum of 1."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, adapters: TokenGroups | None = None) -> Tensor:
+        """Return the output [T, H]; experts have no adapters, so ``adapters`` changes nothing."""
         routes = route_tokens(self.router(x), self.per_token, normalise=self.normalise)
         return self.experts(x, routes)
 
@@ -150,7 +173,7 @@ class DecoderStack:
             x = _normalise(addend, residual, layer.attention_norm)
             addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
             x = _normalise(addend, residual, layer.mlp_norm)
-            addend = _normalise_output(layer.mlp(x), layer.mlp_out_norm)
+            addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
         rows = inputs.logits_rows
         if rows.shape[0] == 0:
             return residual.new_empty((0, self.embedding.shape[0]))

@@ -1,13 +1,14 @@
 """The start on a CPU: from a model in memory to a warm runner."""
 
 import time
+from dataclasses import replace
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
-from quire_engine.runner.memory import available_memory
+from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.sharing import shared_from
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
@@ -24,7 +25,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
     # Libraries also split a product by the number of threads, which must therefore be the same in every step.
     deterministic = config.device.deterministic
     sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
-    size = size_cache(demand, config.cache, available_memory())
+    size = size_cache(demand, config.cache, _left_to_cache(available_memory(), model.reserved_bytes))
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
     layout = make_layout(shape, config.cache.block_size, size)
@@ -43,6 +44,7 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
             waits=Waits(SpinSwitch(threads), threads=threads) if threads > 1 else None,
         ),
         deterministic=deterministic,
+        adapters=model.adapters,
     )
     made = time.perf_counter()
     measured = warm_up(
@@ -64,6 +66,10 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
+
+
+def _left_to_cache(available: AvailableMemory | None, reserved_bytes: int) -> AvailableMemory | None:
+    return None if available is None else replace(available, size=max(0, available.size - reserved_bytes))
 
 
 def _sharing(model: ModelInMemory, arithmetic: Arithmetic) -> SharedFrom:

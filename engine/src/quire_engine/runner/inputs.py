@@ -16,6 +16,7 @@ import torch
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_kernels.lora import group_tokens
 from quire_kernels.paged_attention import plan_attention
 
 
@@ -37,6 +38,12 @@ class RowState(BlockTables):
     def __init__(self, *, max_rows: int, max_blocks: int, groups: int) -> None:
         super().__init__(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
         self.last_token = np.zeros(max_rows, dtype=np.int64)
+        self.adapter_slot = np.full(max_rows, -1, dtype=np.int32)
+
+    def apply(self, batch: Batch) -> None:
+        super().apply(batch)
+        for admission in batch.admitted:
+            self.adapter_slot[admission.row] = admission.adapter_slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,7 @@ def build(
             for table, group, slots in zip(state.tables, layout.groups, columns.slots, strict=True)
         ),
         logits_rows=torch.from_numpy(logits_rows),
+        adapters=group_tokens(state.adapter_slot[columns.token_rows]),
     )
 
 

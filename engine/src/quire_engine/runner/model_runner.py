@@ -13,6 +13,7 @@ import torch
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
+from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.inputs import RowState, build
 from quire_engine.runner.logprobs import (
     LogitsRows,
@@ -67,8 +68,10 @@ class ModelRunner:
         max_model_len: int,
         threads: ThreadChooser,
         deterministic: bool = False,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         """Create the runner. ``deterministic`` attention does not depend on how a sequence is divided into steps."""
+        self._adapters = adapters
         self._model = model
         self._caches = caches
         self._swapper = Swapper(layout, caches, swap_space)
@@ -85,6 +88,8 @@ class ModelRunner:
         arrived = time.perf_counter()
         self._swapper.apply(batch)
         began = time.perf_counter()
+        if self._adapters is not None:
+            self._adapters.apply(batch)
         for row in batch.released_rows:
             self._sampler.release(row)
         for admission in batch.admitted:

@@ -8,6 +8,7 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
 from quire_engine.model.candidate import BuiltModel
 from quire_engine.model.shape import ModelShape
+from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.cache_size import CacheDemand, CacheSize
 from quire_engine.runner.warm_up import Measured
 
@@ -20,6 +21,9 @@ class ModelInMemory:
     cache_dtype: torch.dtype
     device: torch.device
     demand: CacheDemand
+    adapters: RunnerAdapters | None = None
+    reserved_bytes: int = 0
+    """Host memory that is left to adapters which are not loaded yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

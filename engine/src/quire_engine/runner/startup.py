@@ -18,6 +18,7 @@ from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
 from quire_engine.model.loader import find_candidate
 from quire_engine.model.shape import ModelShape
+from quire_engine.runner.adapter_start import StartedAdapters, adapter_problem, start_adapters
 from quire_engine.runner.arithmetic import (
     Arithmetic,
     choose_arithmetic,
@@ -71,7 +72,8 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend)
-    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, built)
+    started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
+    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters)
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
@@ -107,6 +109,8 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         step_costs=warm.measured.step_costs,
         swap_bytes_per_second=warm.measured.swap_bytes_per_second,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
+        adapters=None if model.adapters is None else model.adapters.store,
+        adapter_slots=config.adapters.max_loras if model.adapters is not None else 0,
     )
 
 
@@ -156,6 +160,8 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
             f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"
             " compute a row otherwise in another batch"
         )
+    if problem := adapter_problem(config.adapters, candidate, on_gpu=runs_triton(place.device.type)):
+        problems.append(problem)
     if config.model.quantization == "int8" and place.gpu is not None:
         problems.append(
             f"--quantization int8 is for CPUs, and the model would run on {place.name}: leave it out, or take"
@@ -252,10 +258,10 @@ def _in_memory(
     place: _Place,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
-    built: BuiltModel,
+    started: StartedAdapters,
 ) -> ModelInMemory:
     return ModelInMemory(
-        built=built,
+        built=started.built,
         shape=shape,
         dtype=dtype,
         cache_dtype=cache_dtype,
@@ -268,6 +274,8 @@ def _in_memory(
             max_sequences=config.scheduler.max_num_seqs,
             max_batched_tokens=config.scheduler.max_num_batched_tokens,
         ),
+        adapters=started.adapters,
+        reserved_bytes=started.host_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from quire_engine.config import ServerOptions
 from quire_engine.errors import InvalidRequest, NotFound, Unavailable
 from quire_engine.ipc.client import EngineService
 from quire_engine.ipc.messages import Ready
+from quire_engine.server.adapters.service import Adapters
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.grammars.pool import GrammarCompiler
@@ -22,6 +23,7 @@ from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
 _STARTING_RETRY_SECONDS = 2
+_SHOWN_NAMES = 20
 _LONG_TEXT_CHARACTERS = 4096
 """A longer text is encoded in a thread, so that the event loop can serve others meanwhile."""
 
@@ -45,6 +47,8 @@ class Context:
     services: ServerServices
     metrics: Metrics
     bodies: BodyBudget
+    adapters: Adapters | None = None
+    """None where the server serves no adapters."""
 
     @property
     def engine(self) -> EngineService:
@@ -69,13 +73,41 @@ class Context:
         return self.tokenizer.eos_id if self.tokenizer.eos_id in ids else next(iter(ids), None)
 
     def check_model(self, name: str | None) -> None:
-        """Raise NotFound for a model name that this server does not serve; None is the served model."""
-        if name is not None and name not in self.model_names:
-            raise NotFound(
-                f"model: {name[:100]!r} is not served here; this server serves {', '.join(self.model_names)}",
-                param="model",
-                code="model_not_found",
-            )
+        """Raise NotFound for a name of neither the model nor an adapter; None is the served model."""
+        if self.adapters is None or name is None or not self.adapters.knows(name):
+            self.check_base(name)
+
+    def check_base(self, name: str | None) -> None:
+        """Raise NotFound for a name that is not the model's own; None is the served model."""
+        if name is None or name in self.model_names:
+            return
+        served = [*self.model_names, *(self.adapters.names if self.adapters is not None else ())]
+        more = f" and {len(served) - _SHOWN_NAMES} more" if len(served) > _SHOWN_NAMES else ""
+        raise NotFound(
+            f"model: {name[:100]!r} is not served here; this server serves {', '.join(served[:_SHOWN_NAMES])}{more}",
+            param="model",
+            code="model_not_found",
+        )
+
+    async def require_model(self, name: str | None) -> None:
+        """Check a model name; wait until an adapter can answer. Raise NotFound, Unavailable."""
+        self.check_model(name)
+        if self.adapters is not None and name is not None and name not in self.model_names:
+            await self.adapters.require(name)
+
+    def adapter_of(self, name: str | None) -> int | None:
+        """Return the number of the adapter that a model name stands for; None for the model. Raise NotFound."""
+        if self.adapters is None or name is None or name in self.model_names:
+            return None
+        number = self.adapters.served(name)
+        if number is None:
+            self.check_base(name)
+        return number
+
+    def answer_name(self, name: str | None) -> str:
+        """Return the model name in answers: that of the adapter, else the first of the model."""
+        is_adapter = self.adapters is not None and name is not None and name not in self.model_names
+        return str(name) if is_adapter else self.model_names[0]
 
     def ready(self) -> Ready:
         """Return the report of the running engine. Raises Unavailable while it is not ready."""

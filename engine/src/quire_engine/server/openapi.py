@@ -36,6 +36,7 @@ _ERRORS = {
 }
 _BODY = (400, 404, 408, 413, 415)
 _GENERATION = (*_BODY, 429, 503)
+_ADAPTERS = (*_BODY, 503)
 _EVERYWHERE = (431, 500)
 
 
@@ -72,6 +73,9 @@ _OPERATIONS = {
     "get /readyz": _Operation(answer="Status", others=_NOT_READY, key=None),
     "get /health": _Operation(answer="Status", others=_NOT_READY),
     "get /metrics": _Operation(media=("text/plain",), key="metricsKey"),
+    "get /quire/v1/adapters": _Operation(answer="Adapters", key="metricsKey"),
+    "post /v1/load_lora_adapter": _Operation(media=("text/plain",), errors=_ADAPTERS, key="adminKey"),
+    "post /v1/unload_lora_adapter": _Operation(media=("text/plain",), errors=_BODY, key="adminKey"),
     "get /version": _Operation(answer="Version"),
     "post /admin/drain": _Operation(answer="Status", key="adminKey"),
     "post /admin/cache/reset": _Operation(answer="Status", errors=(503,), key="adminKey"),
@@ -128,7 +132,7 @@ def _document(app: FastAPI, context: Context) -> dict[str, Any]:
             needed = operation.key in needed_keys
             found["responses"] = _responses(operation, keyed=needed)
             found["security"] = [{operation.key: []}] if needed else []
-            if "requestBody" in found:
+            if "requestBody" in found and operation.key == "apiKey":
                 _narrow(found["requestBody"]["content"][_JSON]["schema"], context)
     return document
 
@@ -140,7 +144,7 @@ def _responses(operation: _Operation, *, keyed: bool) -> dict[str, Any]:
         made[str(status)] = {"description": description, "content": content}
     errors = {*operation.errors, *_EVERYWHERE}
     if operation.key == "adminKey":
-        errors.add(401 if keyed else 403)
+        errors |= {401, 403} if keyed else {403}
     elif keyed:
         errors.add(401)
     problem = {_JSON: {"schema": _reference(operation.error)}}
@@ -175,11 +179,20 @@ def _reference(schema: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
+def _name_models(schema: dict[str, Any], context: Context) -> None:
+    """Write the model names into a request's schema, unless adapters come and go."""
+    name: dict[str, Any] = {"type": "string"}
+    if context.adapters is None:
+        name["enum"] = list(context.model_names)
+    schema["properties"]["model"] = (
+        name if "model" in schema.get("required", ()) else {"anyOf": [name, {"type": "null"}]}
+    )
+
+
 def _narrow(schema: dict[str, Any], context: Context) -> None:
     """Write this server's bounds into a request's schema: the model names, the vocabulary's size, the limits."""
     fields = schema["properties"]
-    name = {"type": "string", "enum": list(context.model_names)}
-    fields["model"] = name if "model" in schema.get("required", ()) else {"anyOf": [name, {"type": "null"}]}
+    _name_models(schema, context)
     highest = context.vocab_size - 1
     for field in ("stop_token_ids", "allowed_token_ids", "tokens"):
         for form in fields.get(field, {}).get("anyOf", [fields.get(field, {})]):

@@ -22,12 +22,14 @@ from quire_common.tls import ReloadingTls
 from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice, log_choice
-from quire_engine.errors import TracingError, Unavailable
+from quire_engine.errors import AdapterError, EngineStartError, TracingError, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
+from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.sources import fetch_files
 from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
@@ -160,6 +162,7 @@ class _Server:
         )
         self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
         self._grammars = GrammarPool()
+        self._adapters = self._make_adapters(config, names) if config.adapters.enabled else None
         context = self._context = Context(
             options=config.server,
             model_names=names,
@@ -174,10 +177,11 @@ class _Server:
             services=services,
             metrics=self._metrics,
             bodies=BodyBudget(config.server.body_memory_bytes),
+            adapters=self._adapters,
         )
         expiry = None if tls is None else tls.certificate_expiry
         most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
-        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts)
+        exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts, self._adapters)
         app = create_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
         self._http = _Http(
             uvicorn.Config(
@@ -216,6 +220,8 @@ class _Server:
             for task in (starting, stop):
                 task.cancel()
             await asyncio.wait({http}, timeout=2 * _SHUTDOWN_SECONDS)
+            if self._adapters is not None:
+                await self._adapters.close()
             await self._engine.close()
             if self._renderer is not None:
                 await self._renderer.close()
@@ -241,6 +247,28 @@ class _Server:
         if self._renderer is not None:
             await self._renderer.start()
         await self._enable_grammars(ready)
+        if self._adapters is not None:
+            await self._start_adapters(self._adapters)
+
+    def _make_adapters(self, config: EngineConfig, names: tuple[str, ...]) -> Adapters:
+        figures = self._metrics.engine
+        adapters = Adapters(
+            config.adapters,
+            self._engine,
+            lambda entry: fetch_files(entry, config.model.download_dir),
+            base_names=names,
+            gauges=lambda: None if figures.latest is None else figures.latest.gauges,
+            loads_total=lambda: 0 if figures.latest is None else figures.latest.counters.adapter_loads,
+        )
+        self._engine.adapter_observer = adapters
+        return adapters
+
+    async def _start_adapters(self, adapters: Adapters) -> None:
+        try:
+            await adapters.start()
+        except AdapterError as error:
+            _log.error("%s", error)
+            raise EngineStartError(str(error), exit_code=2) from error
 
     async def _enable_grammars(self, ready: Ready) -> None:
         """Give the tokens of the model to the engine and to the workers that compile grammars."""

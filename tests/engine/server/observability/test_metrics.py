@@ -1,6 +1,6 @@
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def stats(**changed: Any) -> Stats:
     def named(kind: type) -> dict[str, Any]:
         return {each.name: changed.pop(each.name) for each in fields(kind) if each.name in changed}
 
-    zeros = dict.fromkeys([each.name for each in fields(Gauges)], 0)
+    zeros = {each.name: 0 for each in fields(Gauges) if each.default_factory is MISSING}
     gauges, counters = Gauges(**{**zeros, **named(Gauges)}), Counters(**named(Counters))
     report = Stats(time=1.0, last_step_time=1.0, gauges=gauges, counters=counters, seconds=StepSeconds())
     return structs.replace(report, **changed)

@@ -35,7 +35,7 @@ async def messages(request: Request) -> Response:
         generation, plan = await start_chat(request, context, chat, arrived)
     writer = MessageWriter(
         id=f"msg_{request.state.request_id}",
-        model=context.model_names[0],
+        model=context.answer_name(chat.model),
         choices=generation.choices,
         blocks=AnswerBlocks(plan, context.tokenizer),
     )

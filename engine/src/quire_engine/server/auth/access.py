@@ -12,6 +12,7 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from quire_common.contract.adapters_file import ADAPTERS_PATH
 from quire_common.key_file import UNLIMITED, FixedKeys, Key, KeyFile, api_token
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, Unauthorized
@@ -19,6 +20,10 @@ from quire_engine.server.auth.allowance import Allowance
 from quire_engine.server.observability.tracing import Span
 
 PROBES = frozenset({"/livez", "/readyz"})
+METRICS_PATHS = frozenset({"/metrics", ADAPTERS_PATH})
+"""The reports, which the keys of --metrics-key-file open."""
+ADMIN_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""The routes outside of /admin that the keys of --admin-key-file open."""
 _PROXY_HEADERS = ("x-forwarded-for", "forwarded", "x-real-ip")
 """Headers with which proxies name the original client."""
 
@@ -70,12 +75,12 @@ class Access:
                 "a client certificate is required, signed by an authority that this server trusts",
                 code="missing_client_certificate",
             )
-        if path == "/metrics":
+        if path in METRICS_PATHS:
             return _identity(self._metrics, headers)
-        if path.startswith("/admin/"):
+        if path.startswith("/admin/") or path in ADMIN_PATHS:
             if self._admin is None and (_is_forwarded(headers) or not self._is_on_this_host(client_host)):
                 raise Forbidden(
-                    "/admin is open to clients on this host only; start the server with --admin-key-file to open it"
+                    f"{path} is open to clients on this host only; start the server with --admin-key-file to open it"
                 )
             return _identity(self._admin, headers)
         if self._api is None:

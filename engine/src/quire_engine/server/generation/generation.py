@@ -37,6 +37,8 @@ class Routing:
     priority: int = 0
     identity: Identity = ANONYMOUS
     cache_salt: str | None = None
+    adapter: int | None = None
+    """The number of the adapter; None for the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +363,7 @@ def _submit_all(
                 tenant=routing.identity.tenant,
                 cache_salt=routing.cache_salt,
                 parent=first_of.get(id(choice.prompt_token_ids)),
+                adapter=routing.adapter,
             )
             first_of.setdefault(id(choice.prompt_token_ids), stream.key)
             runs.append(_Run(choice, sampling, stream, RequestTimes(routing.arrival_time)))

@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Stats
+from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.observability.adapter_collector import AdapterCollector
 from quire_engine.server.observability.histogram import HistogramText
 from quire_engine.server.observability.metrics import Metrics
 
@@ -24,7 +26,8 @@ class Exposition:
     """The page /metrics.
 
     ``certificate_expiry`` returns the expiry of the TLS certificate in Unix seconds, if any. ``most_drafts`` is the
-    maximum number of draft tokens of a request in a step; 0 means no speculation.
+    maximum number of draft tokens of a request in a step; 0 means no speculation. ``adapters`` is
+    None where the server serves none.
     """
 
     def __init__(
@@ -34,9 +37,12 @@ class Exposition:
         now: Callable[[], float],
         certificate_expiry: Callable[[], float] | None = None,
         most_drafts: int = 0,
+        adapters: Adapters | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry, most_drafts))
+        if adapters is not None:
+            self._registry.register(AdapterCollector(metrics, adapters))
         ProcessCollector(registry=self._registry)
         labels = dict(zip(_LABELS, (metrics.model_name, _ENGINE), strict=True))
         self._histograms = [

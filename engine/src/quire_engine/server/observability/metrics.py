@@ -61,6 +61,7 @@ def _flat_counters(stats: Stats) -> dict[str, float]:
     plain = ("steps", "prompt_tokens", "generation_tokens", "scheduled_tokens", "discarded_tokens", "recomputed_tokens")
     flat = {name: float(getattr(counters, name)) for name in (*plain, "prefix_cache_queries", "prefix_cache_hits")}
     flat["swapped_blocks/out"] = float(counters.swapped_out_blocks)
+    flat["adapter_loads"] = float(counters.adapter_loads)
     flat["swapped_blocks/in"] = float(counters.swapped_in_blocks)
     flat |= {f"preemptions/{cause}": float(count) for cause, count in counters.preemptions.items()}
     flat |= {name: float(getattr(counters, name)) for name in ("num_drafts", "draft_tokens", "accepted_tokens")}

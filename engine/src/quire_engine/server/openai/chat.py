@@ -53,7 +53,7 @@ class ChatWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        head = {"created": int(time.time()), "model": context.model_names[0]}
+        head = {"created": int(time.time()), "model": context.answer_name(body.model)}
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         self._usage = UsageReport(choices, len(choices), body.stream_options)

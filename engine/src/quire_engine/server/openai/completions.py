@@ -71,7 +71,7 @@ class CompletionWriter:
         self._body = body
         self._choices = choices
         self._per_prompt = body.answers_per_prompt
-        model = context.model_names[0]
+        model = context.answer_name(body.model)
         self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._usage = UsageReport(choices, self._per_prompt, body.stream_options)
         self._logprobs = [

@@ -89,7 +89,7 @@ async def read_request(
     body = await validate_large_body(
         schema, content, lenient=context.options.lenient, reasons=reasons, num_bytes=held.num_bytes
     )
-    context.check_model(getattr(body, "model", None))
+    await context.require_model(getattr(body, "model", None))
     return body
 
 
@@ -181,7 +181,11 @@ def start_generation(
             choices.append(new_choice(context.tokenizer, len(choices), prompt, rules, stops, context.end_token_id))
             params.append(of_nth(first, number))
     routing = Routing(
-        arrival_time=arrived, priority=body.priority, identity=request.state.identity, cache_salt=body.cache_salt
+        arrival_time=arrived,
+        priority=body.priority,
+        identity=request.state.identity,
+        cache_salt=body.cache_salt,
+        adapter=context.adapter_of(body.model),
     )
     request.state.answer_headers = valid.headers
     return submit(context.services, choices, params, routing, preparation)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from quire_common.contract.adapters_file import AdapterFailure, AdapterState
+
 FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -263,6 +265,34 @@ class Version(BaseModel):
     version: str
 
 
+class AdapterStatus(BaseModel):
+    """The state of one adapter in this engine."""
+
+    name: str
+    generation: int
+    state: AdapterState
+    reason: AdapterFailure | None
+    message: str | None
+    revision: str | None
+    rank: int | None
+    bytes: int | None
+
+
+class AdapterSlotCounts(BaseModel):
+    """The places for adapters on the device."""
+
+    total: int
+    used: int
+
+
+class Adapters(BaseModel):
+    """The adapters of this engine."""
+
+    adapters: list[AdapterStatus]
+    slots: AdapterSlotCounts
+    loads_total: int
+
+
 ANSWERS: tuple[type[BaseModel], ...] = (
     ErrorAnswer,
     ChatCompletion,
@@ -274,6 +304,7 @@ ANSWERS: tuple[type[BaseModel], ...] = (
     PromptText,
     Status,
     Version,
+    Adapters,
 )
 
 

@@ -56,7 +56,7 @@ async def create_response(request: Request) -> Response:
         generation, plan = await start_chat(request, context, chat, arrived, param="input")
     head = response_head(
         new_response_id(request.headers.get(REPLICA_TAG_HEADER)),
-        context.model_names[0],
+        context.answer_name(body.model),
         body,
         store=keeps,
         defaults=dict(context.sampling_defaults.params),

@@ -1,0 +1,1 @@
+"""Low-rank adapters of native models: reading them (``peft``), and the slots of a model's linear layers (``slots``)."""
