@@ -1,4 +1,4 @@
-"""The objects of a canary: beside the stable ones, with its own spec, and never selected by them."""
+"""The objects of a canary have its own spec, and no selector of one track matches pods of the other."""
 
 from typing import Any
 

@@ -1,0 +1,1 @@
+"""A count of the wrong verdicts of canaries in simulated runs."""

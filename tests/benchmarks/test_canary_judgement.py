@@ -1,0 +1,27 @@
+"""The judgement of canaries in simulated runs: hardly a false alarm, hardly a bad canary promoted."""
+
+import pytest
+
+from benchmarks.canary.judgement import KINDS, Kind, row, simulate
+
+RUNS = {"same": 200, "1 error in 100": 200}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_at_most_two_percent_of_the_verdicts_are_wrong(kind: Kind) -> None:
+    found = row(kind, runs=RUNS.get(kind.name, 30), tick_seconds=30.0)
+    assert found.wrong <= 0.02 * found.runs
+    assert found.undecided <= 0.02 * found.runs
+    assert found.most_requests <= (40_000 if kind.is_good else 15_000)
+
+
+def test_run_is_a_function_of_its_seed() -> None:
+    assert simulate(KINDS[2], seed=3) == simulate(KINDS[2], seed=3)
+    assert simulate(KINDS[2], seed=3) != simulate(KINDS[2], seed=4)
+
+
+def test_canary_without_a_difference_to_find_is_not_decided_by_time() -> None:
+    """A canary that is slower by the limit itself is neither promoted nor rolled back."""
+    border = Kind(name="border", is_good=False, factor=1.15)
+    ends = [simulate(border, seed=seed, tick_seconds=120.0).phase for seed in range(10)]
+    assert ends.count("Promoting") <= 1
