@@ -93,10 +93,10 @@ class Engine:
     def _add_with_adapter(self, request: Request) -> Refusal | None:
         """Queue a request whose adapter, if it has one, is in host memory."""
         grammar = request.params.grammar
-        if grammar is None:
+        if grammar is None and request.params.reasoning_phase is None:
             return self._scheduler.add(request)
         assert self._matchers is not None
-        if self._matchers.request(grammar):
+        if grammar is None or self._matchers.request(grammar):
             return self._add_constrained(request, grammar)
         self._unprepared[request.key] = request
         return None
@@ -143,7 +143,7 @@ class Engine:
         events, self._adapter_events = self._adapter_events, []
         return events
 
-    def _add_constrained(self, request: Request, grammar: str) -> Refusal | None:
+    def _add_constrained(self, request: Request, grammar: str | None) -> Refusal | None:
         assert self._matchers is not None
         refusal = self._scheduler.add(request)
         if refusal is None and (reason := self._matchers.start(request.key, grammar, request.params)) is not None:

@@ -31,6 +31,20 @@ def _model_default(default: Any, lowest: float, highest: float, **options: Any) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningPhase:
+    """The reasoning at the start of an answer, between two tags that are a token each."""
+
+    start_token_id: int
+    end_token_id: int
+    opened: bool
+    """True where the prompt ends within the reasoning."""
+    optional: bool = True
+    """True where an answer that is not within its reasoning yet may begin it."""
+    budget: int | None = None
+    """The most tokens of reasoning; then the end tag is the only token allowed. None sets no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The parameters of sampling a token, and of the end of a sequence.
 
@@ -69,6 +83,8 @@ class SamplingParams:
     grammar: str | None = None
     """A grammar of llguidance that the answer follows; None allows any text. It ends the answer itself: where nothing
     but an end-of-sequence token may follow, that token is sampled despite ``min_tokens`` and ``ignore_eos``."""
+    reasoning_phase: ReasoningPhase | None = None
+    """The reasoning that may precede the answer: it has a budget, and the grammar begins after it."""
 
     @property
     def greedy(self) -> bool:

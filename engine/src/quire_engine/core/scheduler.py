@@ -140,7 +140,7 @@ class Scheduler:
             num_groups=self._num_groups,
         )
         self._sequences[request.key] = sequence
-        self._num_constrained += sequence.constrained
+        self._num_constrained += sequence.masked
         parent = None if request.parent is None else self._sequences.get(request.parent)
         if parent is None:
             self._waiting.push(sequence)
@@ -171,7 +171,7 @@ class Scheduler:
         del self._sequences[sequence.key]
         if self._speculation is not None:
             self._speculation.forget(sequence)
-        self._num_constrained -= sequence.constrained
+        self._num_constrained -= sequence.masked
         for child in self._parked.take_all(sequence):
             self._waiting.push(child)
         if sequence.parent is not None:
@@ -525,7 +525,7 @@ class Scheduler:
 
 def _constrained(sampled: list[Sequence]) -> ConstrainedSequences | None:
     """Return those of the sampled sequences that have a grammar; None if none has one."""
-    places = [place for place, sequence in enumerate(sampled) if sequence.constrained]
+    places = [place for place, sequence in enumerate(sampled) if sequence.masked]
     return ConstrainedSequences(places=places, keys=[sampled[place].key for place in places]) if places else None
 
 

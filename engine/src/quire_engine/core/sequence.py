@@ -51,6 +51,7 @@ class Sequence:
                       it has no such siblings, or prefixes are found by all.
     ``parent``        with which it is parked until the parent's prompt is there (``forks``), else None.
     ``constrained``   whether a grammar says which tokens it may sample, and when it ends.
+    ``masked``        whether masks may forbid tokens, for a grammar or for a budget of reasoning.
     ``row``           its place in the runner while it runs, else None.
     ``adapter_slot``  the slot of its adapter while it runs; -1 for the base model.
     """
@@ -67,6 +68,7 @@ class Sequence:
         "first_blocks",
         "key",
         "limit",
+        "masked",
         "num_cached",
         "num_computed",
         "num_lost",
@@ -97,6 +99,7 @@ class Sequence:
         self.limit = limit
         self.eos_token_ids = eos_token_ids
         self.constrained = params.grammar is not None
+        self.masked = self.constrained or params.reasoning_phase is not None
         ignores_eos = params.ignore_eos and not self.constrained
         self.stop_ids = frozenset(params.stop_token_ids if ignores_eos else (*params.stop_token_ids, *eos_token_ids))
         self.token_ids = list(request.prompt_token_ids)
@@ -149,7 +152,9 @@ class Sequence:
             row=self.row,
             prompt_token_ids=self.request.prompt_token_ids,
             output_token_ids=self.token_ids[self.num_prompt :],
-            params=replace(params, min_tokens=0, grammar=None) if self.constrained else params,
+            params=replace(params, min_tokens=self.min_tokens, grammar=None, reasoning_phase=None)
+            if self.masked
+            else params,
             seed=self.request.seed,
             eos_token_ids=self.eos_token_ids,
             adapter_slot=self.adapter_slot,

@@ -17,6 +17,7 @@ import llguidance
 from quire_engine.core.batch import ConstrainedSequences, TokenMasks, mask_bytes
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.grammar.compiler import LIMITS, MAX_MASK_SECONDS, make_tokenizer
+from quire_engine.grammar.reasoning import ReasoningTracker, without_bits
 from quire_engine.grammar.spec import Vocabulary
 
 KEPT_GRAMMARS = 64
@@ -36,31 +37,54 @@ class _Template:
 
 @dataclass(slots=True)
 class _Constrained:
-    """The grammar of one sequence."""
+    """The grammar of one sequence, and its reasoning before it."""
 
-    matcher: llguidance.LLMatcher
+    matcher: llguidance.LLMatcher | None
     eos_token_ids: tuple[int, ...]
     params: SamplingParams
-    mask: bytes
-    """What it allows next, with the stop tokens that the parameters forbid removed."""
+    first_mask: bytes | None
+    """What the grammar allows first; None without a grammar."""
+    vocab_size: int
+    reasoning: ReasoningTracker | None = None
+    mask: bytes | None = None
+    """What it allows next, with the stop tokens that the parameters forbid removed; None allows every token."""
     num_output: int = 0
     reason: str | None = None
     """Why its sequence cannot go on."""
 
     def start(self) -> None:
-        self.mask = self._permitted(self.mask)
+        self.mask = self._start_mask()
 
     def follow(self, token_id: int) -> None:
         """Take in a sampled token, and fill the mask of the next one."""
         if self.reason is not None:
             return
+        if self.reasoning is not None and self.reasoning.follow(token_id):
+            self.num_output += 1
+            self.mask = self._start_mask()
+        elif self.matcher is None:
+            self.mask = None
+        else:
+            self._follow_grammar(self.matcher, token_id)
+
+    def _start_mask(self) -> bytes | None:
+        """Return the mask of a token before the grammar has followed one."""
+        if self.reasoning is not None:
+            mask = self.reasoning.mask(self.first_mask, self.vocab_size, self.eos_token_ids)
+            if self.reasoning.must_end:
+                return mask
+        else:
+            mask = self.first_mask
+        return None if mask is None or self.matcher is None else self._permitted(mask)
+
+    def _follow_grammar(self, matcher: llguidance.LLMatcher, token_id: int) -> None:
         began = time.thread_time()
-        if not self.matcher.consume_token(token_id):
+        if not matcher.consume_token(token_id):
             self.reason = _NO_TOKEN
             return
         self.num_output += 1
-        mask = self.matcher.compute_bitmask()
-        if self.matcher.is_error():
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
             self.reason = _TOO_COMPLEX
             return
         if time.thread_time() - began > MAX_MASK_SECONDS:
@@ -74,12 +98,9 @@ class _Constrained:
         ends = (*(self.params.stop_token_ids if early else ()), *(self.eos_token_ids if self._goes_on(early) else ()))
         if not ends:
             return mask
-        others = bytearray(mask)
-        for token_id in ends:
-            if token_id // 8 < len(others):
-                others[token_id // 8] &= ~(1 << token_id % 8) & 0xFF
+        others = without_bits(mask, ends)
         # Counting runs in C; ``any`` would look at each of the bytes in Python.
-        return bytes(others) if others.count(0) < len(others) else mask
+        return others if others.count(0) < len(others) else mask
 
     def _goes_on(self, early: bool) -> bool:
         return early or self.params.ignore_eos
@@ -142,14 +163,26 @@ class Matchers:
         reason = "the grammar is invalid or too complex" if matcher.is_error() else None
         return _Template(matcher=matcher, mask=mask, reason=reason)
 
-    def start(self, key: int, grammar: str, params: SamplingParams) -> str | None:
-        """Give a sequence a matcher of a grammar that is compiled; the reason where it cannot have one."""
-        template = self._templates[grammar]
-        if template.reason is None:
-            constrained = _Constrained(template.matcher.deep_copy(), self._eos_token_ids, params, template.mask)
-            constrained.start()
-            self._sequences[key] = constrained
-        return template.reason
+    def start(self, key: int, grammar: str | None, params: SamplingParams) -> str | None:
+        """Give a sequence a matcher of a grammar that is compiled, if it has one, and follow its reasoning.
+
+        Return the reason where it cannot have a matcher.
+        """
+        template = None if grammar is None else self._templates[grammar]
+        if template is not None and template.reason is not None:
+            return template.reason
+        phase = params.reasoning_phase
+        constrained = _Constrained(
+            None if template is None else template.matcher.deep_copy(),
+            self._eos_token_ids,
+            params,
+            None if template is None else template.mask,
+            self._vocab_size,
+            None if phase is None else ReasoningTracker(phase),
+        )
+        constrained.start()
+        self._sequences[key] = constrained
+        return None
 
     def discard(self, key: int) -> None:
         """Forget a sequence that has ended; one without a grammar is not known here."""
@@ -184,6 +217,8 @@ class Matchers:
                 continue  # it has ended while this step was scheduled
             if sequence.reason is not None:
                 masks.failed[key] = sequence.reason
+                continue
+            if sequence.mask is None:
                 continue
             masks.places.append(place)
             bits.append(sequence.mask[:width])

@@ -30,6 +30,8 @@ def chat_fields(body: CountTokensRequest) -> dict[str, Any]:
             chat["parallel_tool_calls"] = False
     if body.thinking is not None and body.thinking.type != "adaptive":
         chat["enable_thinking"] = body.thinking.type == "enabled"
+    if body.thinking is not None and body.thinking.type == "enabled" and body.thinking.budget_tokens is not None:
+        chat.setdefault("thinking_token_budget", body.thinking.budget_tokens)
     if body.thinking is not None and body.thinking.display == "omitted":
         chat["include_reasoning"] = False
     if body.output_config is not None:

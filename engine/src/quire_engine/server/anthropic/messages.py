@@ -16,6 +16,7 @@ from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http.body import body_schema, validate_body
 from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.openai.answer_blocks import AnswerBlocks
+from quire_engine.server.openai.answer_parts import reasoning_tags
 from quire_engine.server.openai.chat_generation import check_tools, conversation_of, start_chat
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.requests import read_request
@@ -58,4 +59,8 @@ async def count_tokens(request: Request) -> Response:
 
 async def _read(request: Request, context: Context, schema: type[_Body], held: BodyLease) -> ChatCompletionRequest:
     body = await read_request(request, context, schema, held, unsupported=UNSUPPORTED)
-    return validate_body(ChatCompletionRequest, chat_fields(body), lenient=False)
+    fields = chat_fields(body)
+    if reasoning_tags(context.formats, context.tokenizer) is None:
+        # Clients send a budget to every model; one whose reasoning cannot be counted answers without.
+        fields.pop("thinking_token_budget", None)
+    return validate_body(ChatCompletionRequest, fields, lenient=False)

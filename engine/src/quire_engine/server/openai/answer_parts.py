@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from quire_engine.core.sampling_params import ReasoningPhase
 from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.generation.choice import Delta
 from quire_engine.text.answers.forced import named_call, named_call_schema, required_calls, required_calls_schema
@@ -45,7 +46,9 @@ class AnswerPlan:
     forced_tool: str | None = None
     """The tool that a grammar forces the answer to call."""
     constrained: bool = False
-    """True where a grammar leaves no place for reasoning and calls in the model's own form."""
+    """True where a grammar leaves no place for calls in the model's own form."""
+    phase: ReasoningPhase | None = None
+    """The reasoning that may precede an answer which is constrained or has a budget of reasoning."""
 
     @property
     def _format(self) -> Format | None:
@@ -83,13 +86,31 @@ class AnswerPlan:
     def _parser(self) -> AnswerParser | None:
         if self._format is not None:
             return AnswerParser(self._format)
-        return None if self.constrained else self.formats.parser(self.prompt_end, self.schemas)
+        if not self.constrained:
+            return self.formats.parser(self.prompt_end, self.schemas)
+        return None if self.phase is None else self.formats.parser(self.prompt_end, None)
+
+    def reasoning_phase(self, tokenizer: Tokenizer, budget: int | None) -> ReasoningPhase | None:
+        """Return the reasoning before an answer; None where there is none, or its tags are not a token each."""
+        tags = reasoning_tags(self.formats, tokenizer)
+        if tags is None or self._format is not None:
+            return None
+        reasoning = self.formats.reasoning
+        assert reasoning is not None
+        return ReasoningPhase(
+            start_token_id=tags[0],
+            end_token_id=tags[1],
+            opened=self.formats.opens_reasoning(self.prompt_end),
+            # A prompt that closes the reasoning itself switches it off.
+            optional=not self.prompt_end.rstrip().endswith(reasoning.end.strip()),
+            budget=budget,
+        )
 
     def shown_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """Return the special tokens that the answers' text has to contain."""
-        if self._format is not None or self.constrained:
+        if self._format is not None or (self.constrained and self.phase is None):
             return frozenset()
-        return tokenizer.added_ids(self.formats.markers(tools=self.schemas is not None))
+        return tokenizer.added_ids(self.formats.markers(tools=self.schemas is not None and not self.constrained))
 
 
 @dataclass(slots=True)
@@ -116,16 +137,21 @@ class _ReasoningCounter:
                 self.within = token_id == self.start
 
 
-def _reasoning_counter(plan: AnswerPlan, tokenizer: Tokenizer) -> _ReasoningCounter | None:
-    reasoning = plan.formats.reasoning
-    if reasoning is None or plan.required or plan.forced_tool is not None:
+def reasoning_tags(formats: AnswerFormats, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """Return the ids of the tags of a model's reasoning; None where it has none, or they are not a token each."""
+    if formats.reasoning is None:
         return None
-    start, end = tokenizer.added_ids([reasoning.start]), tokenizer.added_ids([reasoning.end])
-    if not start or not end:
+    start, end = tokenizer.added_ids([formats.reasoning.start]), tokenizer.added_ids([formats.reasoning.end])
+    return (next(iter(start)), next(iter(end))) if start and end else None
+
+
+def _reasoning_counter(plan: AnswerPlan, tokenizer: Tokenizer) -> _ReasoningCounter | None:
+    tags = reasoning_tags(plan.formats, tokenizer)
+    if tags is None or plan.required or plan.forced_tool is not None:
         return None
     tools = plan.formats.tools if plan.schemas is not None else None
-    ends = end if tools is None else end | tokenizer.added_ids(tools.start)
-    return _ReasoningCounter(next(iter(start)), ends, plan.formats.opens_reasoning(plan.prompt_end))
+    ends = frozenset(tags[1:]) if tools is None else frozenset(tags[1:]) | tokenizer.added_ids(tools.start)
+    return _ReasoningCounter(tags[0], ends, plan.formats.opens_reasoning(plan.prompt_end))
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from starlette.requests import Request
 from quire_engine.errors import InvalidRequest
 from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import Generation, Preparation
-from quire_engine.server.openai.answer_parts import AnswerPlan
+from quire_engine.server.openai.answer_parts import AnswerPlan, reasoning_tags
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.grammars import grammar_of
 from quire_engine.server.openai.limits import longest_text
-from quire_engine.server.openai.requests import AnswerLimits, start_generation, validate
+from quire_engine.server.openai.requests import AnswerLimits, ValidatedRequest, start_generation, validate
 from quire_engine.server.rendering.conversation import Conversation
 
 _PROMPT_END_CHARACTERS = 64
@@ -61,14 +61,33 @@ async def start_chat(
         valid = await validate(
             context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced
         )
-        if forced is None and valid.params[0].grammar is not None:
-            wanted = grammar_of(body)
-            plan = replace(plan, constrained=wanted is not None and wanted.kind != "structural_tag")
+        plan, valid = _with_reasoning(context, body, plan, valid)
         shown = plan.shown_ids(context.tokenizer)
         generation = start_generation(
             request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
         )
         return generation, plan
+
+
+def _with_reasoning(
+    context: Context, body: ChatCompletionRequest, plan: AnswerPlan, valid: ValidatedRequest
+) -> tuple[AnswerPlan, ValidatedRequest]:
+    """Let a grammar begin after the reasoning, and give the reasoning its budget."""
+    budget = body.thinking_token_budget
+    if budget is not None and reasoning_tags(context.formats, context.tokenizer) is None:
+        raise InvalidRequest(
+            "thinking_token_budget: this model has no reasoning between tags of one token each",
+            param="thinking_token_budget",
+        )
+    is_constrained = plan.constraint() is None and valid.params[0].grammar is not None
+    if is_constrained:
+        wanted = grammar_of(body)
+        plan = replace(plan, constrained=wanted is not None and wanted.kind != "structural_tag")
+    if not plan.constrained and budget is None:
+        return plan, valid
+    phase = plan.reasoning_phase(context.tokenizer, budget)
+    params = [replace(sampling, reasoning_phase=phase) for sampling in valid.params]
+    return replace(plan, phase=phase), replace(valid, params=params)
 
 
 def conversation_of(context: Context, body: ChatCompletionRequest) -> Conversation:

@@ -228,6 +228,9 @@ class ChatCompletionRequest(GenerationRequest):
     enable_thinking: bool | None = Field(
         None, description="A variable of the chat template, unless chat_template_kwargs sets it."
     )
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="The most tokens of reasoning; then it is ended."
+    )
     verbosity: Literal["low", "medium", "high"] | None = None
     echo: Literal[False] | None = None
 

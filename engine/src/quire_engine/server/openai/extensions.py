@@ -21,6 +21,7 @@ class SamplingExtensions(Strict):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
 
     def extensions(self) -> dict[str, Any]:
         """Return the fields that the client sets, for a chat request."""

@@ -27,7 +27,7 @@ UNSUPPORTED: Unsupported = {
     "modalities": ((["text"],), 'only ["text"] is supported by this version'),
     "audio": ((), "audio is not supported by this version"),
     "include_reasoning": ((True,), _CHAT_ONLY),
-    "thinking_token_budget": ((), "is not supported by this version"),
+    "thinking_token_budget": ((), _CHAT_ONLY),
     "detokenize": ((True,), "answers always have text"),
     "return_tokens_as_token_ids": ((), "is not supported by this version; return_token_ids returns the ids"),
     "logprob_token_ids": ((), "is not supported by this version"),

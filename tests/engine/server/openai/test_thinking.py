@@ -1,0 +1,87 @@
+"""Budgets of reasoning and constraints after it: what reaches the engine, and how answers are read."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire_engine.core.sampling_params import ReasoningPhase
+from quire_engine.text.tokenizer import Tokenizer
+
+Serving = Callable[..., Any]
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n{% elif enable_thinking %}<think>\n{% endif %}"
+    "{{ '</think>' if false }}"
+)
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+@pytest.fixture
+def tagged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Let the server's tokenizer have the tags as tokens, and return their ids."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|eos|>"])
+    backend.add_special_tokens(["<think>", "</think>"])
+    monkeypatch.setitem(serving.__globals__, "TOKENIZER", Tokenizer(backend, {"eos_token": "<|eos|>"}))
+    return 257, 258
+
+
+@pytest.mark.parametrize(
+    ("thinking", "opened", "optional"), [(True, True, True), (False, False, False), (None, False, True)]
+)
+async def test_a_constraint_begins_after_the_reasoning(
+    serving: Serving, tagged: tuple[int, int], thinking: bool | None, opened: bool, optional: bool
+) -> None:
+    says = 'Hm.</think>{"a":1}' if thinking else '{"a":1}'
+    async with serving(says, template=TEMPLATE) as server:
+        fields = {"response_format": FORMAT, "enable_thinking": thinking}
+        message = (await server.chat(**fields)).json()["choices"][0]["message"]
+        assert message["content"] == '{"a":1}' and message.get("reasoning_content") == ("Hm." if thinking else None)
+        phase = server.engine.streams[0].params.reasoning_phase
+        assert phase == ReasoningPhase(
+            start_token_id=tagged[0], end_token_id=tagged[1], opened=opened, optional=optional, budget=None
+        )
+        assert "object" in server.engine.streams[0].params.grammar
+
+
+async def test_a_budget_reaches_the_engine_without_a_constraint(serving: Serving, tagged: tuple[int, int]) -> None:
+    async with serving("Hm.</think>Hello", template=TEMPLATE) as server:
+        answer = (await server.chat(enable_thinking=True, thinking_token_budget=64)).json()
+        assert answer["choices"][0]["message"]["content"] == "Hello"
+        params = server.engine.streams[0].params
+        assert params.reasoning_phase.budget == 64 and params.grammar is None
+        await server.chat(enable_thinking=True)
+        assert server.engine.streams[1].params.reasoning_phase is None
+
+
+async def test_a_budget_of_anthropics_api_reaches_the_engine(serving: Serving, tagged: tuple[int, int]) -> None:
+    async with serving("Hm.</think>Hello", template=TEMPLATE) as server:
+        body = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
+        thinking = {"type": "enabled", "budget_tokens": 32}
+        answer = await server.http.post("/v1/messages", json={**body, "thinking": thinking})
+        assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text"]
+        assert server.engine.streams[0].params.reasoning_phase.budget == 32
+
+
+async def test_a_budget_without_tags_is_refused_by_chats_only(serving: Serving) -> None:
+    async with serving("Hello", template=TEMPLATE) as server:
+        answer = await server.chat(thinking_token_budget=64)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "thinking_token_budget"
+        body = {"model": "demo", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
+        thinking = {"type": "enabled", "budget_tokens": 32}
+        assert (await server.http.post("/v1/messages", json={**body, "thinking": thinking})).status_code == 200
+
+
+@pytest.mark.parametrize("budget", [-1, 1.5, "many"])
+async def test_a_budget_is_a_natural_number(serving: Serving, budget: Any) -> None:
+    async with serving("Hello", template=TEMPLATE) as server:
+        answer = await server.chat(thinking_token_budget=budget)
+        assert answer.status_code == 400 and "thinking_token_budget" in json.dumps(answer.json())
