@@ -11,7 +11,7 @@ import pytest
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.config import EngineConfig, ModelOptions
 from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
-from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
@@ -37,6 +37,7 @@ from quire_engine.ipc.messages import (
 )
 
 ODD = SamplingParams(
+    reasoning_phase=ReasoningPhase(start_token_id=5, end_token_id=6, opened=True, optional=False, budget=7),
     max_tokens=5,
     grammar="start: /a+/",
     temperature=0.5,
