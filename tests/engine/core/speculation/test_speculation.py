@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Sequence as SequenceState
 from quire_engine.core.speculation.speculation import NgramSettings, Proposer, Speculation, ngram_proposers, why_not
 from quire_engine.core.stall_bound import StepCosts
@@ -165,6 +165,7 @@ def test_learned_costs_stop_and_start_drafts(speculating: Callable[..., Any]) ->
         ({"allowed_token_ids": (1, 2)}, None),
         ({"prompt_logprobs": 1}, None),
         ({"grammar": "%llguidance {}"}, "grammar"),
+        ({"reasoning_phase": ReasoningPhase(start_token_id=1, end_token_id=2, opened=True, budget=9)}, "grammar"),
         ({"presence_penalty": 0.5}, "penalties"),
         ({"frequency_penalty": -0.5}, "penalties"),
         ({"repetition_penalty": 1.1}, "penalties"),

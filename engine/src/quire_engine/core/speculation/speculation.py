@@ -74,7 +74,7 @@ def why_not(params: SamplingParams) -> str | None:
     These parameters change logits by the tokens sampled before, so a draft would have to be accepted before the next
     one can be verified.
     """
-    if params.grammar is not None:
+    if params.grammar is not None or params.reasoning_phase is not None:
         return "grammar"
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
         return "penalties"
