@@ -154,6 +154,13 @@ async def test_it_ends_by_itself_after_the_time_it_was_given(tmp_path: Path) -> 
     assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
 
 
+async def test_a_canary_is_accepted_and_said_to_have_no_effect(tmp_path: Path) -> None:
+    run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
+    await asyncio.wait_for(run.up.run(), 60)
+    (note,) = run.lines.of("note")
+    assert "spec.rollout.strategy Canary has no effect here" in str(note["message"])
+
+
 async def test_the_engine_is_told_its_share_of_the_machine(tmp_path: Path) -> None:
     seen = tmp_path / "args"
     script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
