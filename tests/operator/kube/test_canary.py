@@ -133,7 +133,8 @@ def test_bad_canary_is_rolled_back_and_a_new_edit_tried(space: Namespace, operat
     page.revision, page.tracks = rollout(space)["canaryRevision"], SLOW
     reaches(space, "RolledBack", sequences_of_stable="8")
     until(lambda: "chat-canary" not in space.names("deployments"))
-    assert "TimeToFirstToken p95" in space.condition("chat", "Degraded")["message"]
+    degraded = space.wait_reason("chat", "Degraded", "CanaryRolledBack")
+    assert "TimeToFirstToken p95" in degraded["message"]
     assert rollout(space)["gates"][0]["verdict"] == "Failed"
     space.apply(**OTHER)
     until(lambda: sequences(space, "chat-canary") == "32")

@@ -36,7 +36,7 @@ def rendered(spec: Spec) -> Manifests:
 
 
 def objects(spec: Spec, stable: Spec) -> dict[str, Any]:
-    found = canary_manifests(spec, 2, uid="u", images=IMAGES, stable=rendered(stable))
+    found = canary_manifests(spec, 2, uid="u", revision="r2", images=IMAGES, stable=rendered(stable))
     assert not isinstance(found, Invalid)
     return {f"{manifest.ref}": manifest.body for manifest in found}
 

@@ -167,6 +167,37 @@ async def test_new_edit_replaces_the_canary(world: World) -> None:
     assert (max_sequences(world, DEPLOYMENT), max_sequences(world, CANARY)) == ("8", "32")
 
 
+async def test_broken_replicas_of_an_earlier_canary_do_not_fail_the_next(world: World, pod: Any) -> None:
+    canary = {**ROLLOUT["canary"], "onFailure": "Pause"}  # type: ignore[dict-item]
+    rollout = {"rollout": {"strategy": "Canary", "canary": canary}}
+    ended = ContainerState(name="engine", init=False, ready=True, restarts=1, ended_reason="OOMKilled", ended_code=137)
+    await serving(world)
+    world.apply(**{**NEW, **rollout})
+    world.cluster.pods["old"] = pod("old", is_canary=True, created="2023-11-14T22:13:20Z", containers=(ended,))
+    await pass_time(world, 15, tracks=Tracks())
+    assert phase(world) == ("Paused", 0)
+    world.apply(**{**OTHER, **rollout})
+    await world.settle()
+    assert phase(world) == ("Starting", 0)
+    broken = pod("new", is_canary=True, created="2033-01-01T00:00:00Z", containers=(ended,))
+    world.cluster.pods = {"new": broken}
+    await world.settle()
+    assert phase(world) == ("Paused", 0)
+
+
+async def test_replicas_of_an_earlier_canary_get_no_requests_of_the_next(world: World) -> None:
+    """Die after the record of the new canary was written and before its Deployment was."""
+    await serving(world)
+    world.apply(**OTHER)
+    world.cluster.dies_before = len(world.cluster.asked) + 1
+    with pytest.raises(Killed):
+        await world.settle()
+    assert phase(world) == ("Starting", 0) and max_sequences(world, CANARY) == "16"
+    world.restart()
+    await world.settle(passes=1)
+    assert phase(world) == ("Starting", 0) and max_sequences(world, CANARY) == "32"
+
+
 async def test_reverted_spec_removes_the_canary(world: World) -> None:
     await serving(world)
     world.apply(**OLD)

@@ -94,6 +94,7 @@ class TrackRenderer:
             tracked.canary,
             tracked.canary_replicas,
             uid=resource.uid,
+            revision=tracked.record.canary,
             images=basis.images,
             features=self._features(),
             stable=stable,

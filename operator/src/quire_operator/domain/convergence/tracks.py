@@ -6,6 +6,7 @@ the record in the status and what the pass observed, it derives the next record 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from quire_operator.domain.autoscaling.schedules import clock_time
 from quire_operator.domain.canary.figures import Tracks
@@ -89,7 +90,7 @@ def tracks(
         revision=current.name,
         differs=differs,
         canary_ready=_is_ready(before, spec, resource, children, policy=policy, replicas=replicas),
-        failure=_failure(canary_pods, own_deployment(resource, children, of_canary=True)),
+        failure=_failure(before, canary_pods, own_deployment(resource, children, of_canary=True)),
         results=results,
         requests=0 if found is None else found.canary.requests,
         is_promoted=_is_promoted(own_deployment(resource, children), wanted),
@@ -137,10 +138,9 @@ def _is_ready(
 ) -> bool:
     """Return whether the Deployment of the canary has applied this revision and is ready for its step."""
     live = own_deployment(resource, children, of_canary=True)
-    if before is None or live is None:
+    if before is None or live is None or live.template_digest != before.canary:
         return False
     wanted = _wanted(before, policy, replicas)
-    # The digest of its template is that of the last apply; a new revision passes through Starting, which applies first.
     return not live.is_rolling and live.replicas_asked >= wanted and live.ready >= wanted > 0
 
 
@@ -151,9 +151,17 @@ def _is_promoted(live: DeploymentState | None, wanted: str | None) -> bool:
     return live.ready >= live.replicas_asked and live.replicas == live.replicas_asked
 
 
-def _failure(pods: Sequence[Pod], live: DeploymentState | None) -> str | None:
-    """Return why the replicas of a canary are broken; None if they are not."""
+def _failure(before: Record | None, pods: Sequence[Pod], live: DeploymentState | None) -> str | None:
+    """Return why the replicas of a canary are broken; None if they are not.
+
+    While a canary starts, replicas of an earlier one may still be there.
+    """
+    if before is None or live is None or live.template_digest != before.canary:
+        return None
+    is_starting = before.phase is Phase.STARTING
     for pod in pods:
+        if is_starting and _seconds(pod.created) < int(before.started):
+            continue
         for container in pod.containers:
             if container.restarts and not container.init and not pod.deleting:
                 why = container.ended_reason or "it ended"
@@ -161,9 +169,16 @@ def _failure(pods: Sequence[Pod], live: DeploymentState | None) -> str | None:
                 return f"container {container.name} of pod {pod.name} restarted: {why}{code}"
         if pod.phase == "Failed" and not pod.deleting:
             return f"pod {pod.name} failed: {pod.failed or 'see its log'}"
-    if live is not None and is_overdue(live):
+    if live.observed_generation >= live.generation and is_overdue(live):
         return "its replicas did not become ready within spec.rollout.progressDeadline"
     return None
+
+
+def _seconds(created: str) -> float:
+    try:
+        return datetime.fromisoformat(created).timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _outside(window: float, revision: str) -> str:

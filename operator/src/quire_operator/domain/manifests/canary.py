@@ -75,6 +75,7 @@ def canary_manifests(
     replicas: int,
     *,
     uid: str,
+    revision: str,
     images: Images,
     features: ClusterFeatures = d.NO_FEATURES,
     stable: d.Manifests,
@@ -94,7 +95,8 @@ def canary_manifests(
     there = {manifest.ref for manifest in stable}
     claims = (child for child in d.CHILDREN if child.kind == _CLAIM and child.is_wanted(spec, features))
     shared = [claim for claim in claims if claim.ref(spec.name) not in there]
-    return tuple(d.render(child, parent) for child in (*shared, _SERVICE, _DEPLOYMENT))
+    deployment = replace(_DEPLOYMENT, render=lambda parent: _deployment(parent, revision))
+    return tuple(d.render(child, parent) for child in (*shared, _SERVICE, deployment))
 
 
 def revision_manifests(resource: Resource, revisions: Mapping[str, Revision]) -> tuple[d.Manifest, ...]:
@@ -107,6 +109,10 @@ def canary_refs(name: str) -> tuple[Ref, ...]:
     return _SERVICE.ref(name), _DEPLOYMENT.ref(name)
 
 
+def _no_content(parent: d.Parent) -> d.Content:
+    raise AssertionError("a revision is needed to render this child")
+
+
 def _selector(name: str) -> dict[str, str]:
     return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: names.CANARY_COMPONENT}
 
@@ -115,7 +121,7 @@ def _service(parent: d.Parent) -> d.Content:
     return d.Content(fields={"spec": {"selector": _selector(parent.spec.name), "ports": [d.port()]}})
 
 
-def _deployment(parent: d.Parent) -> d.Content:
+def _deployment(parent: d.Parent, revision: str) -> d.Content:
     deployment: dict[str, object] = {
         "replicas": parent.target,
         "selector": {"matchLabels": _selector(parent.spec.name)},
@@ -125,11 +131,8 @@ def _deployment(parent: d.Parent) -> d.Content:
         "revisionHistoryLimit": 0,
         "template": parent.template,
     }
-    return d.Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: d.digest(parent.template)})
-
-
-def _no_content(parent: d.Parent) -> d.Content:
-    raise AssertionError("a ControllerRevision follows from a revision, not from a spec")
+    # The replicas of one revision must never be taken for those of the next.
+    return d.Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: revision})
 
 
 def _revision(resource: Resource, name: str, revision: Revision) -> d.Manifest:
@@ -152,7 +155,7 @@ _DEPLOYMENT = d.Child(
     kind="Deployment",
     api_version="apps/v1",
     plural="deployments",
-    render=_deployment,
+    render=_no_content,
     suffix=names.CANARY_SUFFIX,
     component=names.CANARY_COMPONENT,
 )

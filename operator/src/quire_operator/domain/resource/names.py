@@ -28,7 +28,7 @@ ANNOTATION_REFRESH_MODEL = "quire.dev/refresh-model"
 ANNOTATION_ROLLOUT_NOW = "quire.dev/rollout-now"
 """On an LLMDeployment: the digest of a pod template whose rollout does not wait for a window."""
 ANNOTATION_TEMPLATE = "quire.dev/template"
-"""On a Deployment: the digest of the pod template that was applied to it."""
+"""On a Deployment: the digest of the pod template that was applied to it; on that of a canary, its revision."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"
