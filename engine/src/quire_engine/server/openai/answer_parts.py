@@ -91,7 +91,7 @@ class AnswerPlan:
         return None if self.phase is None else self.formats.parser(self.prompt_end, None)
 
     def reasoning_phase(self, tokenizer: Tokenizer, budget: int | None) -> ReasoningPhase | None:
-        """Return the reasoning before an answer; None where there is none, or its tags are not a token each."""
+        """Return the reasoning before an answer; None where there is no reasoning, or its tags are not a token each."""
         tags = reasoning_tags(self.formats, tokenizer)
         if tags is None or self._format is not None:
             return None

@@ -209,7 +209,7 @@ class TextOptions(Strict):
 
 
 class ReasoningOptions(Strict):
-    """How much the model reasons. Answers have the reasoning itself, never a summary of it."""
+    """The effort of the model's reasoning. Answers have the reasoning itself, never a summary of it."""
 
     effort: Annotated[str, Field(max_length=64)] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -247,7 +247,7 @@ class ResponsesRequest(SamplingExtensions):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    max_tool_calls: int | None = Field(None, description="Of tools that run on the server, which there are none of.")
+    max_tool_calls: int | None = Field(None, description="Of tools that run on the server; this one runs no tools.")
 
     @field_validator("include")
     @classmethod

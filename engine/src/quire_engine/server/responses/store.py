@@ -11,7 +11,7 @@ from quire_engine.errors import InvalidRequest, NotFound
 from quire_engine.server.generation.generation import Generation
 
 _ENTRY_BYTES = 512
-"""What an entry takes besides its texts."""
+"""The memory of an entry besides its texts."""
 
 Messages = list[dict[str, Any]]
 
