@@ -85,6 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _with_local_model(config: EngineConfig) -> EngineConfig:
     """Return the configuration with a folder of this machine; a model of another place is downloaded first."""
+    config = _with_local_draft(config)
     source = remote_source(config.model.path, config.model.revision)
     if source is None:
         return replace(config, model=replace(config.model, path=pinned(config.model.path)))
@@ -94,6 +95,25 @@ def _with_local_model(config: EngineConfig) -> EngineConfig:
     return replace(
         config, model=replace(config.model, path=folder), server=replace(config.server, served_model_names=names)
     )
+
+
+def _with_local_draft(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with a draft model on this machine, or without one that is missing and not required."""
+    options = config.speculation
+    if options is None or options.model is None:
+        return config
+    try:
+        source = remote_source(options.model, None)
+        if source is None:
+            return config
+        with _ended_by_sigterm():
+            folder = fetch_model(source, config.model.download_dir or cache_home(os.environ))
+    except FetchError as error:
+        if options.required:
+            raise
+        print(f"quire-engine: serves without speculation: --spec-model {options.model}: {error}", file=sys.stderr)
+        return replace(config, speculation=None)
+    return replace(config, speculation=replace(options, model=folder))
 
 
 def _spawned(config: EngineConfig, cpu: CpuChoice | None) -> Spawned:

@@ -80,8 +80,14 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:
-    """Options of speculative decoding by prompt lookup."""
+    """Options of speculative decoding."""
 
+    method: Literal["ngram", "draft_model"] = "ngram"
+    """``ngram`` is prompt lookup."""
+    model: Path | None = None
+    """The draft model: a folder, or the name of a model to download. None for other methods."""
+    required: bool = True
+    """False lets the engine start without speculation if the draft model cannot be used."""
     max_tokens: int = 8
     """The most drafts of a sequence in a step, less than a block of the KV cache; the engine chooses how many."""
     shortest_match: int = 2

@@ -16,7 +16,7 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
+from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.matchers import Matchers
@@ -320,24 +320,28 @@ def make_engine(
         block_bytes=model.block_bytes,
     )
     bound = _stall_bound(model, scheduler.max_generation_stall_seconds)
-    drafts = None if speculation is None else _speculation(speculation, config, model)
+    drafts = None
+    if speculation is not None and (speculation.method == "ngram" or model.seconds_per_draft is not None):
+        drafts = _speculation(speculation, config, model)
     return Engine(
         scheduler=Scheduler(config, model.layout, rates, bound, drafts),
         runner=model.runner,
         matchers=Matchers(model.vocab_size),
         adapters=model.adapters,
         # What a step with drafts gains is known only after it.
-        overlap=model.asynchronous and speculation is None,
+        overlap=model.asynchronous and drafts is None,
     )
 
 
 def _speculation(options: SpeculationOptions, config: SchedulerConfig, model: LoadedModel) -> Speculation:
     settings = NgramSettings(shortest=options.shortest_match, longest=options.longest_match)
+    proposer = OpenProposer()
     return Speculation(
-        ngram_proposers(settings),
+        ngram_proposers(settings) if options.method == "ngram" else lambda sequence: proposer,
         max_tokens=options.max_tokens,
         most_drafts=config.max_prompt_logprobs_positions,
         costs=model.step_costs,
+        seconds_per_pass=model.seconds_per_draft if options.method == "draft_model" else None,
     )
 
 

@@ -1,16 +1,17 @@
 """The options of speculative decoding, from vLLM's ``--speculative-config`` or from plain flags."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from quire_common.flags.table import FlagValues
 from quire_engine.config import SpeculationOptions
 
-NGRAM = "ngram"
+NGRAM: Final = "ngram"
+DRAFT_MODEL: Final = "draft_model"
 _DEFAULTS = SpeculationOptions()
-_METHOD_NAMES = ("model", "method")
-_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
-_PLAIN = ("spec-method", "spec-tokens")
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "required")
+_PLAIN = ("spec-method", "spec-model", "spec-tokens", "spec-required")
 MOST_TOKENS = 127
 """The largest number of drafts with the largest block size."""
 
@@ -23,8 +24,8 @@ def speculation_problems(values: FlagValues) -> Iterator[str]:
             if values.is_set(name):
                 yield f"--{name} and --speculative-config contradict each other: remove one of them"
         yield from _config_problems(config)
-    elif values.is_set("spec-tokens") and values["spec-method"] in (None, "none"):
-        yield "--spec-tokens needs a method: add --spec-method ngram"
+    else:
+        yield from _plain_problems(values)
     block_size = values["block-size"]
     options = speculation_options(values)
     if options is not None and block_size is not None and options.max_tokens >= block_size:
@@ -35,14 +36,36 @@ def speculation_problems(values: FlagValues) -> Iterator[str]:
         )
 
 
+def _plain_problems(values: FlagValues) -> Iterator[str]:
+    method, model = values["spec-method"], values["spec-model"]
+    if method == DRAFT_MODEL and model is None:
+        yield "--spec-method draft_model needs --spec-model: the folder of the draft model, or org/name on a hub"
+    if model is not None and method in (NGRAM, "none") and values.is_set("spec-method"):
+        yield f"--spec-model needs --spec-method draft_model, and it is {method}: remove one of them"
+    if values.is_set("spec-tokens") and model is None and method in (None, "none"):
+        yield "--spec-tokens needs a method: add --spec-method ngram, or --spec-model"
+
+
+def _method_of(config: Mapping[str, Any]) -> str | None:
+    """Return the method, which vLLM lets follow from the model's name."""
+    method, model = config.get("method"), config.get("model")
+    if method is None and isinstance(model, str):
+        return NGRAM if model.strip("[]") == NGRAM else DRAFT_MODEL
+    return None if method is None else str(method)
+
+
 def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
     for key in config:
         if key not in _KEYS:
             yield f"--speculative-config {key}: is not known here; the keys are {', '.join(_KEYS)}"
-    methods = {str(config[name]).strip("[]") for name in _METHOD_NAMES if config.get(name) is not None}
-    if methods != {NGRAM}:
-        found = " and ".join(sorted(methods)) or "missing"
-        yield f'--speculative-config method: {found}; the only method is "{NGRAM}" (prompt lookup)'
+    method, model = _method_of(config), config.get("model")
+    if method not in (NGRAM, DRAFT_MODEL):
+        found = "missing" if method is None else method
+        yield f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup) and "{DRAFT_MODEL}"'
+    elif method == DRAFT_MODEL and not (isinstance(model, str) and model.strip()):
+        yield "--speculative-config model: is missing; name the folder of the draft model, or org/name on a hub"
+    if config.get("required") not in (None, True, False):
+        yield f"--speculative-config required: {config['required']!r} is neither true nor false"
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
         value = config.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -56,14 +79,24 @@ def speculation_options(values: FlagValues) -> SpeculationOptions | None:
     """Return the options; None without speculation, or if ``speculation_problems`` finds the config unusable."""
     config = values["speculative-config"]
     if config is None:
-        if values["spec-method"] in (None, "none"):
+        method, model = values["spec-method"], values["spec-model"]
+        if method in (None, "none") and model is None:
             return None
-        return SpeculationOptions(max_tokens=values["spec-tokens"] or _DEFAULTS.max_tokens)
+        return SpeculationOptions(
+            method=DRAFT_MODEL if model is not None else NGRAM,
+            model=model,
+            required=values["spec-required"] is not False,
+            max_tokens=values["spec-tokens"] or _DEFAULTS.max_tokens,
+        )
     if any(_config_problems(config)):
         return None
     lowest, highest = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
-    # As in vLLM, one of the two alone stands for both.
+    draft = _method_of(config) == DRAFT_MODEL
+    # As in vLLM, one of the two lengths of a match alone stands for both.
     return SpeculationOptions(
+        method=DRAFT_MODEL if draft else NGRAM,
+        model=Path(config["model"]).expanduser() if draft else None,
+        required=config.get("required") is not False,
         max_tokens=config.get("num_speculative_tokens") or _DEFAULTS.max_tokens,
         shortest_match=lowest or highest or _DEFAULTS.shortest_match,
         longest_match=highest or lowest or _DEFAULTS.longest_match,

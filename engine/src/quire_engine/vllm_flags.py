@@ -42,7 +42,7 @@ _ONE_DEVICE = "an engine runs on one device; start several engines behind quire-
 _PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
 _NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
 _LORA = "adapters have the type of the activations and are for linear layers of text models; see --enable-lora"
-_NO_DRAFTS = "drafts come from prompt lookup; see --spec-method"
+_NO_DIFFUSION = "answers are generated token by token; see --spec-method"
 _TEXT_ONLY = "this version serves text only"
 _NO_STATE = "this version serves no models with state-space or linear attention layers"
 _NO_TRANSFER = "the KV cache stays in the engine; for preempted sequences see --swap-space-bytes"
@@ -99,7 +99,7 @@ _REASONS = (
         " fully-sharded-loras lora-target-modules default-mm-loras specialize-active-lora"
         " enable-mixed-moe-lora-format enable-moe-shared-loras max-lora-cls-labels",
     ),
-    (_NO_DRAFTS, "spec-model diffusion-config -dc"),
+    (_NO_DIFFUSION, "diffusion-config -dc"),
     (_METRICS, "per-request-spec-decode-metrics"),
     (
         _TEXT_ONLY,

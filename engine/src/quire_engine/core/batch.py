@@ -105,7 +105,7 @@ class Batch:
     constrained: ConstrainedSequences | None = None
     num_drafts: list[int] = field(default_factory=list)
     """[B] how many of the scheduled tokens, the last ones, are drafts to verify; empty if no sequence has any. Only
-    sequences that sample have drafts, and all their tokens are known."""
+    sequences that sample have drafts. All their tokens are known, except the drafts of a runner's own draft model."""
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
     """The adapters to copy into slots before the model runs, in order; no earlier step reads these slots later."""
     rank_count: int = 1
@@ -161,6 +161,8 @@ class RunnerOutput:
     sample_seconds: float = 0.0
     swap_seconds: float = 0.0
     """The time of the copies in ``swap_out`` and ``swap_in``; not part of the other three."""
+    draft_seconds: float = 0.0
+    """The time of a draft model; not part of the others."""
 
 
 class FinishedSequence(NamedTuple):

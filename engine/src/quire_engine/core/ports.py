@@ -104,6 +104,8 @@ class LoadedModel:
     step_costs: StepCosts | None = None
     swap_bytes_per_second: float | None = None
     """The rate of copies of blocks between the cache and the swap space, in either direction."""
+    seconds_per_draft: float | None = None
+    """The first estimate of the time that a draft model takes for a draft; None if there is no draft model."""
     block_bytes: tuple[int, ...] = ()
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
     adapters: AdapterStore | None = None

@@ -401,7 +401,7 @@ class Scheduler:
             self._observe_speculation(self._speculation, flight, output)
         self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
-            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
+            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds
             self._stall_bound.observe(flight.prompts, seconds)
         keys: list[int] = []
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
@@ -448,7 +448,9 @@ class Scheduler:
                     self.counters.count_drafts(drafts, count - 1)
         if not flight.prompts.tokens:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
-            speculation.observe_step(flight.batch.num_tokens, seconds)
+            passes = max(flight.batch.num_drafts, default=0)
+            tokens, drafting = flight.batch.num_tokens, output.draft_seconds
+            speculation.observe_step(tokens, seconds, passes=passes, draft_seconds=drafting)
 
     def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:
         return find_stop(

@@ -28,8 +28,8 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
     size = size_cache(demand, config.cache, _left_to_cache(available_memory(), model.reserved_bytes))
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
-    layout = make_layout(shape, config.cache.block_size, size)
-    caches = allocate(layout, shape, model.cache_dtype)
+    layout = make_layout(model.cached_shape, config.cache.block_size, size)
+    caches = allocate(layout, model.cached_shape, model.cache_dtype)
     runner = ModelRunner(
         model=model.built.model,
         caches=caches,
@@ -45,6 +45,8 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
         ),
         deterministic=deterministic,
         adapters=model.adapters,
+        draft=None if model.draft is None else model.draft.built.model,
+        draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
     )
     made = time.perf_counter()
     measured = warm_up(

@@ -14,6 +14,7 @@ from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.adapter_store import RunnerAdapters
+from quire_engine.runner.draft_model import DraftModel
 from quire_engine.runner.inputs import RowState, build
 from quire_engine.runner.logprobs import (
     LogitsRows,
@@ -69,11 +70,17 @@ class ModelRunner:
         threads: ThreadChooser,
         deterministic: bool = False,
         adapters: RunnerAdapters | None = None,
+        draft: CausalLM | None = None,
+        draft_layers: int = 0,
     ) -> None:
-        """Create the runner. ``deterministic`` attention does not depend on how a sequence is divided into steps."""
+        """Create the runner. ``caches`` has the layers of the model, then those of a ``draft`` model.
+
+        ``deterministic`` attention does not depend on how a sequence is divided into steps.
+        """
         self._adapters = adapters
         self._model = model
-        self._caches = caches
+        own = len(caches) - draft_layers
+        self._caches = caches[:own]
         self._swapper = Swapper(layout, caches, swap_space)
         self._layout = layout
         self._threads = threads
@@ -82,6 +89,9 @@ class ModelRunner:
         max_blocks = -(-max_model_len // layout.block_size) + 1
         self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
         self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
+        self._draft = None
+        if draft is not None:
+            self._draft = DraftModel(draft, caches[own:], layout, max_rows=max_rows, max_model_len=max_model_len)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "ComputedLogits":
@@ -96,6 +106,10 @@ class ModelRunner:
             self._sampler.admit(admission)
         self._rows.apply(batch)
         self._threads.prepare(batch.num_tokens)
+        drafting = time.perf_counter()
+        if self._draft is not None:
+            batch = self._draft.run(batch, self._rows, self._sampler)
+        drafted = time.perf_counter()
         wanted = logits_rows(batch)
         inputs = build(batch, self._rows, self._layout, wanted.rows, deterministic=self._deterministic)
         prepared = time.perf_counter()
@@ -105,7 +119,8 @@ class ModelRunner:
             batch=batch,
             wanted=wanted,
             logits=logits,
-            prepare_seconds=prepared - began,
+            prepare_seconds=prepared - drafted + drafting - began,
+            draft_seconds=drafted - drafting,
             run_seconds=time.perf_counter() - prepared,
             swap_seconds=began - arrived,
         )
@@ -155,6 +170,7 @@ class ComputedLogits:
     wanted: LogitsRows
     logits: torch.Tensor  # [R + P, V]
     prepare_seconds: float
+    draft_seconds: float
     run_seconds: float
     swap_seconds: float
 
@@ -177,5 +193,6 @@ class ComputedLogits:
                 run_seconds=self.run_seconds,
                 sample_seconds=time.perf_counter() - began,
                 swap_seconds=self.swap_seconds,
+                draft_seconds=self.draft_seconds,
             )
         )

@@ -92,6 +92,10 @@ class Sampler:
             entries[place] = entry
         return Drawn(token_ids=drawn, logprobs=entries)
 
+    def guess(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the token that each of ``rows`` would sample from the logits of a draft model, without its edits."""
+        return self._draw(logits, rows, positions)
+
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         if not self._temperature[rows].any():
             return greedy(logits).numpy()

@@ -10,6 +10,7 @@ from quire_engine.model.candidate import BuiltModel
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.cache_size import CacheDemand, CacheSize
+from quire_engine.runner.draft_start import Draft, with_draft_layers
 from quire_engine.runner.warm_up import Measured
 
 
@@ -24,6 +25,17 @@ class ModelInMemory:
     adapters: RunnerAdapters | None = None
     reserved_bytes: int = 0
     """Host memory that is left to adapters which are not loaded yet."""
+    draft: Draft | None = None
+
+    @property
+    def cached_shape(self) -> ModelShape:
+        """The shape of the KV cache, which includes the draft model's layers."""
+        return self.shape if self.draft is None else with_draft_layers(self.shape, self.draft.shape)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The bytes of the weights of all models."""
+        return self.built.weight_bytes + (0 if self.draft is None else self.draft.built.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 from quire_common.errors import FlagsError
 from quire_engine.config import DeviceOptions, EngineConfig
 from quire_engine.core.ports import LoadedModel
+from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
@@ -31,6 +32,7 @@ from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
 from quire_engine.runner.device_search import find_devices
+from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, option_problems
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
@@ -61,19 +63,22 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     if problems := _option_problems(config, candidate, place):
         raise FlagsError(problems)
     candidate = candidate.limited_to(_model_limit(config, candidate.shape))
+    draft = find_draft(config, candidate.shape, longest=_model_limit(config, candidate.shape))
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
     arithmetic = _choose_arithmetic(config, candidate.shape, place, threads)
     dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
-    if problem := _attention_problem(config, candidate.shape, place, dtype, cache_dtype):
-        raise FlagsError([problem])
+    for shape in [candidate.shape, *([] if draft is None else [draft.shape])]:
+        if problem := _attention_problem(config, shape, place, dtype, cache_dtype):
+            raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend)
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
-    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters)
+    drafting = build_draft(config, draft, _build_options(config, place, dtype, backend))
+    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, drafting)
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
@@ -99,7 +104,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         max_model_len=warm.size.max_model_len,
         vocab_size=model.shape.vocab_size,
         eos_token_ids=_end_tokens(config, model.shape),
-        model_bytes=built.weight_bytes,
+        model_bytes=model.weight_bytes,
         kv_cache_bytes=warm.size.kv_cache_bytes,
         dtype=dtype_name(dtype),
         weights=backend.weights,
@@ -107,6 +112,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         asynchronous=warm.asynchronous,
         prefill_tokens_per_second=1.0 / warm.measured.step_costs.per_token,
         step_costs=warm.measured.step_costs,
+        seconds_per_draft=_seconds_per_draft(model, warm.measured.step_costs),
         swap_bytes_per_second=warm.measured.swap_bytes_per_second,
         block_bytes=tuple(group.block_bytes for group in model.demand.groups),
         adapters=None if model.adapters is None else model.adapters.store,
@@ -234,17 +240,28 @@ def _attention_problem(
     return None
 
 
-@torch.inference_mode()
-def _build(
-    config: EngineConfig, candidate: Candidate, place: _Place, dtype: torch.dtype, backend: LinearBackend
-) -> BuiltModel:
-    options = BuildOptions(
+def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
+    """Return an estimate until steps were measured: a step of the draft model costs by its weights."""
+    if model.draft is None:
+        return None
+    return costs.fixed * min(1.0, max(0.1, model.draft.built.weight_bytes / model.built.weight_bytes))
+
+
+def _build_options(config: EngineConfig, place: _Place, dtype: torch.dtype, backend: LinearBackend) -> BuildOptions:
+    return BuildOptions(
         load_format=config.model.load_format,
         seed=config.model.seed,
         dtype=dtype,
         backend=backend,
         device=place.device,
     )
+
+
+@torch.inference_mode()
+def _build(
+    config: EngineConfig, candidate: Candidate, place: _Place, dtype: torch.dtype, backend: LinearBackend
+) -> BuiltModel:
+    options = _build_options(config, place, dtype, backend)
     if place.gpu is None:
         return candidate.build(options)
     full = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
@@ -259,15 +276,18 @@ def _in_memory(
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     started: StartedAdapters,
+    draft: Draft | None,
 ) -> ModelInMemory:
+    cached = shape if draft is None else with_draft_layers(shape, draft.shape)
     return ModelInMemory(
         built=started.built,
+        draft=draft,
         shape=shape,
         dtype=dtype,
         cache_dtype=cache_dtype,
         device=place.device,
         demand=CacheDemand(
-            groups=cache_groups(shape, cache_dtype, config.cache.block_size, place.device),
+            groups=cache_groups(cached, cache_dtype, config.cache.block_size, place.device),
             block_size=config.cache.block_size,
             sequence_tokens=_model_limit(config, shape),
             must_hold_limit=config.model.max_model_len is not None,
@@ -285,7 +305,7 @@ def _report(
     size, memory = warm.size, warm.memory
     return StartReport(
         device=place.name,
-        weights=model.built.weight_bytes,
+        weights=model.weight_bytes,
         weights_held_as=arithmetic.backend.weights,
         kv_cache=KVCacheReport(
             size=size.kv_cache_bytes,

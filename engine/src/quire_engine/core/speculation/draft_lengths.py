@@ -22,6 +22,7 @@ def choose_lengths(
     others: int,
     most: int,
     seconds: Callable[[int], float],
+    seconds_per_pass: float = 0.0,
     least_gain: float = LEAST_GAIN,
 ) -> list[int]:
     """Return the number of drafts for each sequence with a proposal.
@@ -31,6 +32,7 @@ def choose_lengths(
     others    the sequences that decode in this step without a proposal
     most      the drafts that the step has room for
     seconds   the expected time of a step by its number of tokens
+    seconds_per_pass  the time of a draft model for one draft of all sequences; 0 without a draft model
     """
     marginal = sorted(
         (
@@ -42,16 +44,16 @@ def choose_lengths(
     )
     base = others + len(rates)
     expected = float(base)
-    best, best_total = least_gain * expected / seconds(base), 0
-    for total, (probability, _) in enumerate(marginal[: max(0, most)], start=1):
+    best = least_gain * expected / seconds(base)
+    lengths, chosen, passes = [0] * len(rates), [0] * len(rates), 0
+    for total, (probability, place) in enumerate(marginal[: max(0, most)], start=1):
         expected += probability
-        per_second = expected / seconds(base + total)
-        if per_second > best:
-            best, best_total = per_second, total
-    lengths = [0] * len(rates)
-    for _, place in marginal[:best_total]:
         lengths[-place] += 1
-    return lengths
+        passes = max(passes, lengths[-place])
+        per_second = expected / (seconds(base + total) + passes * seconds_per_pass)
+        if per_second > best:
+            best, chosen = per_second, lengths.copy()
+    return chosen
 
 
 def _probabilities(rate: float, length: int) -> list[float]:

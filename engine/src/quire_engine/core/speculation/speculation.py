@@ -25,6 +25,8 @@ _FIRST_RATE = 0.6
 _ENGINE_MEMORY = 2000.0
 _SEQUENCE_MEMORY = 24.0
 _PRIOR_WEIGHT = 2.0
+_PASS_SHARE, _LARGEST_SURPRISE = 0.1, 3.0
+"""The weight of the newest time of a draft model's pass, and the most by which one may exceed the expected time."""
 _PROMISING = 0.5
 """Drafts that are probably accepted are tried from time to time even if the learned costs speak against them: those of
 steps with drafts are learned from no others."""
@@ -61,6 +63,15 @@ class NgramProposer:
 
     def propose(self, token_ids: list[int], most: int) -> list[int]:
         return self._index.propose(token_ids, most) if self._index.extend(token_ids) else []
+
+
+class OpenProposer:
+    """A ``Proposer`` whose drafts the runner's draft model fills in: only their number is decided here."""
+
+    __slots__ = ()
+
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        return [0] * most
 
 
 def ngram_proposers(settings: NgramSettings) -> ProposerFactory:
@@ -107,11 +118,22 @@ class _Candidate:
 
 
 class Speculation:
-    """The drafts of all sequences. ``most_drafts`` bounds those of one step, whose logits all exist at once."""
+    """The drafts of all sequences.
+
+    ``most_drafts`` bounds those of one step, whose logits all exist at once. ``seconds_per_pass`` is the first estimate
+    of the time in which a draft model computes one draft of all sequences; without a draft model it is None.
+    """
 
     def __init__(
-        self, proposers: ProposerFactory, *, max_tokens: int, most_drafts: int, costs: StepCosts | None
+        self,
+        proposers: ProposerFactory,
+        *,
+        max_tokens: int,
+        most_drafts: int,
+        costs: StepCosts | None,
+        seconds_per_pass: float | None = None,
     ) -> None:
+        self._seconds_per_pass = seconds_per_pass
         self._proposers = proposers
         self._max_tokens = max_tokens
         self._most_drafts = most_drafts
@@ -150,7 +172,8 @@ class Speculation:
                 drafts[candidate.sequence.key] = candidate.proposal[:length]
             else:
                 without["cost"] += 1
-                candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
+                if self._seconds_per_pass is None:
+                    candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
         counters.undrafted_sequences.update(without)
         return drafts
 
@@ -160,8 +183,15 @@ class Speculation:
         proposed = [len(candidate.proposal) for candidate in candidates]
 
         def choose(seconds: Callable[[int], float], least_gain: float) -> list[int]:
-            most = self._most_drafts
-            return choose_lengths(rates, proposed, others=others, most=most, seconds=seconds, least_gain=least_gain)
+            return choose_lengths(
+                rates,
+                proposed,
+                others=others,
+                most=self._most_drafts,
+                seconds=seconds,
+                seconds_per_pass=self._seconds_per_pass or 0.0,
+                least_gain=least_gain,
+            )
 
         lengths = choose(self._curve.seconds, LEAST_GAIN)
         if any(lengths):
@@ -170,7 +200,7 @@ class Speculation:
             self._waited += 1
             if self._waited >= self._pause:
                 self._pause, self._waited = min(2 * self._pause, _LONGEST_PAUSE), 0
-                return choose(lambda _: 1.0, 1.0)
+                return [min(1, length) for length in proposed]
         return lengths
 
     def _state(self, sequence: Sequence) -> _State:
@@ -201,6 +231,9 @@ class Speculation:
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
 
-    def observe_step(self, tokens: int, seconds: float) -> None:
-        """Learn the cost of a step without prompts."""
+    def observe_step(self, tokens: int, seconds: float, *, passes: int = 0, draft_seconds: float = 0.0) -> None:
+        """Learn the cost of a step without prompts, and of the passes of a draft model in it."""
         self._curve.observe(tokens, seconds)
+        if self._seconds_per_pass is not None and passes and draft_seconds > 0.0:
+            error = min(draft_seconds / passes / self._seconds_per_pass, _LARGEST_SURPRISE) - 1.0
+            self._seconds_per_pass *= 1.0 + _PASS_SHARE * error
