@@ -41,12 +41,17 @@ def test_places_before_and_at_drafts() -> None:
     assert before_and_at_drafts(np.array([4, 5, 9]), np.array([2, 0, 1])).tolist() == [2, 3, 4, 5, 8, 9]
 
 
-def speculating(start: Callable[..., Any], folder: Path, **changes: Any) -> Any:
+NGRAM = SpeculationOptions(max_tokens=7, shortest_match=1, longest_match=3)
+
+
+def speculating(start: Callable[..., Any], folder: Path, options: SpeculationOptions = NGRAM, **changes: Any) -> Any:
     """Return an engine whose drafts seem to cost nothing, so that each sequence has as many as it can."""
-    running = start(folder, speculation=SpeculationOptions(max_tokens=7, shortest_match=1, longest_match=3), **changes)
+    running = start(folder, speculation=options, **changes)
     speculation = running.engine._scheduler._speculation
     speculation._curve = StepCurve(StepCosts(fixed=1.0, per_token=1e-9, per_pair=1e-9))
-    speculation.observe_step = lambda tokens, seconds: None
+    speculation.observe_step = lambda tokens, seconds, **_: None
+    if speculation._seconds_per_pass is not None:
+        speculation._seconds_per_pass = 1e-9
     return running
 
 
@@ -104,12 +109,13 @@ def play(running: Any, requests: list[Any], *, cancelled: set[int], first_key: i
         ("llama", {"enable_prefix_caching": False, "preemption_mode": "recompute"}),
         ("llama", {"preemption_mode": "swap"}),
         ("mistral", {"sliding_window": 24}),
+        ("llama", {"draft": True, "preemption_mode": "swap"}),
     ],
 )
 def test_1000_random_requests_answer_as_without_speculation(
     make_folder: Callable[..., Path], start: Callable[..., Any], family: str, changes: dict[str, Any]
 ) -> None:
-    """Run 250 requests in each of four set-ups, all with preemption: 16 sequences in a cache of 26 blocks."""
+    """Run 250 requests in each of five set-ups, all with preemption: 16 sequences in a cache of 26 blocks."""
     fields = {"sliding_window": 24} if family == "mistral" else {}
     folder = make_folder(family, **fields)
     scheduler = SchedulerOptions(
@@ -128,7 +134,14 @@ def test_1000_random_requests_answer_as_without_speculation(
     }
     requests = random_requests(250, seed=len(str(changes)))
     cancelled = set(range(7, 250, 23))
-    plain, drafting = start(folder, **options), speculating(start, folder, **options)
+    plain = start(folder, **options)
+    if changes.get("draft"):
+        # The draft model is the target itself: it is right unless a request's parameters change the logits.
+        speculation = SpeculationOptions(method="draft_model", model=folder, max_tokens=7)
+        options["kv_cache_memory_bytes"] *= 2
+        drafting = speculating(start, folder, speculation, **options)
+    else:
+        drafting = speculating(start, folder, **options)
     for running in (plain, drafting):
         play(running, requests, cancelled=cancelled)
     kept = [key for key in range(len(requests)) if key not in cancelled]

@@ -58,6 +58,7 @@ def test_every_flag_reaches_the_configuration() -> None:
     given_flags = {argument.removeprefix("--").removeprefix("no-") for argument in argv if argument.startswith("--")}
     assert given_flags == set(FLAGS.flags) - {
         *("enforce-eager", "quantization", "api-key", "spec-method", "spec-tokens", "speculative-config"),
+        *("spec-model", "spec-required"),
     }, "all that can be combined"
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
@@ -109,6 +110,19 @@ def _leaves(value: object, prefix: str = "") -> dict[str, object]:
         ("--spec-method ngram", SpeculationOptions()),
         ("--spec-method ngram --spec-tokens 15", SpeculationOptions(max_tokens=15)),
         ("--spec-method ngram --spec-tokens 31 --block-size 32", SpeculationOptions(max_tokens=31)),
+        ("--spec-model d", SpeculationOptions(method="draft_model", model=Path("d"))),
+        (
+            "--spec-method draft_model --spec-model d --spec-tokens 3 --no-spec-required",
+            SpeculationOptions(method="draft_model", model=Path("d"), max_tokens=3, required=False),
+        ),
+        (
+            '-sc {"model":"org/d","num_speculative_tokens":3}',
+            SpeculationOptions(method="draft_model", model=Path("org/d"), max_tokens=3),
+        ),
+        (
+            '-sc {"method":"draft_model","model":"d","required":false}',
+            SpeculationOptions(method="draft_model", model=Path("d"), required=False),
+        ),
         ('-sc {"method":"ngram"}', SpeculationOptions()),
         ('-sc {"model":"[ngram]","num_speculative_tokens":3}', SpeculationOptions(max_tokens=3)),
         ('-sc {"method":"ngram","prompt_lookup_max":6}', SpeculationOptions(shortest_match=6, longest_match=6)),
@@ -159,15 +173,19 @@ def test_every_problem_is_listed_at_once() -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["m", "--spec-tokens", "4"], "--spec-tokens needs a method: add --spec-method ngram"),
+        (["m", "--spec-tokens", "4"], "--spec-tokens needs a method: add --spec-method ngram, or"),
         (["m", "--spec-method", "ngram", "--spec-tokens", "16"], "so at most 15; lower it, or raise --block-size"),
         (["m", "--spec-method", "eagle"], "--spec-method: expected"),
         (["m", "--spec-method", "ngram", "--device", "cuda"], "are for CPUs, and --device is cuda"),
         (["m", "--spec-method", "ngram", "-sc", '{"method":"ngram"}'], "contradict each other"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":0}'], "num_speculative_tokens: 0 is not a whole"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":20}'], "num_speculative_tokens 20: the drafts"),
-        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "method: medusa and org/heads; the only method"),
-        (["m", "-sc", "{}"], "method: missing; the only method"),
+        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "X"),
+        (["m", "-sc", "{}"], "method: missing; the methods are"),
+        (["m", "--spec-method", "draft_model"], "--spec-method draft_model needs --spec-model"),
+        (["m", "--spec-method", "ngram", "--spec-model", "d"], "--spec-model needs --spec-method draft_model"),
+        (["m", "-sc", '{"method":"draft_model"}'], "--speculative-config model: is missing"),
+        (["m", "-sc", '{"model":"d","required":"no"}'], "required: 'no' is neither true nor false"),
         (["m", "-sc", '{"method":"ngram","quantization":"fp8"}'], "--speculative-config quantization: is not known"),
         (
             ["m", "-sc", '{"method":"ngram","prompt_lookup_min":5,"prompt_lookup_max":2}'],

@@ -49,6 +49,18 @@ def test_lengths_follow_rates_and_costs(
     assert choose_lengths(rates, proposed, others=others, most=most, seconds=seconds) == expected
 
 
+@pytest.mark.parametrize(
+    ("rates", "per_pass", "expected"),
+    [([0.9], 0.0, [8]), ([0.9], 0.2, [6]), ([0.9], 1.0, [0]), ([0.9] * 4, 0.5, [2, 2, 2, 2])],
+)
+def test_passes_of_a_draft_model_cost_time(rates: list[float], per_pass: float, expected: list[int]) -> None:
+    """A pass gives all sequences one draft, so that it is worth more the more sequences there are."""
+    chosen = choose_lengths(
+        rates, [8] * len(rates), others=0, most=99, seconds=line(1.0, 0.01), seconds_per_pass=per_pass
+    )
+    assert chosen == expected
+
+
 costs = st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0))
 
 
