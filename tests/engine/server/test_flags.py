@@ -180,7 +180,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (["m", "--spec-method", "ngram", "-sc", '{"method":"ngram"}'], "contradict each other"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":0}'], "num_speculative_tokens: 0 is not a whole"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":20}'], "num_speculative_tokens 20: the drafts"),
-        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "X"),
+        (["m", "-sc", '{"method":"medusa","model":"org/heads"}'], "method: medusa; the methods are"),
         (["m", "-sc", "{}"], "method: missing; the methods are"),
         (["m", "--spec-method", "draft_model"], "--spec-method draft_model needs --spec-model"),
         (["m", "--spec-method", "ngram", "--spec-model", "d"], "--spec-model needs --spec-method draft_model"),

@@ -51,7 +51,7 @@ def test_lengths_follow_rates_and_costs(
 
 @pytest.mark.parametrize(
     ("rates", "per_pass", "expected"),
-    [([0.9], 0.0, [8]), ([0.9], 0.2, [6]), ([0.9], 1.0, [0]), ([0.9] * 4, 0.5, [2, 2, 2, 2])],
+    [([0.9], 0.0, [8]), ([0.9], 0.2, [6]), ([0.9], 1.0, [0]), ([0.9] * 4, 0.5, [3, 3, 3, 3])],
 )
 def test_passes_of_a_draft_model_cost_time(rates: list[float], per_pass: float, expected: list[int]) -> None:
     """A pass gives all sequences one draft, so that it is worth more the more sequences there are."""
