@@ -205,8 +205,7 @@ def _narrow(schema: dict[str, Any], context: Context) -> None:
             if form.get("type") == "integer":
                 form.update(minimum=0, maximum=0)
     if "top_logprobs" not in fields and "logprobs" not in fields:
-        if "stream_options" in fields:
-            schema["allOf"] = [*_RULES]
+        schema["allOf"] = [*_RULES]
         return
     logprobs = "top_logprobs" if "top_logprobs" in fields else "logprobs"
     for form in fields[logprobs]["anyOf"]:
