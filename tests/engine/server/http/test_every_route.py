@@ -14,11 +14,12 @@ from quire_engine import logs
 from quire_engine.config import AccessOptions, LogOptions
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.server import app as application
+from quire_engine.server.auth.access import METRICS_PATHS
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
 
-OPEN = {"/livez", "/readyz", "/metrics"}
+OPEN = {"/livez", "/readyz", *METRICS_PATHS}
 MARKER = "marker-of-what-was-said"
 
 
