@@ -77,6 +77,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
             "preemption": "Swap",
             "swapSpace": "2Gi",
             "speculation": {"method": "NGram", "maxTokens": 12},
+            "resumable": "Enabled",
             "extraArgs": ["--seed", "7", "--lenient"],
         },
         drain={"timeout": "1m30s"},
@@ -94,6 +95,7 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert config.server.served_model_names == ("org/Chat",)
     assert (config.server.host, config.server.port) == ("0.0.0.0", engine_names.HTTP_PORT)
     assert (config.server.drain_timeout_seconds, config.server.lenient) == (90.0, True)
+    assert config.server.resumable_streams and not engine_reads(["--model", "m"]).server.resumable_streams
 
 
 def test_a_local_replica_is_told_its_port_threads_and_cache() -> None:

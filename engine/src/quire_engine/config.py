@@ -196,6 +196,8 @@ class ServerOptions:
     sse_keepalive_seconds: float | None = None
     """The time after which a stream without events gets a comment, also before its first token; None sends none."""
     max_logprobs: int = 20
+    resumable_streams: bool = False
+    """True where gateways get what they need to continue streams on another engine."""
     admission: AdmissionOptions = field(default_factory=AdmissionOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
     tls: TlsFiles | None = None

@@ -276,6 +276,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "error event instead of a status. 0 sends none", "0"),
         _flag("max-logprobs", Integer(0, 1000), "the maximum number of logprobs per token that a request may ask for",
               "20"),
+        _flag("resumable-streams", Switch(), "send gateways the tokens and the seed of streams, with which they "
+              "continue a stream on another engine if this one dies or terminates"),
     ),
     "Admission": (
         _flag("max-queued-requests", Integer(1), "the maximum number of waiting sequences; above it requests get 429",

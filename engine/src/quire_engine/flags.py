@@ -192,6 +192,7 @@ def _server_options(values: FlagValues) -> ServerOptions:
         response_store_bytes=values["response-store-memory"],
         sse_keepalive_seconds=values["sse-keepalive-seconds"] or None,
         max_logprobs=values["max-logprobs"],
+        resumable_streams=values["resumable-streams"] or False,
         admission=AdmissionOptions(
             max_queued_requests=values["max-queued-requests"],
             max_queued_tokens=values["max-queued-tokens"],

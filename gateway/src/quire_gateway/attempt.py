@@ -7,7 +7,7 @@ closed at once.
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from types import SimpleNamespace
 
@@ -17,7 +17,14 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, TRIAL_HEADER, TRIAL_RUNNING, USAGE_HEADER
+from quire_common.contract.engine import (
+    ENGINE_STOPPED,
+    KEY_LIMIT,
+    RESUMABLE_HEADER,
+    TRIAL_HEADER,
+    TRIAL_RUNNING,
+    USAGE_HEADER,
+)
 from quire_common.contract.gateway import TRACK_HEADER
 from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
@@ -27,6 +34,7 @@ from quire_gateway.fleet import Backend, Pool
 from quire_gateway.hold_queue import HoldQueue, HoldTicket
 from quire_gateway.limits import Allowance, Charge
 from quire_gateway.metrics import Metrics
+from quire_gateway.resumable import OpenStream
 from quire_gateway.scrape import read_capped
 from quire_gateway.tracks import TrackedAttempt
 from quire_gateway.trial_queue import Trial
@@ -35,6 +43,8 @@ from quire_gateway.wait_comments import WaitComments
 BUSY = 429
 RESPONSES_PATH = "/v1/responses"
 _UNAVAILABLE = 503
+_ENGINE_ENDS = "shutting_down"
+"""The code of the error with which an engine ends the streams that its drain leaves."""
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
@@ -107,6 +117,8 @@ class Call:
     """The comments until a replica answers; None if the client did not ask for them."""
     id: str
     started: float
+    stream: OpenStream = field(default_factory=OpenStream)
+    """The stream to the client."""
     trial: Trial | None = None
     """Its place among the requests that were lost; None for one that was not."""
 
@@ -150,7 +162,7 @@ class Attempts:
                 upstream = await self._session.post(
                     # Built from the path: a client that uses the gateway as its proxy sends a whole URL.
                     URL(f"{backend.endpoint.url}{call.request.path_qs}", encoded=True),
-                    data=_payload(call.body),
+                    data=_payload(call),
                     headers=self._headers_to_replica(call, backend),
                     allow_redirects=False,
                     trace_request_ctx=connection,
@@ -182,9 +194,15 @@ class Attempts:
         """Relay the replica's answer, unless its status means that another replica should be tried."""
         if upstream.status in (BUSY, _UNAVAILABLE):
             return await self._refused(call, backend, upstream)
+        if call.stream.response is not None and upstream.content_type != sse.CONTENT_TYPE:
+            raise UpstreamFailed(
+                f"a replica died, and another one answered {upstream.status} to the request to continue the stream"
+            )
         length = upstream.content_length
         if length is None or length > _MAX_WHOLE_BYTES:
-            self._accepted(call, backend, upstream.status)
+            # Only an engine that sends the tokens of the stream announces it.
+            is_resumable = upstream.headers.get(RESUMABLE_HEADER) == "yes"
+            self._accepted(call, backend, upstream.status, keeps_body=is_resumable)
             return await self._stream(call, backend, upstream, tracked)
         try:
             whole = await upstream.read()
@@ -202,15 +220,18 @@ class Attempts:
             body=whole,
         )
 
-    def _accepted(self, call: Call, backend: Backend, status: int) -> None:
-        """Record that the replica accepted the request: from here on no other replica is tried."""
+    def _accepted(self, call: Call, backend: Backend, status: int, *, keeps_body: bool = False) -> None:
+        """Record that the replica accepted the request: only a resumable stream may go to another one after this."""
         call.ticket.close()
         if call.trial is not None:
             call.trial.end()
-        call.body.release()
+        if not keeps_body:
+            call.body.release()
         self._queue.release(call.pool)
         backend.record_answer()
         self._metrics.requests.labels(call.pool.model, backend.endpoint.id, str(status)).inc()
+        if call.stream.response is not None:
+            self._metrics.resumed_streams.labels(call.pool.model).inc()
 
     def _headers_to_replica(self, call: Call, backend: Backend) -> CIMultiDict[str]:
         passed = headers.to_replica(call.request.headers, request_id=call.id)
@@ -220,6 +241,7 @@ class Attempts:
             passed[USAGE_HEADER] = "1"
         if call.trial is not None:
             passed[TRIAL_HEADER] = "1"
+        passed[RESUMABLE_HEADER] = "1"
         return passed
 
     def _headers_to_client(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> CIMultiDict[str]:
@@ -246,7 +268,7 @@ class Attempts:
             status=upstream.status, headers=self._headers_to_client(call, backend, upstream), body=body
         )
         code = _error_code(body)
-        if upstream.status == BUSY and code == KEY_LIMIT:
+        if upstream.status == BUSY and code == KEY_LIMIT and call.stream.response is None:
             # Each further replica would charge the key once more.
             self._accepted(call, backend, upstream.status)
             return answer
@@ -262,9 +284,63 @@ class Attempts:
 
     async def _stream(
         self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse, tracked: TrackedAttempt | None
-    ) -> web.StreamResponse:
-        """Relay every chunk as it comes."""
+    ) -> web.StreamResponse | FailedAttempt:
+        """Relay every chunk as it comes. Return the failed attempt if another replica can continue the stream."""
+        stream, is_first = call.stream, call.stream.response is None
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
+        response = stream.response = await self._begin(call, backend, upstream)
+        stream.start(is_announced=upstream.headers.get(RESUMABLE_HEADER) == "yes")
+        try:
+            while chunk := await _next(upstream):
+                if is_first:
+                    self._first_byte(call)
+                    is_first = False
+                _note_bytes(tracked, upstream.status, chunk)
+                whole = stream.feed(events.feed(chunk)) if events else chunk
+                if out := _read_usage(call, whole):
+                    await response.write(out)
+                if stream.may_move and call.pool.is_leaving(backend, monotonic()):
+                    return FailedAttempt(reason="moved", cause="is terminating")
+            if events and (rest := _read_usage(call, stream.flush() + events.flush())):
+                await response.write(rest)
+            if events and events.has_error:
+                _note_broken(tracked)
+        except _ReplicaDied as death:
+            _note_broken(tracked)
+            if stream.is_resumable and (lost := _lost(stream, death)) is not None:
+                backend.record_failure(monotonic(), unreachable=lost.reason == "disconnected")
+                return lost
+            has_ended = events is not None and (events.has_error or stream.is_complete)
+            await self._break(call, backend, response, death, has_ended=has_ended)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self.cancelling or task is None:
+                raise
+            task.uncancel()
+            shutdown = ShuttingDown("this gateway is shutting down")
+            await end_with_error(call.request, response, shutdown.body(call.request.path))
+        return response
+
+    async def _break(
+        self, call: Call, backend: Backend, response: web.StreamResponse, death: _ReplicaDied, *, has_ended: bool
+    ) -> None:
+        """End a stream whose replica died; one that ``has_ended`` has its last event already."""
+        self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
+        _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
+        if rest := call.stream.flush():
+            await response.write(rest)
+        if has_ended:
+            # The replica sent an error event itself: no second one follows.
+            response.force_close()
+            await response.write_eof()
+        else:
+            error = UpstreamFailed("the replica died before the end of this answer")
+            await end_with_error(call.request, response, error.body(call.request.path))
+
+    async def _begin(self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+        """Return the response to the client, which begins now unless an earlier replica or a comment began it."""
+        if call.stream.response is not None:
+            return call.stream.response
         response = None if call.comments is None else await call.comments.stop()
         if response is None:
             response = web.StreamResponse(
@@ -274,39 +350,8 @@ class Attempts:
             )
             response.content_length = upstream.content_length
             await response.prepare(call.request)
-        elif events is None:
+        elif upstream.content_type != sse.CONTENT_TYPE:
             raise UpstreamFailed("the replica's answer is not a stream")
-        is_first = True
-        try:
-            while chunk := await _next(upstream):
-                if is_first:
-                    self._first_byte(call)
-                    is_first = False
-                _note_bytes(tracked, upstream.status, chunk)
-                if (out := events.feed(chunk) if events else chunk) and (out := _read_usage(call, out)):
-                    await response.write(out)
-            if events and (rest := _read_usage(call, events.flush())):
-                await response.write(rest)
-            if events and events.has_error:
-                _note_broken(tracked)
-        except _ReplicaDied as death:
-            _note_broken(tracked)
-            self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
-            _log.warning("stream broken: request %s: replica %s: %s", call.id, backend.endpoint.id, death)
-            if events and events.has_error:
-                # The replica sent an error event itself: no second one follows.
-                response.force_close()
-                await response.write_eof()
-            else:
-                error = UpstreamFailed("the replica died before the end of this answer")
-                await end_with_error(call.request, response, error.body(call.request.path))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self.cancelling or task is None:
-                raise
-            task.uncancel()
-            shutdown = ShuttingDown("this gateway is shutting down")
-            await end_with_error(call.request, response, shutdown.body(call.request.path))
         return response
 
     def _first_byte(self, call: Call) -> None:
@@ -364,5 +409,20 @@ def _read_usage(call: Call, data: bytes) -> bytes:
     return data if call.charge is None else call.charge.read(data)
 
 
-def _payload(body: Body) -> BodyPayload | bytes:
+def _lost(stream: OpenStream, death: _ReplicaDied) -> FailedAttempt | None:
+    """Return the failed attempt of a stream that another replica can continue; None for a stream that has ended."""
+    if stream.is_complete:
+        return None
+    code = stream.error_code()
+    if code == _ENGINE_ENDS:
+        return FailedAttempt(reason="moved", cause="is terminating")
+    if code == ENGINE_STOPPED:
+        return FailedAttempt(reason="engine_stopped", cause="lost its engine process while it worked on the stream")
+    return None if code else FailedAttempt(reason="disconnected", cause=f"closed the connection of the stream: {death}")
+
+
+def _payload(call: Call) -> BodyPayload | bytes:
+    body = call.body
+    if call.stream.response is not None:
+        return call.stream.body(bytes(body.data))
     return BodyPayload(body) if len(body.data) > _LARGE_BODY_BYTES else bytes(body.data)

@@ -234,6 +234,11 @@ class Pool:
         """Return whether a ready replica has not failed recently."""
         return any(b.is_ready and not b.is_suspect(now) for b in self.backends.values())
 
+    def is_leaving(self, backend: Backend, now: float) -> bool:
+        """Return whether a replica terminates or is gone, and another one is ready and did not fail recently."""
+        known = self.backends.get(backend.endpoint.id)
+        return (known is not backend or backend.endpoint.terminating) and self.has_trusted(now)
+
     def ready_ids(self) -> list[str]:
         """Return the replicas that discovery lists as ready."""
         return [id_ for id_, backend in self.backends.items() if backend.is_ready]

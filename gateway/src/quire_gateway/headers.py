@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire_common.contract.engine import TRIAL_HEADER, USAGE_HEADER
+from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
 from quire_common.response_ids import REPLICA_TAG_HEADER
 
@@ -34,6 +34,7 @@ _REQUEST_ONLY = _HOP_BY_HOP | {
     "expect",
     USAGE_HEADER.lower(),
     TRIAL_HEADER.lower(),
+    RESUMABLE_HEADER.lower(),
     WAIT_COMMENTS_HEADER.lower(),
     REPLICA_TAG_HEADER.lower(),
 }

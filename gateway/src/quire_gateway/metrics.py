@@ -40,6 +40,9 @@ class Metrics:
         self.broken_streams = self._counter(
             "broken_streams", "Streams whose replica died before the end of the answer.", "model", "backend"
         )
+        self.resumed_streams = self._counter(
+            "resumed_streams", "Streams that another replica continued after theirs died or terminated.", "model"
+        )
         self.first_byte = self._histogram(
             "time_to_first_byte_seconds", "Time until the first byte of a replica's answer.", *_FIRST_BYTE
         )

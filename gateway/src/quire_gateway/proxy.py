@@ -148,13 +148,21 @@ class Proxy:
         try:
             answer = await self._serve(call)
         except GatewayError as error:
-            response = None if call.comments is None else await call.comments.stop()
+            response = await _started(call)
             if response is None:
                 raise
             self._metrics.errors.labels(call.pool.model, str(error.status), error.code or error.type).inc()
             await end_with_error(call.request, response, error.body(call.request.path))
             return response
-        response = None if call.comments is None else await call.comments.stop()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._attempts.cancelling or call.stream.response is None or task is None:
+                raise
+            task.uncancel()
+            shutdown = ShuttingDown("this gateway is shutting down")
+            await end_with_error(call.request, call.stream.response, shutdown.body(call.request.path))
+            return call.stream.response
+        response = await _started(call)
         if response is None or response is answer:
             return answer
         assert isinstance(answer, web.Response) and isinstance(answer.body, bytes)
@@ -190,6 +198,9 @@ class Proxy:
             if step is not Step.SAME_REPLICA or backend is None:
                 choice = self._pick(call, tried)
                 if isinstance(choice, Hold):
+                    if call.stream.response is not None:
+                        # It was moved, and waits with the lost ones for a replica with room.
+                        break
                     if failure is not None and failure.reason == "busy" and failure.answer is not None:
                         self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
                         return failure.answer
@@ -231,7 +242,7 @@ class Proxy:
                     return outcome
                 trial.refused(backend)
             raise UpstreamFailed(
-                f"a replica of {call.pool.model} died while it worked on this request, and none could try it alone "
+                f"a replica of {call.pool.model} ended while it worked on this request, and none could try it alone "
                 f"within {self._queue.timeout_seconds(call.pool):g} s"
             )
 
@@ -258,6 +269,13 @@ class Proxy:
 def _keeper(pool: Pool, tag: str | None) -> str | None:
     """Return the replica with this tag. If it has gone, any other one refuses what it cannot continue."""
     return None if tag is None else next((id_ for id_ in pool.backends if replica_tag(id_) == tag), None)
+
+
+async def _started(call: Call) -> web.StreamResponse | None:
+    """Return the response to the client if it has started."""
+    if call.stream.response is not None or call.comments is None:
+        return call.stream.response
+    return await call.comments.stop()
 
 
 def _charged(

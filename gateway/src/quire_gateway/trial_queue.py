@@ -5,6 +5,7 @@ bounded in number: they were admitted before, and ``bodies`` bounds their memory
 """
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -27,6 +28,8 @@ class _Line:
 
     def __init__(self) -> None:
         self.trials = Trials()
+        self.num_members = 0
+        """The requests that were lost and have no complete answer; a resumable stream may be lost later."""
         self.turns: dict[int, asyncio.Future[str]] = {}
         self.refusing_until: dict[str, float] = {}
         self.last_ask = 0.0
@@ -52,11 +55,13 @@ class TrialQueue:
         line = self._lines.setdefault(pool, _Line())
         number = next(self._numbers)
         line.trials = line.trials.enter(number)
+        line.num_members += 1
         deadline = monotonic() + self._queue.timeout_seconds(pool)
         try:
             yield Trial(self, pool, line, number, deadline)
         finally:
             line.trials = line.trials.leave(number)
+            line.num_members -= 1
             self._start_trials(pool, line)
 
     def wake(self, pool: Pool) -> None:
@@ -94,9 +99,14 @@ class TrialQueue:
         line = trial.line
         line.trials = line.trials.put_back(trial.number)
         line.refusing_until[replica] = monotonic() + 2 * _POLL_SECONDS
+        trial.deadline = min(trial.deadline, monotonic() + self._queue.timeout_seconds(trial.pool))
 
     def end(self, trial: "Trial") -> None:
-        """End the trial of a request that was answered or whose stream begins."""
+        """End the trial of a request that was answered or whose stream begins.
+
+        If that stream is lost again, it has the whole time again.
+        """
+        trial.deadline = math.inf
         trial.line.trials = trial.line.trials.end(trial.number)
         self._start_trials(trial.pool, trial.line)
 
@@ -126,8 +136,8 @@ class TrialQueue:
             line.timer = None
         if line.trials.waiting:
             line.timer = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._start_trials, pool, line)
-        elif not line.trials.running and self._lines.get(pool) is line:
-            del self._lines[pool]
+        elif not line.num_members:
+            self._lines.pop(pool, None)
 
 
 def _give(turn: asyncio.Future[str], replica: str) -> None:

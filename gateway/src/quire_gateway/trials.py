@@ -46,6 +46,8 @@ class Losses:
         """Return the losses after an attempt failed for ``reason``, and the next step."""
         if reason == "stale" and not self.was_stale:
             return replace(self, was_stale=True, is_stale=True), Step.SAME_REPLICA
+        if reason == "moved":
+            return self, Step.OTHER_REPLICA
         is_lost = reason in _LOST or reason == "stale" or (self.is_stale and reason in _GONE)
         now = replace(self, is_stale=False)
         if not is_lost:

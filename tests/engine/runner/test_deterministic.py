@@ -162,3 +162,14 @@ def test_a_model_of_transformers_is_refused(
         FlagsError, match="--deterministic is for quire's own model families, and this is transformers'"
     ):
         load_model(replace(config, device=DeviceOptions(deterministic=True)))
+
+
+@pytest.mark.parametrize("num_sampled", [1, ANSWER - 1])
+def test_continued_answer_has_the_same_rest(
+    num_sampled: int, configure: Callable[..., EngineConfig], alone: dict[int, Heard]
+) -> None:
+    """Another engine computes the tokens of the answer as part of a prompt, and then samples those that follow."""
+    begun = [replace(request, output_token_ids=alone[request.key].token_ids[:num_sampled]) for request in requests()]
+    for key, heard in answers(engine_over(configure(enable_prefix_caching=True)), [begun]).items():
+        assert heard.token_ids == alone[key].token_ids[num_sampled:]
+        assert heard.logprobs == alone[key].logprobs[num_sampled:]

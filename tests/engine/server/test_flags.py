@@ -42,7 +42,8 @@ EVERY_FLAG = """\
     --no-enable-prefix-caching --share-prefixes all
     --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
     --host 127.0.0.1
-    --port 1234 --drain-timeout 90s --lenient --max-body-bytes 1KiB --body-memory 1MiB --sse-keepalive-seconds 15
+    --port 1234 --drain-timeout 90s --resumable-streams --lenient
+    --max-body-bytes 1KiB --body-memory 1MiB --sse-keepalive-seconds 15
     --response-store-memory 2MiB
     --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk

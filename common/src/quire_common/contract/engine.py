@@ -33,6 +33,16 @@ USAGE_HEADER = "X-Quire-Usage"
 USAGE_COMMENT = b": quire-usage "
 """The start of that comment; the usage follows as JSON, then an empty line."""
 
+RESUMABLE_HEADER = "X-Quire-Resumable"
+"""A request header with which a stream has the comments below, if the engine has ``--resumable-streams``. In the
+response it says ``yes``, or ``no`` with the property of the request that prevents it."""
+RESUME_COMMENT = b": quire-resume "
+"""The start of the first comment: facts as a JSON object, then an empty line."""
+TOKENS_COMMENT = b": quire-tokens "
+"""The start of the comment after events: the token ids of these events as a JSON array, then an empty line."""
+RESUME_FIELD = "quire_resume"
+"""The field of a body that continues a stream: the facts, and the relayed tokens as ``token_ids``."""
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"

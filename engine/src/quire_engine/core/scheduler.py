@@ -373,14 +373,15 @@ class Scheduler:
         insort(self._running, sequence, key=_order)
         start = sequence.num_computed
         if sequence.num_preemptions == 0:
-            sequence.num_cached = start
+            # The cache may hold tokens of another engine's output, too.
+            sequence.num_cached = min(start, sequence.num_prompt)
             plan.first_scheduled_keys.append(sequence.key)
-            plan.first_scheduled_cached.append(start)
+            plan.first_scheduled_cached.append(sequence.num_cached)
             self._waiting.admitted(sequence)
             self.counters.prompt_tokens += sequence.num_prompt
             if self._config.enable_prefix_caching:
                 self.counters.prefix_cache_queries += sequence.num_prompt
-                self.counters.prefix_cache_hits += start
+                self.counters.prefix_cache_hits += sequence.num_cached
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
         sequence.num_lost = 0
         plan.enter(sequence, count)

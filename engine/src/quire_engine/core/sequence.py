@@ -4,7 +4,7 @@ Only the scheduler changes a sequence. Its plain attributes are read once per st
 are stored ready to use (``num_tokens``, ``capacity``, ``limit``) instead of being computed on access.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
@@ -29,6 +29,8 @@ class Request:
     """The number of the adapter; None for the base model. Each load of an adapter has a number of its own."""
     parent: int | None = None
     """The key of the first sequence of the same client request (n > 1), which computes their common prompt."""
+    output_token_ids: list[int] = field(default_factory=list)
+    """The tokens that another engine has sampled; this one continues after them."""
 
 
 class Sequence:
@@ -102,10 +104,10 @@ class Sequence:
         self.masked = self.constrained or params.reasoning_phase is not None
         ignores_eos = params.ignore_eos and not self.constrained
         self.stop_ids = frozenset(params.stop_token_ids if ignores_eos else (*params.stop_token_ids, *eos_token_ids))
-        self.token_ids = list(request.prompt_token_ids)
-        self.num_prompt = len(self.token_ids)
-        self.num_prefill = self.num_prompt
-        self.num_tokens = self.num_prompt
+        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_prefill = len(self.token_ids)
+        self.num_tokens = self.num_prefill
         self.num_pending = 0
         self.num_computed = 0
         self.num_cached = 0

@@ -110,10 +110,12 @@ class EngineService(Protocol):
         cache_salt: str | None = None,
         parent: int | None = None,
         adapter: int | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> TokenStream:
         """Send a sequence to the engine. Raise Unavailable while there is no engine process.
 
-        ``parent`` is the key of the first stream with the same prompt of the same HTTP request.
+        ``parent`` is the key of the first stream with the same prompt of the same HTTP request. ``output_token_ids``
+        were sampled by another engine; the stream has those that follow.
         """
 
     def reset_prefix_cache(self) -> None:
@@ -213,10 +215,12 @@ class EngineClient:
         cache_salt: str | None = None,
         parent: int | None = None,
         adapter: int | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> Stream:
         """Send a request to the engine. Raise Unavailable while there is no engine process.
 
-        ``parent`` is the key of an earlier stream with the same prompt of the same HTTP request.
+        ``parent`` is the key of an earlier stream with the same prompt of the same HTTP request. ``output_token_ids``
+        were sampled by another engine; the stream has those that follow.
         """
         if self.state != "ready":
             raise self._unavailable()
@@ -232,6 +236,7 @@ class EngineClient:
             cache_salt=cache_salt,
             parent=parent,
             adapter=adapter,
+            output_token_ids=list(output_token_ids),
         )
         self._supervisor.send(Submit(request))
         if parent is None and self._observer is not None:

@@ -39,6 +39,8 @@ class Routing:
     cache_salt: str | None = None
     adapter: int | None = None
     """The number of the adapter; None for the model itself."""
+    output_token_ids: Sequence[int] = ()
+    """The tokens of its only answer that another engine has sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +366,7 @@ def _submit_all(
                 cache_salt=routing.cache_salt,
                 parent=first_of.get(id(choice.prompt_token_ids)),
                 adapter=routing.adapter,
+                output_token_ids=routing.output_token_ids,
             )
             first_of.setdefault(id(choice.prompt_token_ids), stream.key)
             runs.append(_Run(choice, sampling, stream, RequestTimes(routing.arrival_time)))

@@ -13,10 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire_common.contract.engine import TRIAL_HEADER, USAGE_COMMENT, USAGE_HEADER
+from quire_common.contract.engine import RESUME_FIELD, TRIAL_HEADER, USAGE_COMMENT, USAGE_HEADER
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
 from quire_engine.server.generation.choice import Choice, Collected, Delta
 from quire_engine.server.generation.generation import ClientGone, Generation
+from quire_engine.server.generation.resumption import Resumption, TokenMarks
 from quire_engine.server.http import sse
 
 _log = logging.getLogger(__name__)
@@ -82,9 +83,12 @@ async def respond(
     """
     watch = DisconnectWatch(request, generation.abandon)
     headers: dict[str, str] = request.state.answer_headers
+    resumption: Resumption | None = request.state.resumption
     handed_over = False
     first = asyncio.ensure_future(generation.first())
     try:
+        if resumption is not None:
+            _replay(resumption, generation, writer)
         if stream and keepalive_seconds is not None and TRIAL_HEADER not in request.headers:
             await asyncio.wait({first}, timeout=keepalive_seconds)
         else:
@@ -101,6 +105,7 @@ async def respond(
                 headers,
                 keepalive_seconds,
                 tells_usage=USAGE_HEADER in request.headers,
+                marks=None if resumption is None else TokenMarks(resumption),
             )
         return Response(await collect_whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
     except ClientGone:
@@ -110,6 +115,19 @@ async def respond(
             first.cancel()
             watch.stop()
             generation.close()
+
+
+def _replay(resumption: Resumption, generation: Generation, writer: Writer) -> None:
+    """Bring an answer to where another engine left it. Raise InvalidRequest if it ended there."""
+    if not resumption.token_ids:
+        return
+    (choice,) = generation.choices
+    delta = choice.append_tokens(resumption.token_ids, None, None)
+    if choice.finish_reason is not None:
+        raise InvalidRequest(f"{RESUME_FIELD}: the tokens end the answer", param=RESUME_FIELD, code="not_resumable")
+    if delta is not None:
+        # The client has its events. Writing them brings the writer to the same state.
+        writer.chunk(delta)
 
 
 async def collect_whole(generation: Generation, writer: Writer, first: list[Delta]) -> bytes:
@@ -156,10 +174,12 @@ class _EventStream(Response):
         keepalive_seconds: float | None,
         *,
         tells_usage: bool,
+        marks: TokenMarks | None,
     ) -> None:
         super().__init__(headers={**sse.HEADERS, **headers})
         self._keepalive_seconds = keepalive_seconds
         self._tells_usage = tells_usage
+        self._marks = marks
         del self.headers["content-length"]
         self._generation = generation
         self._writer = writer
@@ -189,10 +209,16 @@ class _EventStream(Response):
     async def _send_events(self, sender: "_PatientSender") -> None:
         chunk = self._writer.chunk
         try:
-            await sender.send(b"".join([chunk(delta) for delta in await self._first]))
+            marks = self._marks
+            deltas = await self._first
+            events = b"".join([chunk(delta) for delta in deltas])
+            await sender.send(events if marks is None else marks.start() + events + marks.mark(deltas, events))
             async for deltas in self._generation.deltas():
                 # A parser may hold back the text of a delta.
-                if events := b"".join([chunk(delta) for delta in deltas]):
+                events = b"".join([chunk(delta) for delta in deltas])
+                if marks is not None:
+                    events += marks.mark(deltas, events)
+                if events:
                     await sender.send(events)
             usage = sse.comment(USAGE_COMMENT, self._writer.usage()) if self._tells_usage else b""
             await sender.send(usage + self._writer.last(self._generation.choices), more=False)

@@ -1,6 +1,5 @@
 """The route POST /v1/chat/completions: messages go through the model's chat template, answers have OpenAI's form."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from quire_engine.server.openai.answer_parts import AnswerPlan
 from quire_engine.server.openai.chat_generation import start_chat
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from quire_engine.server.openai.requests import read_request
+from quire_engine.server.openai.requests import created_at, read_request
 from quire_engine.server.openai.usage import UsageReport
 
 router = APIRouter()
@@ -34,7 +33,9 @@ async def chat_completions(request: Request) -> Response:
     with context.bodies.lease() as held:
         body = await read_request(request, context, ChatCompletionRequest, held)
         generation, plan = await start_chat(request, context, body, arrived)
-    writer = ChatWriter(context, body, f"chatcmpl-{request.state.request_id}", generation.choices, plan)
+    writer = ChatWriter(
+        context, body, f"chatcmpl-{request.state.request_id}", created_at(request), generation.choices, plan
+    )
     keepalive = context.options.sse_keepalive_seconds
     return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
 
@@ -48,12 +49,18 @@ class ChatWriter:
     """A writer of the answers to one conversation."""
 
     def __init__(
-        self, context: Context, body: ChatCompletionRequest, id: str, choices: Sequence[Choice], plan: AnswerPlan
+        self,
+        context: Context,
+        body: ChatCompletionRequest,
+        id: str,
+        created: int,
+        choices: Sequence[Choice],
+        plan: AnswerPlan,
     ) -> None:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        head = {"created": int(time.time()), "model": context.answer_name(body.model)}
+        head = {"created": created, "model": context.answer_name(body.model)}
         self._whole_head = {"id": id, "object": "chat.completion", **head}
         self._chunk_head = {"id": id, "object": "chat.completion.chunk", **head}
         self._usage = UsageReport(choices, len(choices), body.stream_options)

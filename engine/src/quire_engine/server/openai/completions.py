@@ -1,6 +1,5 @@
 """The route POST /v1/completions: it continues prompts of text or token ids; answers have OpenAI's form."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from quire_engine.server.generation.streaming import respond
 from quire_engine.server.http import sse
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from quire_engine.server.openai.requests import AnswerLimits, read_request, start_generation, validate
+from quire_engine.server.openai.requests import AnswerLimits, created_at, read_request, start_generation, validate
 from quire_engine.server.openai.schemas import CompletionRequest
 from quire_engine.server.openai.usage import UsageReport
 from quire_engine.text.detokenizer import open_end
@@ -37,7 +36,9 @@ async def completions(request: Request) -> Response:
     with context.bodies.lease() as held:
         body = await read_request(request, context, CompletionRequest, held)
         generation = await _start(request, context, body, arrived)
-    writer = CompletionWriter(context, body, f"cmpl-{request.state.request_id}", generation.choices)
+    writer = CompletionWriter(
+        context, body, f"cmpl-{request.state.request_id}", created_at(request), generation.choices
+    )
     keepalive = context.options.sse_keepalive_seconds
     return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
 
@@ -66,13 +67,15 @@ async def _start(request: Request, context: Context, body: CompletionRequest, ar
 class CompletionWriter:
     """A writer of the answers to one or several prompts."""
 
-    def __init__(self, context: Context, body: CompletionRequest, id: str, choices: Sequence[Choice]) -> None:
+    def __init__(
+        self, context: Context, body: CompletionRequest, id: str, created: int, choices: Sequence[Choice]
+    ) -> None:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
         self._per_prompt = body.answers_per_prompt
         model = context.answer_name(body.model)
-        self._head = {"id": id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._usage = UsageReport(choices, self._per_prompt, body.stream_options)
         self._logprobs = [
             CompletionLogprobs(

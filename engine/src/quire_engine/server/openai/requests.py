@@ -6,17 +6,20 @@ sequences. Each raises RequestError.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import time
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from quire_common.contract.engine import RESUMABLE_HEADER
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import InvalidRequest
 from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.context import Context
 from quire_engine.server.generation.choice import Choice, new_choice
 from quire_engine.server.generation.generation import Generation, Preparation, Routing, submit
+from quire_engine.server.generation.resumption import Resumption, checked, obstacle, started, take_resumption
 from quire_engine.server.http.body import MAX_TOKEN_IDS, read_object, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.openai.grammars import grammar_of
@@ -98,6 +101,7 @@ async def read_content(request: Request, context: Context, held: BodyLease) -> d
     ready = context.engine.ready
     most = MAX_TOKEN_IDS if ready is None else max(MAX_TOKEN_IDS, ready.max_model_len)
     content = await read_object(request, context.options.max_body_bytes, held, max_token_ids=most)
+    request.state.resume = take_resumption(request, content)
     if ready is not None:
         check_lengths(content, ready.max_model_len, context.services.queue)
     return content
@@ -180,12 +184,38 @@ def start_generation(
             rules, stops = stop_rules(body, shown_ids), first.stop_token_ids
             choices.append(new_choice(context.tokenizer, len(choices), prompt, rules, stops, context.end_token_id))
             params.append(of_nth(first, number))
+    resumption, headers = _resumption(request, context, choices, params[0], is_stream=body.stream or False)
+    if resumption is not None:
+        params = [replace(params[0], seed=resumption.seed)]
     routing = Routing(
         arrival_time=arrived,
         priority=body.priority,
         identity=request.state.identity,
         cache_salt=body.cache_salt,
         adapter=context.adapter_of(body.model),
+        output_token_ids=() if resumption is None else resumption.token_ids,
     )
-    request.state.answer_headers = valid.headers
+    request.state.answer_headers = valid.headers | headers
+    request.state.resumption = resumption
     return submit(context.services, choices, params, routing, preparation)
+
+
+def created_at(request: Request) -> int:
+    """Return the time of an answer that was started, in Unix seconds: for a continued one, that of its start."""
+    resumption: Resumption | None = request.state.resumption
+    return int(time()) if resumption is None else resumption.created
+
+
+def _resumption(
+    request: Request, context: Context, choices: Sequence[Choice], params: SamplingParams, *, is_stream: bool
+) -> tuple[Resumption | None, dict[str, str]]:
+    """Return how the stream can be continued, or None, and the response header that says so."""
+    given: Resumption | None = request.state.resume
+    if given is not None:
+        checked(request.url.path, given, choices, params, vocab_size=context.vocab_size)
+    elif not is_stream or RESUMABLE_HEADER not in request.headers or not context.options.resumable_streams:
+        return None, {}
+    elif (reason := obstacle(request.url.path, choices, params)) is not None:
+        return None, {RESUMABLE_HEADER: f"no: {reason}"}
+    resumption = started(choices[0].prompt_token_ids, params.seed) if given is None else given
+    return resumption, {RESUMABLE_HEADER: "yes"}

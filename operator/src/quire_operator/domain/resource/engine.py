@@ -39,6 +39,11 @@ class PrefixCaching(StrEnum):
     DISABLED = "Disabled"
 
 
+class Resumable(StrEnum):
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
 class SchedulingPolicy(StrEnum):
     FCFS = "FCFS"
     PRIORITY = "Priority"
@@ -69,6 +74,14 @@ class Switch(Choice):
 
     def arguments(self, value: Any) -> list[str]:
         return [f"--{self.flags[-1]}"] if value == "Disabled" else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptIn(Choice):
+    """Enabled or Disabled; the engine has the feature only if ``--FLAG`` is set."""
+
+    def arguments(self, value: Any) -> list[str]:
+        return [f"--{self.flags[0]}"] if value == "Enabled" else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +231,14 @@ class Engine:
             flags=("enable-prefix-caching", "no-enable-prefix-caching"),
         ),
     ] = PrefixCaching.ENABLED
+    resumable: Annotated[
+        Resumable,
+        OptIn(
+            "Whether the gateway continues a stream on another replica if its own dies or terminates. The gateway "
+            "keeps the request and the tokens until the stream ends. Useful with two or more replicas.",
+            flags=("resumable-streams",),
+        ),
+    ] = Resumable.DISABLED
     scheduling_policy: Annotated[
         SchedulingPolicy,
         Choice(

@@ -1,0 +1,216 @@
+"""A stream that its engine makes resumable goes on at another replica, as one stream for the client."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from aiohttp import web
+
+from quire_common.contract.engine import (
+    ENGINE_STOPPED,
+    RESUMABLE_HEADER,
+    RESUME_COMMENT,
+    RESUME_FIELD,
+    TOKENS_COMMENT,
+    TRIAL_HEADER,
+    USAGE_COMMENT,
+)
+from quire_gateway.resumable import OpenStream
+
+FACTS = {"seed": 7, "created": 1, "prompt": "ab"}
+ANSWER = list(range(10))
+
+
+def event(token: int) -> bytes:
+    return b'data: {"t":%d}\n\n' % token
+
+
+WHOLE = b"".join(map(event, ANSWER)) + b"data: [DONE]\n\n"
+
+
+def marked(token: int) -> bytes:
+    return event(token) + TOKENS_COMMENT + b"[%d]\n\n" % token
+
+
+class Engine:
+    """The behaviour of an engine that streams ``ANSWER`` and ends in a chosen way after some tokens."""
+
+    def __init__(self, end: str = "", after: int = 0, *, announces: bool = True) -> None:
+        self.end, self.after, self.announces = end, after, announces
+        self.at_end = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        assert request.headers[RESUMABLE_HEADER] == "1"
+        body = await request.json()
+        known = body.get(RESUME_FIELD, {}).get("token_ids", [])
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        if self.announces:
+            response.headers[RESUMABLE_HEADER] = "yes"
+        await response.prepare(request)
+        if self.announces:
+            await response.write(RESUME_COMMENT + json.dumps(FACTS).encode() + b"\n\n")
+        for number, token in enumerate(ANSWER[len(known) :]):
+            if self.end and number == self.after:
+                return await self._end(request, response, token)
+            await response.write(marked(token) if self.announces else event(token))
+        await response.write(USAGE_COMMENT + b'{"prompt_tokens":1,"completion_tokens":10}\n\n')
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _end(self, request: web.Request, response: web.StreamResponse, token: int) -> web.StreamResponse:
+        # The tokens of this event never arrive: it must be dropped.
+        await response.write(event(token))
+        self.at_end.set()
+        if self.end == "waits":
+            await self.go_on.wait()
+            await response.write(TOKENS_COMMENT + b"[%d]\n\n" % token)
+            await asyncio.Event().wait()
+        if self.end != "kill":
+            await response.write(b'event: error\ndata: {"error":{"message":"x","code":"%b"}}\n\n' % self.end.encode())
+        await asyncio.sleep(0.01)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+
+async def stream(gateway) -> bytes:
+    body = {"model": "chat", "prompt": "x", "stream": True}
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json=body) as response:
+        assert response.status == 200
+        data = b""
+        try:
+            while chunk := await response.content.readany():
+                data += chunk
+        except Exception:
+            assert data
+        return data
+
+
+@pytest.mark.parametrize("end", ["kill", ENGINE_STOPPED, "shutting_down"])
+@pytest.mark.parametrize("after", [0, 1, 5])
+async def test_stream_goes_on_at_another_replica(gateway, replicas, end, after):
+    one, two = await replicas("one"), await replicas("two")
+    one.behaviour, two.behaviour = Engine(end, after), Engine()
+    two.load |= {"running": 50}
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    data = await stream(gateway)
+
+    # The usage comment is for gateways with limits; without limits it is relayed, as any comment is.
+    assert data.replace(USAGE_COMMENT + b'{"prompt_tokens":1,"completion_tokens":10}\n\n', b"") == WHOLE
+    assert two.bodies[0][RESUME_FIELD] == {**FACTS, "token_ids": ANSWER[:after]}
+    # An engine that died may have been killed by this stream; one that stopped was not.
+    assert (TRIAL_HEADER in two.headers[0]) == (end != "shutting_down")
+    assert await gateway.metric("quire_gateway_resumed_streams_total") == 1
+    assert await gateway.metric("quire_gateway_broken_streams_total") == 0
+    assert gateway.gateway.body_memory.used_bytes == 0
+
+
+async def test_stream_that_kills_two_engines_ends_with_an_error(gateway, replicas):
+    fleet = [await replicas(name) for name in "abcd"]
+    for replica in fleet:
+        replica.behaviour = Engine(ENGINE_STOPPED, 2)
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    data = await stream(gateway)
+
+    assert data.startswith(b"".join(map(event, ANSWER[:4]))) and b"replica_failed" in data and b"[DONE]" not in data
+    assert data.count(b"event: error") == 1
+    assert sum(len(replica.bodies) for replica in fleet) == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "error"),
+    [(Engine("kill", 3, announces=False), b"replica_failed"), (Engine("internal", 3), b'"internal"')],
+    ids=["not announced", "another error"],
+)
+async def test_other_streams_end_with_their_error(gateway, replicas, engine, error):
+    one, two = await replicas("one"), await replicas("two")
+    one.behaviour = two.behaviour = engine
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+
+    data = await stream(gateway)
+
+    assert error in data and data.count(b"event: error") == 1
+    assert len(one.bodies) + len(two.bodies) == 1
+
+
+async def test_stream_leaves_a_replica_that_terminates(gateway, replicas):
+    one, two = await replicas("one"), await replicas("two")
+    leaving = one.behaviour = Engine("waits", 4)
+    two.behaviour = Engine()
+    await gateway.push(chat=[one.endpoint()])
+    reading = asyncio.create_task(stream(gateway))
+    await leaving.at_end.wait()
+    await gateway.push(chat=[one.endpoint(terminating=True), two.endpoint()])
+
+    leaving.go_on.set()
+
+    assert (await reading).startswith(b"".join(map(event, ANSWER)))
+    # The gateway may notice it before the last token arrives.
+    assert two.bodies[0][RESUME_FIELD]["token_ids"] in (ANSWER[:4], ANSWER[:5])
+    await one.left.wait()
+
+
+async def test_stream_stays_where_no_other_replica_is_ready(gateway, replicas):
+    one = await replicas("one")
+    staying = one.behaviour = Engine("waits", 4)
+    await gateway.push(chat=[one.endpoint()])
+    reading = asyncio.create_task(stream(gateway))
+    await staying.at_end.wait()
+    await gateway.push(chat=[one.endpoint(terminating=True)])
+    staying.go_on.set()
+    await asyncio.sleep(0.05)  # long enough to see no effect
+
+    assert not one.left.is_set() and not reading.done()
+    reading.cancel()
+    await asyncio.wait({reading})
+
+
+async def test_refused_continuation_is_an_error_event(gateway, replicas):
+    one = await replicas("one")
+    engine = Engine(ENGINE_STOPPED, 2)
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        if RESUME_FIELD in await request.json():
+            return web.json_response({"error": {"message": "no", "code": "not_resumable"}}, status=400)
+        return await engine(request)
+
+    one.behaviour = behave
+    await gateway.push(chat=[one.endpoint()])
+
+    data = await stream(gateway)
+
+    assert data.count(b"event: error") == 1 and b"answered 400" in data
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [lambda data, at: [data[:at], data[at:]], lambda data, at: [data[i : i + at] for i in range(0, len(data), at)]],
+)
+def test_events_are_relayed_with_their_tokens(cut: Callable[[bytes, int], list[bytes]]) -> None:
+    data = RESUME_COMMENT + b"{}\n\n: keep-alive\n\n" + marked(1) + b": keep-alive\n\n" + event(2) + event(3)
+    data += TOKENS_COMMENT + b"[2,3]\n\n" + b"data: [DONE]\n\n"
+    parts = [part + b"\n\n" for part in data.split(b"\n\n")[:-1]]
+    for at in range(1, len(parts)):
+        kept, out = OpenStream(), b""
+        kept.start(is_announced=True)
+        for piece in cut(parts, at):
+            out += kept.feed(b"".join(piece))
+        assert out + kept.flush() == b": keep-alive\n\n" + event(1) + b": keep-alive\n\n" + event(2) + event(3) + (
+            b"data: [DONE]\n\n"
+        )
+        assert json.loads(kept.body(b' {"a":1}')) == {RESUME_FIELD: {"token_ids": [1, 2, 3]}, "a": 1}
+
+
+def test_long_array_of_tokens_is_kept() -> None:
+    kept = OpenStream()
+    kept.start(is_announced=True)
+    kept.feed(RESUME_COMMENT + b'{"seed":-9223372036854775808}\n\n')
+    kept.feed(event(1) + TOKENS_COMMENT + json.dumps(list(range(100_000))).encode() + b"\n\n")
+    body = json.loads(kept.body(b'{"a":1}'))
+    assert body[RESUME_FIELD]["seed"] == -(2**63) and len(body[RESUME_FIELD]["token_ids"]) == 100_000
