@@ -322,7 +322,7 @@ class Attempts:
         return response
 
     async def _break(
-        self, call: Call, backend: Backend, response: web.StreamResponse, death: _ReplicaDied, *, has_ended: bool
+        self, call: Call, backend: Backend, response: web.StreamResponse, death: Exception, *, has_ended: bool
     ) -> None:
         """End a stream whose replica died; one that ``has_ended`` has its last event already."""
         self._metrics.broken_streams.labels(call.pool.model, backend.endpoint.id).inc()
