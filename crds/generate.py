@@ -1,7 +1,6 @@
-"""Generate what follows from the fields of LLMDeployment: the CRD's spec, the chart's copy of the CRD, docs/crd.md.
+"""Generate what follows from the fields of LLMDeployment and LLMAdapter: CRDs, their copies in the chart, and docs.
 
-The source is quire_operator.domain.resource. Names, columns and status of the CRD are written by hand in
-crds/llmdeployments.yaml itself.
+The source is quire_operator.domain.resource. Names, columns and status of a CRD are written by hand in crds/*.yaml.
 
 python crds/generate.py          write the files
 python crds/generate.py --check  exit with status 1 if one is out of date
@@ -11,33 +10,30 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource import AdapterSpec, Spec
 from quire_operator.domain.resource.schema import section_schema
 
 ROOT = Path(__file__).parents[1]
-CRD = Path(__file__).with_name("llmdeployments.yaml")
 INTRODUCTION = """\
-# LLMDeployment
+# {kind}
 
-<!-- Generated from quire_operator.domain.resource and crds/llmdeployments.yaml by `make generate`. -->
+<!-- Generated from quire_operator.domain.resource and crds/{plural}.yaml by `make generate`. -->
 
 API version `{api}`, kind `{kind}`, short name `{short}`. `kubectl explain {plural}.spec` shows the same descriptions.
 
-A minimal LLMDeployment:
+A minimal {kind}:
 
 ```yaml
 apiVersion: {api}
 kind: {kind}
 metadata:
-  name: chat
-spec:
-  model:
-    source: hf://HuggingFaceTB/SmolLM2-135M-Instruct
+{example}
 ```
 """
 BEFORE = """\
@@ -52,8 +48,39 @@ NUMBERS = {"int32", "int64"}
 Schema = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of resource, and what is generated from it."""
+
+    plural: str
+    section: type
+    page: str
+    example: str
+    """The rest of a minimal object, after ``metadata:``."""
+
+    @property
+    def crd(self) -> Path:
+        return Path(__file__).with_name(f"{self.plural}.yaml")
+
+
+KINDS = (
+    Kind(
+        plural="llmdeployments",
+        section=Spec,
+        page="crd.md",
+        example="  name: chat\nspec:\n  model:\n    source: hf://HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    Kind(
+        plural="llmadapters",
+        section=AdapterSpec,
+        page="llmadapter.md",
+        example="  name: chat-legal\nspec:\n  deploymentRef:\n    name: chat\n  source: s3://adapters/legal",
+    ),
+)
+
+
 def main() -> None:
-    stale = {path: text for path, text in outputs().items() if path.read_text() != text}
+    stale = {path: text for path, text in outputs().items() if not path.exists() or path.read_text() != text}
     if "--check" in sys.argv:
         sys.exit("".join(f"{path.relative_to(ROOT)} is out of date: run `make generate`\n" for path in stale) or 0)
     for path, text in stale.items():
@@ -62,19 +89,20 @@ def main() -> None:
 
 def outputs() -> dict[Path, str]:
     """Return the content of each generated file."""
-    crd = with_spec(CRD.read_text())
-    return {
-        CRD: crd,
-        ROOT / "charts/quire/templates/crds/llmdeployments.yaml": chart_template(crd),
-        ROOT / "docs/crd.md": reference(yaml.safe_load(crd)),
-    }
+    found: dict[Path, str] = {}
+    for kind in KINDS:
+        crd = with_spec(kind.crd.read_text(), kind.section)
+        found[kind.crd] = crd
+        found[ROOT / f"charts/quire/templates/crds/{kind.plural}.yaml"] = chart_template(crd, kind)
+        found[ROOT / "docs" / kind.page] = reference(yaml.safe_load(crd), kind)
+    return found
 
 
-def with_spec(crd: str) -> str:
-    """Return the text of the CRD with the current schema of `spec`: the part between two properties of the root."""
+def with_spec(crd: str, section: type) -> str:
+    """Return the text of a CRD with the current schema of `spec`: the part between two properties of the root."""
     head, _ = crd.split(BEFORE)
     _, tail = crd.split(AFTER)
-    schema = {"description": "Desired state.", **section_schema(Spec)}
+    schema = {"description": "Desired state.", **section_schema(section)}
     text = yaml.dump(schema, Dumper=Dumper, width=100, sort_keys=False, allow_unicode=True)
     return head + BEFORE + textwrap.indent(text, " " * 14) + AFTER + tail
 
@@ -96,33 +124,41 @@ def text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 Dumper.add_representer(str, text_node)
 
 
-def chart_template(crd: str) -> str:
+def chart_template(crd: str, kind: Kind) -> str:
     """Return the chart's copy, which can be switched off and stays when the release is uninstalled."""
-    name = "\n  name: llmdeployments.quire.dev\n"
+    name = f"\n  name: {kind.plural}.quire.dev\n"
     keep = f"{name}  annotations:\n    helm.sh/resource-policy: keep\n"
-    note = "{{- /* Generated from crds/llmdeployments.yaml by `make generate`. */ -}}\n"
+    note = f"{{{{- /* Generated from crds/{kind.plural}.yaml by `make generate`. */ -}}}}\n"
     return f"{note}{{{{- if .Values.crds.create }}}}\n{crd.replace(name, keep, 1)}{{{{- end }}}}\n"
 
 
-def reference(crd: Schema) -> str:
+def reference(crd: Schema, kind: Kind) -> str:
     """Return the whole page."""
     spec, (version,) = crd["spec"], crd["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]
     words = {"api": f"{spec['group']}/{version['name']}", **spec["names"], "short": spec["names"]["shortNames"][0]}
-    parts = [INTRODUCTION.format(**words), columns(version["additionalPrinterColumns"])]
+    parts = [INTRODUCTION.format(**words, example=kind.example)]
+    parts.append(columns(version["additionalPrinterColumns"], words["short"]))
     for name in ("spec", "status"):
         parts += sections(name, root["properties"][name])
     return "\n".join(parts)
 
 
-def columns(printed: list[Schema]) -> str:
+def columns(printed: list[Schema], short: str) -> str:
     """Return the table of the columns that `kubectl get` prints."""
     rows = [
         f"| {column['name']} | {column.get('description', '')} | {'-o wide' if column.get('priority') else ''} |"
         for column in printed
     ]
     return "\n".join(
-        ["## Columns of `kubectl get llmd`", "", "| column | description | shown with |", "|---|---|---|", *rows, ""]
+        [
+            f"## Columns of `kubectl get {short}`",
+            "",
+            "| column | description | shown with |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
     )
 
 

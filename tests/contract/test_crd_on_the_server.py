@@ -585,7 +585,7 @@ def test_a_list_of_them_reads_at_a_glance(crd_server: ControlPlane, namespace: s
     assert eventually(lambda: "llmdeployments" in crd_server.kubectl("api-resources", "--categories=quire"))
     header, row = crd_server.kubectl("get", "quire", "-n", namespace).splitlines()
     assert header.split() == ["NAME", "READY", "STATUS", "REPLICAS", "DESIRED", "MODEL", "AGE"]
-    assert row.split()[:6] == ["chat", "True", "ReplicasReady", "2", "3", "file:///models/demo"]
+    assert row.split()[:6] == ["llmdeployment.quire.dev/chat", "True", "ReplicasReady", "2", "3", "file:///models/demo"]
     wide = crd_server.kubectl("get", "llmd", "-n", namespace, "-o", "wide")
     assert "http://chat.default.svc:8000/v1" in wide
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +10,14 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
+from quire_common.contract.adapters_file import (
+    ADAPTERS_PATH,
+    AdapterReport,
+    AdaptersReport,
+    AdapterState,
+    Slots,
+    render_report,
+)
 from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy, ModelEndpoints
 from quire_common.tls import TlsFiles
 from quire_gateway.__main__ import Gateway
@@ -40,6 +48,8 @@ class Replica:
         self.load = {"running": 0, "waiting": 0, "kv_usage": 0, "finished": 0}
         self.told: dict[str, float] = {}
         """Additional series of its metrics page, by name."""
+        self.adapters: dict[str, AdapterState] = {}
+        """The states of its adapters, by name."""
         self.scraped = asyncio.Event()
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -54,6 +64,7 @@ class Replica:
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get(ADAPTERS_PATH, self._adapters)
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -83,6 +94,11 @@ class Replica:
         self.scraped.set()
         return web.Response(text=LOAD.format(**self.load) + "".join(f"{n} {v}\n" for n, v in self.told.items()))
 
+    async def _adapters(self, request: web.Request) -> web.Response:
+        found = [AdapterReport(name=name, generation=1, state=state) for name, state in self.adapters.items()]
+        report = AdaptersReport(adapters=found, slots=Slots(total=4, used=0), loads_total=0)
+        return web.json_response(render_report(report))
+
 
 class PushedDiscovery:
     """A discovery that publishes what a test pushes."""
@@ -98,15 +114,17 @@ class PushedDiscovery:
         self._publish = publish
         await asyncio.Event().wait()
 
-    async def push(self, **models: list[Endpoint]) -> None:
+    async def push(self, adapters: Mapping[str, str] | None = None, **models: list[Endpoint]) -> None:
+        """Publish the replicas of models; ``adapters`` are the models of adapters, by name."""
         while self._publish is None:
             await asyncio.sleep(0)
-        self._publish(
-            {
-                name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold, canary=self.canary)
-                for name, endpoints in models.items()
-            }
-        )
+        found = {
+            name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold, canary=self.canary)
+            for name, endpoints in models.items()
+        }
+        for name, model in (adapters or {}).items():
+            found[name] = ModelEndpoints(name=name, endpoints=tuple(models[model]), hold=self.hold, adapter_of=model)
+        self._publish(found)
 
 
 class Harness:

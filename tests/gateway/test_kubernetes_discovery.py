@@ -12,9 +12,11 @@ from quire_common.served_names import NameScope
 from quire_gateway.endpoints import kubernetes
 from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import Access
-from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, snapshot_of
+from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_adapter, read_model, snapshot_of
 
 MODELS, SLICES = "/apis/quire.dev/v1alpha1/llmdeployments", "/apis/discovery.k8s.io/v1/endpointslices"
+ADAPTERS = "/apis/quire.dev/v1alpha1/llmadapters"
+PATHS = (MODELS, SLICES, ADAPTERS)
 
 
 def llmdeployment(
@@ -59,8 +61,8 @@ class ApiServer:
     """A server that lists its items and sends the contents of the watches' queues."""
 
     def __init__(self) -> None:
-        self.items: dict[str, list[dict]] = {MODELS: [], SLICES: []}
-        self.events: dict[str, asyncio.Queue] = {MODELS: asyncio.Queue(), SLICES: asyncio.Queue()}
+        self.items: dict[str, list[dict]] = {path: [] for path in PATHS}
+        self.events: dict[str, asyncio.Queue] = {path: asyncio.Queue() for path in PATHS}
         self.lists: list[str] = []
         self.watches: list[tuple[str, str]] = []
         self.tokens: list[str | None] = []
@@ -70,8 +72,8 @@ class ApiServer:
 
     async def start(self) -> str:
         app = web.Application()
-        app.router.add_get(MODELS, self._serve)
-        app.router.add_get(SLICES, self._serve)
+        for path in PATHS:
+            app.router.add_get(path, self._serve)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -490,3 +492,62 @@ def test_policy_for_held_requests_is_read_from_the_llmdeployment(rules, start_up
     if start_up_seconds is not None:
         item["status"]["capacity"] = {"startUpSeconds": start_up_seconds}
     assert models_of([item], []) == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}
+
+
+def llmadapter(name: str, deployment: str, *, served: str | None = None, since: str = "2026-01-02T00:00:00Z") -> dict:
+    return {
+        "kind": "LLMAdapter",
+        "metadata": {"name": name, "namespace": "ns", "resourceVersion": "1"},
+        "spec": {"deploymentRef": {"name": deployment}, "source": "s3://a/b"},
+        "status": {"servedName": {"name": served or name, "since": since}},
+    }
+
+
+async def test_adapters_have_the_replicas_of_their_model(api, published):
+    api.items[MODELS] = [llmdeployment("chat")]
+    api.items[SLICES] = [part("x", "chat", pod("10.1.0.1", "a", ready=True))]
+    api.items[ADAPTERS] = [llmadapter("legal", "chat"), llmadapter("lost", "nowhere")]
+    await until(published, {"chat": {"ns/a"}, "legal": {"ns/a"}})
+    api.send(ADAPTERS, "ADDED", llmadapter("more", "chat"))
+    await until(published, {"chat": {"ns/a"}, "legal": {"ns/a"}, "more": {"ns/a"}})
+    api.send(ADAPTERS, "DELETED", llmadapter("legal", "chat"))
+    await until(published, {"chat": {"ns/a"}, "more": {"ns/a"}})
+
+
+def adapter_claim(**changes) -> object:
+    return read_adapter(json.dumps(llmadapter("legal", "chat", **changes)).encode())
+
+
+def test_names_of_models_and_adapters_follow_one_rule() -> None:
+    talk = read_model(json.dumps(llmdeployment("talk", since="2026-01-03T00:00:00Z")).encode())
+    chat = read_model(json.dumps(llmdeployment("chat")).encode())
+    assert chat is not None and talk is not None
+    slices = [
+        msgspec.json.decode(json.dumps(part(n, n, pod("10.0.0.1", n, ready=True))), type=KubeSlice)
+        for n in ("chat", "talk")
+    ]
+    found = snapshot_of([chat, talk], slices, NameScope.CLUSTER, [adapter_claim(served="talk")])
+    assert {name: ([e.id for e in m.endpoints], m.adapter_of) for name, m in found.items()} == {
+        "chat": (["ns/chat"], None),
+        "talk": (["ns/chat"], "chat"),  # the adapter has claimed the name for longer
+    }
+    late = snapshot_of(
+        [chat, talk], slices, NameScope.CLUSTER, [adapter_claim(served="talk", since="2027-01-01T00:00:00Z")]
+    )
+    assert late["talk"].adapter_of is None
+    spaced = snapshot_of([chat], slices, NameScope.NAMESPACED, [adapter_claim()])
+    assert {name: model.adapter_of for name, model in spaced.items()} == {"ns/chat": None, "ns/legal": "ns/chat"}
+
+
+def test_an_adapter_serves_although_its_model_lost_its_name() -> None:
+    older = read_model(json.dumps(llmdeployment("old", "chat", since="2025-01-01T00:00:00Z")).encode())
+    chat = read_model(json.dumps(llmdeployment("chat")).encode())
+    assert chat is not None and older is not None
+    slices = [msgspec.json.decode(json.dumps(part("x", "chat", pod("10.0.0.1", "a", ready=True))), type=KubeSlice)]
+    found = snapshot_of([older, chat], slices, NameScope.CLUSTER, [adapter_claim()])
+    assert (found["legal"].adapter_of, [e.id for e in found["legal"].endpoints]) == ("", ["ns/a"])
+    assert found["chat"].endpoints == ()
+
+
+def test_an_unreadable_adapter_claims_nothing() -> None:
+    assert read_adapter(b'{"metadata": {"name": "a"}, "spec": {"deploymentRef": 3}}') is None

@@ -1,6 +1,6 @@
-"""Which LLMDeployment a model name belongs to: the operator reports it, the gateway routes by it. Pure.
+"""Which LLMDeployment or LLMAdapter a model name belongs to: the operator reports it, the gateway routes by it. Pure.
 
-A name belongs to the LLMDeployment that has claimed it for the longest time. Every claim comes from ``status``, which
+A name belongs to the object that has claimed it for the longest time. Every claim comes from ``status``, which
 only the operator may write, and from times that the API server sets. Nothing that a tenant may edit counts: neither
 annotations nor other objects, and a changed ``spec.model.servedName`` starts a new claim.
 """
@@ -22,25 +22,37 @@ class NameScope(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """The claim of one LLMDeployment to a served name."""
+    """The claim of one LLMDeployment, or of an LLMAdapter of it, to a served name."""
 
     namespace: str
     deployment: str
     name: str
     """The served name."""
     since: str
-    """The time from which the LLMDeployment has claimed this name without a break, in RFC 3339 and whole seconds."""
+    """The time from which the object has claimed this name without a break, in RFC 3339 and whole seconds."""
     is_leaving: bool = False
-    """True if the LLMDeployment is being deleted. It then comes after all others: a finalizer must not keep a name."""
+    """True if the object is being deleted. It then comes after all others: a finalizer must not keep a name."""
+    adapter: str = ""
+    """The LLMAdapter that claims the name; empty if the LLMDeployment itself does."""
 
     def requested_as(self, scope: NameScope) -> str:
         """Return the model name that clients of the gateway use."""
         return f"{self.namespace}/{self.name}" if scope is NameScope.NAMESPACED else self.name
 
     @property
-    def order(self) -> tuple[bool, str, str, str]:
+    def claimant(self) -> tuple[str, str, str]:
+        """What is equal for two claims of the same object."""
+        return self.namespace, "" if self.adapter else self.deployment, self.adapter
+
+    @property
+    def claimant_text(self) -> str:
+        """The object that claims the name, as messages call it."""
+        return f"LLMAdapter {self.namespace}/{self.adapter}" if self.adapter else f"{self.namespace}/{self.deployment}"
+
+    @property
+    def order(self) -> tuple[bool, str, str, str, str]:
         """A sort key: of several claims to one name, the lowest one holds it."""
-        return self.is_leaving, self.since, self.namespace, self.deployment
+        return self.is_leaving, self.since, self.namespace, self.deployment, self.adapter
 
 
 def reported_claim(
@@ -52,6 +64,7 @@ def reported_claim(
     recorded: tuple[str, str] | None,
     is_reported: bool,
     spec_name: str | None,
+    adapter: str = "",
 ) -> Claim | None:
     """Return the claim that the status of an LLMDeployment proves, or None before the operator has reported anything.
 
@@ -64,7 +77,9 @@ def reported_claim(
         name, since = spec_name or deployment, created
     else:
         return None
-    return Claim(namespace=namespace, deployment=deployment, name=name, since=since, is_leaving=is_leaving)
+    return Claim(
+        namespace=namespace, deployment=deployment, name=name, since=since, is_leaving=is_leaving, adapter=adapter
+    )
 
 
 def held_by(claims: Iterable[Claim], scope: NameScope) -> dict[str, list[Claim]]:

@@ -79,7 +79,9 @@ class Site:
         raise NotFound(f"unknown route {request.method} {request.path[:200]}; the API is under /v1/")
 
     def _model(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self._fleet.pools[name].created, "owned_by": "quire"}
+        pool = self._fleet.pools[name]
+        card: dict[str, object] = {"id": name, "object": "model", "created": pool.created, "owned_by": "quire"}
+        return card if pool.adapter_of is None else {**card, "parent": pool.adapter_of or None}
 
 
 def build_app(

@@ -9,9 +9,10 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
+from quire_common.contract.adapters_file import AdapterState
 from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy
 from quire_common.contract.tracks import load_level
 from quire_common.routing.balance import Candidate, Hold, Load, pick
@@ -25,6 +26,14 @@ _SUSPECT_SECONDS = 0.5
 _MAX_SUSPECT_SECONDS = 10.0
 _TYPICAL_RUNNING = 16
 """The requests that a replica runs at once if it does not report its limit."""
+_LOAD_SECONDS = {
+    AdapterState.LOADED: 0.0,
+    AdapterState.READY: 0.1,
+    AdapterState.DOWNLOADING: 2.0,
+    AdapterState.KNOWN: 5.0,
+    AdapterState.FAILED: 60.0,
+}
+"""About how long an adapter in this state takes until it is in a slot. One that failed may work on other replicas."""
 
 
 @dataclass(slots=True)
@@ -49,6 +58,8 @@ class Backend:
     suspect_until: float = 0.0
     ready_since: float | None = None
     """When it became ready; None while it is not."""
+    adapters: dict[str, AdapterState] = field(default_factory=dict)
+    """The states of its adapters, by their names in requests."""
 
     @property
     def is_ready(self) -> bool:
@@ -108,7 +119,16 @@ class Backend:
         requests = self.load.requests + max(0, self.in_flight - self.load.in_flight)
         return max(0, int(limit - max(requests, self.in_flight)))
 
-    def candidate(self, now: float, *, prefix_share: float) -> Candidate:
+    def load_seconds(self, adapter: str) -> float:
+        """Return about how long it takes to load an adapter; one that it does not report is downloaded first."""
+        return _LOAD_SECONDS[self.adapters.get(adapter, AdapterState.KNOWN)]
+
+    def record_wanted(self, adapter: str) -> None:
+        """Record that a request makes it load an adapter, so that the next ones go there too."""
+        if self.adapters.get(adapter, AdapterState.KNOWN) is AdapterState.KNOWN:
+            self.adapters[adapter] = AdapterState.DOWNLOADING
+
+    def candidate(self, now: float, *, prefix_share: float, adapter: str | None = None) -> Candidate:
         """Return this replica as the routing policy sees it."""
         is_recent = self.load is not None and now - self.load_time <= _MAX_LOAD_AGE_SECONDS
         return Candidate(
@@ -119,11 +139,12 @@ class Backend:
             prefix_share=prefix_share,
             ready=self.is_ready,
             suspect=self.is_suspect(now),
+            load_seconds=0.0 if adapter is None else self.load_seconds(adapter),
         )
 
 
 class Pool:
-    """The replicas of one model."""
+    """The replicas of one model, or of an adapter of a model."""
 
     def __init__(
         self,
@@ -132,8 +153,13 @@ class Pool:
         created: int,
         prefixes: PrefixIndex | None = None,
         on_wake: "Callable[[Pool], None]" = lambda pool: None,
+        make_backend: "Callable[[Endpoint, str], Backend] | None" = None,
     ) -> None:
+        """``make_backend`` returns the replica at an endpoint; None: each pool has its own."""
         self.model = model
+        self.adapter_of: str | None = None
+        """For an adapter: the model whose replicas serve it; "" if that model has no pool. None for a model."""
+        self._make_backend = make_backend or (lambda endpoint, model: Backend(endpoint=endpoint, model=model))
         self.hold = HoldPolicy()
         self._on_wake = on_wake
         self.created = created
@@ -186,7 +212,10 @@ class Pool:
         shares = self.prefixes.shares(blocks, capacities) if len(capacities) > 1 else {}
         able = {id_: b for id_, b in self.backends.items() if b.is_ready and id_ not in exclude}
         on_track = {id_: b for id_, b in able.items() if b.endpoint.track == track} or able
-        candidates = [b.candidate(now, prefix_share=shares.get(id_, 0.0)) for id_, b in on_track.items()]
+        adapter = None if self.adapter_of is None else self.model
+        candidates = [
+            b.candidate(now, prefix_share=shares.get(id_, 0.0), adapter=adapter) for id_, b in on_track.items()
+        ]
         choice = pick(candidates, prompt_tokens=prompt_tokens, tie_breaker=random.random())
         if isinstance(choice, Hold):
             return choice
@@ -200,6 +229,8 @@ class Pool:
 
     def _record_sent(self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int], share: float) -> None:
         backend.sent_tokens += prompt_tokens * (1.0 - share)
+        if self.adapter_of is not None:
+            backend.record_wanted(self.model)
         # Recorded at once: when similar prompts come together, the later ones hit what the first one computes.
         self.prefixes.record(blocks, backend.endpoint.id, prompt_tokens)
 
@@ -218,7 +249,7 @@ class Pool:
                 known.endpoint = endpoint
                 fresh[endpoint.id] = known
             else:
-                fresh[endpoint.id] = Backend(endpoint=endpoint, model=self.model)
+                fresh[endpoint.id] = self._make_backend(endpoint, self.model)
             fresh[endpoint.id].note_ready(now)
         gone = [backend for id_, backend in self.backends.items() if fresh.get(id_) is not backend]
         self.backends = fresh
@@ -258,6 +289,8 @@ class Fleet:
         on_wake: Callable[[Pool], None] = lambda pool: None,
     ) -> None:
         self.pools: dict[str, Pool] = {}
+        self._shared: dict[tuple[str, str], Backend] = {}
+        """The replicas by id and URL: a model and its adapters have the same ones."""
         self._prefixes = PrefixIndexes()
         self._synced = asyncio.Event()
         self._on_gone, self._on_wake = on_gone, on_wake
@@ -282,25 +315,50 @@ class Fleet:
         for name in self.pools.keys() - snapshot.keys():
             pool = self.pools.pop(name)
             self._prefixes.close(pool.prefixes)
-            self._report_gone(pool.update(()))
-        for name, model in snapshot.items():
+            pool.update(())
+        # Models come before their adapters, so that a replica belongs to its model.
+        for name, model in sorted(snapshot.items(), key=lambda item: item[1].adapter_of is not None):
             if name not in self.pools:
-                self.pools[name] = Pool(name, created=now, prefixes=self._prefixes.open(), on_wake=self._on_wake)
-            self.pools[name].hold = model.hold
-            self.pools[name].route(model.canary)
-            self._report_gone(self.pools[name].update(model.endpoints))
+                self.pools[name] = self._new_pool(name, now)
+            pool = self.pools[name]
+            pool.hold, pool.adapter_of = model.hold, model.adapter_of
+            pool.route(model.canary)
+            if model.adapter_of:
+                pool.tokens_per_byte = self.pools[model.adapter_of].tokens_per_byte
+            pool.update(model.endpoints)
+        self._report_gone()
+
+    def _new_pool(self, name: str, now: int) -> Pool:
+        return Pool(
+            name, created=now, prefixes=self._prefixes.open(), on_wake=self._on_wake, make_backend=self._backend
+        )
+
+    def _backend(self, endpoint: Endpoint, model: str) -> Backend:
+        """Return the replica at an endpoint, which the pools of adapters share with the one of their model."""
+        found = self._shared.get((endpoint.id, endpoint.url))
+        if found is None:
+            found = self._shared[endpoint.id, endpoint.url] = Backend(endpoint=endpoint, model=model)
+        found.endpoint = endpoint
+        return found
 
     def backends(self) -> list[Backend]:
         """Return the replicas of all models."""
-        return [backend for pool in self.pools.values() for backend in pool.backends.values()]
+        return list(self._shared.values())
+
+    def serves_adapters(self, backend: Backend) -> bool:
+        """Return whether a replica serves an adapter."""
+        return any(
+            pool.adapter_of is not None and pool.backends.get(backend.endpoint.id) is backend
+            for pool in self.pools.values()
+        )
 
     def record_reachable(self, backend: Backend) -> None:
         """Record that a replica answered a scrape: it is no longer unreachable, and may have room for held requests."""
         if backend.unreachable:
             backend.record_answer()
-        pool = self.pools.get(backend.model)
-        if pool is not None:
-            pool.wake()
+        for pool in self.pools.values():
+            if pool.backends.get(backend.endpoint.id) is backend:
+                pool.wake()
 
     def record_arrivals(self, backend: Backend, *, tokens: float, requests: float) -> None:
         """Record the requests, and their prompt tokens, that reached a replica since its last scrape."""
@@ -308,6 +366,10 @@ class Fleet:
         if pool is not None:
             pool.tokens_per_byte.record_tokens(tokens, requests)
 
-    def _report_gone(self, gone: list[Backend]) -> None:
-        for backend in gone:
-            self._on_gone(backend)
+    def _report_gone(self) -> None:
+        """Forget the replicas that no pool has any more."""
+        kept = {id(backend) for pool in self.pools.values() for backend in pool.backends.values()}
+        for place, backend in list(self._shared.items()):
+            if id(backend) not in kept:
+                del self._shared[place]
+                self._on_gone(backend)

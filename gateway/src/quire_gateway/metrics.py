@@ -55,12 +55,16 @@ class Metrics:
         return generate_latest(self.registry)
 
     def current_requests(self) -> dict[str, dict[str, int]]:
-        """Return the held and running requests of each model that has any."""
+        """Return the held and running requests of each model that has any, with those of its adapters."""
         found: dict[str, dict[str, int]] = {}
         for model, pool in self._fleet.pools.items():
-            held, in_flight = self.held.get(model, 0), sum(b.in_flight for b in pool.backends.values())
+            held = self.held.get(model, 0)
+            # The replicas of an adapter are those of its model, whose requests they are for the autoscaler.
+            in_flight = 0 if pool.adapter_of else sum(b.in_flight for b in pool.backends.values())
             if held or in_flight:
-                found[model] = {"held": held, "inFlight": in_flight}
+                counts = found.setdefault(pool.adapter_of or model, {"held": 0, "inFlight": 0})
+                counts["held"] += held
+                counts["inFlight"] += in_flight
         return found
 
     def tracks(self) -> dict[str, dict[str, object]]:
@@ -70,7 +74,7 @@ class Metrics:
     def forget(self, backend: Backend) -> None:
         """Remove the series of a replica that left."""
         for counter in (self.requests, self.broken_streams):
-            counter.remove_by_labels({"model": backend.model, "backend": backend.endpoint.id})
+            counter.remove_by_labels({"backend": backend.endpoint.id})
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"quire_gateway_{name}", text, labels, registry=self.registry)
@@ -97,6 +101,8 @@ class _Gauges(Collector):
         )
         for model, pool in self._fleet.pools.items():
             held.add_metric((model,), self._held.get(model, 0))
+            if pool.adapter_of:
+                continue  # its replicas are those of its model
             states = {"ready": 0, "not_ready": 0, "terminating": 0}
             for backend in pool.backends.values():
                 in_flight.add_metric((model, backend.endpoint.id), backend.in_flight)

@@ -172,8 +172,9 @@ class Proxy:
     def _pool(self, model: str | None) -> Pool:
         """Return the replicas of a model, or of the only one if the request names none, as an engine reads it."""
         pools = self._fleet.pools
-        if model is None and len(pools) == 1:
-            return next(iter(pools.values()))
+        models = [pool for pool in pools.values() if pool.adapter_of is None]
+        if model is None and len(models) == 1:
+            return models[0]
         if model is not None and model in pools:
             return pools[model]
         names = ", ".join(sorted(pools)) or "none"

@@ -5,6 +5,7 @@ unknown, and only the gateway's own requests count.
 """
 
 import asyncio
+import json
 import logging
 import math
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire_common.contract import engine
+from quire_common.contract.adapters_file import ADAPTERS_PATH, parse_report
 from quire_common.contract.gateway import SCRAPE_SECONDS
 from quire_common.routing.balance import Load
 from quire_common.routing.speed import PrefillRate, Rate
@@ -39,6 +41,8 @@ NAMES = frozenset(
 )
 """The engine's metrics that the gateway reads."""
 
+_ADAPTERS_EVERY = 2
+"""Reports of adapters are read at each second scrape, because they are long."""
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _MAX_BYTES = 2**20
 
@@ -130,6 +134,7 @@ class Scraper:
         self._session = session
         self._histories: dict[str, _History] = {}
         self._due = asyncio.Event()
+        self._turn = 0
 
     async def run(self) -> None:
         """Scrape once a second until cancelled."""
@@ -149,7 +154,22 @@ class Scraper:
         """Scrape every replica once, all at the same time."""
         backends = self._fleet.backends()
         self._histories = {b.endpoint.url: self._histories.get(b.endpoint.url) or _History() for b in backends}
-        await asyncio.gather(*(self._scrape(backend) for backend in backends))
+        reports = [b for b in backends if self._fleet.serves_adapters(b)] if self._turn % _ADAPTERS_EVERY == 0 else []
+        self._turn += 1
+        await asyncio.gather(*map(self._scrape, backends), *map(self._scrape_adapters, reports))
+
+    async def _scrape_adapters(self, backend: Backend) -> None:
+        """Read which adapters a replica has; without an answer, what is known of it stays."""
+        url = f"{backend.endpoint.url}{ADAPTERS_PATH}"
+        try:
+            async with self._session.get(url, timeout=_TIMEOUT) as response:
+                body = await read_capped(response.content, _MAX_BYTES) if response.status == 200 else b"{}"
+            report = parse_report(json.loads(body))
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
+            _log.debug("reading the adapters failed: %s: %s", url, error)
+            return
+        if report is not None:
+            backend.adapters = {adapter.name: adapter.state for adapter in report.adapters}
 
     async def _scrape(self, backend: Backend) -> None:
         url = f"{backend.endpoint.url}{engine.METRICS_PATH}"

@@ -207,6 +207,26 @@ class Cluster(Protocol):
         ...
 
 
+class AdapterObjects(Protocol):
+    """The LLMAdapters of a cluster. Every method raises ``ClusterError``."""
+
+    def list_adapters(self) -> AsyncIterator[Resource]:
+        """Yield all LLMAdapters in the watched namespaces. Raises ``NotFound`` if the cluster lacks the kind."""
+        ...
+
+    async def write_adapter_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
+        """Write the whole status. Raises ``Conflict`` if the LLMAdapter has changed since it was observed."""
+        ...
+
+    async def record_event(self, resource: Resource, event: Event) -> None:
+        """Create an Event about the LLMAdapter."""
+        ...
+
+    async def annotate_pod(self, namespace: str, pod: str, digest: str) -> None:
+        """Note on a pod which list of adapters it is to read, so that its kubelet renews the file at once."""
+        ...
+
+
 class DryRun(Protocol):
     """Writes that the API server checks but does not store, for ``admission``. Every method raises ``ClusterError``."""
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from quire_cli.errors import FileProblem, SpecProblem
-from quire_cli.local.documents import read_deployments
+from quire_cli.local.adapters import write_adapters
+from quire_cli.local.documents import read_deployments, read_manifests
+from quire_common.contract.adapters_file import Placement, parse_adapters
 
 GOOD = """\
 apiVersion: quire.dev/v1alpha1
@@ -82,3 +84,61 @@ def test_two_documents_cannot_share_a_name_or_a_served_name(tmp_path: Path) -> N
     with pytest.raises(SpecProblem) as caught:
         read_deployments(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("code", ", servedName: chat")))
     assert caught.value.details[0].startswith("spec.model.servedName: chat is served by 2 documents")
+
+
+ROOM = ", engine: {adapters: {maxRank: 8}}"
+ADAPTER = """\
+---
+apiVersion: quire.dev/v1alpha1
+kind: LLMAdapter
+metadata: {name: %s}
+spec: {deploymentRef: {name: chat}, source: "%s"%s}
+"""
+
+
+def with_room(text: str) -> str:
+    return text.replace('source: "file://./m"}', 'source: "file://./m"}' + ROOM)
+
+
+def test_adapters_come_with_their_deployment(tmp_path: Path) -> None:
+    text = with_room(GOOD % ("chat", "")) + ADAPTER % ("legal", "file://./a", "") + ADAPTER % ("far", "hf://o/a", "")
+    file = write(
+        tmp_path, text + ADAPTER.replace("spec: {", "spec: {placement: OnDemand, ") % ("late", "s3://bucket/a", "")
+    )
+    found = read_manifests(file)
+    assert ([spec.name for spec in found.deployments], len(found.adapters)) == (["chat"], 3)
+    write_adapters(tmp_path / "list.json", found.adapters, base=tmp_path)
+    entries, problems = parse_adapters((tmp_path / "list.json").read_text())
+    assert problems == []
+    assert [(entry.name, entry.source, entry.placement) for entry in entries] == [
+        ("far", "hf://o/a@main", Placement.ALL),
+        ("late", "s3://bucket/a", Placement.ON_DEMAND),
+        ("legal", str(tmp_path / "a"), Placement.ALL),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        (ADAPTER.replace("name: chat", "name: code") % ("a", "hf://o/a", ""), "has no LLMDeployment code; it has chat"),
+        (ADAPTER % ("a", "hf://o/a", ", servedName: chat"), "LLMDeployment chat is served as chat already"),
+        (ADAPTER % ("a", "hf://o/a", "") + ADAPTER % ("b", "hf://o/b", ", servedName: a"), "LLMAdapter a is served as"),
+        (ADAPTER % ("a", "pvc://disk/a", ""), "claim of the model"),
+    ],
+)
+def test_problems_of_adapters_in_a_file(tmp_path: Path, adapters: str, message: str) -> None:
+    with pytest.raises(SpecProblem) as caught:
+        read_manifests(write(tmp_path, with_room(GOOD % ("chat", "")) + adapters))
+    (detail,) = caught.value.details
+    assert message in detail
+
+
+def test_adapters_need_room(tmp_path: Path) -> None:
+    with pytest.raises(SpecProblem) as caught:
+        read_manifests(write(tmp_path, GOOD % ("chat", "") + ADAPTER % ("a", "hf://o/a", "")))
+    assert "chat has no room for adapters" in caught.value.details[0]
+
+
+def test_a_file_of_adapters_alone_serves_nothing(tmp_path: Path) -> None:
+    with pytest.raises((FileProblem, SpecProblem), match="."):
+        read_manifests(write(tmp_path, ADAPTER % ("a", "hf://o/a", "")))

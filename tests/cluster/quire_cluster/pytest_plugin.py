@@ -24,7 +24,7 @@ from quire_cluster.progress import Progress
 FIXTURES: Final = frozenset(
     {"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kstatus_program", "kube_score", "namespace"}
 )
-CRD: Final = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
+CRDS: Final = Path(__file__).parents[3] / "crds"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
 
 
@@ -104,9 +104,9 @@ def api_server(cluster_binaries: Binaries) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def crd_server(api_server: ControlPlane) -> ControlPlane:
-    """Provide the API server with the LLMDeployment CRD."""
-    api_server.kubectl("apply", "--server-side", "-f", str(CRD))
-    wait_established(api_server.client(), "llmdeployments.quire.dev")
+    """Provide the API server with the CRDs."""
+    api_server.kubectl("apply", "--server-side", "-f", str(CRDS))
+    wait_established(api_server.client(), "llmdeployments.quire.dev", "llmadapters.quire.dev")
     return api_server
 
 

@@ -9,7 +9,7 @@ from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.crds import wait_established
 
-CRD = Path(__file__).parents[3] / "crds" / "llmdeployments.yaml"
+CRDS = Path(__file__).parents[3] / "crds"
 LIMITED = ":limited:"
 """A part of the account name of the operator that test_rights.py runs without a permission."""
 
@@ -18,8 +18,8 @@ LIMITED = ":limited:"
 def crd_installed(api_server: ControlPlane) -> Iterator[ControlPlane]:
     """Yield the API server with LLMDeployments. At the end, its audit log has no rejected request of an operator."""
     start = api_server.audit.position()
-    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    wait_established(api_server.client(), "llmdeployments.quire.dev")
+    api_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRDS))
+    wait_established(api_server.client(), "llmdeployments.quire.dev", "llmadapters.quire.dev")
     yield api_server
     forbidden = [request for request in api_server.audit.forbidden(start) if request.user.endswith("-operator")]
     assert [str(request) for request in forbidden if LIMITED not in request.user] == []

@@ -28,7 +28,7 @@ order, not by a clock.
 """
 _LAST_LINES: Final = 20
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
-CUSTOM: Final = frozenset({"llmdeployments", "podmonitors", "prometheusrules"})
+CUSTOM: Final = frozenset({"llmdeployments", "llmadapters", "podmonitors", "prometheusrules"})
 
 
 def until(
@@ -210,6 +210,7 @@ class Namespace:
             "controllerrevisions": "/apis/apps/v1",
             "poddisruptionbudgets": "/apis/policy/v1",
             "llmdeployments": "/apis/quire.dev/v1alpha1",
+            "llmadapters": "/apis/quire.dev/v1alpha1",
             "leases": "/apis/coordination.k8s.io/v1",
             "networkpolicies": "/apis/networking.k8s.io/v1",
             "podmonitors": "/apis/monitoring.coreos.com/v1",
@@ -255,15 +256,22 @@ class Namespace:
 
     def apply(self, name: str = "chat", **spec: Any) -> None:
         """Apply an LLMDeployment as kubectl does."""
+        self._apply("LLMDeployment", name, {"model": {"source": "file:///models/demo"}} | spec)
+
+    def apply_adapter(self, name: str, deployment: str = "chat", **spec: Any) -> None:
+        """Apply an LLMAdapter as kubectl does."""
+        self._apply("LLMAdapter", name, {"deploymentRef": {"name": deployment}, "source": "file:///a"} | spec)
+
+    def _apply(self, kind: str, name: str, spec: Mapping[str, Any]) -> None:
         body = {
             "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
+            "kind": kind,
             "metadata": {"name": name, "namespace": self.name},
-            "spec": {"model": {"source": "file:///models/demo"}} | spec,
+            "spec": dict(spec),
         }
         answer = self._client.request(
             "PATCH",
-            f"{self.path('llmdeployments', name)}?fieldManager=kubectl&force=true",
+            f"{self.path(f'{kind.lower()}s', name)}?fieldManager=kubectl&force=true",
             body,
             content_type="application/apply-patch+yaml",
         )

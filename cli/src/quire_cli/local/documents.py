@@ -1,4 +1,4 @@
-"""LLMDeployments from a YAML file, or every problem in it."""
+"""LLMDeployments and LLMAdapters from a YAML file, or every problem in it."""
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from quire_cli.errors import FileProblem, SpecProblem
-from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.domain.resource import AdapterSpec, Invalid, Spec, names
 
 _MAX_BYTES = 2**20
 
@@ -33,6 +33,18 @@ class Document:
     status: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifests:
+    """The content of a file, in its order."""
+
+    documents: tuple[Document, ...]
+    adapters: tuple[AdapterSpec, ...]
+
+    @property
+    def deployments(self) -> tuple[Spec, ...]:
+        return tuple(document.spec for document in self.documents)
+
+
 def read_deployments(file: Path) -> tuple[Spec, ...]:
     """Return the LLMDeployments of a file in their order; raise FileProblem or SpecProblem."""
     return tuple(document.spec for document in read_documents(file))
@@ -40,8 +52,13 @@ def read_deployments(file: Path) -> tuple[Spec, ...]:
 
 def read_documents(file: Path) -> tuple[Document, ...]:
     """Return the LLMDeployments of a file with their status; raise FileProblem or SpecProblem."""
+    return read_manifests(file).documents
+
+
+def read_manifests(file: Path) -> Manifests:
+    """Return everything in a file; raise FileProblem or SpecProblem."""
     documents = _parse(file, _read(file))
-    parsed = [Spec.parse(body) for body in documents]  # type: ignore[arg-type]
+    parsed = [_parsed(body) for body in documents]
     problems = [
         f"{_prefix(index, invalid, len(parsed))}{problem}"
         for index, invalid in enumerate(parsed)
@@ -49,11 +66,54 @@ def read_documents(file: Path) -> tuple[Document, ...]:
         for problem in invalid.problems
     ]
     specs = tuple(spec for spec in parsed if isinstance(spec, Spec))
+    adapters = tuple(spec for spec in parsed if isinstance(spec, AdapterSpec))
     problems += _clashes(specs)
+    if not problems:
+        problems += _adapter_problems(specs, adapters)
     if problems:
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise SpecProblem(f"{file}: {count}", details=problems)
-    return tuple(Document(spec=spec, status=_status(body)) for spec, body in zip(specs, documents, strict=True))
+    if not specs:
+        raise FileProblem(f"{file} contains no LLMDeployment", hint="LLMAdapters need one; see examples/demo.yaml")
+    return Manifests(
+        documents=tuple(
+            Document(spec=spec, status=_status(body))
+            for spec, body in zip(parsed, documents, strict=True)
+            if isinstance(spec, Spec)
+        ),
+        adapters=adapters,
+    )
+
+
+def _parsed(body: object) -> Spec | AdapterSpec | Invalid:
+    if isinstance(body, Mapping) and body.get("kind") == names.ADAPTER_KIND:
+        return AdapterSpec.parse(body)
+    return Spec.parse(body)  # type: ignore[arg-type]
+
+
+def _adapter_problems(specs: Sequence[Spec], adapters: Sequence[AdapterSpec]) -> list[str]:
+    """Return the problems of LLMAdapters with the LLMDeployments of the file, and with each other."""
+    found: list[str] = []
+    by_name = {spec.name: spec for spec in specs}
+    served = {spec.model.served_name: f"LLMDeployment {spec.name}" for spec in specs}
+    for adapter in adapters:
+        where, deployment = f"LLMAdapter {adapter.name}: spec", by_name.get(adapter.deployment)
+        if deployment is None:
+            known = ", ".join(by_name)
+            found.append(
+                f"{where}.deploymentRef.name: the file has no LLMDeployment {adapter.deployment}; it has {known}"
+            )
+        elif deployment.engine.adapters is None:
+            found.append(
+                f"{where}.deploymentRef.name: {deployment.name} has no room for adapters; set its "
+                "spec.engine.adapters, for example to {maxRank: 16}"
+            )
+        if (holder := served.get(adapter.served_name)) is not None:
+            found.append(
+                f"{where}.servedName: {holder} is served as {adapter.served_name} already; choose another name"
+            )
+        served.setdefault(adapter.served_name, f"LLMAdapter {adapter.name}")
+    return found
 
 
 def _status(body: object) -> Mapping[str, object]:

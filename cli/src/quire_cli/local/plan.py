@@ -132,12 +132,22 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
             f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters {held}, {counted}",
         ),
         ("Working space", f"about {format_bytes(needs.workspace_bytes)}"),
+        *([("Adapters", _adapters(spec, needs))] if needs.adapter_bytes else []),
         *([("Swap space", f"{format_bytes(swap)} of host memory")] if swap else []),
         ("Longest sequence", f"{limits.sequence_tokens:,} tokens, {format_bytes(one)} of KV cache"),
     )
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _adapters(spec: Spec, needs: Footprint) -> str:
+    slots = spec.engine.adapters
+    assert slots is not None
+    return (
+        f"{format_bytes(needs.adapter_bytes)}: {slots.max_loaded} slots of rank {slots.max_rank}, and "
+        f"{slots.in_memory} adapters in host memory"
+    )
 
 
 def _fits(spec: Spec, found: Sequence[Answer]) -> Table:

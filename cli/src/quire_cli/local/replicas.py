@@ -41,6 +41,8 @@ class LocalDeployment:
     command: Callable[[int], Sequence[str]]
     """The command line of an engine for a port."""
     kill_grace_seconds: float
+    adapters: tuple[str, ...] = ()
+    """The names of its adapters in requests."""
     gpus: int = 0
     """GPUs of this machine, of which each replica uses one; 0 means the CPU."""
 
@@ -145,7 +147,8 @@ class LocalCluster:
             deployment.served_name: [e for status in self.statuses(name) if (e := _endpoint(status)) is not None]
             for name, deployment in self._deployments.items()
         }
-        write_atomically(self._endpoints_file, render_endpoints(endpoints))
+        adapters = {deployment.served_name: deployment.adapters for deployment in self._deployments.values()}
+        write_atomically(self._endpoints_file, render_endpoints(endpoints, adapters))
         if self._targets_file is not None:
             targets = [
                 t for name in self._deployments for s in self.statuses(name) if (t := _target(name, s)) is not None

@@ -46,6 +46,7 @@ class RunFolder:
         self.logs = path / "logs"
         self.endpoints = path / "endpoints.json"
         self.targets = path / "prometheus-targets.json"
+        self.adapters = path / "adapters"
 
     @classmethod
     def claim(cls, path: Path, *, file: Path) -> "RunFolder":

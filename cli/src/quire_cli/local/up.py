@@ -16,7 +16,8 @@ from pathlib import Path
 import aiohttp
 
 from quire_cli.errors import ModelProblem, StartProblem
-from quire_cli.local.documents import read_deployments
+from quire_cli.local.adapters import write_adapters
+from quire_cli.local.documents import Manifests, read_manifests
 from quire_cli.local.host import Commands, check_port, logging_to, race
 from quire_cli.local.keys import check_key_file, key_file
 from quire_cli.local.machine import Machine, this_machine, with_tried_cpu
@@ -42,7 +43,7 @@ from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
 from quire_operator.domain.autoscaling.ticks import Tick
 from quire_operator.domain.manifests.engine_contract import engine_args, kill_grace_seconds
-from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource import AdapterSpec, Spec
 from quire_operator.scaling.autoscale import TICK_SECONDS
 
 _ATTEMPTS_TO_START = 2
@@ -87,7 +88,8 @@ class Up:
     async def run(self) -> None:
         """Serve until stopped, or raise UserError."""
         options = self._options
-        specs = read_deployments(options.file)
+        manifests = read_manifests(options.file)
+        specs = manifests.deployments
         check_key_file(specs, options.environ)
         async with AsyncExitStack() as stack:
             folder = RunFolder.claim(run_folder(state_home(options.environ), options.file), file=options.file)
@@ -106,7 +108,7 @@ class Up:
             scraper, gateways = Scraper(clock=WallClock()), Gateways(self._gateway_address)
             metrics = MetricsSources(pods=scraper, prometheus=self._prometheus(), gateways=gateways)
             stack.push_async_callback(metrics.aclose)
-            run = _Run(options, specs, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
+            run = _Run(options, manifests, folder=folder, http=http, scraper=scraper, metrics=metrics, view=self._view)
             stack.push_async_callback(run.end_at_once)
             await run.serve(sized, stop=self._asked_to_stop, kill=self._asked_to_kill)
 
@@ -140,7 +142,7 @@ class _Run:
     def __init__(
         self,
         options: UpOptions,
-        specs: Sequence[Spec],
+        manifests: Manifests,
         *,
         folder: RunFolder,
         http: aiohttp.ClientSession,
@@ -148,6 +150,7 @@ class _Run:
         metrics: MetricsSources,
         view: View,
     ) -> None:
+        specs, self._adapters = manifests.deployments, manifests.adapters
         self._options, self._specs, self._folder, self._scraper, self._view = options, specs, folder, scraper, view
         self._address = f"http://{LOOPBACK}:{options.port}"
         self._started, self._owner = time.time(), own_identity()
@@ -328,6 +331,9 @@ class _Run:
         )
 
     def _deployment(self, sized: Sized) -> LocalDeployment:
+        adapters = [adapter for adapter in self._adapters if adapter.deployment == sized.spec.name]
+        adapters_file = self._adapters_file(sized.spec, adapters)
+
         def command(port: int) -> list[str]:
             args = engine_args(
                 sized.spec,
@@ -337,6 +343,7 @@ class _Run:
                 kv_cache_bytes=sized.kv_cache_bytes,
                 threads=sized.share.threads,
                 api_key_file=key_file(sized.spec, self._options.environ),
+                adapters_file=None if adapters_file is None else str(adapters_file),
             )
             return [*self._options.commands.engine, *args]
 
@@ -345,5 +352,15 @@ class _Run:
             served_name=sized.spec.model.served_name,
             command=command,
             kill_grace_seconds=kill_grace_seconds(sized.spec),
+            adapters=tuple(adapter.served_name for adapter in adapters),
             gpus=sized.share.gpus,
         )
+
+    def _adapters_file(self, spec: Spec, adapters: Sequence[AdapterSpec]) -> Path | None:
+        """Write the list of adapters of an LLMDeployment; None if it has no room for any."""
+        if spec.engine.adapters is None:
+            return None
+        self._folder.adapters.mkdir(exist_ok=True)
+        file = self._folder.adapters / f"{spec.name}.json"
+        write_adapters(file, adapters, base=self._options.file.resolve().parent)
+        return file

@@ -65,6 +65,9 @@ class ModelEndpoints:
     endpoints: Sequence[Endpoint]
     hold: HoldPolicy = HoldPolicy()
     canary: CanaryRoute | None = None
+    adapter_of: str | None = None
+    """For an adapter: the model whose replicas serve it; "" if gateways route that model's name elsewhere. None for
+    a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,15 @@ class EndpointsFile:
     models: Sequence[ModelEndpoints]
 
 
-def render_endpoints(endpoints: Mapping[str, Sequence[Endpoint]]) -> str:
-    """Return the text of an endpoints file with these models."""
+def render_endpoints(
+    endpoints: Mapping[str, Sequence[Endpoint]], adapters: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """Return the text of an endpoints file with these models; ``adapters`` are the names of adapters by model."""
     models = [ModelEndpoints(name=name, endpoints=found) for name, found in endpoints.items()]
+    models += [
+        ModelEndpoints(name=name, endpoints=endpoints[model], adapter_of=model)
+        for model, names in (adapters or {}).items()
+        for name in names
+        if model in endpoints
+    ]
     return json.dumps(asdict(EndpointsFile(models=models)), indent=1)

@@ -5,6 +5,8 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "LLMDeployment"
 PLURAL = "llmdeployments"
+ADAPTER_KIND = "LLMAdapter"
+ADAPTER_PLURAL = "llmadapters"
 
 LABEL_DEPLOYMENT = f"{GROUP}/llmdeployment"
 """On every child: the LLMDeployment it belongs to. Watches and the gateway select by it."""

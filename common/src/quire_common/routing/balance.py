@@ -9,7 +9,7 @@ Where a replica does not report this (an engine of another kind), all replicas a
 replica with the longest cached prefix if no request has to wait for it, else the one with the shortest expected queue.
 
 The costs include what was sent since the last scrape, because a scrape that is a second old does not show a burst that
-came after it.
+came after it. They also include the time in which a replica loads an adapter that the request needs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -95,6 +95,8 @@ class Candidate(NamedTuple):
     """True if discovery lists the replica as ready and not terminating."""
     suspect: bool = False
     """True if the replica recently failed to answer: it is used only if no other replica can be."""
+    load_seconds: float = 0.0
+    """The time in which the replica loads the adapter of the request; 0 if it has it, or if none is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +171,14 @@ def first_token_seconds(candidate: Candidate, *, own_tokens: float, typical_rate
     """
     load = candidate.load
     if load is None:
-        return (candidate.sent_tokens + own_tokens) / typical_rate
+        return candidate.load_seconds + (candidate.sent_tokens + own_tokens) / typical_rate
     rate = load.prefill_tokens_per_second
     if rate is None:
         rate = typical_rate
     ahead = ((load.pending_tokens or 0.0) + candidate.sent_tokens) / rate
     if load.is_full:
         ahead = max(ahead, (load.waiting + _sent_since_scrape(candidate, load) + 1) * load.seconds_per_request)
-    return ahead + own_tokens / rate
+    return candidate.load_seconds + ahead + own_tokens / rate
 
 
 # --- by requests ---
@@ -198,12 +200,12 @@ def expected_wait_seconds(candidate: Candidate) -> float:
     """Return how long a new request would queue before its first step."""
     load = candidate.load
     if load is None:
-        return 0.0
+        return candidate.load_seconds
     queued = load.waiting
     if load.waiting > 0 or load.kv_usage >= _FULL_KV_USAGE:
         # The replica has no room: what was sent since the scrape is queued too, and this request will be.
         queued += _sent_since_scrape(candidate, load) + 1
-    return queued * load.seconds_per_request
+    return candidate.load_seconds + queued * load.seconds_per_request
 
 
 # --- by both ---

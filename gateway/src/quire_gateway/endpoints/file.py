@@ -35,6 +35,10 @@ def parse_endpoints(text: bytes) -> Snapshot:
     _check_unique("model", [model.name for model in file.models])
     for model in file.models:
         _check_unique(f"model {model.name!r}: endpoint", [endpoint.id for endpoint in model.endpoints])
+    models = {model.name for model in file.models if model.adapter_of is None}
+    for model in file.models:
+        if model.adapter_of is not None and model.adapter_of not in models:
+            raise InvalidEndpoints(f"model {model.name!r}: adapter_of {model.adapter_of!r} names no model of the file")
     return {
         model.name: replace(model, endpoints=tuple(_endpoint(each, model.name) for each in model.endpoints))
         for model in file.models

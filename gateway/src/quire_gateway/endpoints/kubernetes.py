@@ -1,4 +1,4 @@
-"""Discovery in a cluster: LLMDeployments and their EndpointSlices, listed once and then watched.
+"""Discovery in a cluster: LLMDeployments, LLMAdapters and EndpointSlices, listed once and then watched.
 
 An LLMDeployment is a model, even while it has no endpoints. Its name comes from ``status.servedName``, which only the
 operator writes. Its replicas are in the slices of the Service that is named after it, in its own namespace. No
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
-from quire_common.contract.kubernetes import API_VERSION, LABEL_DEPLOYMENT, PLURAL
+from quire_common.contract.kubernetes import ADAPTER_PLURAL, API_VERSION, LABEL_DEPLOYMENT, PLURAL
 from quire_common.served_names import Claim, NameScope, held_by
 from quire_gateway.endpoints import Publish, Snapshot
 from quire_gateway.endpoints.kubernetes_access import Access
@@ -31,7 +31,7 @@ from quire_gateway.endpoints.kubernetes_objects import (
     WatchEvent,
     count_gateways,
     key_in,
-    key_of,
+    read_adapter,
     read_model,
     read_slice,
     snapshot_of,
@@ -103,7 +103,7 @@ class _Store(Generic[_Kept]):
 
 
 class KubernetesDiscovery:
-    """Discovery by two watches per namespace, or two for all namespaces."""
+    """Discovery by three watches per namespace, or three for all namespaces."""
 
     def __init__(
         self,
@@ -117,18 +117,21 @@ class KubernetesDiscovery:
         self._access, self._session, self._scope = access, session, scope
         places = [f"namespaces/{namespace}/" for namespace in namespaces] or [""]
         self._models = [_Store(f"/apis/{API_VERSION}/{place}{PLURAL}", read_model) for place in places]
+        self._adapters = [_Store(f"/apis/{API_VERSION}/{place}{ADAPTER_PLURAL}", read_adapter) for place in places]
         self._slices = [
             _Store(f"/apis/discovery.k8s.io/v1/{place}endpointslices", read_slice, LABEL_DEPLOYMENT) for place in places
         ]
         self._gateways = _gateway_stores(gateway_service)
         self._changed = asyncio.Event()
-        self._logged: set[tuple[ObjectKey, str, ObjectKey]] = set()
+        self._logged: set[tuple[str, str, str]] = set()
 
     async def run(self, publish: Publish) -> None:
         """See ``Discovery``."""
         async with asyncio.TaskGroup() as group:
             for models in self._models:
                 group.create_task(self._follow(models))
+            for adapters in self._adapters:
+                group.create_task(self._follow(adapters))
             for slices in (*self._slices, *self._gateways):
                 group.create_task(self._follow(slices))
             while True:
@@ -138,7 +141,9 @@ class KubernetesDiscovery:
                 self._changed.clear()
                 # A gateway that does not know how many there are would allow each tenant too much.
                 gateways_known = not self._gateways or _is_known(self._gateways)
-                if _is_known(self._models) and _is_known(self._slices) and gateways_known:
+                # An operator or a role of an older version does not know adapters, which hides no model.
+                adapters_known = all(store.is_synced or store.is_given_up for store in self._adapters)
+                if _is_known(self._models) and _is_known(self._slices) and adapters_known and gateways_known:
                     publish(self._snapshot())
 
     @property
@@ -148,15 +153,21 @@ class KubernetesDiscovery:
 
     def _snapshot(self) -> Snapshot:
         known = [model for store in self._models for model in store.objects.values()]
-        self._log_conflicts([model.claim for model in known])
-        return snapshot_of(known, [item for store in self._slices for item in store.objects.values()], self._scope)
+        adapters = [claim for store in self._adapters for claim in store.objects.values()]
+        self._log_conflicts([*(model.claim for model in known), *adapters])
+        slices = [item for store in self._slices for item in store.objects.values()]
+        return snapshot_of(known, slices, self._scope, adapters)
 
     def _log_conflicts(self, claims: Iterable[Claim]) -> None:
         """Log each conflict once, not at every change."""
         held = held_by(claims, self._scope).items()
-        conflicts = {(key_of(claim), model, key_of(first)) for model, (first, *rest) in held for claim in rest}
-        for key, model, owner in sorted(conflicts - self._logged, key=str):
-            _log.warning("served name conflict: %s claims %r, which %s serves; it gets no requests", key, model, owner)
+        conflicts = {
+            (claim.claimant_text, model, first.claimant_text) for model, (first, *rest) in held for claim in rest
+        }
+        for claimant, model, owner in sorted(conflicts - self._logged):
+            _log.warning(
+                "served name conflict: %s claims %r, which %s serves; it gets no requests", claimant, model, owner
+            )
         self._logged = conflicts
 
     async def _follow(self, store: _Store[_Kept]) -> None:

@@ -4,7 +4,7 @@ Pure; ``kubernetes`` lists and watches. Only ``status.servedName`` and the Servi
 count, because tenants may edit Services.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -149,6 +149,37 @@ def _within(value: float | None, most: float) -> float | None:
     return value if value is not None and 0.0 <= value <= most else None
 
 
+class _AdapterSpec(msgspec.Struct, frozen=True, rename="camel"):
+    deployment_ref: _Target
+
+
+class _AdapterStatus(msgspec.Struct, frozen=True, rename="camel"):
+    served_name: _ServedName | None = None
+
+
+class KubeAdapter(msgspec.Struct, frozen=True):
+    """An LLMAdapter."""
+
+    metadata: _Meta
+    spec: _AdapterSpec
+    status: _AdapterStatus = _AdapterStatus()
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim to its served name; None before the operator has reported it."""
+        recorded = self.status.served_name
+        return reported_claim(
+            namespace=self.metadata.namespace,
+            deployment=self.spec.deployment_ref.name or "",
+            created=self.metadata.creation_timestamp,
+            is_leaving=self.metadata.deletion_timestamp is not None,
+            recorded=None if recorded is None else (recorded.name, recorded.since),
+            is_reported=False,
+            spec_name=None,
+            adapter=self.metadata.name,
+        )
+
+
 class KubeObject(msgspec.Struct, frozen=True):
     """Any object."""
 
@@ -196,38 +227,47 @@ class KnownModel:
     canary: CanaryRoute | None = None
 
 
-def snapshot_of(known: Iterable[KnownModel], slices: Iterable[KubeSlice], scope: NameScope) -> Snapshot:
-    """Return the models and their replicas. Of several claims to a name, only the first one counts."""
-    kept = {each.claim: each for each in known}
-    first = {model: claims[0] for model, claims in held_by(kept, scope).items()}
+def snapshot_of(
+    known: Sequence[KnownModel], slices: Iterable[KubeSlice], scope: NameScope, adapters: Iterable[Claim] = ()
+) -> Snapshot:
+    """Return the models, their adapters, and the replicas of each. Of several claims to a name, the first one counts.
+
+    An adapter of an LLMDeployment that does not exist is unknown.
+    """
+    kept = {key_of(each.claim): each for each in known}
+    claims = [*(each.claim for each in known), *(claim for claim in adapters if key_of(claim) in kept)]
+    first = {model: claims[0] for model, claims in held_by(claims, scope).items()}
+    models = {key_of(claim): model for model, claim in first.items() if not claim.adapter}
+    found: dict[ObjectKey, dict[str, Endpoint]] = {key_of(claim): {} for claim in first.values()}
     # The Services are named after their LLMDeployment. One that is named like the canary of another has its own.
     canaries = {
-        ObjectKey(claim.namespace, f"{claim.deployment}{CANARY_SUFFIX}"): (model, CANARY)
-        for model, claim in first.items()
-        if kept[claim].canary is not None
+        ObjectKey(key.namespace, f"{key.name}{CANARY_SUFFIX}"): (key, CANARY)
+        for key in found
+        if kept[key].canary is not None
     }
-    models = canaries | {key_of(claim): (model, STABLE) for model, claim in first.items()}
-    found: dict[str, dict[str, Endpoint]] = {model: {} for model in first}
+    services = canaries | {key: (key, STABLE) for key in found}
     for part in slices:
         service_name = (part.metadata.labels or {}).get(SERVICE_NAME, "")
-        model, track = models.get(ObjectKey(part.metadata.namespace, service_name), (None, STABLE))
+        key, track = services.get(ObjectKey(part.metadata.namespace, service_name), (None, STABLE))
         port = next((p.port for p in part.ports or () if p.name == HTTP_PORT_NAME), None)
-        if model is None or port is None:
+        if key is None or port is None:
             continue
         for address in part.endpoints or ():
             endpoint = _endpoint(address, part, port, track)
-            other = found[model].get(endpoint.id)
+            other = found[key].get(endpoint.id)
             # A pod can be in two slices for a moment: the one that lists it as ready counts.
             if other is None or endpoint.ready:
-                found[model][endpoint.id] = endpoint
+                found[key][endpoint.id] = endpoint
+    sorted_endpoints = {key: tuple(each[id_] for id_ in sorted(each)) for key, each in found.items()}
     return {
         model: ModelEndpoints(
             name=model,
-            endpoints=tuple(endpoints[id_] for id_ in sorted(endpoints)),
-            hold=kept[first[model]].hold,
-            canary=kept[first[model]].canary,
+            endpoints=sorted_endpoints[key_of(claim)],
+            hold=kept[key_of(claim)].hold,
+            canary=None if claim.adapter else kept[key_of(claim)].canary,
+            adapter_of=models.get(key_of(claim), "") if claim.adapter else None,
         )
-        for model, endpoints in found.items()
+        for model, claim in first.items()
     }
 
 
@@ -244,7 +284,7 @@ def count_gateways(slices: Iterable[KubeSlice]) -> int:
 
 
 def key_of(claim: Claim) -> ObjectKey:
-    """Return the LLMDeployment that made a claim."""
+    """Return the LLMDeployment to whose replicas a claim leads."""
     return ObjectKey(claim.namespace, claim.deployment)
 
 
@@ -287,3 +327,11 @@ def read_model(item: msgspec.Raw | bytes) -> KnownModel | None:
     if claim is None:
         return None
     return KnownModel(claim=claim, hold=deployment.hold, canary=deployment.canary)
+
+
+def read_adapter(item: msgspec.Raw | bytes) -> Claim | None:
+    """Return the claim of an LLMAdapter, which is all that is kept of it."""
+    try:
+        return msgspec.json.decode(item, type=KubeAdapter).claim
+    except msgspec.ValidationError:
+        return None

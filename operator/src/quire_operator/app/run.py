@@ -29,6 +29,7 @@ from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
 from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 from quire_operator.adapters.kubernetes.leases import KubeLeases
+from quire_operator.adapters.kubernetes.llm_adapters import KubeLLMAdapters
 from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -46,6 +47,8 @@ from quire_operator.handlers.events import CHILD_KINDS, Inbox, Login, Webhook, w
 from quire_operator.leadership.leader import Elector
 from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
+from quire_operator.reconcile.adapter_store import AdapterStore
+from quire_operator.reconcile.adapters import Adapters
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.canaries import PERIOD_SECONDS, Canaries
 from quire_operator.reconcile.capacity_check import CapacityCheck
@@ -146,6 +149,16 @@ class Operator:
             enqueue=self._workers.add,
             period_seconds=min(PERIOD_SECONDS, settings.autoscaling_period_seconds),
         )
+        adapter_store = AdapterStore()
+        self._adapters = Adapters(
+            objects=KubeLLMAdapters(self._cluster, connection),
+            adapters=adapter_store,
+            store=self._store,
+            reader=self._progress,
+            clock=self._clock,
+            enqueue=self._workers.add,
+            scope=lambda: settings.children.features.served_names,
+        )
         self._reconciler = Reconciler(
             cluster=self._cluster,
             store=self._store,
@@ -159,6 +172,8 @@ class Operator:
             canaries=self._canaries,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
             revisions=ModelRevisions(self._hub),
+            adapters=self._adapters.entries,
+            adapter_claims=adapter_store.claims,
         )
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -239,6 +254,7 @@ class Operator:
         """Watch, and start again whenever the watches end, for example after the CRD was deleted and created again."""
         inbox = Inbox(
             store=self._store,
+            adapters=self._adapters,
             namespaces=frozenset(self._settings.watch_namespaces),
             enqueue=self._workers.add,
             relisted=self._relisted.set,
@@ -299,6 +315,7 @@ class Operator:
             group.create_task(self._discover())
             group.create_task(self._autoscale())
             group.create_task(self._downloads.follow())
+            group.create_task(self._adapters.follow())
             group.create_task(self._follow_canaries())
 
     async def _follow_canaries(self) -> None:
@@ -336,10 +353,18 @@ class Operator:
             try:
                 kinds = tuple(CHILD_KINDS)
                 self._report_unlisted(await resync(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
+                await self._resync_adapters()
                 return
             except ClusterError as error:
                 logger.warning("listing failed: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _resync_adapters(self) -> None:
+        """List the LLMAdapters. Without the permission, only LLMDeployments with adapters wait."""
+        try:
+            await self._adapters.resync()
+        except Forbidden as error:
+            logger.error("no permission to list LLMAdapters: check the operator's role: %s", error)
 
     def _report_unlisted(self, unlisted: Unlisted) -> None:
         namespaces = unlisted.namespaces

@@ -16,10 +16,18 @@ from typing import Any, Protocol
 
 import kopf
 
-from quire_operator.domain.cluster_state.observed import Key, key_of_child, trim_child, trim_pod, trim_resource
+from quire_operator.domain.cluster_state.observed import (
+    Key,
+    key_of_child,
+    trim_adapter,
+    trim_child,
+    trim_pod,
+    trim_resource,
+)
 from quire_operator.domain.manifests.canary import KINDS
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.review import Review
+from quire_operator.reconcile.adapters import Adapters
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -59,6 +67,7 @@ class Inbox:
     """The receivers of events."""
 
     store: Store
+    adapters: Adapters
     namespaces: frozenset[str]
     """The namespaces to act in; empty means all."""
     enqueue: Callable[[Key], None]
@@ -142,6 +151,7 @@ def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:
             inbox.enqueue(resource.key)
         _note_listing(inbox, event)
 
+    kopf.on.event(names.GROUP, names.VERSION, names.ADAPTER_PLURAL, registry=registry)(_adapter_handler(inbox))
     for kind, selector in CHILD_KINDS.items():
         kopf.on.event(*selector, registry=registry, id=f"on_{kind.lower()}")(_child_handler(inbox, kind))
 
@@ -165,6 +175,20 @@ def registry(inbox: Inbox, login: Login) -> kopf.OperatorRegistry:
         inbox.lease_seen(holder, None if renewed is None else datetime.fromisoformat(renewed))
 
     return registry
+
+
+def _adapter_handler(inbox: Inbox) -> Callable[..., Awaitable[None]]:
+    async def on_adapter(event: Mapping[str, Any], **_: Any) -> None:
+        adapter = trim_adapter(event["object"])
+        if not inbox.takes(adapter.key):
+            return
+        if event["type"] == "DELETED":
+            inbox.adapters.drop(adapter.key, adapter.uid)
+        else:
+            inbox.adapters.put(adapter)
+        _note_listing(inbox, event)
+
+    return on_adapter
 
 
 def _child_handler(inbox: Inbox, kind: str) -> Callable[..., Awaitable[None]]:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from quire_common.served_names import NameScope
+from quire_common.contract.adapters_file import AdapterEntry
+from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.canary.record import SECTION as ROLLOUT
@@ -105,9 +106,12 @@ class Reconciler:
         max_concurrent_rollouts: int = 0,
         download: Callable[[Key], Download | None] = lambda key: None,
         canaries: Canaries | None = None,
+        adapters: Callable[[Key], Sequence[AdapterEntry]] = lambda key: (),
+        adapter_claims: Callable[[str], Sequence[Claim]] = lambda name: (),
     ) -> None:
+        """``adapters`` returns what the replicas of an LLMDeployment are to serve; it may raise ``ClusterError``."""
         self._cluster, self._store, self._images, self._enqueue = cluster, store, images, enqueue
-        self._download = download
+        self._download, self._adapters = download, adapters
         self._tracks = TrackRenderer(
             cluster=cluster,
             store=store,
@@ -121,7 +125,11 @@ class Reconciler:
         )
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
-        self._features, self._claims, self._capacity = features, ServedNameClaims(store, enqueue), capacity
+        self._features, self._claims, self._capacity = (
+            features,
+            ServedNameClaims(store, enqueue, adapter_claims),
+            capacity,
+        )
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
         self._revisions = revisions or ModelRevisions(None)
         self._states: dict[Key, ReconcileState] = {}
@@ -248,7 +256,15 @@ class Reconciler:
         spec = with_revision(spec, resolution)
 
         def rendered(images: Images, spec: Spec = spec, replicas: int = goal.replicas) -> Manifests | Invalid:
-            return desired(spec, replicas, uid=resource.uid, images=images, created=resource.created, features=features)
+            return desired(
+                spec,
+                replicas,
+                uid=resource.uid,
+                images=images,
+                created=resource.created,
+                features=features,
+                adapters=() if spec.engine.adapters is None else self._adapters(key),
+            )
 
         try:
             images = await self._images_for(resource, spec, children, rendered)

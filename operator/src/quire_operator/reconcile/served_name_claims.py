@@ -3,7 +3,7 @@
 ``reconciler`` calls it around each pass: the claim of one LLMDeployment determines the conditions of others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key
@@ -14,8 +14,11 @@ from quire_operator.reconcile.store import Store
 class ServedNameClaims:
     """The claims at the last check of each LLMDeployment."""
 
-    def __init__(self, store: Store, enqueue: Callable[[Key], None]) -> None:
-        self._store, self._enqueue = store, enqueue
+    def __init__(
+        self, store: Store, enqueue: Callable[[Key], None], adapters: Callable[[str], Sequence[Claim]] = lambda name: ()
+    ) -> None:
+        """``adapters`` returns the claims of LLMAdapters to a served name."""
+        self._store, self._enqueue, self._adapters = store, enqueue, adapters
         self._known: dict[Key, Claim] = {}
 
     def forget(self) -> None:
@@ -37,7 +40,7 @@ class ServedNameClaims:
                     self._enqueue(key_of(other))
 
     def conflict(self, mine: Claim | None, scope: NameScope | None) -> str | None:
-        """Return why requests for a claimed name go to another LLMDeployment; None if they do not."""
+        """Return why requests for a claimed name go to another object; None if they do not."""
         if mine is None or scope is None:
             return None
-        return conflict(mine, self._store.claims(mine.name), scope)
+        return conflict(mine, (*self._store.claims(mine.name), *self._adapters(mine.name)), scope)

@@ -172,22 +172,22 @@ class KubeCluster:
 
     async def list_resources(self) -> AsyncIterator[Resource]:
         """See ``ports.Cluster``."""
-        async for item in self._list(_RESOURCES):
+        async for item in self.list_objects(_RESOURCES):
             yield trim_resource(item)
 
     async def list_children(self, kind: str) -> AsyncIterator[tuple[Key, Child]]:
         """See ``ports.Cluster``."""
-        async for item in self._list(_CHILDREN[kind], ("labelSelector", names.LABEL_DEPLOYMENT)):
+        async for item in self.list_objects(_CHILDREN[kind], ("labelSelector", names.LABEL_DEPLOYMENT)):
             if (key := key_of_child(item)) is not None:
                 yield key, trim_child(item, kind=kind)
 
     async def list_pods(self) -> AsyncIterator[tuple[Key, Pod]]:
         """See ``ports.Cluster``."""
-        async for item in self._list(_PODS, ("labelSelector", names.LABEL_DEPLOYMENT)):
+        async for item in self.list_objects(_PODS, ("labelSelector", names.LABEL_DEPLOYMENT)):
             if (key := key_of_child(item)) is not None:
                 yield key, trim_pod(item)
 
-    async def _list(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
+    async def list_objects(self, api: tuple[str, str], *query: tuple[str, str]) -> AsyncIterator[JSON]:
         """Yield the items of all namespaces. Without permission in some, list the others and raise at the end."""
         refused: dict[str, Forbidden] = {}
         for namespace in self._namespaces:
@@ -214,7 +214,7 @@ def _event_body(resource: Resource, event: Event) -> dict[str, Any]:
         "metadata": {"name": f"{key.name}.{uuid4().hex[:16]}", "namespace": key.namespace},
         "involvedObject": {
             "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
+            "kind": resource.body["kind"],
             "namespace": key.namespace,
             "name": key.name,
             "uid": resource.uid,

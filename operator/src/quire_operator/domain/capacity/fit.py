@@ -29,6 +29,8 @@ _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and a copy while tokens are sampled."""
 _FP8_BYTES = 1
 _INT8_BYTES = 1
+_RANK_UNIT = 8
+"""Slots have room for a multiple of this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Footprint:
     swap_bytes: int
     """Swap space in the same memory as the weights; 0 on a GPU, where it is in host memory."""
     kv_groups: tuple[KVGroup, ...]
+    adapter_bytes: int = 0
+    """The slots of adapters, and the adapters in host memory where that is the same memory."""
     kv_in_fp8: bool = False
     weights_in_int8: bool = False
     """True if the weights of matrix products are int8. Embeddings keep the dtype of the arithmetic."""
@@ -68,7 +72,7 @@ class Footprint:
     @property
     def base_bytes(self) -> int:
         """Everything except the KV cache."""
-        return self.weight_bytes + self.workspace_bytes + self.swap_bytes
+        return self.weight_bytes + self.workspace_bytes + self.swap_bytes + self.adapter_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +139,20 @@ def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeN
                 for kv_width in config.kv_widths
             ],
         ),
+        adapter_bytes=_adapter_bytes(spec, config, width, device),
         kv_in_fp8=in_fp8,
         weights_in_int8=spec.engine.weights_in_int8,
     )
+
+
+def _adapter_bytes(spec: Spec, config: ModelConfig, width: int, device: Device) -> int:
+    """Return the bytes of all slots, and on a CPU also of the adapters in host memory, each of the highest rank."""
+    slots = spec.engine.adapters
+    if slots is None:
+        return 0
+    in_slots = -(-slots.max_rank // _RANK_UNIT) * _RANK_UNIT * slots.max_loaded
+    in_host_memory = slots.max_rank * slots.in_memory if device == "cpu" else 0
+    return (in_slots + in_host_memory) * config.adapter_width * width
 
 
 def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:

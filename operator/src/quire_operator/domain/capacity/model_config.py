@@ -51,6 +51,18 @@ class ModelConfig:
     """The numbers of a token's keys by layer: KV heads × head dim."""
 
     @property
+    def adapter_width(self) -> int:
+        """The numbers of an adapter of rank 1 for every linear layer: the inputs and outputs of each module."""
+        queries = self.heads * self.head_dim
+        attention = sum(
+            (self.hidden_size + queries) + 2 * (self.hidden_size + keys) + (queries + self.hidden_size)
+            for keys in self.kv_widths
+        )
+        # Experts have no adapters.
+        feed_forward = 3 * (self.hidden_size + self.intermediate_size) if self.experts == 1 else 0
+        return attention + self.layers * feed_forward
+
+    @property
     def parameters(self) -> int:
         """The number of parameters in the Llama layout; a close estimate for similar families."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
 from quire_operator.domain.resource.names import (
+    ADAPTER_KIND,
     ANNOTATION_REFRESH_MODEL,
     ANNOTATION_ROLLOUT_NOW,
     ANNOTATION_TEMPLATE,
+    API_VERSION,
     CANARY_COMPONENT,
     CANARY_SUFFIX,
     KIND,
@@ -57,7 +59,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """An LLMDeployment as it is in the cluster, without its managed fields."""
+    """An LLMDeployment or LLMAdapter as it is in the cluster, without its managed fields."""
 
     key: Key
     uid: str
@@ -232,6 +234,11 @@ def trim_resource(body: JSON) -> Resource:
         refresh_model=_text(_map(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
         rollout_now=_text(_map(metadata, "annotations"), ANNOTATION_ROLLOUT_NOW)[:_MAX_ANNOTATION],
     )
+
+
+def trim_adapter(body: JSON) -> Resource:
+    """Return the fields of an LLMAdapter that the operator keeps; the items of a list have no kind."""
+    return trim_resource({"apiVersion": API_VERSION, **body, "kind": ADAPTER_KIND})
 
 
 def trim_child(body: JSON, *, kind: str) -> Child:

@@ -16,6 +16,7 @@ from quire_operator.domain.cluster_state.observed import Ref, Resource
 from quire_operator.domain.manifests import desired as d
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.pod_template import Images, pod_template
+from quire_operator.domain.manifests.served_names import served_names
 from quire_operator.domain.resource import HubSource, Invalid, Spec, names
 
 JSON = Mapping[str, object]
@@ -87,7 +88,7 @@ def canary_manifests(
         images,
         labels=d.labels(spec.name, component=component),
         selector=_selector(spec.name),
-        served_names=d.served_names(spec, features.served_names),
+        served_names=served_names(spec, features.served_names),
     )
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)

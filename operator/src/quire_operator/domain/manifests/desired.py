@@ -13,12 +13,14 @@ from math import ceil
 from typing import Any
 
 from quire_common.contract import engine
-from quire_common.served_names import NameScope
+from quire_common.contract.adapters_file import AdapterEntry
 from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.manifests.adapters import config_map
 from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
 from quire_operator.domain.manifests.network_policy import network_policy
 from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS, Images, pod_template
+from quire_operator.domain.manifests.served_names import served_names
 from quire_operator.domain.resource import Invalid, RemoteSource, Retention, RolloutStrategy, Spec, names
 from quire_operator.domain.resource.fields import Problem
 
@@ -86,8 +88,12 @@ def desired(
     images: Images,
     created: str = "",
     features: ClusterFeatures = NO_FEATURES,
+    adapters: Sequence[AdapterEntry] = (),
 ) -> Manifests | Invalid:
-    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas."""
+    """Return the children of the LLMDeployment with this ``uid`` and creation time, with ``target`` replicas.
+
+    ``adapters`` are those that its replicas are to serve.
+    """
     template = pod_template(
         spec,
         images,
@@ -104,6 +110,7 @@ def desired(
         target=target,
         template=template,
         features=features,
+        adapters=adapters,
     )
     return Manifests(children=tuple(render(child, parent) for child in CHILDREN if child.is_wanted(spec, features)))
 
@@ -117,12 +124,6 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
         spec, images, labels=labels(spec.name), selector=selector(spec.name), served_names=(spec.model.served_name,)
     )
     return invalid.problems if isinstance(template, dict) else (*invalid.problems, *template)
-
-
-def served_names(spec: Spec, scope: NameScope | None) -> tuple[str, ...]:
-    """Return the model names that replicas accept: their own, and the one that clients of the gateway use."""
-    name = spec.model.served_name
-    return (name, f"{spec.namespace}/{name}") if scope is NameScope.NAMESPACED else (name,)
 
 
 def child_refs(spec: Spec, features: ClusterFeatures = NO_FEATURES) -> tuple[Ref, ...]:
@@ -169,6 +170,7 @@ class Parent:
     target: int
     template: JSON
     features: ClusterFeatures
+    adapters: Sequence[AdapterEntry] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +261,10 @@ def _cache_claim(parent: Parent) -> Content:
     if cache.storage_class_name is not None:
         claim["storageClassName"] = cache.storage_class_name
     return Content(fields={"spec": claim})
+
+
+def _adapters(parent: Parent) -> Content:
+    return Content(fields=config_map(parent.adapters))
 
 
 def _service_account(parent: Parent) -> Content:
@@ -385,6 +391,15 @@ CHILDREN = (
         suffix=names.CACHE_CLAIM_SUFFIX,
         is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
         is_owned=lambda spec: spec.model.cache is None or spec.model.cache.retain is Retention.DELETE,
+    ),
+    Child(
+        kind="ConfigMap",
+        api_version="v1",
+        plural="configmaps",
+        render=_adapters,
+        suffix=names.ADAPTERS_SUFFIX,
+        is_wanted=lambda spec, features: spec.engine.adapters is not None,
+        is_nonblocking=True,
     ),
     Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
     Child(kind="Service", api_version="v1", plural="services", render=_service),

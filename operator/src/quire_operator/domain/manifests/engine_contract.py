@@ -6,7 +6,7 @@ Constants are ``quire_common.contract.engine``; tests/contract compares the argu
 from collections.abc import Sequence
 
 from quire_common.contract.engine import HTTP_PORT
-from quire_operator.domain.resource import Engine, KVCache, Spec
+from quire_operator.domain.resource import AdapterSlots, Engine, KVCache, Spec
 from quire_operator.domain.resource.schema import declared
 
 _SIGKILL_MARGIN_SECONDS = 10.0
@@ -27,11 +27,13 @@ def engine_args(
     threads: int | None = None,
     api_key_file: str | None = None,
     served_names: Sequence[str] = (),
+    adapters_file: str | None = None,
 ) -> list[str]:
     """Return the engine's arguments for one replica, without the command itself.
 
     ``served_names`` are the model names that it accepts; by default the one of the spec. ``kv_cache_bytes`` overrides
-    ``kvCache`` if several replicas share a machine. ``extraArgs`` come last.
+    ``kvCache`` if several replicas share a machine. ``adapters_file`` lists the adapters, if ``engine.adapters`` is
+    set. ``extraArgs`` come last.
     """
     engine = spec.engine
     args = ["--model", model_path, "--served-model-name", *(served_names or (spec.model.served_name,))]
@@ -40,6 +42,8 @@ def engine_args(
         value = getattr(engine, field.attribute)
         if isinstance(value, KVCache):
             args += _memory_args(spec, value.size_bytes if kv_cache_bytes is None else kv_cache_bytes)
+        elif isinstance(value, AdapterSlots):
+            args += _adapter_args(value, adapters_file)
         else:
             args += field.kind.arguments(value)
     args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
@@ -48,6 +52,13 @@ def engine_args(
     if api_key_file is not None:
         args += ["--api-key-file", api_key_file]
     return [*args, *engine.extra_args]
+
+
+def _adapter_args(slots: AdapterSlots, adapters_file: str | None) -> list[str]:
+    args = ["--enable-lora"]
+    for field in declared(AdapterSlots):
+        args += field.kind.arguments(getattr(slots, field.attribute))
+    return args if adapters_file is None else [*args, "--adapters-file", adapters_file]
 
 
 def _memory_args(spec: Spec, kv_cache_bytes: int | None) -> list[str]:

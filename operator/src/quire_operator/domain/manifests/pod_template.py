@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from quire_common.contract import engine
+from quire_operator.domain.manifests import adapters as lora
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests import key_volume as keys
 from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, model_volume, source_problem
@@ -17,7 +18,7 @@ from quire_operator.domain.manifests.source_credentials import credentials_envir
 from quire_operator.domain.manifests.strategic_merge import merge
 from quire_operator.domain.resource import HubSource, PullPolicy, RemoteSource, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.names import LABEL_APP, LABEL_INSTANCE
+from quire_operator.domain.resource.names import ADAPTERS_SUFFIX, LABEL_APP, LABEL_INSTANCE
 
 JSON = dict[str, object]
 
@@ -159,9 +160,10 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_na
             model_path=volume.model_path,
             served_names=served_names,
             api_key_file=None if spec.auth_secret is None else keys.KEY_FILE,
+            adapters_file=None if spec.engine.adapters is None else lora.ADAPTERS_FILE,
         ),
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
-        "env": _environment(),
+        "env": _engine_environment(spec, images),
         "resources": _resources(spec),
         "startupProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5),
         "readinessProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=2),
@@ -181,6 +183,8 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_na
         mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
     if spec.auth_secret is not None:
         mounts.append(keys.key_mount())
+    if spec.engine.adapters is not None:
+        mounts.append(lora.adapters_mount())
     return container
 
 
@@ -211,6 +215,14 @@ def _image(spec: Spec, images: Images) -> JSON:
     policy = spec.engine.image_pull_policy or images.pull_policy
     image: JSON = {"image": spec.engine.image or images.engine}
     return image if policy is None else {**image, "imagePullPolicy": policy.value}
+
+
+def _engine_environment(spec: Spec, images: Images) -> list[JSON]:
+    """Return the variables of the engine, which downloads adapters itself."""
+    env = _environment()
+    if spec.engine.adapters is not None and images.hub_endpoint is not None:
+        env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
+    return env + lora.adapters_environment(spec)
 
 
 def _environment() -> list[JSON]:
@@ -269,4 +281,6 @@ def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
         volumes.append({"name": VOLUME, **volume.volume})
     if spec.auth_secret is not None:
         volumes.append(keys.key_volume(spec.auth_secret))
+    if spec.engine.adapters is not None:
+        volumes.append(lora.adapters_volume(f"{spec.name}{ADAPTERS_SUFFIX}"))
     return volumes

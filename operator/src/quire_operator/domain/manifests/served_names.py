@@ -1,4 +1,4 @@
-"""The claim of an LLMDeployment to its served name, as its status records it and as it shall be: pure.
+"""The claim of an LLMDeployment or LLMAdapter to its served name, as its status records it and as it shall be: pure.
 
 ``quire_common.served_names`` decides which of several claims counts, for the operator and the gateway alike. This
 module reads and writes ``status.servedName``, the only record of a claim.
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from quire_common.served_names import Claim, NameScope, held_by, next_second, reported_claim
 from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.resource import Spec
 
 JSON = Mapping[str, object]
 
@@ -49,26 +50,63 @@ def wanted_claim(resource: Resource, *, known: Claim | None, now: float) -> Clai
     )
 
 
+def recorded_adapter_claim(resource: Resource) -> Claim | None:
+    """Return the claim of an LLMAdapter by which the gateway routes; None before the first report."""
+    return reported_claim(
+        namespace=resource.key.namespace,
+        deployment=_deployment_of(resource),
+        created=resource.created,
+        is_leaving=resource.deleting,
+        recorded=_recorded(resource.status),
+        is_reported=False,
+        spec_name=None,
+        adapter=resource.key.name,
+    )
+
+
+def wanted_adapter_claim(resource: Resource, *, now: float) -> Claim:
+    """Return the claim that the next status of an LLMAdapter records, by the rules of ``wanted_claim``."""
+    name = _map(resource.body, "spec").get("servedName")
+    wanted = name if isinstance(name, str) and name else resource.key.name
+    before = recorded_adapter_claim(resource)
+    since = next_second(now) if before is not None or resource.generation > 1 else resource.created
+    return Claim(
+        namespace=resource.key.namespace,
+        deployment=_deployment_of(resource),
+        name=wanted,
+        since=before.since if before is not None and before.name == wanted else since,
+        is_leaving=resource.deleting,
+        adapter=resource.key.name,
+    )
+
+
+def served_names(spec: Spec, scope: NameScope | None) -> tuple[str, ...]:
+    """Return the model names that replicas accept: their own, and the one that clients of the gateway use."""
+    name = spec.model.served_name
+    return (name, f"{spec.namespace}/{name}") if scope is NameScope.NAMESPACED else (name,)
+
+
 def status_section(claim: Claim) -> dict[str, object]:
     """Return ``status.servedName``."""
     return {"name": claim.name, "since": claim.since}
 
 
 def conflict(mine: Claim, claims: Iterable[Claim], scope: NameScope) -> str | None:
-    """Return why requests for my served name go to another LLMDeployment; None if I hold the name."""
-    others = [claim for claim in claims if key_of(claim) != key_of(mine)]
+    """Return why requests for my served name go to another object; None if I hold the name."""
+    others = [claim for claim in claims if claim.claimant != mine.claimant]
     requested = mine.requested_as(scope)
     first = held_by([mine, *others], scope)[requested][0]
     if first is mine:
         return None
+    field, service = ("spec.servedName", "its") if mine.adapter else ("spec.model.servedName", "this")
     return (
-        f"spec.model.servedName: requests for the model {requested} go to {key_of(first)}, which has served this name "
-        "for longer; choose another name. The Service of this LLMDeployment still works"
+        f"{field}: requests for the model {requested} go to {first.claimant_text}, which has served this name "
+        f"for longer; choose another name. The Service of {service} LLMDeployment still works"
     )
 
 
 def key_of(claim: Claim) -> Key:
-    """Return the LLMDeployment that made a claim."""
+    """Return the LLMDeployment to whose replicas a claim leads."""
     return Key(claim.namespace, claim.deployment)
 
 
@@ -77,6 +115,11 @@ def spec_name(resource: Resource) -> str | None:
     model = _map(_map(resource.body, "spec"), "model")
     name = model.get("servedName")
     return name if isinstance(name, str) and name else None
+
+
+def _deployment_of(resource: Resource) -> str:
+    name = _map(_map(resource.body, "spec"), "deploymentRef").get("name")
+    return name if isinstance(name, str) else ""
 
 
 def _recorded(status: JSON) -> tuple[str, str] | None:

@@ -29,6 +29,13 @@ def credentials_environment(source: RemoteSource, secret: str | None) -> list[JS
             return [_variable("DOCKER_AUTH_CONFIG", secret, REGISTRY_KEY)]
 
 
+def adapter_credentials(secret: str) -> list[JSON]:
+    """Return the variables for all kinds of sources that one secret may have credentials for."""
+    keys = {"HF_TOKEN": HUB_TOKEN_KEY, "DOCKER_AUTH_CONFIG": REGISTRY_KEY}
+    keys |= {key: key for key in (*AWS_REQUIRED, *AWS_OPTIONAL)}
+    return [_variable(name, secret, key, optional=True) for name, key in keys.items()]
+
+
 def _variable(name: str, secret: str, key: str, *, optional: bool = False) -> JSON:
     reference: JSON = {"name": secret, "key": key}
     if optional:

@@ -1,4 +1,4 @@
-"""An LLMDeployment as values: ``Spec.parse(body) -> Spec | Invalid`` and the parts of a spec."""
+"""LLMDeployments and LLMAdapters as values: ``Spec.parse(body) -> Spec | Invalid`` and the parts of a spec."""
 
 from quire_common.model_source import (
     BucketSource,
@@ -9,6 +9,8 @@ from quire_common.model_source import (
     RemoteSource,
     Source,
 )
+from quire_operator.domain.resource.adapter import AdapterSpec
+from quire_operator.domain.resource.adapter_slots import AdapterSlots
 from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
@@ -44,6 +46,8 @@ from quire_operator.domain.resource.windows import RecurringWindow
 
 __all__ = [
     "AccessMode",
+    "AdapterSlots",
+    "AdapterSpec",
     "GPU_RESOURCE",
     "Autoscaling",
     "AutoscalingMode",

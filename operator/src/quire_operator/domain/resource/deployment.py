@@ -134,6 +134,11 @@ class Spec:
             holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.speculation is None,
             message="is for CPUs: remove it, or spec.resources' nvidia.com/gpu",
         ),
+        Rule(
+            at="engine.adapters",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.adapters is None,
+            message="is for CPUs in this version: remove it, or spec.resources' nvidia.com/gpu",
+        ),
     )
 
     def check(self, document: Fields) -> None:
@@ -150,7 +155,7 @@ class Spec:
         problems: list[Problem] = []
         root = Fields(body, path="", problems=problems)
         root.knows("status")
-        _check_kind(root)
+        check_kind(root, names.KIND)
         metadata = root.section("metadata")
         name = _read_name(metadata)
         namespace = metadata.text("namespace", default="default")
@@ -180,8 +185,9 @@ class Spec:
         return self.replicas if self.autoscaling is None else self.autoscaling.most_replicas
 
 
-def _check_kind(root: Fields) -> None:
-    for key, expected in (("apiVersion", names.API_VERSION), ("kind", names.KIND)):
+def check_kind(root: Fields, kind: str) -> None:
+    """Note an API version or a kind other than the expected ones."""
+    for key, expected in (("apiVersion", names.API_VERSION), ("kind", kind)):
         value = root.raw(key)
         if value is None:
             root.problem(key, f"is required: {expected}")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from quire_common.quantities import parse_bytes, parse_quantity
+from quire_operator.domain.resource.adapter_slots import AdapterSlots
 from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import (
     JSON,
@@ -270,6 +271,14 @@ class Engine:
         Section(
             "Speculative decoding, on a CPU. Answers are the same as without it, and answers that repeat their prompt "
             "need fewer steps."
+        ),
+    ] = None
+    adapters: Annotated[
+        AdapterSlots | None,
+        Section(
+            "Room for LoRA adapters, which LLMAdapters add and remove while replicas run. Without it, replicas serve "
+            "no adapters. On CPUs, for model families that quire implements itself.",
+            flags=("enable-lora", "no-enable-lora", "adapters-file"),
         ),
     ] = None
     extra_args: Annotated[

@@ -18,6 +18,39 @@ from quire_operator.domain.resource.schema import (
     Text,
 )
 
+_NO_CLAIM_FORMS = (
+    r"self.matches('^hf://[A-Za-z0-9][\\w.-]*(/[A-Za-z0-9][\\w.-]*)?(@[A-Za-z0-9][\\w./-]*)?$') "
+    r"|| self.matches('^file://(/|\\.\\.?/).*[^/].*$') "
+    "|| self.matches('^(s3|oci)://')"
+)
+_CLAIM_FORM = "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')"
+_FORM_RULE = Rule(
+    cel=f"{_NO_CLAIM_FORMS} || {_CLAIM_FORM}",
+    message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", '
+    '"pvc://claim/path", "file:///folder" or "file://./folder"',
+)
+_NO_CLAIM_RULE = Rule(
+    cel=_NO_CLAIM_FORMS,
+    message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", "file:///folder" or '
+    '"file://./folder"',
+)
+_DETAIL_RULES = (
+    Rule(
+        cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
+        "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
+        message='must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
+    ),
+    Rule(
+        cel="!self.startsWith('oci://') || self.matches('^oci://(localhost' "
+        "+ '|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/[a-z0-9][a-z0-9._/-]*' "
+        r"+ '(:\\w[\\w.-]*|(:\\w[\\w.-]*)?@sha256:[0-9a-f]{64})(/.*)?$')",
+        message="must contain a registry, a name and a tag or digest, such as "
+        '"oci://registry.example/org/model:1"; append /path if the model is in a folder of the image',
+    ),
+)
+SOURCE_RULES = (_FORM_RULE, *_DETAIL_RULES)
+"""The forms that ``ModelSource`` reads, for the API server."""
+SOURCE_RULES_WITHOUT_CLAIMS = (_NO_CLAIM_RULE, *_DETAIL_RULES)
 _SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
 
 
@@ -51,7 +84,7 @@ class ModelSource(Text):
         return source or default
 
 
-def _served_name_problem(name: str) -> str | None:
+def served_name_problem(name: str) -> str | None:
     if _SERVED_NAME.fullmatch(name):
         return None
     return "must start with a letter or digit and contain at most 128 letters, digits and '-', '_', '.', ':' or '/'"
@@ -128,28 +161,7 @@ class Model:
             max_length=1024,
             example=EXAMPLES,
             flags=("model", "revision"),
-            rules=(
-                Rule(
-                    cel=r"self.matches('^hf://[A-Za-z0-9][\\w.-]*(/[A-Za-z0-9][\\w.-]*)?(@[A-Za-z0-9][\\w./-]*)?$') "
-                    "|| self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$') "
-                    r"|| self.matches('^file://(/|\\.\\.?/).*[^/].*$') "
-                    "|| self.matches('^(s3|oci)://')",
-                    message='must be "hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag", '
-                    '"pvc://claim/path", "file:///folder" or "file://./folder"',
-                ),
-                Rule(
-                    cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
-                    "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
-                    message='must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
-                ),
-                Rule(
-                    cel="!self.startsWith('oci://') || self.matches('^oci://(localhost' "
-                    "+ '|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/[a-z0-9][a-z0-9._/-]*' "
-                    r"+ '(:\\w[\\w.-]*|(:\\w[\\w.-]*)?@sha256:[0-9a-f]{64})(/.*)?$')",
-                    message="must contain a registry, a name and a tag or digest, such as "
-                    '"oci://registry.example/org/model:1"; append /path if the model is in a folder of the image',
-                ),
-            ),
+            rules=SOURCE_RULES,
         ),
     ]
     served_name: Annotated[
@@ -158,7 +170,7 @@ class Model:
             "Model name that clients send in the `model` field of a request. Default is metadata.name. If several "
             "LLMDeployments behind one gateway use the same name, the oldest receives the requests.",
             max_length=128,
-            check=_served_name_problem,
+            check=served_name_problem,
             flags=("served-model-name",),
             rules=(
                 Rule(

@@ -5,6 +5,8 @@ Pure text; the CRD, the manifests, the watches and the gateway's discovery use t
 
 import re
 
+from quire_common.contract.kubernetes import ADAPTER_KIND as ADAPTER_KIND
+from quire_common.contract.kubernetes import ADAPTER_PLURAL as ADAPTER_PLURAL
 from quire_common.contract.kubernetes import ANNOTATION_SENIORITY as ANNOTATION_SENIORITY
 from quire_common.contract.kubernetes import ANNOTATION_SERVED_NAME as ANNOTATION_SERVED_NAME
 from quire_common.contract.kubernetes import API_VERSION as API_VERSION
@@ -29,10 +31,12 @@ ANNOTATION_ROLLOUT_NOW = "quire.dev/rollout-now"
 """On an LLMDeployment: the digest of a pod template whose rollout does not wait for a window."""
 ANNOTATION_TEMPLATE = "quire.dev/template"
 """On a Deployment: the digest of the pod template that was applied to it; on that of a canary, its revision."""
+ANNOTATION_ADAPTERS = "quire.dev/adapters"
+"""On a pod: a digest of its list of adapters. A change makes the kubelet renew the pod's copy of the list at once."""
 ANNOTATION_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
-HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX = "-headless", "-models"
-"""Suffixes of two children's names; the others have the name of the LLMDeployment."""
+HEADLESS_SUFFIX, CACHE_CLAIM_SUFFIX, ADAPTERS_SUFFIX = "-headless", "-models", "-adapters"
+"""Suffixes of three children's names; the others have the name of the LLMDeployment."""
 _MAX_LABEL = 63
 MAX_NAME_LENGTH = _MAX_LABEL - len(HEADLESS_SUFFIX)
 """The longest name of an LLMDeployment whose longest child name fits the 63 characters of a Service."""

@@ -1,0 +1,120 @@
+"""An LLMAdapter as values: ``AdapterSpec.parse(body) -> AdapterSpec | Invalid``."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from quire_common.contract.adapters_file import Placement
+from quire_common.model_source import ClaimSource, Source
+from quire_common.names import object_name_problem
+from quire_operator.domain.resource import names
+from quire_operator.domain.resource.deployment import Invalid, check_kind
+from quire_operator.domain.resource.fields import Fields, Problem
+from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, served_name_problem
+from quire_operator.domain.resource.schema import Choice, ObjectName, Rule, Section, Text, read_section
+
+_ON_A_CLAIM = (
+    "an adapter cannot bring a claim into running replicas: put it on the claim of the model and use file://./folder"
+)
+_LAST = "must end with a letter or digit"
+
+
+def _name_problem(name: str) -> str | None:
+    return served_name_problem(name) or (None if name[-1].isalnum() else _LAST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentReference:
+    """A reference to an LLMDeployment in the same namespace."""
+
+    name: Annotated[str, ObjectName("Name of an LLMDeployment in this namespace, which has spec.engine.adapters.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """One LLMAdapter with its defaults filled in."""
+
+    name: str
+    namespace: str
+    deployment_ref: Annotated[
+        DeploymentReference,
+        Section(
+            "The LLMDeployment whose replicas serve the adapter.",
+            rules=(
+                Rule(
+                    cel="self == oldSelf",
+                    message="cannot be changed: delete this LLMAdapter and create it for the other LLMDeployment",
+                ),
+            ),
+        ),
+    ]
+    source: Annotated[
+        Source,
+        ModelSource(
+            "Location of the adapter in PEFT's layout (adapter_config.json and safetensors): hf://org/name@revision "
+            "(Hugging Face Hub), s3://bucket/path (optionally with ?region= and &endpoint=), "
+            "oci://registry/name:tag/path, file:///path (a folder in the container) or file://./dir (relative to "
+            "/models in pods, and relative to the manifest with `quire up`). pvc:// is not possible, because a "
+            "running pod cannot mount another claim.",
+            max_length=1024,
+            example='"hf://org/name@revision", "s3://bucket/path", "oci://registry/name:tag" or "file://./folder"',
+            rules=SOURCE_RULES_WITHOUT_CLAIMS,
+        ),
+    ]
+    served_name: Annotated[
+        str,
+        Text(
+            "Model name that clients send in the `model` field of a request for this adapter. Default is "
+            "metadata.name. If LLMDeployments or LLMAdapters behind one gateway use the same name, the oldest receives "
+            "the requests.",
+            max_length=128,
+            check=_name_problem,
+            rules=(
+                Rule(
+                    cel=r"self.matches('^[A-Za-z0-9]([\\w./:-]*[A-Za-z0-9])?$')",
+                    message="must start and end with a letter or digit and contain only letters, digits and '-', '_', "
+                    "'.', ':' or '/'",
+                ),
+            ),
+        ),
+    ] = ""
+    placement: Annotated[
+        Placement,
+        Choice(
+            "When replicas download the adapter. All: as soon as it is listed. OnDemand: each replica at its first "
+            "request for it, which waits for the download."
+        ),
+    ] = Placement.ALL
+
+    @property
+    def deployment(self) -> str:
+        """The name of the LLMDeployment."""
+        return self.deployment_ref.name
+
+    def check(self, document: Fields) -> None:
+        """Note a source that running replicas cannot reach."""
+        if isinstance(self.source, ClaimSource):
+            document.problem("source", _ON_A_CLAIM)
+
+    @classmethod
+    def parse(cls, body: Mapping[str, object]) -> "AdapterSpec | Invalid":
+        """Return the spec of a whole object (apiVersion, kind, metadata, spec), or its problems. It never raises."""
+        problems: list[Problem] = []
+        root = Fields(body, path="", problems=problems)
+        root.knows("status")
+        check_kind(root, names.ADAPTER_KIND)
+        metadata = root.section("metadata")
+        if not metadata.has("name"):
+            metadata.problem("name", "is required")
+        name = metadata.text("name", default=None, check=object_name_problem)
+        namespace = metadata.text("namespace", default="default")
+        spec: AdapterSpec | None = None
+        if root.has("spec"):
+            spec = read_section(cls, root.section("spec"), name=name or "unnamed", namespace=namespace)
+            spec = replace(spec, served_name=spec.served_name or spec.name)
+        else:
+            root.problem("spec", "is required")
+        root.done()
+        if problems or spec is None:
+            return Invalid(name=name, namespace=namespace, problems=tuple(problems))
+        return spec

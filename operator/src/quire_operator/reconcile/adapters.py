@@ -1,0 +1,224 @@
+"""LLMAdapters: what replicas are to serve, and what they report, while this process leads.
+
+``app`` runs ``follow``. The list of an LLMDeployment is a child that the reconciler applies (``entries``); engines read
+it again when it changes, so an adapter restarts no pod. This module polls the engines' reports, writes the statuses of
+LLMAdapters, and hurries the kubelets of pods that have not read the newest list yet.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from quire_common.contract import engine
+from quire_common.contract.adapters_file import ADAPTERS_PATH, AdapterEntry, AdaptersReport, parse_report
+from quire_common.served_names import Claim, NameScope
+from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
+from quire_operator.domain.manifests.adapters import Listing, deployment_key, entries_digest, listings
+from quire_operator.domain.status.adapter_status import ReplicaReport, adapter_events, adapter_status
+from quire_operator.ports import (
+    AdapterObjects,
+    Clock,
+    ClusterError,
+    Conflict,
+    Enqueue,
+    NotFound,
+    NotLeading,
+    PartlyForbidden,
+    ProgressReader,
+    Unavailable,
+)
+from quire_operator.reconcile.adapter_store import AdapterStore
+from quire_operator.reconcile.store import Store
+
+logger = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 5.0
+_SETTLE_SECONDS = 0.2
+_AT_ONCE = 32
+"""Reports that are read at the same time."""
+
+
+class Adapters:
+    """The LLMAdapters of all LLMDeployments."""
+
+    def __init__(
+        self,
+        *,
+        objects: AdapterObjects,
+        adapters: AdapterStore,
+        store: Store,
+        reader: ProgressReader,
+        clock: Clock,
+        enqueue: Enqueue,
+        scope: Callable[[], NameScope | None],
+    ) -> None:
+        self._objects, self._adapters, self._store = objects, adapters, store
+        self._reader, self._clock, self._enqueue, self._scope = reader, clock, enqueue, scope
+        self._due = asyncio.Event()
+        self._listed: dict[Key, tuple[AdapterEntry, ...]] = {}
+        self._claimed: dict[Key, Claim] = {}
+        self._hurried: dict[str, str] = {}
+        """The digest of the list that a pod was hurried to read, by the pod's uid."""
+        self._reading = asyncio.Semaphore(_AT_ONCE)
+
+    # --- what replicas are to serve ---
+
+    def entries(self, key: Key) -> tuple[AdapterEntry, ...]:
+        """Return the adapters of an LLMDeployment. Raise ``Unavailable`` until all LLMAdapters are known.
+
+        Engines unload what a list does not have, so an incomplete list must not be written.
+        """
+        if not self._adapters.is_listed:
+            raise Unavailable("the LLMAdapters are not listed yet")
+        return tuple(each.entry for each in self._listings(key) if each.entry is not None)
+
+    def _listings(self, key: Key) -> tuple[Listing, ...]:
+        return listings(
+            self._adapters.of(key), self._store.resource(key), self._claims, scope=self._scope(), now=self._clock.now()
+        )
+
+    def _claims(self, served_name: str) -> Sequence[Claim]:
+        return (*self._store.claims(served_name), *self._adapters.claims(served_name))
+
+    def changed(self, key: Key) -> None:
+        """Look after the adapters of an LLMDeployment soon, and have its list renewed."""
+        self._enqueue(key)
+        self._due.set()
+
+    async def resync(self) -> None:
+        """List all LLMAdapters. Raise ``ClusterError``; a cluster without the kind has none."""
+        known, refused = self._adapters.uids(), frozenset[str]()
+        try:
+            async for resource in self._objects.list_adapters():
+                known.pop(resource.key, None)
+                if self._adapters.put(resource):
+                    self.changed(deployment_key(resource))
+        except NotFound:
+            logger.warning("there is no kind LLMAdapter in this cluster: install its CRD to serve adapters")
+        except PartlyForbidden as error:
+            refused = error.namespaces
+        for key, uid in known.items():
+            if key.namespace not in refused:
+                self.drop(key, uid)
+        self._adapters.is_listed = True
+
+    def put(self, resource: Resource) -> None:
+        """Note an LLMAdapter that a watch has shown."""
+        if self._adapters.put(resource):
+            self.changed(deployment_key(resource))
+
+    def drop(self, key: Key, uid: str) -> None:
+        """Note that an LLMAdapter was deleted."""
+        old = self._adapters.get(key)
+        self._adapters.drop(key, uid)
+        if old is not None:
+            self.changed(deployment_key(old))
+
+    # --- what they report ---
+
+    async def follow(self) -> None:
+        """Poll until cancelled."""
+        self._listed, self._claimed, self._hurried = {}, {}, {}
+        while True:
+            await self.poll()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_SECONDS):
+                    await self._due.wait()
+                    await asyncio.sleep(_SETTLE_SECONDS)  # many may be applied at once
+            self._due.clear()
+
+    async def poll(self) -> None:
+        """Read the reports of all replicas with adapters once, and write what changed."""
+        if not self._adapters.is_listed:
+            return
+        for key in self._adapters.deployments():
+            try:
+                await self._poll_deployment(key)
+            except NotLeading:
+                return
+            except ClusterError as error:
+                logger.warning("%s: the status of its adapters was not written: %s", key, error)
+        for key in self._claimed.keys() - self._adapters.uids().keys():
+            self._release(self._claimed.pop(key))
+        self._listed = {key: found for key, found in self._listed.items() if key in self._adapters.deployments()}
+
+    async def _poll_deployment(self, key: Key) -> None:
+        found = self._listings(key)
+        entries = tuple(each.entry for each in found if each.entry is not None)
+        if self._listed.get(key) != entries:
+            self._listed[key] = entries
+            self._enqueue(key)  # a name that has become free, for example, is no event of this LLMDeployment
+        pods = [pod for pod in self._store.pods(key) if pod.ready and pod.ip and not pod.deleting]
+        reports = dict(zip(pods, await asyncio.gather(*map(self._report, pods)), strict=True)) if entries else {}
+        for listing in found:
+            replicas = [_replica_report(pod, report, listing.entry) for pod, report in reports.items()]
+            await self._write(listing, replicas if listing.entry is not None else [])
+        for pod, report in reports.items():
+            await self._hurry(key, pod, report, entries)
+
+    async def _report(self, pod: Pod) -> AdaptersReport | None:
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        async with self._reading:
+            answer = await self._reader.read(f"http://{host}:{engine.HTTP_PORT}{ADAPTERS_PATH}")
+        try:
+            return None if answer is None else parse_report(json.loads(answer))
+        except (ValueError, RecursionError):  # users choose the image that answers
+            return None
+
+    async def _write(self, listing: Listing, replicas: Sequence[ReplicaReport]) -> None:
+        resource = listing.resource
+        deployment = self._store.resource(deployment_key(resource))
+        asked = None if deployment is None else deployment.status.get("desiredReplicas")
+        wanted = adapter_status(
+            listing, replicas, desired_replicas=asked if isinstance(asked, int) else None, now=self._clock.now()
+        )
+        if wanted != resource.status:
+            try:
+                written = await self._objects.write_adapter_status(resource, wanted)
+            except (Conflict, NotFound):
+                self._due.set()  # it has changed or is gone; the watch shows how
+                return
+            self._adapters.put(written)
+            for event in adapter_events(resource.status, wanted):
+                await self._objects.record_event(written, event)
+        self._claim(resource.key, listing.claim)
+
+    def _claim(self, key: Key, claim: Claim) -> None:
+        before = self._claimed.get(key)
+        self._claimed[key] = claim
+        for each in {claim, before} if claim != before else ():
+            if each is not None:
+                self._release(each)
+
+    def _release(self, claim: Claim) -> None:
+        """Have the LLMDeployments that a claim may affect checked again."""
+        for other in self._store.claims(claim.name):
+            self._enqueue(Key(other.namespace, other.deployment))
+
+    async def _hurry(
+        self, key: Key, pod: Pod, report: AdaptersReport | None, entries: tuple[AdapterEntry, ...]
+    ) -> None:
+        """Change an annotation of a pod whose engine has an older list: the kubelet then renews the file at once."""
+        if report is None or _known(report) == {(entry.name, entry.generation) for entry in entries}:
+            return
+        digest = entries_digest(entries)
+        if self._hurried.get(pod.uid) == digest:
+            return
+        self._hurried[pod.uid] = digest
+        try:
+            await self._objects.annotate_pod(key.namespace, pod.name, digest)
+        except NotFound:
+            return  # it is gone
+
+
+def _known(report: AdaptersReport) -> set[tuple[str, int]]:
+    return {(adapter.name, adapter.generation) for adapter in report.adapters}
+
+
+def _replica_report(pod: Pod, report: AdaptersReport | None, entry: AdapterEntry | None) -> ReplicaReport:
+    known = () if report is None else report.adapters
+    same = (adapter for adapter in known if entry is not None and adapter.name == entry.name)
+    adapter = next((adapter for adapter in same if entry is not None and adapter.generation == entry.generation), None)
+    return ReplicaReport(replica=pod.name, answered=report is not None, adapter=adapter)

@@ -1,0 +1,183 @@
+"""LLMAdapters on a real API server: the list that pods read, the reports of engines, and the status."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from kube_support.operators import Namespace, OperatorProcess, Operators, until
+
+from quire_common.contract.adapters_file import (
+    ADAPTERS_PATH,
+    AdapterEntry,
+    AdapterFailure,
+    AdapterReport,
+    AdaptersReport,
+    AdapterState,
+    Slots,
+    parse_adapters,
+    render_report,
+)
+
+ADDRESS = "127.0.41.7"
+"""The address of every pod here. The port of engines is fixed, so the address has to be unique on this machine."""
+ROOM = {"adapters": {"maxRank": 8, "maxLoaded": 2}}
+
+
+class Engine:
+    """The report of an engine: what a test says about each adapter, by the name."""
+
+    def __init__(self) -> None:
+        self.adapters: dict[str, AdapterReport] = {}
+
+    def load(self, entry: AdapterEntry, state: AdapterState = AdapterState.READY, **more: Any) -> None:
+        self.adapters[entry.name] = AdapterReport(
+            name=entry.name, generation=entry.generation, state=state, rank=8, **more
+        )
+
+    def body(self) -> bytes:
+        report = AdaptersReport(adapters=list(self.adapters.values()), slots=Slots(total=2, used=0), loads_total=0)
+        return json.dumps(render_report(report)).encode()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadingHTTPServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = self.path == ADAPTERS_PATH
+            self.send_response(200 if found else 404)
+            self.end_headers()
+            self.wfile.write(self.server.engine.body() if found else b"")  # type: ignore[attr-defined]
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer((ADDRESS, 8000), Handler) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        yield serving
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def engine(server: ThreadingHTTPServer) -> Engine:
+    server.engine = Engine()  # type: ignore[attr-defined]
+    return server.engine  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def operator(operators: Operators, space: Namespace) -> Iterator[OperatorProcess]:
+    process = operators.start(*space.flags())
+    space.wait_holder(process.identity)
+    yield process
+    process.kill()
+
+
+def condition(space: Namespace, name: str, kind: str = "Ready") -> dict[str, Any]:
+    conditions = (space.get("llmadapters", name) or {}).get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def wait_reason(space: Namespace, name: str, reason: str) -> dict[str, Any]:
+    until(lambda: condition(space, name).get("reason") == reason, why=lambda: space.get("llmadapters", name))
+    return condition(space, name)
+
+
+def listed(space: Namespace, deployment: str = "chat") -> dict[str, AdapterEntry]:
+    """Return the adapters in the ConfigMap, as an engine reads them."""
+    found = space.get("configmaps", f"{deployment}-adapters")
+    entries, problems = parse_adapters((found or {}).get("data", {}).get("adapters.json", '{"adapters": []}'))
+    assert problems == []
+    return {entry.name: entry for entry in entries}
+
+
+def test_adapters_come_and_go_without_a_restart(space: Namespace, operator: OperatorProcess, engine: Engine) -> None:
+    space.apply(replicas=1, engine=ROOM)
+    until(lambda: space.pods("chat"))
+    (pod,) = space.run_pods("chat", address=ADDRESS)
+    space.apply_adapter("legal", source="s3://adapters/legal")
+    until(lambda: "legal" in listed(space))
+    wait_reason(space, "legal", "Loading")
+    until(lambda: annotation(space, pod), why=lambda: space.get("pods", pod))  # the kubelet is hurried
+
+    engine.load(listed(space)["legal"], revision="abc")
+    assert wait_reason(space, "legal", "Serving")["status"] == "True"
+    status = (space.get("llmadapters", "legal") or {})["status"]
+    assert (status["loadedReplicas"], status["replicas"], status["revision"], status["rank"]) == (1, 1, "abc", 8)
+    assert status["servedName"]["name"] == "legal"
+
+    space.apply_adapter("legal", source="s3://adapters/other")  # is loaded again: the old report no longer counts
+    wait_reason(space, "legal", "Loading")
+    failed = {"reason": AdapterFailure.RANK_TOO_HIGH, "message": "rank 64 is more than 8"}
+    engine.load(listed(space)["legal"], AdapterState.FAILED, **failed)
+    assert "rank 64 is more than 8" in wait_reason(space, "legal", "RankTooHigh")["message"]
+    until(lambda: [e for e in space.items("events") if e["reason"] == "RankTooHigh" and e["type"] == "Warning"])
+    told = next(e for e in space.items("events") if e["reason"] == "RankTooHigh")
+    assert (told["involvedObject"]["kind"], told["involvedObject"]["name"]) == ("LLMAdapter", "legal")
+
+    space.delete("llmadapters", "legal")
+    until(lambda: not listed(space))
+    assert space.pods("chat") == [pod]
+    space.apply(replicas=1)
+    until(lambda: space.get("configmaps", "chat-adapters") is None)
+
+
+def annotation(space: Namespace, pod: str) -> str | None:
+    found = (space.get("pods", pod) or {})["metadata"].get("annotations", {}).get("quire.dev/adapters")
+    return found if found is None else str(found)
+
+
+def test_what_cannot_be_served_says_why(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply_adapter("lost", deployment="nowhere")
+    wait_reason(space, "lost", "DeploymentNotFound")
+    space.apply("plain", replicas=0)
+    space.apply_adapter("early", deployment="plain")
+    assert "spec.engine.adapters" in wait_reason(space, "early", "AdaptersDisabled")["message"]
+    space.apply("plain", replicas=0, engine=ROOM)
+    assert wait_reason(space, "early", "ScaledToZero")["status"] == "True"
+    space.apply_adapter("second", deployment="plain", servedName="early")
+    assert "LLMAdapter" in wait_reason(space, "second", "NameTaken")["message"]
+    space.delete("llmadapters", "early")
+    wait_reason(space, "second", "ScaledToZero")
+
+
+def test_names_of_both_kinds_follow_one_rule(space: Namespace, operator: OperatorProcess) -> None:
+    space.apply("a", replicas=0, engine=ROOM)
+    space.apply_adapter("talk", deployment="a")
+    wait_reason(space, "talk", "ScaledToZero")
+    until(lambda: newer(space, "talk"))
+    space.apply("b", replicas=0, model={"source": "file:///m", "servedName": "talk"})
+    assert f"LLMAdapter {space.name}/talk" in space.wait_reason("b", "Ready", "ServedNameConflict")["message"]
+    assert condition(space, "talk")["reason"] == "ScaledToZero"
+    space.delete("llmadapters", "talk")
+    until(lambda: space.condition("b", "Ready")["reason"] != "ServedNameConflict")
+
+
+def newer(space: Namespace, adapter: str) -> bool:
+    """Return whether an object created now is younger than an adapter: the API server's clock counts seconds."""
+    space.apply("probe", replicas=0)
+    made = (space.get("llmdeployments", "probe") or {})["metadata"]["creationTimestamp"]
+    space.delete("llmdeployments", "probe")
+    return bool(made > (space.get("llmadapters", adapter) or {})["metadata"]["creationTimestamp"])
+
+
+def test_a_new_leader_keeps_the_list(space: Namespace, operators: Operators) -> None:
+    """A process that has not listed all LLMAdapters yet must not write a shorter list: engines would unload."""
+    first = operators.start(*space.flags())
+    space.wait_holder(first.identity)
+    space.apply(replicas=0, engine=ROOM)
+    for name in ("x", "y", "z"):
+        space.apply_adapter(name)
+    until(lambda: len(listed(space)) == 3)
+    before = (space.get("configmaps", "chat-adapters") or {})["metadata"]["resourceVersion"]
+    first.terminate()
+    second = operators.start(*space.flags())
+    space.wait_holder(second.identity)
+    space.apply_adapter("x", placement="OnDemand")
+    until(lambda: listed(space)["x"].placement == "OnDemand")
+    assert len(listed(space)) == 3
+    managed = (space.get("configmaps", "chat-adapters") or {})["metadata"]
+    assert int(managed["resourceVersion"]) > int(before)
+    second.kill()
