@@ -26,7 +26,7 @@ from quire_kernels.cpu_runtime.scalars import (
 from quire_kernels.lora import LayerSlots, TokenGroups
 
 # Below this many products, waking a second thread costs more than it saves.
-_PARALLEL_PRODUCTS = 1 << 21
+_PARALLEL_PRODUCTS = 1 << 18
 # Columns per item of expand: the rows of b that it reads, and the sums, stay in the nearest cache.
 _COLUMNS = 512
 # The place in the argument block that counts the blocks that are shrunk, and the ranks per pass over a row.

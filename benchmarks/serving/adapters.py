@@ -1,0 +1,254 @@
+#!/usr/bin/env python3
+"""Measure low-rank adapters (LoRA): the speed of decoding with them, and traffic with more adapters than slots.
+
+  base      an engine without adapters
+  enabled   an engine with slots for adapters, and requests for the base model only
+  adapters  the same engine, with requests for different adapters
+
+The first part decodes with all three, one step of each in turn, and compares neighbouring steps. The second part
+(``--traffic``) keeps an engine with few slots busy with requests for many adapters, whose popularity follows Zipf's
+law, and reports the longest wait for a first token, and how loads change the time of steps.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter, sleep
+
+from benchmarks.models.random_adapter import write_random_adapters
+from benchmarks.report import DEMO_MODEL, at_least_one, parser, save, show_table, usable_cpus
+from quire_engine.config import (
+    AdapterOptions,
+    CacheOptions,
+    EngineConfig,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, make_engine
+from quire_engine.ipc.process import compute_environment
+
+_PROMPT = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    name: str
+    tokens_per_second: float
+    ratio: float
+    """The speed compared with an engine without adapters, as the median over neighbouring steps."""
+    quickest_ratio: float
+    """The same for the quickest tenth of the steps of each, which a busy machine disturbs least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    adapters: int
+    slots: int
+    seconds: float
+    requests: int
+    loads: int
+    failed: int
+    mean_wait_seconds: float
+    longest_wait_seconds: float
+    median_step_seconds: float
+    longest_step_seconds: float
+    longest_step_with_load_seconds: float
+
+
+def config_of(arguments: argparse.Namespace, *, slots: int, in_memory: int) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(path=arguments.model, dtype=arguments.dtype),
+        cache=CacheOptions(enable_prefix_caching=False, kv_cache_memory_bytes=2**29),
+        scheduler=SchedulerOptions(max_num_seqs=max(arguments.sequences, 16), max_generation_stall_seconds=0.0),
+        server=ServerOptions(),
+        threads=arguments.threads,
+        adapters=AdapterOptions(
+            enabled=slots > 0,
+            max_loras=max(1, slots),
+            max_lora_rank=arguments.rank,
+            max_cpu_loras=max(1, in_memory),
+        ),
+    )
+
+
+def load_all(engine: Engine, folders: list[Path]) -> None:
+    """Load the adapters with the numbers from 1 on, and wait until all are checked."""
+    for number, folder in enumerate(folders, start=1):
+        engine.load_adapter(number, str(folder))
+    read = 0
+    while read < len(folders):
+        engine.add_prepared()
+        for event in engine.take_adapter_events():
+            if event.reason is not None:
+                raise SystemExit(event.message)
+            read += 1
+        sleep(0.001)
+
+
+def request_of(key: int, length: int, adapter: int | None) -> Request:
+    params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
+    prompt = [3 + (key + place) % 1000 for place in range(_PROMPT)]
+    return Request(key=key, prompt_token_ids=prompt, params=params, seed=0, adapter=adapter)
+
+
+def start_decoding(engine: Engine, sequences: int, tokens: int, adapters: int) -> None:
+    """Run the prompts of ``sequences`` requests for ``adapters`` different adapters in turn, or for the base model."""
+    for key in range(sequences):
+        refusal = engine.add(request_of(key, tokens, 1 + key % adapters if adapters else None))
+        if refusal is not None:
+            raise SystemExit(refusal.message)
+    engine.add_prepared()
+    while (now := engine.gauges()).num_waiting or now.prefilling_tokens:
+        engine.step()
+
+
+def timed_step(engine: Engine) -> float:
+    began = perf_counter()
+    engine.step()
+    return perf_counter() - began
+
+
+def measure_decoding(arguments: argparse.Namespace, folders: list[Path]) -> list[Decoding]:
+    """Decode with each engine in turn, step by step, so that all see the same machine."""
+    from quire_engine.runner import load_model
+
+    kinds = {"base": (0, 0), "enabled": (arguments.adapters, 0), "adapters": (arguments.adapters, arguments.adapters)}
+    engines = {}
+    for name, (slots, _) in kinds.items():
+        config = config_of(arguments, slots=slots, in_memory=arguments.adapters)
+        engines[name] = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+        if slots:
+            load_all(engines[name], folders)
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(arguments.rounds + 1):
+        for name, (_, adapters) in kinds.items():
+            start_decoding(engines[name], arguments.sequences, arguments.tokens, adapters)
+        while all(engine.has_work for engine in engines.values()):
+            for name, engine in engines.items():
+                step = timed_step(engine)
+                if number:  # the first round is not counted
+                    seconds[name].append(step)
+        assert not any(engine.has_work for engine in engines.values())
+    for used in engines.values():
+        used.close()
+    return [
+        Decoding(
+            name=name,
+            tokens_per_second=arguments.sequences / statistics.median(own),
+            ratio=statistics.median(base / one for one, base in zip(own, seconds["base"], strict=True)),
+            quickest_ratio=quickest(seconds["base"]) / quickest(own),
+        )
+        for name, own in seconds.items()
+    ]
+
+
+def quickest(seconds: list[float]) -> float:
+    """Return the time of a step from which no other process takes a core: a tenth of the steps are quicker."""
+    return statistics.quantiles(seconds, n=10)[0]
+
+
+def measure_traffic(arguments: argparse.Namespace, folders: list[Path]) -> Traffic:
+    """Keep twice as many requests under way as sequences can run, for ``arguments.traffic`` seconds."""
+    from quire_engine.runner import load_model
+
+    config = config_of(arguments, slots=arguments.slots, in_memory=4 * arguments.slots)
+    config = replace(config, scheduler=replace(config.scheduler, max_num_seqs=arguments.sequences))
+    engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache)
+    load_all(engine, folders)
+    draw = random.Random(11)
+    numbers = list(range(1, len(folders) + 1))
+    weights = [1.0 / number for number in numbers]
+    begun: dict[int, float] = {}
+    waits: list[float] = []
+    steps: list[float] = []
+    with_load: list[float] = []
+    failed = key = 0
+    engine.reset_counters()
+    end = perf_counter() + arguments.traffic
+    while perf_counter() < end or engine.has_work or begun:
+        while perf_counter() < end and len(begun) < 2 * arguments.sequences:
+            begun[key] = perf_counter()
+            engine.add(request_of(key, draw.randrange(8, 2 * arguments.tokens), draw.choices(numbers, weights)[0]))
+            key += 1
+        engine.add_prepared()
+        failed += len(engine.take_failed())
+        if not engine.has_work:
+            sleep(0.001)
+            continue
+        loads, began = engine.counters.adapter_loads, perf_counter()
+        step = engine.step()
+        seconds = perf_counter() - began
+        (with_load if engine.counters.adapter_loads > loads else steps).append(seconds)
+        if step is not None:
+            waits += [perf_counter() - begun[first] for first in step.output.first_scheduled_keys]
+            for finished in step.output.finished:
+                del begun[finished.key]
+    engine.close()
+    return Traffic(
+        adapters=len(folders),
+        slots=arguments.slots,
+        seconds=arguments.traffic,
+        requests=key,
+        loads=engine.counters.adapter_loads,
+        failed=failed,
+        mean_wait_seconds=statistics.mean(waits),
+        longest_wait_seconds=max(waits),
+        median_step_seconds=statistics.median(steps),
+        longest_step_seconds=max(steps),
+        longest_step_with_load_seconds=max(with_load),
+    )
+
+
+def parse_arguments() -> argparse.Namespace:
+    options = parser(__doc__, plot=False)
+    options.add_argument(
+        "--model", type=Path, default=DEMO_MODEL, help="the folder of a native model (default: the demo)"
+    )
+    options.add_argument("--adapters", type=at_least_one, default=8, help="different adapters per batch (default 8)")
+    options.add_argument("--rank", type=at_least_one, default=8, help="the rank of every adapter (default 8)")
+    options.add_argument("--sequences", type=at_least_one, default=16, help="sequences at once (default 16)")
+    options.add_argument("--tokens", type=at_least_one, default=256, help="tokens of each answer (default 256)")
+    options.add_argument("--rounds", type=at_least_one, default=3, help="rounds of decoding (default 3)")
+    options.add_argument("--traffic", type=float, default=0.0, help="seconds of traffic (default: none)")
+    options.add_argument("--registered", type=at_least_one, default=200, help="adapters of the traffic (default 200)")
+    options.add_argument("--slots", type=at_least_one, default=16, help="slots during the traffic (default 16)")
+    options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    options.add_argument("--threads", type=at_least_one, default=len(usable_cpus()))
+    return options.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    os.environ.update(compute_environment(arguments.threads, {}))
+    with tempfile.TemporaryDirectory(prefix="quire-adapters-") as name:
+        count = max(arguments.adapters, arguments.registered if arguments.traffic else 0)
+        folders = write_random_adapters(Path(name), arguments.model, count=count, rank=arguments.rank)
+        decoding = measure_decoding(arguments, folders[: arguments.adapters])
+        traffic = measure_traffic(arguments, folders[: arguments.registered]) if arguments.traffic else None
+    show_table(
+        f"{arguments.adapters} adapters of rank {arguments.rank}, {arguments.sequences} sequences",
+        ["requests", "tokens/s", "ratio", "of the quickest"],
+        [
+            [each.name, f"{each.tokens_per_second:,.0f}", f"{each.ratio:.3f}", f"{each.quickest_ratio:.3f}"]
+            for each in decoding
+        ],
+    )
+    if traffic is not None:
+        show_table(
+            f"{traffic.adapters} adapters, {traffic.slots} slots, {traffic.seconds:g} s of traffic",
+            ["figure", "value"],
+            [[name.replace("_", " "), f"{value:,.4g}"] for name, value in asdict(traffic).items()],
+        )
+    rows = [asdict(each) for each in decoding]
+    save(arguments.json, [*rows, *([asdict(traffic)] if traffic is not None else [])])
+
+
+if __name__ == "__main__":
+    main()
