@@ -41,7 +41,7 @@ class Claim:
 
     @property
     def claimant(self) -> tuple[str, str, str]:
-        """What is equal for two claims of the same object."""
+        """The identity of the object that makes the claim."""
         return self.namespace, "" if self.adapter else self.deployment, self.adapter
 
     @property

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.stall_bound import StepCosts
 
 World = Any
 MakeWorld = Callable[..., World]
@@ -154,3 +155,19 @@ def test_solitary_sequence_is_not_hashed_without_prefix_caching(make_world: Make
     assert sequence.digests == [] and world.engine.gauges().blocks_cached == 0
     world.run()
     assert world.engine.gauges().blocks_cached == 0
+
+
+def test_children_come_when_a_deferred_prompt_ends(make_world: MakeWorld) -> None:
+    """Logprobs cut both prompts; the second one ends in a step that defers it behind the first one."""
+    costs = StepCosts(fixed=0.004, per_token=0.0005, per_pair=1e-10)
+    world = make_world(num_blocks=200, budget=64, positions=4, max_step=0.02, step_costs=costs, caching=False)
+    world.runner.token_seconds = 0.001
+    params = SamplingParams(max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+    assert world.add(1, [1] * 40, params=params) is None
+    world.step()
+    fork(world, [2] * 6, 2, first=2, params=params)
+    for _ in range(2):
+        world.step()
+    assert world.add(4, [4] * 3, max_tokens=2) is None  # both prompts are deferred for it
+    world.run()  # each step checks the integrity
+    assert len(world.tokens[2]) == len(world.tokens[3]) == 2

@@ -1,4 +1,4 @@
-"""A draft model beside the target: what it proposes, and what is refused."""
+"""A draft model next to the target: its proposals, and the configurations that are refused."""
 
 import json
 import shutil

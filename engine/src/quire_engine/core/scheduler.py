@@ -336,6 +336,7 @@ class Scheduler:
             count = plan.chunk(sequence, min(plan.budget, self._kv.max_chunk))
             if count >= 1 and self._kv.extend(sequence, sequence.num_computed + count):
                 plan.add_chunk(sequence, count)
+        self._release_children()
 
     def _displace(self) -> None:
         """Preempt for the first in the queue, if it lacks a row or did not fit and the policy allows it."""
