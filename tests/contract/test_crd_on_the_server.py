@@ -74,6 +74,7 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
             "prefixCaching": "Enabled",
             "schedulingPolicy": "FCFS",
             "preemption": "Auto",
+            "resumable": "Disabled",
         },
         "resources": {},
         "replicas": 1,
