@@ -42,7 +42,10 @@ def _cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def _model_ratios(bench: Bench) -> dict[str, float]:
-    """Return whole steps relative to plain products with as many weights, in float32, which all CPUs multiply alike."""
+    """Return whole steps relative to plain products with as many weights, in float32.
+
+    The recorded ratios are those of a CPU for which torch's own products are fast (Intel); on others they are lower.
+    """
     shape = SHAPES["5M"]
     engine = bench.decoding(_SEQUENCES, 32, 10 * _TURNS)
     return {

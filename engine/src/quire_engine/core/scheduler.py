@@ -208,9 +208,10 @@ class Scheduler:
             copies=copies,
             released_rows=self._rows.take_released(),
             constrained=_constrained(plan.sampled) if self._num_constrained else None,
-            adapter_loads=self.adapters.take_loads(),
+            adapter_loads=self.adapters.take_loads() if self.adapters.count else [],
         )
-        self.counters.adapter_loads += len(batch.adapter_loads)
+        if batch.adapter_loads:
+            self.counters.adapter_loads += len(batch.adapter_loads)
         self.counters.swapped_out_blocks += copies.num_out
         self.counters.swapped_in_blocks += copies.num_in
         self._in_flight.append(
@@ -224,7 +225,9 @@ class Scheduler:
             )
         )
         self.counters.steps += 1
-        self.counters.scheduled_tokens += len(plan.token_ids) - sum(plan.drafted.values())
+        self.counters.scheduled_tokens += len(plan.token_ids)
+        if plan.drafted:
+            self.counters.scheduled_tokens -= sum(plan.drafted.values())
         return batch
 
     def _serve_running(self, plan: Plan) -> None:
@@ -235,7 +238,7 @@ class Scheduler:
         budget, running = plan.budget, self._running
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
-        drafts = {} if self._speculation is None else self._speculation.plan(running, self.counters)
+        drafts = None if self._speculation is None else self._speculation.plan(running, self.counters)
         behind = len(running)
         # Preemption removes from the end of the list, never what this loop has passed.
         for sequence in running:
@@ -264,10 +267,8 @@ class Scheduler:
                 token_ids += sequence.token_ids[start:end]
             if is_prompt:
                 plan.prompts.add(start, count)
-            key = sequence.key
-            count += (
-                self._add_drafts(plan, sequence, drafts[key][: budget - behind - 1], behind) if key in drafts else 0
-            )
+            if drafts and sequence.key in drafts:
+                count += self._add_drafts(plan, sequence, drafts[sequence.key][: budget - behind - 1], behind)
             sequences.append(sequence)
             if start < sequence.num_to_report:
                 plan.report(sequence, start, end)
