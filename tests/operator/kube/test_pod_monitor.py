@@ -27,7 +27,7 @@ from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
 from quire_operator.domain.manifests import monitoring
 from quire_operator.domain.manifests.cluster_features import Monitoring
-from quire_operator.domain.manifests.desired import selector
+from quire_operator.domain.manifests.desired import all_tracks
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import ReplicaAddress
 
@@ -58,7 +58,11 @@ def discovered(pod: dict[str, Any], served_at: int) -> dict[str, Any]:
 def scrape_config(monitor: dict[str, Any], target: dict[str, Any]) -> dict[str, Any]:
     (endpoint,) = monitor["podMetricsEndpoints"]
     pod = "__meta_kubernetes_pod_"
-    wanted = {f"{pod}label_{sanitized(label)}": value for label, value in monitor["selector"]["matchLabels"].items()}
+    selector = monitor["selector"]
+    wanted = {f"{pod}label_{sanitized(label)}": value for label, value in selector["matchLabels"].items()}
+    for one in selector["matchExpressions"]:
+        assert one["operator"] == "In"
+        wanted[f"{pod}label_{sanitized(one['key'])}"] = "|".join(one["values"])
     wanted[f"{pod}container_port_name"] = endpoint["port"]
     named = {"namespace": "__meta_kubernetes_namespace", "pod": f"{pod}name", "container": f"{pod}container_name"}
     named |= {sanitized(label): f"{pod}label_{sanitized(label)}" for label in monitor["podTargetLabels"]}
@@ -98,7 +102,7 @@ def prometheus(replica: dict[str, Any], page_port: int, tmp_path: Path) -> Itera
         program = debian_programs("prometheus", ("prometheus", "promtool"))["prometheus"]
     except ClusterError as error:
         pytest.fail(str(error), pytrace=False)
-    monitor: Any = monitoring.pod_monitor(Monitoring(), selector=selector("scraped"))
+    monitor: Any = monitoring.pod_monitor(Monitoring(), selector=all_tracks("scraped"))
     config = tmp_path / "prometheus.yml"
     config.write_text(yaml.safe_dump({"scrape_configs": [scrape_config(monitor, discovered(replica, page_port))]}))
     (port,) = free_ports(1)

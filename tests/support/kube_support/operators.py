@@ -137,7 +137,7 @@ class Operators:
         self,
         *argv: str,
         identity: str | None = None,
-        before_write: int | None = None,
+        before_write: int | str | None = None,
         then: signal.Signals = signal.SIGKILL,
         armed_by: Path | None = None,
         clock_skew_seconds: float = 0.0,
@@ -147,9 +147,9 @@ class Operators:
     ) -> OperatorProcess:
         """Return an operator with these flags, on a free port.
 
-        It sends itself the signal `then` before its n-th write; with `armed_by`, before the n-th after that file
-        exists. Its clock is wrong by `clock_skew_seconds`, its autoscaler ticks each `tick_seconds`. The folder
-        `service_account` replaces that of a pod.
+        It sends itself the signal `then` before its n-th write, or before the first one such as "create Deployment";
+        with `armed_by`, only writes after that file exists count. Its clock is wrong by `clock_skew_seconds`, its
+        autoscaler ticks each `tick_seconds`. The folder `service_account` replaces that of a pod.
         """
         number = next(self._started)
         identity = identity or f"operator-{number}"

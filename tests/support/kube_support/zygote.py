@@ -34,7 +34,7 @@ def fail_point(order: dict[str, Any]) -> Callable[[str, str], None]:
         made += armed
         line = {"write": made, "verb": verb, "kind": kind, "armed": armed}
         print(json.dumps(line), file=sys.stderr, flush=True)
-        if armed and made == order["before_write"]:
+        if armed and order["before_write"] in (made, f"{verb} {kind}"):
             os.kill(os.getpid(), order["signal"])
 
     return before_write

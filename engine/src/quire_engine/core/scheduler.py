@@ -267,8 +267,8 @@ class Scheduler:
                 token_ids += sequence.token_ids[start:end]
             if is_prompt:
                 plan.prompts.add(start, count)
-            if drafts and sequence.key in drafts:
-                count += self._add_drafts(plan, sequence, drafts[sequence.key][: budget - behind - 1], behind)
+            proposed = drafts and drafts.get(sequence.key)
+            count += self._add_drafts(plan, sequence, proposed[: budget - behind - 1], behind) if proposed else 0
             sequences.append(sequence)
             if start < sequence.num_to_report:
                 plan.report(sequence, start, end)
