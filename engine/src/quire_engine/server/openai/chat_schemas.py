@@ -15,7 +15,6 @@ from pydantic import (
     SkipValidation,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 from pydantic_core import core_schema
@@ -62,28 +61,30 @@ Content = Annotated[
 ]
 
 
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def _check_arguments(text: str) -> str:
+    if text.strip() and not _is_json_object(text):
+        raise ValueError("should be a JSON object in a string")
+    return text
+
+
+Arguments = Annotated[str, AfterValidator(_check_arguments)]
+"""The arguments of an earlier tool call: a JSON object in a string, or an empty one."""
+
+
 class FunctionCall(Strict):
     """The function of a tool call, with its arguments as JSON."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: str
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, value: str) -> str:
-        if value.strip() and not is_json_object(value):
-            raise ValueError("should be a JSON object in a string")
-        return value
-
-
-def is_json_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
-    try:
-        return isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+    arguments: Arguments
 
 
 class ToolCall(Strict):

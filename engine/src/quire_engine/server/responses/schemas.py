@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from quire_engine.server.http.body import STRING_OR_OBJECTS, json_type, one_or_list
-from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, is_json_object
+from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, Arguments
 from quire_engine.server.openai.extensions import SamplingExtensions
 from quire_engine.server.openai.schemas import Stop, StreamOptions, Strict
 from quire_engine.server.openai.unsupported import Unsupported
@@ -112,14 +112,7 @@ class FunctionCallItem(_Part):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(max_length=256)]
     name: str
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def _is_an_object(cls, value: str) -> str:
-        if value.strip() and not is_json_object(value):
-            raise ValueError("should be a JSON object in a string")
-        return value
+    arguments: Arguments
 
 
 class FunctionCallOutputItem(_Part):
