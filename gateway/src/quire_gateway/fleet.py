@@ -220,14 +220,13 @@ class Pool:
         if isinstance(choice, Hold):
             return choice
         backend = self.backends[choice.id]
-        self._record_sent(backend, prompt_tokens=prompt_tokens, blocks=blocks, share=shares.get(choice.id, 0.0))
+        self.record_sent(backend, prompt_tokens=prompt_tokens, blocks=blocks, share=shares.get(choice.id, 0.0))
         return backend
 
-    def record_sent(self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int] = ()) -> None:
-        """Record that a prompt is sent to a replica that was not chosen by its load."""
-        self._record_sent(backend, prompt_tokens=prompt_tokens, blocks=blocks, share=0.0)
-
-    def _record_sent(self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int], share: float) -> None:
+    def record_sent(
+        self, backend: Backend, *, prompt_tokens: float, blocks: Sequence[int] = (), share: float = 0.0
+    ) -> None:
+        """Record that a prompt is sent to a replica, which has ``share`` of it in its prefix cache."""
         backend.sent_tokens += prompt_tokens * (1.0 - share)
         if self.adapter_of is not None:
             backend.record_wanted(self.model)
