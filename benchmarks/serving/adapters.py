@@ -165,16 +165,16 @@ def measure_traffic(arguments: argparse.Namespace, folders: list[Path]) -> Traff
     draw = random.Random(11)
     numbers = list(range(1, len(folders) + 1))
     weights = [1.0 / number for number in numbers]
-    begun: dict[int, float] = {}
+    started: dict[int, float] = {}
     waits: list[float] = []
     steps: list[float] = []
     with_load: list[float] = []
     failed = key = 0
     engine.reset_counters()
     end = perf_counter() + arguments.traffic
-    while perf_counter() < end or engine.has_work or begun:
-        while perf_counter() < end and len(begun) < 2 * arguments.sequences:
-            begun[key] = perf_counter()
+    while perf_counter() < end or engine.has_work or started:
+        while perf_counter() < end and len(started) < 2 * arguments.sequences:
+            started[key] = perf_counter()
             engine.add(request_of(key, draw.randrange(8, 2 * arguments.tokens), draw.choices(numbers, weights)[0]))
             key += 1
         engine.add_prepared()
@@ -187,9 +187,9 @@ def measure_traffic(arguments: argparse.Namespace, folders: list[Path]) -> Traff
         seconds = perf_counter() - began
         (with_load if engine.counters.adapter_loads > loads else steps).append(seconds)
         if step is not None:
-            waits += [perf_counter() - begun[first] for first in step.output.first_scheduled_keys]
+            waits += [perf_counter() - started[first] for first in step.output.first_scheduled_keys]
             for finished in step.output.finished:
-                del begun[finished.key]
+                del started[finished.key]
     engine.close()
     return Traffic(
         adapters=len(folders),
