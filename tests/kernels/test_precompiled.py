@@ -158,10 +158,11 @@ def test_other_sources_or_another_place_of_them_are_another_build(
         (tmp_path / place / "packed_linear").mkdir()
         (tmp_path / place / "packed_linear" / "__init__.py").touch()
         monkeypatch.setattr(precompiled, "_PACKAGE", tmp_path / place)
-        for text in ("one", "other"):
-            (tmp_path / place / "op" / "cpu.py").write_text(text)
-            builds.add(build())
-    assert len(builds) == 5
+        for name in ("cpu.py", "cpu_tiles.py"):
+            for text in ("one", "other"):
+                (tmp_path / place / "op" / name).write_text(text)
+                builds.add(build())
+    assert len(builds) == 9
 
 
 def test_files_are_linked_but_for_those_that_are_there(tmp_path: Path) -> None:

@@ -65,6 +65,21 @@ def test_sums_are_kept_between_the_parts_of_a_long_panel() -> None:
         assert torch.equal(int8_linear(x[row : row + 1], whole)[0], int8_linear(x, whole)[row])
 
 
+@pytest.mark.parametrize("inputs", [16, 64, 128, 1600])
+@pytest.mark.parametrize("rows", [64, 95, 96, 290])
+def test_a_row_of_many_has_the_bits_of_the_row_alone(rows: int, inputs: int, threads: int) -> None:
+    """Results are stored during the next block. The last panel is not whole, and 290 long rows are two chunks."""
+    weight, bias = (torch.randn(70, inputs) / inputs**0.5).bfloat16(), torch.randn(70).bfloat16()
+    x = torch.randn(rows, inputs).bfloat16()
+    x[40] = torch.nan
+    pairs = pack_bfloat16(weight, bias)
+    found = bfloat16_linear(x, pairs)
+    expected = reference.bfloat16_linear(x, weight, bias)
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2, equal_nan=True)
+    for row in (0, 31, 32, 63, rows - 1):
+        assert torch.equal(bfloat16_linear(x[row : row + 1], pairs)[0], found[row])
+
+
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize("head_dim", [20, 64, 80, 96])
 @pytest.mark.parametrize("group", [1, 3, 20])

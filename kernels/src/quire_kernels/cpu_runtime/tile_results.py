@@ -1,12 +1,14 @@
-"""The conversion of a row of a tile's sums into stored results, 32 columns at once, in vector instructions."""
+"""The conversion of rows of a tile's sums into stored results, 32 columns at once, in vector instructions."""
 
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from quire_kernels.cpu_runtime.dot_tiles import PANEL
+from quire_kernels.cpu_runtime.features import multiplies_tiles
 
 _LANES = 16
 _F32 = ir.FloatType()
@@ -50,6 +52,37 @@ def store_row(typingctx: Any, sums: Any, bias: Any, target: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(sums, bias, target), codegen
+
+
+@intrinsic
+def store_rows(typingctx: Any, sums: Any, rows: Any, bias: Any, target: Any, stride: Any) -> Any:
+    """Compute target[r, c] = sums[r, c] + bias[c] for some rows of 32 columns; ``stride`` in elements of the target."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        sums_ptr, count, bias_ptr, out, step = args
+        biases = [_load(builder, bias_ptr, first, _FLOATS) for first in range(0, PANEL, _LANES)]
+        with cgutils.for_range(builder, count) as loop:
+            given = builder.gep(sums_ptr, [builder.mul(loop.index, ir.Constant(ir.IntType(64), PANEL))])
+            place = builder.gep(out, [builder.mul(loop.index, step)])
+            results = [
+                builder.fadd(_load(builder, given, _LANES * half, _FLOATS), bias) for half, bias in enumerate(biases)
+            ]
+            if target.dtype == types.uint16 and multiplies_tiles():
+                pairs = round_pairs(builder, results)
+                builder.store(pairs, builder.bitcast(place, pairs.type.as_pointer()), align=2)
+            else:
+                for half, result in enumerate(results):
+                    _store(builder, result, place, _LANES * half, target.dtype)
+        return context.get_dummy_value()
+
+    return types.void(sums, types.int64, bias, target, types.int64), codegen
+
+
+def round_pairs(builder: Any, halves: list[Any]) -> Any:
+    """Return 32 results in bfloat16, rounded by one instruction. Subnormal results become 0; NaN stays NaN."""
+    kind = ir.FunctionType(ir.VectorType(_I16, PANEL), [_FLOATS, _FLOATS])
+    convert = builder.module.declare_intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", (), kind)
+    return builder.call(convert, halves[::-1])
 
 
 def _load(builder: Any, pointer: Any, first: int, kind: Any) -> Any:

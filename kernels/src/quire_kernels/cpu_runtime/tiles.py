@@ -43,7 +43,7 @@ _LINE = ir.VectorType(_I32, 16)
 @intrinsic
 def _load_configuration(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _call(builder, "ldtilecfg", _place(builder, args[0]))
+        call_tile(builder, "ldtilecfg", place_at(builder, args[0]))
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -54,7 +54,7 @@ def release(typingctx: Any) -> Any:
     """Release the thread's tiles."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _call(builder, "tilerelease")
+        call_tile(builder, "tilerelease")
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -97,7 +97,9 @@ def units_of_tile(units: int) -> int | None:
     return largest if largest >= _LEAST_UNITS else None
 
 
-def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, listed: bool = False) -> Any:
+def tile_product(
+    dot: Dot, *, down: int, across: int, asks_ahead: bool = False, listed: bool = False, streams: bool = False
+) -> Any:
     """Return the intrinsic multiply(a, a_down, a_step, a_stride, b, b_first, b_across, ..., fresh).
 
     It computes ``down`` by ``across`` tiles C[i, j] (+)= sum over ``steps`` of A[i] . B[j]. All operands are addresses;
@@ -110,8 +112,10 @@ def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, 
     fresh                            whether sums start at 0 instead of the content of ``c``
 
     With ``asks_ahead``, B's rows are prefetched some tiles before they are loaded. With ``listed``, B's tiles along K
-    are not at a constant distance: ``b`` is the address of a list of addresses, ``b_step`` bytes apart.
+    are not at a constant distance: ``b`` is the address of a list of addresses, ``b_step`` bytes apart. With
+    ``streams``, A's tiles are loaded without displacing B's from the nearest cache.
     """
+    load_a = "tileloaddt164" if streams else "tileloadd64"
     cells = [(i, j, across * i + j) for i in range(down) for j in range(across)]
 
     @intrinsic
@@ -138,33 +142,33 @@ def tile_product(dot: Dot, *, down: int, across: int, asks_ahead: bool = False, 
             c, c_down, c_across, c_stride = sums_at
 
             def sums(i: int, j: int) -> Any:
-                return _place(builder, _sum(builder, c, _times(builder, c_down, i), _times(builder, c_across, j)))
+                return place_at(builder, _sum(builder, c, _times(builder, c_down, i), _times(builder, c_across, j)))
 
             with builder.if_else(fresh) as (begins, goes_on):
                 with begins:
                     for _, _, tile in cells:
-                        _call(builder, "tilezero", tile)
+                        call_tile(builder, "tilezero", tile)
                 with goes_on:
                     for i, j, tile in cells:
-                        _call(builder, "tileloadd64", tile, sums(i, j), c_stride)
+                        call_tile(builder, "tileloadd64", tile, sums(i, j), c_stride)
             with cgutils.for_range(builder, steps) as loop:
                 along = builder.mul(loop.index, a_step)
                 for i in range(down):
                     place = _sum(builder, a, along, _times(builder, a_down, i))
-                    _call(builder, "tileloadd64", 4 + i, _place(builder, place), a_stride)
+                    call_tile(builder, load_a, 4 + i, place_at(builder, place), a_stride)
                 along = builder.add(b, builder.mul(loop.index, b_step))
                 if listed:
                     along = builder.load(builder.inttoptr(along, _I64.as_pointer()))
                 along = builder.add(along, b_first)
                 if asks_ahead:
-                    _ask_ahead(builder, builder.add(along, ir.Constant(_I64, _AHEAD_BYTES)), b_step)
+                    _ask_ahead(builder, along, b_step)
                 for j in range(across):
                     place = _sum(builder, along, _times(builder, b_across, j))
-                    _call(builder, "tileloadd64", 6 + j, _place(builder, place), b_stride)
+                    call_tile(builder, "tileloadd64", 6 + j, place_at(builder, place), b_stride)
                 for i, j, tile in cells:
-                    _call(builder, dot, tile, 4 + i, 6 + j)
+                    call_tile(builder, dot, tile, 4 + i, 6 + j)
             for i, j, tile in cells:
-                _call(builder, "tilestored64", tile, sums(i, j), c_stride)
+                call_tile(builder, "tilestored64", tile, sums(i, j), c_stride)
             return context.get_dummy_value()
 
         i64 = types.int64
@@ -182,27 +186,38 @@ def multiply_registers(typingctx: Any, steps: Any, numbers: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         for tile in range(4):
-            _call(builder, "tilezero", tile)
+            call_tile(builder, "tilezero", tile)
         for tile in range(4, 8):
-            _call(builder, "tileloadd64", tile, _place(builder, args[1]), ir.Constant(_I64, ROW_BYTES))
+            call_tile(builder, "tileloadd64", tile, place_at(builder, args[1]), ir.Constant(_I64, ROW_BYTES))
         with cgutils.for_range(builder, args[0]):
             for target, a, b in ((0, 4, 6), (1, 4, 7), (2, 5, 6), (3, 5, 7)):
-                _call(builder, "tdpbf16ps", target, a, b)
+                call_tile(builder, "tdpbf16ps", target, a, b)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
 
 
 def _ask_ahead(builder: Any, address: Any, size: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-    read, all_levels, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    """Prefetch ``size`` bytes that are read some tiles after those at ``address``."""
+    address = builder.add(address, ir.Constant(_I64, _AHEAD_BYTES))
     with cgutils.for_range(builder, builder.udiv(size, ir.Constant(_I64, ROW_BYTES))) as loop:
         line = builder.add(address, builder.mul(loop.index, ir.Constant(_I64, ROW_BYTES)))
-        builder.call(function, [_place(builder, line), read, all_levels, data])
+        _prefetch(builder, line, nearest=True)
 
 
-def _call(builder: Any, name: str, *operands: Any) -> None:
+def prefetch_far(builder: Any, address: Any) -> None:
+    """Prefetch a line into the second-level cache."""
+    _prefetch(builder, address, nearest=False)
+
+
+def _prefetch(builder: Any, address: Any, *, nearest: bool) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+    read, levels, data = (ir.Constant(_I32, number) for number in (0, 3 if nearest else 2, 1))
+    builder.call(function, [place_at(builder, address), read, levels, data])
+
+
+def call_tile(builder: Any, name: str, *operands: Any) -> None:
     """Call LLVM's intrinsic for an instruction; an int operand is the number of a tile.
 
     Emit nothing for a target without tiles, where the call is in a branch that never runs.
@@ -214,7 +229,8 @@ def _call(builder: Any, name: str, *operands: Any) -> None:
     builder.call(builder.module.declare_intrinsic(f"llvm.x86.{name}", (), kind), given)
 
 
-def _place(builder: Any, address: Any) -> Any:
+def place_at(builder: Any, address: Any) -> Any:
+    """Return an address as a pointer to bytes."""
     return builder.inttoptr(address, _BYTES)
 
 

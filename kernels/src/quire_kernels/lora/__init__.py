@@ -89,6 +89,11 @@ def group_tokens(slots: np.ndarray) -> TokenGroups | None:
     return TokenGroups(order=torch.from_numpy(order.astype(np.int32)), blocks=torch.from_numpy(blocks.astype(np.int32)))
 
 
+def most_blocks(tokens: int, slots: int) -> int:
+    """Return the largest number of blocks of a step's tokens: each slot leaves at most one block unfilled."""
+    return min(tokens, tokens // BLOCK_ROWS + slots)
+
+
 def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -> None:
     """Add to each token's row of ``y`` what its adapter makes of its row of ``x``, in place.
 

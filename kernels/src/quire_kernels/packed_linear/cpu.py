@@ -17,7 +17,7 @@ from quire_kernels.cpu_runtime import launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.dot_tiles import PANEL
 from quire_kernels.cpu_runtime.features import byte_products, multiplies_bfloat16
-from quire_kernels.cpu_runtime.tiles import TILE_BYTES, TILE_ROWS, units_of_tile
+from quire_kernels.cpu_runtime.tiles import ROW_BYTES, TILE_BYTES, TILE_ROWS, units_of_tile
 from quire_kernels.errors import UnsupportedDeviceError
 from quire_kernels.packed_linear import INT8_UNIT, BFloat16Weights, FloatWeights, Int8Weights
 from quire_kernels.packed_linear.cpu_tiles import TILES
@@ -31,9 +31,10 @@ _CHUNK_ROWS = 96
 _ITEMS_PER_THREAD = 8
 _MOST_PANELS = 8  # Panels per item of many rows; they stay in the nearer caches.
 
-# With tiles, an item has more rows, because each use of a panel takes less time. The part of a panel that is in use
-# must fit into a nearest cache of 48 KiB together with the data that passes through it.
-_TILE_CHUNK_ROWS = 256
+# With tiles, an item has as many rows as stay in the second-level cache while its panels pass. The part of a panel that
+# is in use must fit into a nearest cache of 48 KiB.
+_TILE_CHUNK_BYTES = 800 << 10
+_LEAST_TILE_CHUNK_ROWS = 64
 _TILE_STEPS = 20
 
 
@@ -160,7 +161,8 @@ def _by_tiles(x: Tensor, weights: Int8Weights | BFloat16Weights, units: int, out
     row_tiles = -(-rows // TILE_ROWS)
     # The buffer holds the rows in tiles and, for int8, a scale and a zero point per row.
     laid = torch.empty(row_tiles * steps * TILE_BYTES + rows * 8, dtype=torch.uint8)
-    cut = _cut(rows, weights.inputs, weights.outputs, threads, chunk_rows=_TILE_CHUNK_ROWS)
+    chunk_rows = max(_LEAST_TILE_CHUNK_ROWS, _TILE_CHUNK_BYTES // (steps * ROW_BYTES))
+    cut = _cut(rows, weights.inputs, weights.outputs, threads, chunk_rows=chunk_rows)
     # A single pass over a panel needs no division into parts.
     parts = -(-steps // _TILE_STEPS) if row_tiles > 2 else 1
     rows_each = -(-rows // (2 * threads))

@@ -6,9 +6,17 @@ import numpy as np
 from numba import carray, njit
 
 from quire_kernels.cpu_runtime import Worker
-from quire_kernels.cpu_runtime.dot_tiles import PANEL
+from quire_kernels.cpu_runtime.dot_tiles import PANEL, advance
 from quire_kernels.cpu_runtime.features import multiplies_tiles
-from quire_kernels.cpu_runtime.scalars import as_int64_pointer, await_count, fetch_add, float32_pointer, int32_pointer
+from quire_kernels.cpu_runtime.scalars import (
+    as_int64_pointer,
+    await_count,
+    fetch_add,
+    float32_pointer,
+    int32_pointer,
+    storage_pointer,
+)
+from quire_kernels.cpu_runtime.tile_results import store_rows
 from quire_kernels.cpu_runtime.tiles import (
     ROW_BYTES,
     TILE_BYTES,
@@ -21,13 +29,14 @@ from quire_kernels.cpu_runtime.tiles import (
 )
 from quire_kernels.packed_linear import INT8_UNIT
 from quire_kernels.packed_linear.cpu_rows import PANEL_UNIT_BYTES, QUANTISED, quantise, store_bytes, store_sums
+from quire_kernels.packed_linear.cpu_sweep import BLOCK_BYTES, BLOCK_ROWS, PENDING, sweep_rows
 
 # The first row tiles that use a part of a panel prefetch the next part.
 _PAIRS_1 = tile_product("tdpbf16ps", down=1, across=2, asks_ahead=True)
-_PAIRS_2 = tile_product("tdpbf16ps", down=2, across=2)
+_PAIRS_2 = tile_product("tdpbf16ps", down=2, across=2, streams=True)
 _PAIRS_2_FIRST = tile_product("tdpbf16ps", down=2, across=2, asks_ahead=True)
 _BYTES_1 = tile_product("tdpbusd", down=1, across=2, asks_ahead=True)
-_BYTES_2 = tile_product("tdpbusd", down=2, across=2)
+_BYTES_2 = tile_product("tdpbusd", down=2, across=2, streams=True)
 _BYTES_2_FIRST = tile_product("tdpbusd", down=2, across=2, asks_ahead=True)
 
 
@@ -57,32 +66,47 @@ def _copy_in_tiles(source: Any, target: Any, units: Any, steps: Any) -> None:
     """Copy a row of activations into tiles of ``units`` units each."""
     for step in range(steps):
         part, place = source + step * units * 4, target + step * TILE_BYTES
-        if units == TILE_UNITS:
-            copy_line(place, part)
-        else:
-            given, held = carray(int32_pointer(part), units), carray(int32_pointer(place), units)
-            for i in range(units):
-                held[i] = given[i]
+        given, held = carray(int32_pointer(part), units), carray(int32_pointer(place), units)
+        for i in range(units):
+            held[i] = given[i]
 
 
 @njit
-def _lay_row(
+def _lay_rows(
     block: Any,
     is_bytes: Any,
-    source: Any,
+    x: Any,
+    x_stride: Any,
     inputs: Any,
-    target: Any,
+    begin: Any,
+    end: Any,
+    laid: Any,
     units: Any,
     steps: Any,
     scales: Any,
     zeros: Any,
-    row: Any,
 ) -> None:
-    """Write a row of activations into tiles of ``units`` units each; for int8, quantize it first."""
-    if is_bytes:
-        quantise(block, source, inputs, target, units * INT8_UNIT, TILE_BYTES, steps, scales, zeros, row)
-    else:
-        _copy_in_tiles(source, target, units, steps)
+    """Write rows of activations into tiles of ``units`` units each; for int8, quantize them first.
+
+    Whole lines are copied tile by tile, so that writes are in the order of memory.
+    """
+    top = begin
+    while top < end:
+        tile = top // TILE_ROWS
+        target, bottom = laid + tile * steps * TILE_BYTES, min(end, (tile + 1) * TILE_ROWS)
+        if not is_bytes and units == TILE_UNITS:
+            for step in range(steps):
+                for row in range(top, bottom):
+                    place = target + step * TILE_BYTES + (row - tile * TILE_ROWS) * ROW_BYTES
+                    copy_line(place, x + row * x_stride + step * ROW_BYTES)
+        else:
+            for row in range(top, bottom):
+                source, place = x + row * x_stride, target + (row - tile * TILE_ROWS) * ROW_BYTES
+                if is_bytes:
+                    quantise(block, source, inputs, place, units * INT8_UNIT, TILE_BYTES, steps, scales, zeros, row)
+                else:
+                    _copy_in_tiles(source, place, units, steps)
+        top = bottom
 
 
 @njit
@@ -95,12 +119,25 @@ def _store_tiles(
            per number
     """
     sums, top, bottom, outputs, column, columns, out, size = place
+    if not is_bytes and columns == PANEL:
+        target = storage_pointer(block, out + (top * outputs + column) * size)
+        store_rows(float32_pointer(sums), bottom - top, advance(vectors[2], column), target, outputs)
+        return
     for row in range(top, bottom):
         found, target = sums + (row - top) * PANEL_UNIT_BYTES, out + (row * outputs + column) * size
         if is_bytes:
             store_bytes(block, found, zeros[row], scales[row], vectors, column, columns, last, target)
         else:
             store_sums(block, found, vectors[2], column, columns, last, target)
+
+
+@njit
+def _store_pending(block: Any, pending: Any, outputs: Any) -> None:
+    """Store the block that a sweep has left in its state, if there is one."""
+    if pending[3]:
+        target = storage_pointer(block, pending[1])
+        store_rows(float32_pointer(pending[0]), pending[3], float32_pointer(pending[2]), target, outputs)
+        pending[3] = 0
 
 
 def _tile_worker(block: Any) -> None:
@@ -121,8 +158,10 @@ def _tile_worker(block: Any) -> None:
     scales, zeros = carray(float32_pointer(behind), rows), carray(int32_pointer(behind + rows * 4), rows)
     panels = (outputs + PANEL - 1) // PANEL
     keeps = steps_each < steps
-    sums = np.empty((panels_each * chunk_rows if keeps else 2 * TILE_ROWS, PANEL), np.int32)
-    last, configuration = np.empty(PANEL, np.float32), np.zeros(64, np.uint8)
+    # The sums of a panel with parts; otherwise of two blocks of a sweep, and of the rows that are left. Tiles of rows
+    # that cross cache lines take twice as long.
+    memory = np.empty((chunk_rows if keeps else 3 * BLOCK_ROWS) * PANEL_UNIT_BYTES + ROW_BYTES, np.uint8)
+    last, configuration, pending = np.empty(PANEL, np.float32), np.zeros(64, np.uint8), np.zeros(PENDING, np.int64)
     is_ready = False
     configure(configuration, min(rows, TILE_ROWS), units)
     while True:
@@ -130,10 +169,8 @@ def _tile_worker(block: Any) -> None:
         if item >= items:
             break
         if item < laying:
-            for row in range(item * rows_each, min(rows, (item + 1) * rows_each)):
-                source = x + row * x_stride
-                target = laid + row // TILE_ROWS * row_tile_bytes + row % TILE_ROWS * ROW_BYTES
-                _lay_row(block, is_bytes, source, inputs, target, units, steps, scales, zeros, row)
+            first, end = item * rows_each, min(rows, (item + 1) * rows_each)
+            _lay_rows(block, is_bytes, x, x_stride, inputs, first, end, laid, units, steps, scales, zeros)
             fetch_add(counter, QUANTISED)
             continue
         if not is_ready:
@@ -141,19 +178,40 @@ def _tile_worker(block: Any) -> None:
             is_ready = True
         first_panel, chunk = (item - laying) // chunks * panels_each, (item - laying) % chunks
         last_panel = min(panels, first_panel + panels_each)
+        sums = (memory.ctypes.data + ROW_BYTES - 1) // ROW_BYTES * ROW_BYTES
         begin, end = chunk * chunk_rows, min(rows, (chunk + 1) * chunk_rows)
-        for step in range(0, steps, steps_each):
-            count = min(steps_each, steps - step)
-            for panel in range(first_panel, last_panel):
+        for panel in range(first_panel, last_panel):
+            column = panel * PANEL
+            columns = min(PANEL, outputs - column)
+            blocks = (end - begin) // BLOCK_ROWS
+            sweeps = blocks > 1 and not is_bytes and columns == PANEL
+            swept = begin + blocks * BLOCK_ROWS if sweeps else begin
+            if not sweeps:
+                _store_pending(block, pending, outputs)
+            for step in range(0, steps, steps_each):
+                count = min(steps_each, steps - step)
                 part = weights + panel * panel_bytes + step * units * PANEL_UNIT_BYTES
-                column = panel * PANEL
-                columns = min(PANEL, outputs - column)
-                for top in range(begin, end, 2 * TILE_ROWS):
-                    bottom = min(end, top + 2 * TILE_ROWS)
+                if sweeps:
+                    sweep_rows(
+                        laid + begin // TILE_ROWS * row_tile_bytes + step * TILE_BYTES,
+                        row_tile_bytes,
+                        part,
+                        units,
+                        count,
+                        blocks,
+                        sums,
+                        keeps,
+                        step == 0,
+                        step + count == steps,
+                        a[15] + column * 4,
+                        out + (begin * outputs + column) * size,
+                        outputs * size,
+                        pending.ctypes.data,
+                    )
+                for top in range(swept, end, BLOCK_ROWS):
+                    bottom = min(end, top + BLOCK_ROWS)
                     tiles = (bottom - top + TILE_ROWS - 1) // TILE_ROWS
-                    own = sums.ctypes.data
-                    if keeps:
-                        own += ((panel - first_panel) * chunk_rows + top - begin) * PANEL_UNIT_BYTES
+                    own = sums + ((top - begin) * PANEL_UNIT_BYTES if keeps else 2 * BLOCK_BYTES)
                     place = laid + top // TILE_ROWS * row_tile_bytes + step * TILE_BYTES
                     _multiply_tiles(
                         is_bytes, tiles, top == begin, place, row_tile_bytes, part, units, count, own, step == 0
@@ -162,6 +220,7 @@ def _tile_worker(block: Any) -> None:
                         continue
                     store = (own, top, bottom, outputs, column, columns, out, size)
                     _store_tiles(block, is_bytes, store, zeros, scales, vectors, last)
+        _store_pending(block, pending, outputs)
     release()
 
 

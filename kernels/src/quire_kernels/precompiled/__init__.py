@@ -111,7 +111,7 @@ def build() -> str:
     """
     told = (sys.implementation.cache_tag, _version("numba"), _version("llvmlite"), str(_PACKAGE))
     digest = hashlib.sha256(repr(told).encode())
-    sources = [*_PACKAGE.glob("*/cpu.py"), *_PACKAGE.glob("cpu_runtime/*.py"), _PACKAGE / "packed_linear/__init__.py"]
+    sources = [*_PACKAGE.glob("*/cpu*.py"), *_PACKAGE.glob("cpu_runtime/*.py"), _PACKAGE / "packed_linear/__init__.py"]
     for source in sorted(sources):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

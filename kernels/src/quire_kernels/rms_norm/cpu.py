@@ -1,4 +1,7 @@
-"""rms_norm on a CPU: one pass to add and square, one to scale. Each work item is one row."""
+"""rms_norm on a CPU: one pass to add and square, one to scale.
+
+A work item is a few adjacent rows, so that threads seldom meet at the counter of items or in one page.
+"""
 
 from typing import Any
 
@@ -19,36 +22,39 @@ from quire_kernels.cpu_runtime.scalars import (
 
 # Below this many elements, waking a second thread costs more than it saves.
 _PARALLEL_ELEMENTS = 1 << 16
+_ITEM_ELEMENTS = 1 << 14
 
 
 def _rms_norm_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 11)
+    a = carray(counter, 13)
     items, width, x_stride, residual_stride, eps = a[1], a[3], a[6], a[8], float_from_bits(a[9])
+    rows, rows_each = a[11], a[12]
     weight = carray(storage_pointer(block, a[5]), width)
     one = weight[0]
     while True:
-        row = fetch_add(counter, 0)
-        if row >= items:
+        item = fetch_add(counter, 0)
+        if item >= items:
             break
-        x = carray(storage_pointer(block, a[4] + row * x_stride), width)
-        out = carray(storage_pointer(block, a[10] + row * width * weight.itemsize), width)
-        total = np.float32(0.0)
-        if a[7] != 0:
-            residual = carray(storage_pointer(block, a[7] + row * residual_stride), width)
+        for row in range(item * rows_each, min(rows, (item + 1) * rows_each)):
+            x = carray(storage_pointer(block, a[4] + row * x_stride), width)
+            out = carray(storage_pointer(block, a[10] + row * width * weight.itemsize), width)
+            total = np.float32(0.0)
+            if a[7] != 0:
+                residual = carray(storage_pointer(block, a[7] + row * residual_stride), width)
+                for i in range(width):
+                    rounded = to_storage(to_float32(x[i]) + to_float32(residual[i]), one)
+                    residual[i] = rounded
+                    value = to_float32(rounded)
+                    total += value * value
+                x = residual
+            else:
+                for i in range(width):
+                    value = to_float32(x[i])
+                    total += value * value
+            scale = np.float32(1.0 / np.sqrt(np.float64(total) / width + eps))
             for i in range(width):
-                rounded = to_storage(to_float32(x[i]) + to_float32(residual[i]), one)
-                residual[i] = rounded
-                value = to_float32(rounded)
-                total += value * value
-            x = residual
-        else:
-            for i in range(width):
-                value = to_float32(x[i])
-                total += value * value
-        scale = np.float32(1.0 / np.sqrt(np.float64(total) / width + eps))
-        for i in range(width):
-            out[i] = to_storage(to_float32(x[i]) * scale * to_float32(weight[i]), one)
+                out[i] = to_storage(to_float32(x[i]) * scale * to_float32(weight[i]), one)
 
 
 _WORKER = Worker(_rms_norm_worker)
@@ -58,6 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype)
     size = x.element_size()
+    rows_each = max(1, min(_ITEM_ELEMENTS // width, rows // (4 * torch.get_num_threads())))
     arguments = (
         width,
         x.data_ptr(),
@@ -67,6 +74,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
         0 if residual is None else residual.stride(0) * size,
         float_bits(eps),
         out.data_ptr(),
+        rows,
+        rows_each,
     )
-    launch(_WORKER, x.dtype, rows, arguments, parallel=rows * width >= _PARALLEL_ELEMENTS)
+    parallel = rows * width >= _PARALLEL_ELEMENTS
+    launch(_WORKER, x.dtype, -(-rows // rows_each), arguments, parallel=parallel)
     return out

@@ -1,0 +1,132 @@
+"""Low-rank adapters in Triton: two launches per layer, without a wait for the device.
+
+The sums between the launches come from torch's allocator, which also works during the capture of CUDA graphs. The
+number of launched programs depends on the number of blocks only, so that a graph whose unused blocks are empty serves
+any batch of its size.
+"""
+
+import torch
+from torch import Tensor
+
+from quire_kernels.lora import BLOCK_ROWS, LayerSlots, TokenGroups
+from quire_kernels.lora.device_kernels import expand_kernel, shrink_kernel
+from quire_kernels.triton_runtime.aot_case import AotCase
+from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.target import Target
+
+_LARGEST_TILE = 64
+"""The ranks of one tile of a product."""
+
+
+def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -> None:
+    require_device("add_adapters", y.device)
+    blocks, tokens = groups.blocks.shape[0], groups.order.shape[0]
+    if not blocks or not tokens:
+        return
+    slots, rank, outputs = layer.b.shape
+    parts, inputs = layer.ends.shape[0], x.shape[1]
+    shrink, expand = _configs(target_of(y.device), y.element_size())
+    splits, tile = cdiv(inputs, shrink.blocks["DEPTH"]), _rank_tile(rank)
+    shrunk = torch.empty((tokens, splits, parts, rank), dtype=torch.float32, device=y.device)
+    shrink_kernel[(blocks, splits * parts, cdiv(rank, tile))](
+        x,
+        x.stride(0),
+        layer.a,
+        layer.ranks,
+        groups.order,
+        groups.blocks,
+        shrunk,
+        slots,
+        K=inputs,
+        P=parts,
+        R=rank,
+        BLOCK_M=BLOCK_ROWS,
+        BLOCK_R=tile,
+        **shrink.options,
+    )
+    expand_kernel[(blocks, cdiv(outputs, expand.blocks["BLOCK_N"]))](
+        y,
+        y.stride(0),
+        layer.b,
+        layer.ranks,
+        layer.ends,
+        groups.order,
+        groups.blocks,
+        shrunk,
+        N=outputs,
+        P=parts,
+        R=rank,
+        SPLITS=splits,
+        BLOCK_M=BLOCK_ROWS,
+        BLOCK_R=tile,
+        **expand.options,
+    )
+
+
+def _configs(target: Target, element_size: int) -> tuple[LaunchConfig, LaunchConfig]:
+    key = f"bytes={element_size}"
+    return config_for("lora.shrink", target, key), config_for("lora.expand", target, key)
+
+
+def _rank_tile(rank: int) -> int:
+    """Return the ranks of a tile. A product of a GPU has at least 16."""
+    return min(_LARGEST_TILE, max(16, next_power_of_2(rank)))
+
+
+def aot_cases(target: Target) -> list[AotCase]:
+    """Return both kernels with the layers of Llama 3 8B: rank 16 for each kind of layer, and once rank 64."""
+    layers = {"qkv": (4096, (4096, 1024, 1024)), "down": (14336, (4096,))}
+    return [
+        case
+        for dtype, name, rank in (("bf16", "qkv", 16), ("bf16", "down", 16), ("bf16", "qkv", 64), ("fp16", "qkv", 16))
+        for case in _layer_cases(target, dtype, name, rank, *layers[name])
+    ]
+
+
+def _layer_cases(
+    target: Target, dtype: str, name: str, rank: int, inputs: int, parts: tuple[int, ...]
+) -> tuple[AotCase, AotCase]:
+    shrink, expand = _configs(target, 2)
+    groups = {"order": "*i32:16", "blocks": "*i32:16", "shrunk": "*fp32:16"}
+    common = {"P": len(parts), "R": rank, "BLOCK_M": BLOCK_ROWS, "BLOCK_R": _rank_tile(rank)}
+    return (
+        AotCase(
+            name=f"shrink {dtype} {name} r{rank}",
+            kernel=shrink_kernel,
+            signature={
+                "x": f"*{dtype}:16",
+                "x_stride": "i32:16",
+                "a": f"*{dtype}:16",
+                "ranks": "*i32:16",
+                **groups,
+                "num_slots": "i32",
+            },
+            constexprs={"K": inputs, **common, **shrink.blocks},
+            num_warps=shrink.num_warps,
+            num_stages=shrink.num_stages,
+            decode_path=True,
+        ),
+        AotCase(
+            name=f"expand {dtype} {name} r{rank}",
+            kernel=expand_kernel,
+            signature={
+                "y": f"*{dtype}:16",
+                "y_stride": "i32:16",
+                "b": f"*{dtype}:16",
+                "ranks": "*i32:16",
+                "ends": "*i32:16",
+                **groups,
+            },
+            constexprs={
+                "N": sum(parts),
+                "SPLITS": cdiv(inputs, shrink.blocks["DEPTH"]),
+                **common,
+                **expand.blocks,
+            },
+            num_warps=expand.num_warps,
+            num_stages=expand.num_stages,
+            decode_path=True,
+        ),
+    )
