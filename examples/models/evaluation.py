@@ -101,7 +101,6 @@ def sample(
     return Sample(question=question, temperature=temperature, answer=answer, stopped=int(output[-1]) in stops)
 
 
-@torch.inference_mode()
 def agreement(
     target: PreTrainedModel,
     draft: PreTrainedModel,
@@ -115,11 +114,7 @@ def agreement(
     agreed: list[bool] = []
     steps = 0
     for question in questions:
-        prompt = prompt_ids(tokenizer, question)
-        output = _generate(target, prompt, max_new_tokens, _GREEDY)
-        logits = draft(input_ids=output[None], use_cache=False).logits[0]  # [T, V]
-        start = prompt.shape[1]
-        matches = (logits[start - 1 : -1].argmax(-1) == output[start:]).tolist()
+        matches = greedy_matches(target, draft, tokenizer, question, max_new_tokens=max_new_tokens)
         agreed += matches
         steps += _speculative_steps(matches, drafted_tokens)
     return Agreement(
@@ -128,6 +123,24 @@ def agreement(
         drafted_tokens=drafted_tokens,
         tokens_per_step=len(agreed) / steps,
     )
+
+
+@torch.inference_mode()
+def greedy_matches(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    question: str,
+    *,
+    max_new_tokens: int,
+) -> list[bool]:
+    """Return for each token of the target's greedy answer whether the draft would choose it there."""
+    prompt = prompt_ids(tokenizer, question)
+    output = _generate(target, prompt, max_new_tokens, _GREEDY)
+    logits = draft(input_ids=output[None], use_cache=False).logits[0]  # [T, V]
+    start = prompt.shape[1]
+    matches: list[bool] = (logits[start - 1 : -1].argmax(-1) == output[start:]).tolist()
+    return matches
 
 
 # The generation settings in the folder enable sampling; transformers warns about a temperature without it.

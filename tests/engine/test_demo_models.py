@@ -16,6 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_engine.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+    SpeculationOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine, make_engine
+from quire_engine.runner import load_model
+
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 PAIR = ("quire-demo", "quire-demo-draft")
 MAX_PAIR_BYTES = 16_000_000
@@ -165,6 +178,50 @@ def test_draft_mostly_says_what_the_target_says(script: SimpleNamespace, pair: S
     assert measured.positions > 100
     assert measured.share > 0.6
     assert measured.tokens_per_step > 2.0
+
+
+def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
+    script: SimpleNamespace, pair: SimpleNamespace
+) -> None:
+    """The models' choices along the target's answers predict how many of four drafts a step are accepted."""
+    evaluation, drafts, longest = script.evaluation, 4, 64
+    topics = ("slicings", "lambda expressions", "dictionaries", "the assert statement", "exceptions", "sequence types")
+    questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in topics)]
+    predicted = [0, 0]
+    for question in questions:
+        matches = evaluation.greedy_matches(pair.target, pair.draft, pair.tokenizer, question, max_new_tokens=longest)
+        position = 1  # the first token comes from the prompt's step, without drafts
+        while position < len(matches):
+            proposed = min(drafts, longest - position - 1)
+            accepted = next((n for n, match in enumerate(matches[position:]) if not match), proposed)
+            predicted = [predicted[0] + min(accepted, proposed), predicted[1] + proposed]
+            position += min(accepted, proposed) + 1
+    options = SpeculationOptions(method="draft_model", model=MODELS / PAIR[1], max_tokens=drafts)
+    config = EngineConfig(
+        model=ModelOptions(path=MODELS / PAIR[0], dtype="float32", max_model_len=512),
+        cache=CacheOptions(kv_cache_memory_bytes=2**27),
+        scheduler=SchedulerOptions(max_num_seqs=16),
+        server=ServerOptions(),
+        speculation=options,
+        threads=2,
+    )
+    engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache, speculation=options)
+    draft_always(engine)
+    params = SamplingParams(max_tokens=longest, temperature=0.0)
+    for key, question in enumerate(questions):
+        prompt = evaluation.prompt_ids(pair.tokenizer, question)[0].tolist()
+        assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0)) is None
+    while engine.has_work:
+        engine.step()
+    counters = engine.counters
+    assert counters.draft_tokens > 500
+    assert counters.accepted_tokens / counters.draft_tokens == pytest.approx(predicted[0] / predicted[1], rel=0.03)
+
+
+def draft_always(engine: Engine) -> None:
+    """Give each sequence as many drafts as it can have, whatever they cost and however often they were right."""
+    speculation: Any = engine._scheduler._speculation
+    speculation._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]
 
 
 def test_held_out_text_is_nowhere_in_the_training_text(script: SimpleNamespace) -> None:

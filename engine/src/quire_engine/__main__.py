@@ -23,6 +23,7 @@ from quire_engine.flag_table import FLAGS
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
+from quire_engine.pooling_setup import find_pooling
 from quire_engine.server.http.listen import listener_of
 from quire_engine.text.model_text import load_model_text
 
@@ -51,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             config.model.path, weights=config.model.load_format != "dummy", overrides=config.model.overrides
         )
         check_model_len(folder, config.model.max_model_len)
+        config = replace(config, pooling=find_pooling(config))
         hold(config.model.path)
         listener = listener_of(config.server)
         # One request's text is encoded on one core: more threads would compete with those of the engine.

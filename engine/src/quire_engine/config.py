@@ -96,6 +96,36 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerOptions:
+    """The flags that decide whether an engine generates or pools, and how it pools."""
+
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    """``auto`` pools if the model's folder says that it is an embedding model or a reranker."""
+    mean: bool | None = None
+    """True pools the mean of all tokens, False the last token; None does what the folder says."""
+    normalize: bool | None = None
+    """True scales embeddings to length 1; None does what the folder says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSetup:
+    """The task of an engine that pools, as found from its flags and the model's folder."""
+
+    task: Literal["embed", "score"] = "embed"
+    """``score`` is for rerankers, whose score is the logit of one token, or its difference to that of another."""
+    mean: bool = False
+    normalize: bool = True
+    hidden_size: int
+    """The dimensions of the embeddings."""
+    dimensions: tuple[int, ...] = ()
+    """The numbers of dimensions to which embeddings may be cut; empty allows all."""
+    yes_token: int | str = ""
+    """The token of a relevant document, as its id or its text; for rerankers only."""
+    no_token: int | str | None = None
+    """The token of an irrelevant document; None where only the other logit counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceOptions:
     """The device of the model, and how kernels are launched there."""
 
@@ -108,6 +138,19 @@ class DeviceOptions:
     """The highest level of instructions that may be used; ``auto`` is the highest that works."""
     deterministic: bool = False
     """True makes a row's result depend on the row only: not on its batch, nor on the chunks of its prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """The division of the model among ranks: processes that each have a part of it."""
+
+    tensor: int = 1
+    """The number of ranks that share each layer."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that run the model together."""
+        return self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,10 +274,14 @@ class EngineConfig:
     scheduler: SchedulerOptions
     server: ServerOptions
     threads: int
-    """Compute threads of the engine process; the CPU quota of the cgroup unless a flag sets them."""
+    """Compute threads of the engine process, or of each rank; the CPU quota of the cgroup unless a flag sets them."""
     device: DeviceOptions = field(default_factory=DeviceOptions)
     speculation: SpeculationOptions | None = None
+    pooler: PoolerOptions = field(default_factory=PoolerOptions)
+    pooling: PoolingSetup | None = None
+    """The task of an engine that pools; None if it generates. ``pooling_setup`` finds it."""
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
     text: TextOptions = field(default_factory=TextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)

@@ -11,12 +11,13 @@ from time import monotonic
 from quire_engine.config import CacheOptions, SchedulerOptions, SpeculationOptions
 from quire_engine.core.adapter_requests import AdapterRequests
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
-from quire_engine.core.ports import AdapterEvent, AdapterStore, LoadedModel, PendingOutput, Runner
+from quire_engine.core.ports import AdapterEvent, AdapterStore, ForwardPass, LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
+from quire_engine.core.speculation.step import drafted_lines
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.matchers import Matchers
@@ -199,7 +200,7 @@ class Engine:
                     # The masks depend on the tokens of the step before, which the host has not seen yet.
                     flight, self._flight = self._flight, None
                     ended = self._finish(flight, scheduled)
-                masks = self._masks(batch.constrained)
+                masks = self._masks(batch, batch.constrained, forward)
             issued = _Flight(batch=batch, pending=forward.sample(masks), began=began)
         if ended is not None:
             self._flight = issued
@@ -234,10 +235,11 @@ class Engine:
         self.last_step_time = ended
         return Step(output=output, began=flight.began, ended=ended)
 
-    def _masks(self, constrained: ConstrainedSequences) -> TokenMasks | None:
-        """Return the masks of a step; a sequence without one ends, and its token is discarded."""
+    def _masks(self, batch: Batch, constrained: ConstrainedSequences, forward: ForwardPass) -> TokenMasks | None:
+        """Return the masks of a step; a sequence that cannot have one ends, and its token is discarded."""
         assert self._matchers is not None
-        masks = self._matchers.masks(constrained)
+        lines = drafted_lines(batch, forward.token_ids) if batch.num_drafts else None
+        masks = self._matchers.masks(constrained, lines)
         for key in masks.failed:
             self.cancel(key)
         self._failed |= masks.failed
@@ -312,6 +314,7 @@ def make_engine(
         preemption_mode=scheduler.preemption_mode,
         enable_prefix_caching=cache.enable_prefix_caching,
         share_prefixes=cache.share_prefixes,
+        pools=model.pools,
         adapter_slots=model.adapter_slots,
     )
     rates = MeasuredRates(

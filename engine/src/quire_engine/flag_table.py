@@ -129,6 +129,13 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("model-impl", Choice(values=_IMPLEMENTATIONS),
               "the implementation of the layers; auto uses quire's own model family if there is one, else "
               "transformers; native and vllm stand for quire's own", "auto"),
+        _flag("runner", Choice("auto", "generate", "pooling"),
+              "generate serves text; pooling serves embeddings, or scores of a reranker, and no text. auto pools if "
+              "the folder has modules.json of sentence-transformers, an architecture without an LM head, or "
+              "classifier_from_token in config.json", "auto"),
+        _flag("pooler-config", JsonObject(), "how embeddings are pooled, such as '{\"pooling_type\": \"MEAN\", "
+              "\"normalize\": true}'; the types are LAST and MEAN",
+              unset="as the folder says, else the last token, normalized"),
         _flag("trust-remote-code", Switch(), "run Python code from the model's folder, for models that neither quire "
               "nor transformers supports"),
         _flag("max-model-len", Count(1, "auto"), "the maximum length of prompt and output together, in tokens",
@@ -192,7 +199,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     "KV cache": (
         _flag("block-size", Choice("16", "32", "64", "128", integer=True), "the number of tokens in a KV cache block",
               "16"),
-        _flag("kv-cache-memory-bytes", Size(), "the size of the KV cache, such as 4GiB, 512MiB or a number of bytes",
+        _flag("kv-cache-memory-bytes", Size(), "the size of the KV cache, such as 4GiB, 512MiB or a number of bytes; "
+              "with --tensor-parallel-size, that of each rank",
               unset="a share of the memory that this process may use"),
         _flag("kv-cache-dtype", Choice(values={"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"}),
               "the type of keys and values; auto is the type of the "
@@ -213,7 +221,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Adapters": (
         _flag("enable-lora", Switch(negatable=True), "serve low-rank adapters (LoRA) of the model in PEFT's layout, "
-              "each under a model name of its own; on a CPU, for quire's own model families. --lora-modules, "
+              "each under a model name of its own; for quire's own model families. --lora-modules, "
               "--adapters-file and --adapter-roots imply it", "false"),
         _flag("max-loras", Integer(1, 4096), "the slots for adapters on the device: the number of different adapters "
               "that a step can use. Requests for others wait for a slot", "1"),
@@ -242,12 +250,14 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
               "instructions to use; auto tests what the CPU reports, at the first start on a machine and uses the best "
               "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
-        _flag("tensor-parallel-size", Integer(1), "the number of devices that share each layer; only 1 is supported",
-              "1"),
+        _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, on "
+              "a CPU, for quire's own model families. Each has its share of the weights, of the KV cache and of "
+              "--threads", "1"),
         _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; only 1 is supported",
               "1"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
-        _flag("threads", Integer(1, 1024), "the number of compute threads of the engine process",
+        _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "
+              "--tensor-parallel-size divide among them",
               unset="the CPUs that this process may use"),
     ),
     "Server": (

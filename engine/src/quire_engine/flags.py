@@ -17,6 +17,7 @@ from quire_engine.config import (
     EngineProcessOptions,
     LogOptions,
     ModelOptions,
+    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
     TextOptions,
@@ -24,12 +25,11 @@ from quire_engine.config import (
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
 from quire_engine.model_folder import ConfigOverrides
+from quire_engine.pooling_setup import pooler_options, pooler_problems
 from quire_engine.speculation_flags import speculation_options, speculation_problems
 
-_MANY_DEVICES = "for a model that does not fit one device, use --quantization int8 on a CPU, --dtype or a smaller model"
 _PARALLEL = {
-    "tensor-parallel-size": _MANY_DEVICES,
-    "pipeline-parallel-size": _MANY_DEVICES,
+    "pipeline-parallel-size": "--tensor-parallel-size divides a model among processes",
     "data-parallel-size": "start several engines, and let quire-gateway balance requests between them (spec.replicas)",
 }
 """The flags that spread a model over devices, and what to use instead."""
@@ -71,7 +71,9 @@ def _contradictions(values: FlagValues) -> Iterator[str]:
             "--preemption-mode auto"
         )
     yield from speculation_problems(values)
+    yield from pooler_problems(values)
     yield from _adapter_contradictions(values)
+    yield from _parallel_contradictions(values)
     yield from _device_contradictions(values)
 
 
@@ -90,6 +92,26 @@ def _adapter_contradictions(values: FlagValues) -> Iterator[str]:
     for name in names:
         if name in (values["served-model-name"] or ()):
             yield f"--lora-modules {name}: --served-model-name gives this name to the base model"
+
+
+def _parallel_contradictions(values: FlagValues) -> Iterator[str]:
+    """Yield what is wrong with the division of the model among ranks."""
+    ranks = values["tensor-parallel-size"] or 1
+    if ranks == 1:
+        return
+    if values["device"] == "cuda":
+        yield (
+            f"--tensor-parallel-size {ranks} is for CPUs in this version, and --device is cuda: several GPUs cannot be"
+            " used together yet; remove one of them"
+        )
+    if values["model-impl"] == "transformers":
+        yield (
+            f"--tensor-parallel-size {ranks} is for quire's own model families, and --model-impl transformers selects"
+            " other code: remove one of them"
+        )
+    threads = values["threads"]
+    if threads is not None and threads < ranks:
+        yield f"--threads {threads} is less than one for each of the {ranks} ranks of --tensor-parallel-size"
 
 
 def _device_contradictions(values: FlagValues) -> Iterator[str]:
@@ -116,6 +138,7 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
 
 
 def _configuration(values: FlagValues) -> EngineConfig:
+    parallel = ParallelOptions(tensor=values["tensor-parallel-size"] or 1)
     return EngineConfig(
         model=ModelOptions(
             path=values["model"],
@@ -151,7 +174,8 @@ def _configuration(values: FlagValues) -> EngineConfig:
         ),
         server=_server_options(values),
         adapters=_adapter_options(values),
-        threads=values["threads"] or usable_cpus(),
+        threads=max(1, (values["threads"] or usable_cpus()) // parallel.ranks),
+        parallel=parallel,
         device=DeviceOptions(
             device=values["device"],
             enforce_eager=values["enforce-eager"] or False,
@@ -160,6 +184,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
             deterministic=values["deterministic"] or False,
         ),
         speculation=speculation_options(values),
+        pooler=pooler_options(values),
         text=TextOptions(
             tokenizer=values["tokenizer"],
             chat_template_kwargs=values["default-chat-template-kwargs"] or {},

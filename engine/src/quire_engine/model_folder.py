@@ -187,14 +187,26 @@ def check_safetensors(file: Path) -> None:
         )
 
 
+def read_json_array(file: Path) -> list[Any]:
+    """Return the JSON array in a file; [] where the file does not exist. Raises ModelFolderError."""
+    content = _read_json(file, [])
+    if not isinstance(content, list):
+        raise ModelFolderError(f"{file} contains {type(content).__name__} instead of a JSON array")
+    return content
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; {} where the file does not exist. Raises ModelFolderError."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error
+    content = _read_json(file, {})
     if not isinstance(content, dict):
         raise ModelFolderError(f"{file} contains {type(content).__name__} instead of a JSON object")
     return content
+
+
+def _read_json(file: Path, missing: Any) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return missing
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{file} cannot be read as JSON: {error}") from error

@@ -47,7 +47,7 @@ _TEXT_ONLY = "this version serves text only"
 _NO_STATE = "this version serves no models with state-space or linear attention layers"
 _NO_TRANSFER = "the KV cache stays in the engine; for preempted sequences see --swap-space-bytes"
 _KERNELS = "the engine measures and chooses kernels itself"
-_GENERATES = "an engine generates text; embedding, scoring and reward models are not served"
+_POOLS = "see --runner and --pooler-config, which serve embeddings and rerankers of decoder models"
 _LOADING = "weights are mapped into memory and read layer by layer"
 _NO_CODE = "the server loads no code of other packages"
 _HTTP_LIMITS = "the server has fixed bounds for headers; for bodies see --max-body-bytes"
@@ -131,7 +131,7 @@ _REASONS = (
         " performance-mode disable-cascade-attn use-fp64-gumbel enable-flash-late-interaction jit-monitor-mode"
         " jit-monitor-verbose async-scheduling enable-cumem-allocator swa-bounded-replay",
     ),
-    (_GENERATES, "runner convert pooler-config io-processor-plugin"),
+    (_POOLS, "convert io-processor-plugin"),
     (
         _LOADING,
         "safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size"

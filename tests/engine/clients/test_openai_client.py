@@ -244,7 +244,12 @@ def test_mistakes_raise_the_clients_own_errors(
 
 
 def test_a_wrong_path_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings"):
+    with pytest.raises(openai.NotFoundError, match="/v1/moderations"):
+        client.moderations.create(model="demo", input="x")
+
+
+def test_embeddings_of_a_model_that_generates_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="--runner pooling"):
         client.embeddings.create(model="demo", input="x")
 
 

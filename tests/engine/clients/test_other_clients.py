@@ -13,9 +13,18 @@ PYTHON = Path(__file__).parents[3] / ".venv-clients" / "bin" / "python"
 @pytest.mark.parametrize(("script", "calls"), [("langchain_calls.py", 12), ("litellm_calls.py", 16)])
 def test_a_librarys_usual_calls_work_unchanged(demo_server: Any, script: str, calls: int) -> None:
     """Each script makes its calls in sequence and names each that worked."""
+    make_calls(demo_server, script, calls)
+
+
+def test_embeddings_and_reranking_work_unchanged(start_server: Any) -> None:
+    with start_server("--runner", "pooling") as server:
+        make_calls(server, "embedding_calls.py", 6)
+
+
+def make_calls(server: Any, script: str, calls: int) -> None:
     assert PYTHON.is_file(), "there is no .venv-clients: run make setup-dev"
     done = subprocess.run(
-        [PYTHON, SCRIPTS / script, demo_server.address, demo_server.key],
+        [PYTHON, SCRIPTS / script, server.address, server.key],
         capture_output=True,
         text=True,
         timeout=120,

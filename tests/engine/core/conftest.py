@@ -1,5 +1,6 @@
 """Small setups of the core: a cache layout, an engine with the checking runner, and the expected answers."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,8 @@ class World:
     finished: dict[int, FinishedSequence] = field(default_factory=dict)
     reported: dict[int, list[int]] = field(default_factory=dict)
     """Prompt tokens whose logprobs were reported."""
+    pooled: dict[int, list[list[float]]] = field(default_factory=dict)
+    """The parts of the prompts that were pooled: the number of tokens, their sum, and that of their positions."""
 
     def add(
         self,
@@ -71,6 +74,9 @@ class World:
             for report in step.output.prompt_logprobs:
                 assert report.key not in self.tokens and report.key not in self.finished, "reported after the prompt"
                 self.reported.setdefault(report.key, []).extend(entry.token_ids[0] for entry in report.entries)
+            for part in step.output.pooled:
+                assert part.key not in self.finished, "pooled after the end"
+                self.pooled.setdefault(part.key, []).append(list(array("f", part.values)))
             for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
                 assert key not in self.finished
                 self.tokens.setdefault(key, []).append(token_id)
@@ -110,6 +116,7 @@ def make_world(
     speculation: Speculation | None = None,
     adapter_slots: int = 0,
     adapters: AdapterStore | None = None,
+    pools: bool = False,
 ) -> World:
     """Return a function that creates a ``World``.
 
@@ -134,6 +141,7 @@ def make_world(
         preemption_mode=preemption_mode,
         max_prompt_logprobs_positions=positions,
         adapter_slots=adapter_slots,
+        pools=pools,
     )
     seconds = max_stall or max_step
     bound = None

@@ -13,6 +13,7 @@ from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
 from quire_engine.grammar.compiler import compile_grammar, make_tokenizer
 from quire_engine.grammar.matchers import Matchers
@@ -75,6 +76,7 @@ def make_constrained(
     num_swap_blocks: int = 0,
     preemption_mode: PreemptionMode = "auto",
     caching: bool = True,
+    speculation: Speculation | None = None,
 ) -> Constrained:
     group = KVCacheGroup(layers=(0,), num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
     layout = KVCacheLayout(block_size=4, groups=(group,))
@@ -90,7 +92,8 @@ def make_constrained(
     matchers = Matchers(VOCAB_SIZE, woken.release)
     matchers.set_vocabulary(BYTES)
     runner = FakeRunner(layout=layout, vocab_size=VOCAB_SIZE)
-    engine = Engine(scheduler=Scheduler(config, layout), runner=runner, matchers=matchers, overlap=overlap)
+    scheduler = Scheduler(config, layout, speculation=speculation)
+    engine = Engine(scheduler=scheduler, runner=runner, matchers=matchers, overlap=overlap)
     return Constrained(engine, matchers, woken)
 
 

@@ -11,7 +11,7 @@ import pytest
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.config import EngineConfig, ModelOptions
 from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
-from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
+from quire_engine.core.sampling_params import Pooling, ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
@@ -57,6 +57,7 @@ ODD = SamplingParams(
     min_tokens=2,
     logprobs=3,
     prompt_logprobs=1,
+    pooling=Pooling(mean=True),
 )
 LISTS = {each.name for each in fields(Gauges) if each.default_factory is not MISSING}
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from quire_parity import cases
 from quire_parity.cases import Case
-from quire_parity.engines import Heard, ask, block_bytes, cache_options, config_of, follow, start
+from quire_parity.engines import ALONE, Heard, ask, block_bytes, cache_options, config_of, follow, start
 from quire_parity.reference import Answer, Tally, compare, generate, load_reference
 from quire_parity.schedules import SCHEDULES, Schedule, Seen
 
-from quire_engine.config import CacheOptions, SchedulerOptions
+from quire_engine.config import CacheOptions, ParallelOptions, SchedulerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,20 @@ class Parity:
     prepared: dict[int, Prepared] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
 
-    def check(self, case: Case, schedule: Schedule) -> None:
+    def check(self, case: Case, schedule: Schedule, parallel: ParallelOptions = ALONE) -> None:
         """Assert the reference's tokens and probabilities, and that the schedule's purpose really occurred."""
         ready = self.prepare(case)
+        block_bytes = ready.block_bytes
+        if parallel.tensor > 1:
+            # A rank has a block of its own KV heads only.
+            kv_heads = case.fields.get("num_key_value_heads", 2)
+            block_bytes = block_bytes * max(1, kv_heads // parallel.tensor) // kv_heads
         config = config_of(
             ready.folder,
             max_model_len=case.max_model_len,
             scheduler=schedule.scheduler,
-            cache=cache_options(schedule, ready.block_bytes),
+            cache=cache_options(schedule, block_bytes),
+            parallel=parallel,
         )
         engine = start(config)
         rounds, seen = follow(engine, ready.prompts, schedule)

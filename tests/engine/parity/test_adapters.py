@@ -1,22 +1,15 @@
 """A model with an adapter answers as the model with the adapter merged, for every family and every linear layer."""
 
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from adapter_support.engines import answers, started
 from adapter_support.folders import linear_shapes, make_adapter, merge, of_kinds
 from quire_parity import cases
-from quire_parity.cases import ANSWER, Case
-from quire_parity.engines import Heard, config_of, start
+from quire_parity.cases import Case
 from quire_parity.reference import Answer, Tally, compare, generate, load_reference
-
-from quire_engine.config import AdapterOptions, CacheOptions, SchedulerOptions
-from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.sequence import Request
-from quire_engine.engine import Engine
 
 LENGTHS = (1, 17, 40)
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -40,51 +33,6 @@ FAMILIES = {
         ("q_proj", "k_proj", "v_proj", "o_proj"),
     ),
 }
-
-
-def started(folder: Path, *, slots: int = 2, adapters: Sequence[Path], deterministic: bool = False) -> Engine:
-    """Return an engine that has read the adapters, with the numbers from 1 on."""
-    config = config_of(
-        folder,
-        max_model_len=96,
-        scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=64),
-        cache=CacheOptions(kv_cache_memory_bytes=4 << 20),
-    )
-    options = AdapterOptions(enabled=True, max_loras=slots, max_lora_rank=16, max_cpu_loras=max(4, slots))
-    config = replace(config, adapters=options, device=replace(config.device, deterministic=deterministic))
-    engine = start(config)
-    for number, adapter in enumerate(adapters, start=1):
-        engine.load_adapter(number, str(adapter))
-    read = []
-    while len(read) < len(adapters):
-        engine.add_prepared()
-        read += engine.take_adapter_events()
-        time.sleep(0.001)
-    assert [event.message for event in read if event.reason] == []
-    return engine
-
-
-def answers(engine: Engine, prompts: Mapping[int, tuple[list[int], int | None]]) -> dict[int, Heard]:
-    """Return the greedy answers to prompts with their adapters, all requested at once."""
-    heard = {key: Heard() for key in prompts}
-    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, logprobs=0)
-    for key, (prompt, adapter) in prompts.items():
-        request = Request(key=key, prompt_token_ids=prompt, params=params, seed=0, adapter=adapter)
-        assert engine.add(request) is None
-    ended: set[int] = set()
-    while ended != set(prompts):
-        engine.add_prepared()
-        step = engine.step() if engine.has_work else None
-        if step is None:
-            continue
-        engine.check_integrity()
-        logprobs = step.output.logprobs or []
-        for key, token_id, logprob in zip(step.output.keys, step.output.token_ids, logprobs, strict=True):
-            assert logprob is not None
-            heard[key].token_ids.append(token_id)
-            heard[key].logprobs.append(logprob.logprobs[0])
-        ended |= {finished.key for finished in step.output.finished}
-    return heard
 
 
 def references(folder: Path, prompts: Sequence[list[int]]) -> list[Answer]:

@@ -49,6 +49,15 @@ OPERATIONS = [
     ("GET", "/quire/v1/adapters"),
     ("POST", "/admin/cache/reset"),
 ]
+POOLING = [
+    ("POST", "/v1/embeddings"),
+    ("POST", "/v1/rerank"),
+    ("POST", "/v2/rerank"),
+    ("POST", "/rerank"),
+    ("POST", "/v1/score"),
+    ("POST", "/score"),
+]
+"""The routes of a server that pools; any other answers them with 400."""
 NOT_TRIED = {
     ("POST", "/admin/drain"),  # nothing can be tested afterwards
     ("POST", "/v1/load_lora_adapter"),  # closed where the server has no adapters
@@ -69,6 +78,7 @@ SEMANTIC = re.compile(
     r"|background: |schema: |should be an object with a type|the type .{2,60} is not supported|tool_choice: "
     r"|tools: |has no block"
     r"|is required for the type tool|should be a JSON object in a string"
+    r"|has no reasoning|top_logprobs: needs|include: |item \d+ is empty|exceeds the \d+ dimensions|text_1: has"
     r"|cannot be compiled|is not JSON|exactly one of|one constraint|is required for the type"
 )
 """Limits in the combination of fields, in the model, or in the load, which a schema cannot express."""
@@ -78,6 +88,20 @@ SEMANTIC = re.compile(
 def server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
     with start_server("--max-model-len", "256", "--check-integrity", fake={"num_blocks": 2048}) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pooling_server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator[Any]:
+    flags = ("--runner", "pooling", "--max-model-len", "256", "--check-integrity")
+    with start_server(*flags, fake={"num_blocks": 2048}) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pooling_schema(pooling_server: Any) -> Any:
+    loaded = schemathesis.openapi.from_dict(pooling_server.http.get("/openapi.json").json())
+    loaded.config.update(base_url=pooling_server.address)
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +119,7 @@ def schema(document: Any, server: Any) -> Any:
 
 def test_the_document_has_every_route(document: Any) -> None:
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert described == {*OPERATIONS, *NOT_TRIED}
+    assert described == {*OPERATIONS, *POOLING, *NOT_TRIED}
 
 
 def check_events(text: str, kind: type[BaseModel]) -> None:
@@ -160,6 +184,23 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: An
     tried(schema, operation, GenerationMode.POSITIVE, check)
 
 
+@pytest.mark.parametrize("operation", POOLING, ids=" ".join)
+def test_pooling_routes_answer_as_the_document_says(
+    pooling_server: Any, pooling_schema: Any, operation: tuple[str, str]
+) -> None:
+    def check(case: Any) -> None:
+        response = ask(pooling_server, case)
+        case.validate_response(response, checks=ALWAYS)
+        assert response.status_code == 200 or SEMANTIC.search(response.json()["error"]["message"]), response.text
+
+    def check_refused(case: Any) -> None:
+        response = ask(pooling_server, case)
+        case.validate_response(response, checks=[*ALWAYS, CHECKS["negative_data_rejection"]])
+
+    tried(pooling_schema, operation, GenerationMode.POSITIVE, check)
+    tried(pooling_schema, operation, GenerationMode.NEGATIVE, check_refused)
+
+
 @pytest.mark.parametrize("operation", WITH_BODIES, ids=" ".join)
 def test_what_the_document_forbids_is_refused(server: Any, schema: Any, operation: tuple[str, str]) -> None:
     def check(case: Any) -> None:
@@ -181,5 +222,6 @@ def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, o
     assert other.status_code == 405 and method in other.headers["allow"] and "error" in other.json()
 
 
-def test_nothing_was_left_running(server: Any) -> None:
+def test_nothing_was_left_running(server: Any, pooling_server: Any) -> None:
     server.assert_nothing_is_left()
+    pooling_server.assert_nothing_is_left()

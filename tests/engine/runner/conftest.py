@@ -13,6 +13,8 @@ from quire_engine.config import (
     DeviceOptions,
     EngineConfig,
     ModelOptions,
+    ParallelOptions,
+    PoolingSetup,
     SchedulerOptions,
     ServerOptions,
     SpeculationOptions,
@@ -77,6 +79,8 @@ def engine_config() -> Callable[..., EngineConfig]:
         scheduler: SchedulerOptions | None = None,
         speculation: SpeculationOptions | None = None,
         deterministic: bool = False,
+        pooling: PoolingSetup | None = None,
+        parallel: ParallelOptions | None = None,
         **changes: Any,
     ) -> EngineConfig:
         cache = CacheOptions(
@@ -88,8 +92,10 @@ def engine_config() -> Callable[..., EngineConfig]:
             scheduler=scheduler or SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=256),
             server=ServerOptions(),
             speculation=speculation,
+            pooling=pooling,
             device=DeviceOptions(deterministic=deterministic),
-            threads=2,
+            threads=2 if parallel is None else 1,
+            parallel=parallel or ParallelOptions(),
         )
 
     return make

@@ -3,18 +3,22 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from adapter_support.folders import linear_shapes, make_adapter, of_kinds
+from quire_parity.answering import Answering
 
 from quire_common.errors import FlagsError
-from quire_engine.config import SpeculationOptions
+from quire_engine.config import AdapterOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.step_curve import StepCurve
-from quire_engine.core.stall_bound import StepCosts
+from quire_engine.engine import make_engine
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.shape import ModelShape
+from quire_engine.runner import load_model
 from quire_engine.runner.draft_start import draft_problems, same_tokens, with_draft_layers
 
 PROMPTS = [list(range(3, 40)), [5, 6, 7], [200, 100, 50, 25] * 5]
@@ -77,9 +81,10 @@ def test_tokenizers_are_compared_by_their_ids(tmp_path: Path) -> None:
 def eager(running: Any) -> Any:
     """Let drafts seem to cost nothing, so that each sequence has as many as it can."""
     speculation = running.engine._scheduler._speculation
-    speculation._curve = StepCurve(StepCosts(fixed=1.0, per_token=1e-9, per_pair=1e-9))
+    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
     speculation._seconds_per_pass = 1e-9
     speculation.observe_step = lambda tokens, seconds, **_: None
+    speculation._is_plain_due = lambda sequences: False
     return running
 
 
@@ -140,3 +145,49 @@ def test_a_broken_draft_model_that_is_not_required_leaves_the_target(
     running.add(1, [3, 4, 5], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
     running.finish()
     assert len(running.tokens[1]) == 9 and running.engine.counters.num_drafts == 0
+
+
+def test_the_target_starts_alone_if_the_cache_of_an_optional_draft_does_not_fit(
+    make_folder: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    """The cache has room for one sequence of the target's layers only."""
+    target, draft = make_folder(), make_folder(num_hidden_layers=3)
+    options = {"max_model_len": 64, "kv_cache_memory_bytes": 64 * 2 * 2 * 2 * 16 * 4}
+    required = SpeculationOptions(method="draft_model", model=draft)
+    with pytest.raises(FlagsError, match="too small for one sequence of 64 tokens"):
+        start(target, speculation=required, **options)
+    running = start(target, speculation=replace(required, required=False), **options)
+    running.add(1, [3, 4, 5], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
+    running.finish()
+    assert len(running.tokens[1]) == 9 and running.engine.counters.num_drafts == 0
+
+
+def test_a_draft_model_serves_sequences_with_adapters(
+    make_folder: Callable[..., Path], engine_config: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The draft model has no adapters, so that it is right less often; the answers are those without it."""
+    folder = make_folder()
+    shapes = of_kinds(linear_shapes(folder), ("q_proj", "v_proj", "down_proj"))
+    adapters = [make_adapter(tmp_path / str(seed), shapes, seed=seed, rank=4, std=0.3) for seed in (1, 2)]
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    answers = []
+    for speculation in (None, SpeculationOptions(method="draft_model", model=folder, max_tokens=4)):
+        config = engine_config(folder, deterministic=True, speculation=speculation, kv_cache_memory_bytes=2**21)
+        options = AdapterOptions(enabled=True, max_loras=2, max_lora_rank=8, max_cpu_loras=4)
+        model = load_model(replace(config, adapters=options))
+        engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=speculation)
+        running = Answering(engine) if speculation is None else eager(Answering(engine))
+        for number, adapter in enumerate(adapters, start=1):
+            engine.load_adapter(number, str(adapter))
+        for key in range(9):
+            running.add(key, PROMPTS[key % 3], params, adapter=key // 3 or None)
+        while engine.has_work or engine.gauges().num_waiting:
+            engine.add_prepared()
+            running.step()
+        answers.append(running.tokens)
+        counters = engine.counters
+        engine.close()
+    plain, drafting = answers
+    assert drafting == plain
+    assert len({tuple(plain[key]) for key in (0, 3, 6)}) == 3, "the base and both adapters answer differently"
+    assert 0 < counters.accepted_tokens < counters.draft_tokens

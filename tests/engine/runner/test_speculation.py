@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,6 @@ import pytest
 
 from quire_engine.config import SchedulerOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.step_curve import StepCurve
-from quire_engine.core.stall_bound import StepCosts
 from quire_engine.runner.logprobs import before_and_at_drafts
 from quire_engine.runner.model_runner import verify
 
@@ -48,8 +47,9 @@ def speculating(start: Callable[..., Any], folder: Path, options: SpeculationOpt
     """Return an engine whose drafts seem to cost nothing, so that each sequence has as many as it can."""
     running = start(folder, speculation=options, **changes)
     speculation = running.engine._scheduler._speculation
-    speculation._curve = StepCurve(StepCosts(fixed=1.0, per_token=1e-9, per_pair=1e-9))
+    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
     speculation.observe_step = lambda tokens, seconds, **_: None
+    speculation._is_plain_due = lambda sequences: False
     if speculation._seconds_per_pass is not None:
         speculation._seconds_per_pass = 1e-9
     return running

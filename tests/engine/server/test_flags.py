@@ -34,6 +34,7 @@ EVERY_FLAG = """\
     --cpu-level avx2
     --revision v1 --download-dir d --root-path /llm --default-chat-template-kwargs {"a":1}
     --hf-overrides {"vocab_size":7} --override-generation-config {"top_k":5} --tokenizer tok
+    --runner pooling --pooler-config {"pooling_type":"MEAN","normalize":false}
     --tool-call-parser hermes --reasoning-parser none
     --chat-template t.jinja --generation-config none --seed 7 --max-num-seqs 8 --max-num-batched-tokens 64
     --scheduling-policy fair --max-generation-stall 100ms --preemption-mode swap --swap-space-bytes 1MiB
@@ -64,12 +65,14 @@ def test_every_flag_reaches_the_configuration() -> None:
     config = parse(argv, {})
     changed = {"server.tls": config.server.tls, **_leaves(config)}
     untouched = [name for name, value in _leaves(parse(["m"], {})).items() if changed[name] == value]
-    # The model is m in both, and no flag sets the features of the CPU.
+    # The model is m in both, and no flag sets the features of the CPU or what the folder says.
     assert sorted(untouched) == [
         "cpu",
         "device.enforce_eager",
         "model.path",
         "model.quantization",
+        "parallel.tensor",
+        "pooling",
         "server.access.api_keys",
         "speculation",
     ]
@@ -157,7 +160,7 @@ def test_variables_of_a_kubernetes_service_are_ignored() -> None:
 
 def test_every_problem_is_listed_at_once() -> None:
     found = problems_of(
-        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--tensor-parallel-size", "2", "--host"],
+        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--pipeline-parallel-size", "2", "--host"],
         {"QUIRE_ENGINE_SEEDS": "1"},
     )
     assert [re.match(r"\S+( \S+)?", problem)[0] for problem in found] == [  # type: ignore[index]
@@ -167,8 +170,13 @@ def test_every_problem_is_listed_at_once() -> None:
         "--dtype: expected",
         "--host: a",
         "--model is",
-        "--tensor-parallel-size 2:",
+        "--pipeline-parallel-size 2:",
     ]
+
+
+def test_ranks_divide_the_threads() -> None:
+    config = parse(["m", "-tp", "2", "--threads", "5"], {})
+    assert (config.parallel.tensor, config.parallel.ranks, config.threads) == (2, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,10 @@ def test_every_problem_is_listed_at_once() -> None:
             ["m", "-sc", '{"method":"ngram","prompt_lookup_min":5,"prompt_lookup_max":2}'],
             "prompt_lookup_min: 5 is more than prompt_lookup_max 2",
         ),
+        (["m", "-tp", "2", "--device", "cuda"], "--tensor-parallel-size 2 is for CPUs in this version"),
+        (["m", "-tp", "2", "--model-impl", "transformers"], "--tensor-parallel-size 2 is for quire's own"),
+        (["m", "-tp", "4", "--threads", "3"], "--threads 3 is less than one for each of the 4 ranks"),
+        (["m", "-tp", "65"], "--tensor-parallel-size: expected"),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),
         (["m", "--no-enable-lora", "--adapters-file", "a"], "--adapters-file and --no-enable-lora contradict"),

@@ -66,7 +66,7 @@ def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        ("-tp 2", "--tensor-parallel-size 2: an engine runs on one device"),
+        ("-pp 2", "--pipeline-parallel-size 2: an engine runs on one device"),
         ("--data-parallel-size 4", "spec.replicas"),
         ("--enable-lora --lora-dtype bfloat16", "--lora-dtype does not exist here: adapters have the type"),
         ("--no-enable-chunked-prefill", "long prompts always run in chunks"),

@@ -12,6 +12,7 @@ from quire_engine.config import (
     CacheOptions,
     EngineConfig,
     ModelOptions,
+    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -20,6 +21,7 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
 
+ALONE = ParallelOptions()
 DType = Literal["float32", "bfloat16", "float16"]
 
 
@@ -38,6 +40,7 @@ def config_of(
     scheduler: SchedulerOptions,
     cache: CacheOptions,
     dtype: DType = "float32",
+    parallel: ParallelOptions = ALONE,
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelOptions(path=folder, dtype=dtype, max_model_len=max_model_len),
@@ -45,6 +48,7 @@ def config_of(
         scheduler=scheduler,
         server=ServerOptions(),
         threads=1,
+        parallel=parallel,
     )
 
 

@@ -22,6 +22,8 @@ WAIT_COMMENTS_HEADER = "X-Quire-Wait-Comments"
 """A request header with a number of seconds: while a stream waits for its first token, a comment is sent that often."""
 SCRAPE_SECONDS = 1.0
 """The period in which the gateway scrapes the load of every replica."""
+WAKE_PORT_NAME = "wake"
+"""The name of the gateway's port for requests to the Services of LLMDeployments without ready replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class CanaryRoute:
     revision: str
     """The revision that the canary runs: another one starts with new figures."""
     weight_percent: int
+    compared_percent: float = 0.0
+    """The share of the requests with temperature 0 that are repeated on both tracks to compare the answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,8 @@ class ModelEndpoints:
     adapter_of: str | None = None
     """For an adapter: the model whose replicas serve it; "" if gateways route that model's name elsewhere. None for
     a model."""
+    service: str = ""
+    """The Service of its replicas in a cluster, as NAMESPACE/NAME; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

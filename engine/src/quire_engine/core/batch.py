@@ -72,12 +72,32 @@ class PromptPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledPositions:
+    """Consecutive prompt tokens of one scheduled sequence that are pooled; this step computes all of them."""
+
+    index: int
+    """The sequence's place in the batch's columns."""
+    first: int
+    """The position of the first token."""
+    count: int
+    token_ids: tuple[int, ...] = ()
+    """The tokens whose logits are read; without any, the sum of the hidden states is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConstrainedSequences:
     """Sequences that sample under a grammar: parallel columns."""
 
     places: list[int] = field(default_factory=list)
     """Their places among the sequences that ``Batch.samples`` names."""
     keys: list[int] = field(default_factory=list)
+
+
+class DraftedLines(NamedTuple):
+    """The first line of logits that a sequence samples from, and its drafts, which each have one of the next lines."""
+
+    line: int
+    drafts: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +129,7 @@ class Batch:
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
     """The adapters to copy into slots before the model runs, in order; no earlier step reads these slots later."""
     rank_count: int = 1
+    pooled: list[PooledPositions] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -129,10 +150,13 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMasks:
-    """The tokens that are allowed for some of the sampled sequences; the other sequences may sample any token."""
+    """The tokens that are allowed at some of the lines of logits that are sampled from; at others, any token is.
+
+    Each sequence that ``Batch.samples`` names has one line, followed by one for each of its drafts.
+    """
 
     places: list[int]
-    """The masked sequences, as places among those that ``Batch.samples`` names."""
+    """The masked lines."""
     bits: bytes
     """The masks one after another, ``mask_bytes`` each. Token i is bit i % 8 of byte i // 8; 1 means allowed."""
 
@@ -155,6 +179,8 @@ class RunnerOutput:
     """One entry per token. None if no sequence of the batch requested any."""
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     """For each entry of ``Batch.prompt_logprobs``, one entry per position."""
+    pooled: list[bytes] = field(default_factory=list)
+    """For each entry of ``Batch.pooled``, the values in float32, in the byte order of the machine."""
     prepare_seconds: float = 0.0
     """The time to build the inputs; with ``run_seconds`` and ``sample_seconds`` it is in the step-time metric."""
     run_seconds: float = 0.0
@@ -184,6 +210,14 @@ class PromptLogprobs(NamedTuple):
     entries: list[TokenLogprobs]
 
 
+class PooledPart(NamedTuple):
+    """The values read at the next pooled tokens of a prompt; the sum of all parts is that of the prompt."""
+
+    key: int
+    values: bytes
+    """float32, in the byte order of the machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """The output of one step: parallel columns, one entry per sequence that got a token."""
@@ -198,3 +232,5 @@ class StepOutput:
     """For each of them, the number of prompt tokens that were found in the prefix cache."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     """Each position of a prompt once, before the sequence's first token or with it."""
+    pooled: list[PooledPart] = field(default_factory=list)
+    """Likewise for the pooled positions."""

@@ -10,6 +10,7 @@ space hold copies, so that errors there are visible as well.
 For tests and benchmarks: no flag selects it.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
@@ -18,6 +19,7 @@ from quire_engine.core.batch import (
     Admission,
     Batch,
     BlockCopies,
+    PooledPositions,
     PromptPositions,
     RunnerOutput,
     TokenLogprobs,
@@ -100,7 +102,17 @@ class FakeRunner:
                 self.rows[row].tables[group][place] = block
         due = monotonic() + self.step_seconds if self.step_seconds else None
         reports = [self._report(batch, asked) for asked in batch.prompt_logprobs]
-        return FakeForward(runner=self, batch=batch, digests=self._run(batch), reports=reports, due=due)
+        pooled = [self._pool(batch, asked) for asked in batch.pooled]
+        return FakeForward(runner=self, batch=batch, digests=self._run(batch), reports=reports, pooled=pooled, due=due)
+
+    def _pool(self, batch: Batch, asked: PooledPositions) -> bytes:
+        """Return the number of pooled tokens, their sum, and the sum of their positions."""
+        start, count = batch.num_computed[asked.index], batch.num_scheduled[asked.index]
+        assert start <= asked.first and asked.first + asked.count <= start + count, "pooled without being computed"
+        place = sum(batch.num_scheduled[: asked.index]) + asked.first - start
+        tokens = batch.token_ids[place : place + asked.count]
+        positions = range(asked.first, asked.first + asked.count)
+        return array("f", [asked.count, sum(tokens), sum(positions)]).tobytes()
 
     def _swap(self, batch: Batch) -> None:
         """Copy blocks out, then in."""
@@ -170,10 +182,12 @@ class FakeRunner:
         token_ids: list[int] = []
         counts: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
-        for place, (row, digest) in enumerate(zip(rows, forward.digests, strict=True)):
+        line = 0
+        for row, digest in zip(rows, forward.digests, strict=True):
             count = 0
             while True:
-                row.drawn = _allowed(draw(digest, self.vocab_size), place, masks, self.vocab_size)
+                sampled_from = line + min(count, len(row.drafts))
+                row.drawn = _allowed(draw(digest, self.vocab_size), sampled_from, masks, self.vocab_size)
                 digest = next_digest(digest, row.drawn)
                 token_ids.append(row.drawn)
                 logprobs.append(_logprobs(row.admission, row.drawn, self.vocab_size))
@@ -182,6 +196,7 @@ class FakeRunner:
                 row.num_tokens += accepted
                 if not accepted and (row.drafts or count == self.tokens_at_once):
                     break
+            line += 1 + len(row.drafts)
             row.drafts = []
             counts.append(count)
         wanted = any(entry is not None for entry in logprobs)
@@ -191,6 +206,7 @@ class FakeRunner:
             counts=None if self.tokens_at_once == 1 and not batch.num_drafts else counts,
             logprobs=logprobs if wanted else None,
             prompt_logprobs=forward.reports,
+            pooled=forward.pooled,
             run_seconds=self.token_seconds * batch.num_tokens,
             swap_seconds=self.copy_seconds * copied,
         )
@@ -250,7 +266,12 @@ class FakeForward:
     digests: list[int]
     """The digest of the text of each sequence that samples, in the order of the rows."""
     reports: list[list[TokenLogprobs]]
+    pooled: list[bytes]
     due: float | None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.batch.token_ids
 
     def sample(self, masks: TokenMasks | None = None) -> "FakePending":
         """Sample the tokens."""
@@ -269,7 +290,7 @@ class FakePending:
 
 
 def _allowed(token_id: int, place: int, masks: TokenMasks | None, vocab_size: int) -> int:
-    """Return the token, or the next one that the mask of its sequence allows."""
+    """Return the token, or the next one that the mask of its line allows."""
     if masks is None or place not in masks.places:
         return token_id
     width = mask_bytes(vocab_size)
@@ -315,5 +336,6 @@ def load_fake_model(
         dtype="float32",
         weights="none",
         phase_seconds={},
+        pools=config.pooling is not None,
         asynchronous=asynchronous,
     )

@@ -6,7 +6,15 @@
 from dataclasses import dataclass, field
 from typing import cast
 
-from quire_engine.core.batch import AdapterLoad, Admission, Batch, BlockUpdates, ConstrainedSequences, PromptPositions
+from quire_engine.core.batch import (
+    AdapterLoad,
+    Admission,
+    Batch,
+    BlockUpdates,
+    ConstrainedSequences,
+    PooledPositions,
+    PromptPositions,
+)
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StepBound
 from quire_engine.core.swap_space import SwapCopies
@@ -44,6 +52,9 @@ class Plan:
     preempted: bool = False
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
+    pooled: list[PooledPositions] = field(default_factory=list)
+    pooling: list[Sequence] = field(default_factory=list)
+    """The sequence of each entry of ``pooled``."""
     drafted: dict[int, int] = field(default_factory=dict)
     """The number of drafts of each sequence that has any, by its place in the columns."""
 
@@ -89,9 +100,18 @@ class Plan:
         return budget
 
     def report(self, sequence: Sequence, start: int, end: int) -> None:
-        """Request the logprobs of the part of a prompt that the last planned sequence computes now."""
+        """Request the logprobs or the pooling of the part of a prompt that the last planned sequence computes now."""
         first, end = max(start, sequence.num_reported), min(end, sequence.num_to_report)
-        if first < end:
+        if first >= end:
+            return
+        pooling = sequence.request.params.pooling
+        if pooling is not None:
+            place = len(self.sequences) - 1
+            self.pooled.append(
+                PooledPositions(index=place, first=first, count=end - first, token_ids=pooling.token_ids)
+            )
+            self.pooling.append(sequence)
+        else:
             self.prompt_logprobs.append(
                 PromptPositions(
                     index=len(self.sequences) - 1,
@@ -101,8 +121,8 @@ class Plan:
                 )
             )
             self.reporting.append(sequence)
-            self.positions_left -= end - first
-            sequence.num_reported = end
+        self.positions_left -= end - first
+        sequence.num_reported = end
 
     def enter(self, sequence: Sequence, count: int) -> None:
         """Add the first chunk of a sequence that was admitted in this step."""
@@ -154,6 +174,7 @@ class Plan:
             swap_out=copies.swap_out,
             swap_in=copies.swap_in,
             prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled,
             constrained=constrained,
             num_drafts=[self.drafted.get(place, 0) for place in range(len(self.sequences))] if self.drafted else [],
             adapter_loads=adapter_loads,
@@ -167,6 +188,7 @@ class InFlight:
     batch: Batch
     sampled: list[Sequence]
     reporting: list[Sequence]
+    pooling: list[Sequence]
     first_scheduled_keys: list[int]
     first_scheduled_cached: list[int]
     prompts: PromptWork

@@ -19,6 +19,10 @@ class PendingOutput(Protocol):
 class ForwardPass(Protocol):
     """A step whose logits are computed, or will be on a GPU, while the host may prepare masks."""
 
+    @property
+    def token_ids(self) -> list[int]:
+        """The inputs of the step, including the drafts of a runner's own draft model."""
+
     def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
         """Sample the next tokens, or issue this. Call it once, before the next ``Runner.execute``."""
 
@@ -110,4 +114,6 @@ class LoadedModel:
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
     adapters: AdapterStore | None = None
     """The adapters in host memory; None where the model has no slots for adapters."""
+    pools: bool = False
+    """True if the runner pools prompts and samples nothing."""
     adapter_slots: int = 0

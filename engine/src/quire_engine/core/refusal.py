@@ -8,12 +8,20 @@ class Refusal:
     message: str
 
 
-def refuse(*, num_prompt: int, limit: int, max_model_len: int, max_cached_tokens: int | None) -> Refusal | None:
+def refuse(
+    *, num_prompt: int, limit: int, max_model_len: int, max_cached_tokens: int | None, pools: bool = False
+) -> Refusal | None:
     """Return why a request can never be served, or None.
 
-    ``limit`` is the length at which the sequence ends. ``max_cached_tokens`` is the capacity of the KV cache for a
-    single sequence, or None if every layer has a window.
+    ``limit`` is the length at which the sequence ends; with ``pools`` that is one token behind its prompt.
+    ``max_cached_tokens`` is the capacity of the KV cache for a single sequence, or None if every layer has a window.
     """
+    if pools:
+        most = max_model_len if max_cached_tokens is None else min(max_model_len, max_cached_tokens)
+        if num_prompt <= most:
+            return None
+        what = "this model takes" if most == max_model_len else "the KV cache holds"
+        return Refusal(message=f"the prompt has {num_prompt} tokens; {what} at most {most}")
     if num_prompt >= max_model_len:
         return Refusal(
             message=f"the prompt has {num_prompt} tokens; this model takes at most {max_model_len - 1}, "

@@ -45,6 +45,16 @@ class ReasoningPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    """The values that are read from the last layer at the tokens of a prompt, in the place of a sampled token."""
+
+    mean: bool = False
+    """True reads the sum over all tokens of the prompt, False the last token alone."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens whose logits are read; without any, the hidden state is read, after the last norm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The parameters of sampling a token, and of the end of a sequence.
 
@@ -85,6 +95,9 @@ class SamplingParams:
     but an end-of-sequence token may follow, that token is sampled despite ``min_tokens`` and ``ignore_eos``."""
     reasoning_phase: ReasoningPhase | None = None
     """The reasoning that may precede the answer: it has a budget, and the grammar begins after it."""
+
+    pooling: Pooling | None = None
+    """The values that an engine which pools reads from the prompt. Nothing is sampled."""
 
     @property
     def greedy(self) -> bool:

@@ -21,10 +21,12 @@ from quire_engine.core.batch import (
     Batch,
     ConstrainedSequences,
     FinishedSequence,
+    PooledPart,
     PromptLogprobs,
     RunnerOutput,
     StepOutput,
 )
+from quire_engine.core.deferral import PromptDeferral
 from quire_engine.core.forks import ParkedChildren
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
@@ -39,7 +41,8 @@ from quire_engine.core.refusal import Refusal, refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
-from quire_engine.core.stall_bound import StallBound, StepBound
+from quire_engine.core.speculation.step import add_drafts, grown, observe_speculation
+from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
 from quire_engine.core.stopping import Stop, find_stop
 
@@ -62,6 +65,8 @@ class SchedulerConfig:
     """The maximum number of prompt positions whose logits a step computes, unless each sequence has only one. With a
     vocabulary of 128,000 tokens they take 128 MB."""
     preemption_mode: PreemptionMode = "auto"
+    pools: bool = False
+    """True if every request pools its prompt, and none samples a token."""
     adapter_slots: int = 0
     """The adapters that a step can use besides the base model; with 0, no request may have one."""
 
@@ -105,6 +110,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._rows = Rows(config.max_num_seqs, self.adapters)
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
+        self._deferral = PromptDeferral(stall_bound=stall_bound, kv=self._kv, admission=self._admission)
         self._in_flight: deque[InFlight] = deque()
         self._step = 0
         self.counters = Counters()
@@ -122,11 +128,15 @@ class Scheduler:
     def add(self, request: Request) -> Refusal | None:
         assert request.key not in self._sequences and request.prompt_token_ids
         assert request.adapter is None or self._config.adapter_slots
-        limit = min(len(request.prompt_token_ids) + request.params.max_tokens, self._config.max_model_len)
+        assert (request.params.pooling is not None) == self._config.pools
+        # A prompt that is pooled is the whole sequence: the token after it stands for the end, and is never computed.
+        longest = self._config.max_model_len + self._config.pools
+        limit = min(len(request.prompt_token_ids) + request.params.max_tokens, longest)
         refusal = refuse(
             num_prompt=len(request.prompt_token_ids),
             limit=limit,
             max_model_len=self._config.max_model_len,
+            pools=self._config.pools,
             max_cached_tokens=self._max_cached_tokens,
         )
         if refusal is not None:
@@ -187,11 +197,13 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Return the next step, or None if no sequence can continue before a commit or a new request."""
         assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
-        plan = Plan(self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions)
+        tokens, positions = self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions
+        # Pooled positions have no row of logits, so that only the token budget bounds them.
+        plan = Plan(tokens, tokens if self._config.pools else positions)
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
-        plan.bound = self._step_bound()
+        plan.bound = self._deferral.step_bound(self._running)
         self._serve_running(plan)
         self._release_children()
         if plan.deferred:
@@ -219,6 +231,7 @@ class Scheduler:
                 batch=batch,
                 sampled=plan.sampled,
                 reporting=plan.reporting,
+                pooling=plan.pooling,
                 first_scheduled_keys=plan.first_scheduled_keys,
                 first_scheduled_cached=plan.first_scheduled_cached,
                 prompts=plan.prompts,
@@ -250,7 +263,7 @@ class Scheduler:
             is_prompt = start < sequence.num_prefill
             if is_prompt:
                 # One token is left for each later sequence: a long prompt does not starve those that decode.
-                count = self._prompt_chunk(plan, sequence, budget - behind)
+                count = self._deferral.chunk(plan, sequence, budget - behind)
                 if count < 1:
                     continue  # it waits for short ones, or another prompt used this step's time
             elif count > 1:
@@ -268,7 +281,9 @@ class Scheduler:
             if is_prompt:
                 plan.prompts.add(start, count)
             proposed = drafts and drafts.get(sequence.key)
-            count += self._add_drafts(plan, sequence, proposed[: budget - behind - 1], behind) if proposed else 0
+            count += (
+                add_drafts(plan, self._kv, sequence, proposed[: budget - behind - 1], others=behind) if proposed else 0
+            )
             sequences.append(sequence)
             if start < sequence.num_to_report:
                 plan.report(sequence, start, end)
@@ -285,58 +300,13 @@ class Scheduler:
             budget -= count
         plan.budget = budget
 
-    def _add_drafts(self, plan: Plan, sequence: Sequence, drafts: list[int], others: int) -> int:
-        """Add drafts after the last token of the next sequence of the plan; return how many have room.
-
-        ``others`` sequences come after it. ``num_computed`` counts drafts only when they are accepted.
-        """
-        end = sequence.num_tokens
-        covered = self._kv.extend_for_drafts(sequence, end + len(drafts), others=others)
-        drafts = drafts[: covered - end]
-        if drafts:
-            plan.token_ids += drafts
-            plan.drafted[len(plan.sequences)] = len(drafts)
-        return len(drafts)
-
-    def _step_bound(self) -> StepBound | None:
-        """Return the bound on the time of this step."""
-        bound = self._stall_bound
-        if bound is None:
-            return None
-        decoding = any(sequence.decodes for sequence in self._running)
-        seconds = bound.max_seconds if decoding else bound.alone_seconds
-        return None if seconds is None else StepBound(bound=bound, seconds=seconds)
-
-    def _prompt_chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
-        """Return how many tokens of a running prompt to compute now; 0 defers it, or omits it from this step."""
-        count = plan.chunk(sequence, min(budget, self._kv.max_chunk))
-        if plan.bound is None:
-            return count
-        fits = count == sequence.num_tokens - sequence.num_computed
-        if plan.deferred or (not fits and self._defers(plan, budget)):
-            plan.deferred.append(sequence)
-            return 0
-        return count
-
-    def _defers(self, plan: Plan, budget: int) -> bool:
-        """Return whether prompts that do not fit completely into this step let a short waiting one go first."""
-        if plan.short_waits is None:
-            plan.budget = budget
-            plan.short_waits = self._admission.short_waits(plan)
-        return plan.short_waits
-
     def _serve_deferred(self, plan: Plan) -> None:
         """Admit short prompts, and give the long ones the rest. This preempts no other sequence of the plan."""
         before = plan.prompts.tokens
         if not plan.preempted:
             self._admit_waiting(plan, short=True)
         plan.short_tokens = plan.prompts.tokens - before
-        for sequence in plan.deferred:
-            if sequence.row is None:
-                continue  # preempted by one that was served
-            count = plan.chunk(sequence, min(plan.budget, self._kv.max_chunk))
-            if count >= 1 and self._kv.extend(sequence, sequence.num_computed + count):
-                plan.add_chunk(sequence, count)
+        self._deferral.serve_deferred(plan)
         self._release_children()
 
     def _displace(self) -> None:
@@ -399,15 +369,20 @@ class Scheduler:
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
-        sampled = flight.sampled if output.counts is None else _grown(flight.sampled, output.counts)
+        sampled = flight.sampled if output.counts is None else grown(flight.sampled, output.counts)
         if self._speculation is not None:
-            self._observe_speculation(self._speculation, flight, output)
+            observe_speculation(self._speculation, flight, output, counters=self.counters)
         self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds
             self._stall_bound.observe(flight.prompts, seconds)
         keys: list[int] = []
         reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
+        pooled = [
+            PooledPart(sequence.key, values)
+            for sequence, values in zip(flight.pooling, output.pooled, strict=True)
+            if not sequence.finished
+        ]
         finished: list[FinishedSequence] = []
         discarded: list[int] = []
         for index, (sequence, token_id) in enumerate(zip(sampled, output.token_ids, strict=True)):
@@ -422,7 +397,7 @@ class Scheduler:
                 stop = self._stop(sequence, token_id)
                 if stop is not None:
                     finished.append(self._finish(sequence, stop))
-        self.counters.generation_tokens += len(keys)
+        self.counters.generation_tokens += 0 if self._config.pools else len(keys)
         self.counters.discarded_tokens += len(discarded)
         return StepOutput(
             keys=keys,
@@ -436,24 +411,8 @@ class Scheduler:
                 for sequence, entries in zip(flight.reporting, output.prompt_logprobs, strict=True)
                 if sequence.key in reported
             ],
+            pooled=pooled,
         )
-
-    def _observe_speculation(self, speculation: Speculation, flight: InFlight, output: RunnerOutput) -> None:
-        """Advance sequences by their accepted drafts, and learn from the step."""
-        if flight.batch.num_drafts:
-            assert output.counts is not None
-            columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)
-            for sequence, drafts, count in columns:
-                self.counters.scheduled_tokens += count - 1
-                if drafts and not sequence.finished:
-                    sequence.num_computed += count - 1
-                    speculation.verified(sequence, drafts, count - 1)
-                    self.counters.count_drafts(drafts, count - 1)
-        if not flight.prompts.tokens:
-            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
-            passes = max(flight.batch.num_drafts, default=0)
-            tokens, drafting = flight.batch.num_tokens, output.draft_seconds
-            speculation.observe_step(tokens, seconds, passes=passes, draft_seconds=drafting)
 
     def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:
         return find_stop(
@@ -532,15 +491,6 @@ def _constrained(sampled: list[Sequence]) -> ConstrainedSequences | None:
     """Return those of the sampled sequences that have a grammar; None if none has one."""
     places = [place for place, sequence in enumerate(sampled) if sequence.masked]
     return ConstrainedSequences(places=places, keys=[sampled[place].key for place in places]) if places else None
-
-
-def _grown(sampled: list[Sequence], counts: list[int]) -> list[Sequence]:
-    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token."""
-    for sequence, count in zip(sampled, counts, strict=True):
-        assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
-        sequence.num_tokens += count - 1
-        sequence.num_pending += count - 1
-    return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:

@@ -44,8 +44,9 @@ class Sequence:
     ``capacity``      tokens that the block tables cover, including those that left a window.
     ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first one: 0 unless a
                       sliding window has moved on.
-    ``num_to_report`` prompt tokens whose successors' logprobs are requested, ``num_reported`` those that have been
-                      reported, or will be by the steps in flight: a cached prefix ends before the others.
+    ``num_to_report`` prompt tokens whose successors' logprobs are requested, or that are pooled; ``num_reported``
+                      those that have been reported or need not be, or will be by the steps in flight: a cached prefix
+                      ends before the others.
     ``swap_tables``   per group the host blocks of a preempted sequence that was swapped out, else None: they hold
                       ``num_computed`` tokens from ``first_blocks`` on. Other waiting sequences have computed none.
     ``num_lost``      tokens that had been computed when it was last preempted by recompute.
@@ -115,6 +116,9 @@ class Sequence:
         self.num_lost = 0
         self.num_reported = 0
         self.num_to_report = 0 if params.prompt_logprobs is None else self.num_prompt - 1
+        if params.pooling is not None:
+            self.num_to_report = self.num_prompt
+            self.num_reported = 0 if params.pooling.mean else self.num_prompt - 1
         self.finished = False
         self.row: int | None = None
         self.adapter_slot = -1

@@ -51,6 +51,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         stopped = asyncio.run(_until_stopped(work))
     except FetchError as error:
         _report(error, options)
+        if options.optional and options.to:
+            print("continuing without it, because it is optional", flush=True)
+            return
         sys.exit(error.exit_code)
     if stopped is not None:
         if options.to:
@@ -88,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="PORT",
         help="with --to: serve the progress at http://…:PORT/progress while downloading",
+    )
+    parser.add_argument(
+        "--optional",
+        action="store_true",
+        help="with --to: exit with 0 if the model cannot be downloaded, after the error was printed",
     )
     return parser
 

@@ -8,13 +8,14 @@ preemption leaves it as it is. The step loop alone calls the methods.
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import llguidance
 
-from quire_engine.core.batch import ConstrainedSequences, TokenMasks, mask_bytes
+from quire_engine.core.batch import ConstrainedSequences, DraftedLines, TokenMasks, mask_bytes
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.grammar.compiler import LIMITS, MAX_MASK_SECONDS, make_tokenizer
 from quire_engine.grammar.reasoning import ReasoningTracker, without_bits
@@ -66,6 +67,27 @@ class _Constrained:
             self.mask = None
         else:
             self._follow_grammar(self.matcher, token_id)
+
+    def masks_along(self, drafts: Sequence[int]) -> list[bytes | None]:
+        """Return the masks of the next token and of the one after each draft, up to a draft that is not allowed.
+
+        The sampled token differs from such a draft, so that nothing after it counts. What ends the sequence when its
+        drafts are followed ends it only if they are accepted: the list ends there, and ``follow`` finds it again.
+        """
+        masks = [self.mask]
+        ahead: _Constrained | None = None
+        for draft in drafts:
+            mask = masks[-1]
+            if mask is not None and not mask[draft // 8] >> draft % 8 & 1:
+                break
+            if ahead is None:
+                matcher = None if self.matcher is None else self.matcher.deep_copy()
+                ahead = replace(self, matcher=matcher, reasoning=copy(self.reasoning))
+            ahead.follow(draft)
+            if ahead.reason is not None:
+                break
+            masks.append(ahead.mask)
+        return masks
 
     def _start_mask(self) -> bytes | None:
         """Return the mask of a token before the grammar has followed one."""
@@ -203,8 +225,11 @@ class Matchers:
         if work:
             self._filling = self._filler.submit(_follow_all, work)
 
-    def masks(self, constrained: ConstrainedSequences) -> "Masks":
-        """Return the masks of the sequences that are about to sample, as soon as they are filled."""
+    def masks(self, constrained: ConstrainedSequences, lines: Sequence[DraftedLines] | None = None) -> "Masks":
+        """Return the masks of the sequences that are about to sample, as soon as they are filled.
+
+        ``lines`` has the drafts of all sequences that sample, if any has one.
+        """
         if self._filling is not None:
             self._filling.result()
             self._filling = None
@@ -218,10 +243,11 @@ class Matchers:
             if sequence.reason is not None:
                 masks.failed[key] = sequence.reason
                 continue
-            if sequence.mask is None:
-                continue
-            masks.places.append(place)
-            bits.append(sequence.mask[:width])
+            line, drafts = (place, []) if lines is None else lines[place]
+            for offset, mask in enumerate(sequence.masks_along(drafts)):
+                if mask is not None:
+                    masks.places.append(line + offset)
+                    bits.append(mask[:width])
         masks.bits = b"".join(bits)
         assert len(masks.bits) == len(masks.places) * width
         return masks

@@ -328,6 +328,9 @@ class EngineClient:
         for report in outputs.prompt_logprobs:
             if (stream := streams.get(report.key)) is not None:
                 stream.take_prompt_logprobs(report.entries)
+        for part in outputs.pooled:
+            if (stream := streams.get(part.key)) is not None:
+                stream.take_pooled(part.values)
         logprobs = outputs.logprobs
         for index, (key, token_id) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
             if (stream := streams.get(key)) is not None:

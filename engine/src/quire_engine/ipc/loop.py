@@ -186,7 +186,7 @@ class EngineLoop:
         if step is not None:
             began = monotonic()
             output = step.output
-            if output.keys or output.first_scheduled_keys or output.prompt_logprobs:
+            if output.keys or output.first_scheduled_keys or output.prompt_logprobs or output.pooled:
                 self._channel.send(outputs_message(step))
             if began >= self._stats_due:
                 self._stats_due = self._send_stats() + STATS_INTERVAL_SECONDS
@@ -230,6 +230,7 @@ def outputs_message(step: Step) -> Outputs:
         first_scheduled_time=step.began,
         prompt_logprobs=output.prompt_logprobs,
         first_scheduled_cached=output.first_scheduled_cached,
+        pooled=output.pooled,
     )
 
 

@@ -7,7 +7,7 @@ times are ``time.monotonic()`` seconds: both processes are on one host, so they 
 import msgspec
 
 from quire_common.contract.adapters_file import AdapterFailure
-from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
+from quire_engine.core.batch import FinishedSequence, PooledPart, PromptLogprobs, TokenLogprobs
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
@@ -96,6 +96,7 @@ class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_on
     prompt_logprobs: list[PromptLogprobs] = []
     first_scheduled_cached: list[int] = []
     """The prompt tokens of these requests that were found in the prefix cache."""
+    pooled: list[PooledPart] = []
 
 
 class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=True):

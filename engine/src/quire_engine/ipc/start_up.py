@@ -4,11 +4,9 @@ The line comes from the API process alone: no flag and no variable reaches ``Run
 API process is gone, and the engine process ends too.
 """
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 
+from quire_engine import config_json
 from quire_engine.config import EngineConfig
 
 
@@ -29,20 +27,8 @@ class StartUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(start_up: StartUp) -> bytes:
-    return msgspec.json.encode(start_up, enc_hook=_encode_path) + b"\n"
+    return config_json.encode(start_up) + b"\n"
 
 
 def decode(line: bytes) -> StartUp:
-    return msgspec.json.decode(line, type=StartUp, dec_hook=_decode_path)
-
-
-def _encode_path(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"{type(value).__name__} in the configuration")
-
-
-def _decode_path(kind: type, value: Any) -> Path:
-    if kind is Path:
-        return Path(value)
-    raise NotImplementedError(f"{kind.__name__} in the configuration")
+    return config_json.decode(line, StartUp)

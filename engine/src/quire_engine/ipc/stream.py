@@ -32,6 +32,8 @@ class Update:
     """The logprobs of the prompt's tokens from the second on, if requested: all before or with the first token."""
     num_cached_tokens: int | None = None
     """The prompt tokens that were found in the prefix cache, reported with ``first_scheduled_time``."""
+    pooled: list[bytes] = field(default_factory=list)
+    """The values of the next parts of a prompt that is pooled, in float32: all before or with the first token."""
 
 
 class Stream:
@@ -93,6 +95,10 @@ class Stream:
         if self._update.prompt_logprobs is None:
             self._update.prompt_logprobs = []
         self._update.prompt_logprobs += entries
+        self._wake()
+
+    def take_pooled(self, values: bytes) -> None:
+        self._update.pooled.append(values)
         self._wake()
 
     def first_scheduled(self, time: float, num_cached_tokens: int) -> None:

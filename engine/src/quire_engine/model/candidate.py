@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import torch
 
+from quire_engine.model.divided import Links
 from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import LinearBackend
 from quire_engine.model.shape import ModelShape
@@ -37,6 +38,8 @@ class BuildOptions:
     backend: LinearBackend
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """The device of the weights."""
+    links: Links | None = None
+    """The connections to the other ranks, for a candidate that is a part of a model."""
 
 
 class Candidate(Protocol):

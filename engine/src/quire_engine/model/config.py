@@ -15,7 +15,7 @@ from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.families import find_dialect
 from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
-from quire_engine.model.text_part import text_config
+from quire_engine.model.text_part import decoder_config
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config, read_generation_config
 
 MAX_LAYERS = 10_000
@@ -39,6 +39,8 @@ class ModelConfig(ModelShape):
     attention_soft_cap: float | None
     logit_soft_cap: float | None
     experts: ExpertsConfig | None = None
+    has_lm_head: bool = True
+    """False where only hidden states are read; then ``tie_word_embeddings`` is false too."""
 
 
 def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverrides = NO_OVERRIDES) -> ModelConfig:
@@ -51,7 +53,7 @@ def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverr
     generation = read_generation_config(folder, overrides)
     problems: list[str] = []
     raw = read_config(folder, overrides)
-    config = parse_config(text_config(raw) or raw, generation, supported, problems)
+    config = parse_config(decoder_config(raw), generation, supported, problems)
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
     return config
@@ -76,6 +78,8 @@ def parse_config(
     fields.one_of(activation_field, (activation,), default=activation)
     if raw.get("use_bidirectional_attention"):
         problems.append("use_bidirectional_attention is set; only causal models are supported")
+    if raw.get("is_causal") is False:
+        problems.append("is_causal is false; only causal models are supported, whose tokens do not see later ones")
     if raw.get("quantization_config") is not None:
         problems.append(
             "quantization_config is given; only checkpoints in 16 or 32 bits are supported: use the model's own, before"

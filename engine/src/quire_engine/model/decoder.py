@@ -6,7 +6,7 @@ embeddings) is in ``ModelConfig`` instead.
 
 import functools
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,14 @@ from torch import Tensor
 
 from quire_engine.model.adapters.layout import JoinedLinear, LinearName
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.divided import (
+    DividedDecoder,
+    DividedEmbedding,
+    DividedHead,
+    Links,
+    SummedExperts,
+    SummedLinear,
+)
 from quire_engine.model.expert_tensors import (
     expert_shapes,
     read_down,
@@ -37,8 +45,10 @@ from quire_engine.model.layers import (
 from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
+from quire_engine.model.tensor_splits import tensor_split
 from quire_engine.model.weights import in_own_memory
 from quire_kernels.dispatch import runs_triton
+from quire_kernels.moe import Routes
 from quire_kernels.rotary import rotary_table
 
 _log = logging.getLogger(__name__)
@@ -56,13 +66,14 @@ def decoder_family(traits: Traits) -> Family:
         tensor_shapes=functools.partial(_tensor_shapes, traits),
         is_ignorable=_is_ignorable,
         build=functools.partial(_build, traits),
+        split=functools.partial(tensor_split, traits),
     )
 
 
 def _tensor_shapes(traits: Traits, config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _NORM: (hidden,)}
-    if not config.tie_word_embeddings:
+    if config.has_lm_head and not config.tie_word_embeddings:
         shapes[_LM_HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         layer, experts = f"model.layers.{index}", _experts(config, index)
@@ -148,29 +159,72 @@ def _has_bias(traits: Traits, config: ModelConfig, projection: str) -> bool:
 
 
 def _is_ignorable(config: ModelConfig, name: str) -> bool:
-    return name.endswith(".rotary_emb.inv_freq") or (name == _LM_HEAD and config.tie_word_embeddings)
+    return name.endswith(".rotary_emb.inv_freq") or (
+        name == _LM_HEAD and (config.tie_word_embeddings or not config.has_lm_head)
+    )
 
 
 def _build(
-    traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int
-) -> DecoderStack:
+    traits: Traits,
+    config: ModelConfig,
+    read: ReadTensor,
+    backend: LinearBackend,
+    positions: int,
+    links: Links | None = None,
+) -> DecoderStack | DividedDecoder:
     embedding = in_own_memory(read(_EMBEDDING))
     tables = {
         rope: _rotary_table(rope, config.rotary_dim, positions).to(embedding.device)
         for rope in dict.fromkeys(config.ropes)
     }
     layers = tuple(
-        _build_layer(traits, config, index, read, backend, tables[rope]) for index, rope in enumerate(config.ropes)
+        _build_layer(traits, config, index, read, backend, tables[rope], links)
+        for index, rope in enumerate(config.ropes)
     )
     # The scale is rounded to the embedding's dtype, as in training.
-    scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype))
+    scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype)) if traits.scale_embedding else None
+    norm = _norm(traits, config, read, _NORM)
+    lm_head = None
+    if config.has_lm_head:
+        lm_head = backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None)
+    if links is not None:
+        assert lm_head is not None, "a model without its LM head is not divided"
+        return _build_part(config, links, embedding, scale, layers, norm, lm_head)
     return DecoderStack(
         embedding=embedding,
         layers=layers,
-        norm=_norm(traits, config, read, _NORM),
-        lm_head=backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None),
-        embedding_scale=scale if traits.scale_embedding else None,
+        norm=norm,
+        lm_head=lm_head,
+        embedding_scale=scale,
         logit_soft_cap=config.logit_soft_cap,
+    )
+
+
+def _build_part(
+    config: ModelConfig,
+    links: Links,
+    embedding: Tensor,
+    scale: float | None,
+    layers: tuple[DecoderLayer, ...],
+    norm: Norm,
+    lm_head: Linear,
+) -> DividedDecoder:
+    shares = [links.part.share_of(rank, config.vocab_size) for rank in range(links.part.tensor_size)]
+    return DividedDecoder(
+        embedding=DividedEmbedding(
+            weight=embedding,
+            first=shares[links.part.tensor_rank][0],
+            all_reduce=links.tensor.all_reduce,
+            scale=scale,
+        ),
+        layers=layers,
+        head=DividedHead(
+            norm=norm,
+            lm_head=lm_head,
+            widths=tuple(end - begin for begin, end in shares),
+            group=links.tensor,
+            soft_cap=config.logit_soft_cap,
+        ),
     )
 
 
@@ -193,7 +247,13 @@ def _norm(traits: Traits, config: ModelConfig, read: ReadTensor, tensor: str) ->
 
 
 def _build_layer(
-    traits: Traits, config: ModelConfig, index: int, read: ReadTensor, backend: LinearBackend, cos_sin: Tensor
+    traits: Traits,
+    config: ModelConfig,
+    index: int,
+    read: ReadTensor,
+    backend: LinearBackend,
+    cos_sin: Tensor,
+    links: Links | None,
 ) -> DecoderLayer:
     prefix = f"model.layers.{index}"
 
@@ -204,13 +264,18 @@ def _build_layer(
         joined = torch.cat([read(f"{prefix}.{part}.{name}.bias") for name in names]) if biased else None
         return backend.pack(weight, joined)
 
+    def summed(part: str, name: str) -> Linear:
+        """Return a layer that is divided by its inputs, if the model is divided."""
+        whole = linear(part, (name,))
+        return whole if links is None else SummedLinear(whole, links.tensor.all_reduce)
+
     def norm(name: str) -> Norm:
         return _norm(traits, config, read, f"{prefix}.{name}.weight")
 
     def dense_mlp() -> GatedMlp:
         return GatedMlp(
             gate_up=linear("mlp", ("gate_up_proj",) if traits.fused else _GATE_UP),
-            down=linear("mlp", ("down_proj",)),
+            down=summed("mlp", "down_proj"),
             gelu=traits.gelu,
         )
 
@@ -220,7 +285,7 @@ def _build_layer(
         attention_norm=norm(names.attention),
         attention=Attention(
             qkv=linear("self_attn", ("qkv_proj",) if traits.fused else _QKV),
-            out=linear("self_attn", ("o_proj",)),
+            out=summed("self_attn", "o_proj"),
             heads=config.num_heads,
             kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -233,23 +298,31 @@ def _build_layer(
         ),
         attention_out_norm=norm(names.attention_out) if names.attention_out else None,
         mlp_norm=norm(names.mlp),
-        mlp=dense_mlp() if experts is None else _build_experts(traits, experts, prefix, read, backend),
+        mlp=dense_mlp() if experts is None else _build_experts(traits, experts, prefix, read, backend, links),
         mlp_out_norm=norm(names.mlp_out) if names.mlp_out else None,
     )
 
 
 def _build_experts(
-    traits: Traits, config: ExpertsConfig, layer: str, read: ReadTensor, backend: LinearBackend
+    traits: Traits,
+    config: ExpertsConfig,
+    layer: str,
+    read: ReadTensor,
+    backend: LinearBackend,
+    links: Links | None,
 ) -> SparseMlp:
     names = traits.experts
     assert names is not None, "a config with experts belongs to a family that has them"
     router = read_router(names, layer, read)
-    stacked = runs_triton(router.device.type)
+    experts: Callable[[Tensor, Routes], Tensor]
+    if runs_triton(router.device.type):
+        experts = _stack_experts(traits.gelu, names, config, layer, read)
+    else:
+        packed = _pack_experts(traits.gelu, names, config, layer, read, backend)
+        experts = packed if links is None else SummedExperts(packed, links.tensor.all_reduce)
     return SparseMlp(
         router=backend.pack(router, None, precise=True),
-        experts=_stack_experts(traits.gelu, names, config, layer, read)
-        if stacked
-        else _pack_experts(traits.gelu, names, config, layer, read, backend),
+        experts=experts,
         per_token=config.experts_per_token,
         normalise=config.normalise_weights,
     )

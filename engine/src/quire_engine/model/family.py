@@ -7,8 +7,10 @@ from typing import Protocol
 from torch import Tensor
 
 from quire_engine.model.config import ModelConfig
+from quire_engine.model.divided import Links
 from quire_engine.model.layers import ModelInputs
 from quire_engine.model.linear import LinearBackend
+from quire_engine.model.model_part import ModelPart, Split
 from quire_kernels.kv_cache import KVCache
 
 
@@ -40,5 +42,9 @@ class Family:
     is_ignorable: Callable[[ModelConfig, str], bool]
     """(config, name): return whether another tensor may be ignored, because it is computed or a copy."""
 
-    build: Callable[[ModelConfig, ReadTensor, LinearBackend, int], CausalLM]
-    """(config, read, backend, positions): read each tensor once, layer by layer, and return the model."""
+    build: Callable[[ModelConfig, ReadTensor, LinearBackend, int, Links | None], CausalLM]
+    """(config, read, backend, positions, links): read each tensor once, layer by layer, and return the model. With
+    ``links``, ``config`` and ``read`` are those of a rank's part of it."""
+
+    split: Callable[[ModelConfig, ModelPart, str], Split | None]
+    """(config, part, name): return the share of a tensor that a rank reads; None means all of it."""

@@ -7,6 +7,7 @@ Legend: T tokens, R rows of logits, H hidden size, HQ/HK query/KV heads, D head 
 vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -129,7 +130,8 @@ class SparseMlp:
     """Several feed-forward layers, the experts; each token is routed to a few of them."""
 
     router: Linear  # H to the number of experts
-    experts: PackedExperts | StackedExperts
+    experts: Callable[[Tensor, Routes], Tensor]
+    """``PackedExperts``, ``StackedExperts``, or the experts of one rank's part of the model."""
     per_token: int
     normalise: bool
     """True if the weights of a token's experts are scaled to a sum of 1."""
@@ -159,40 +161,65 @@ class DecoderStack:
     embedding: Tensor  # [V, H]
     layers: tuple[DecoderLayer, ...]
     norm: Norm
-    lm_head: Linear  # H to V
+    lm_head: Linear | None  # H to V; None where only hidden states are read
     embedding_scale: float | None
     logit_soft_cap: float | None
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer."""
+        hidden = self.hidden_states(inputs, caches)
+        # Only rows that are sampled go through the LM head, which is a fifth of a small model's work.
+        return self.logits(hidden) if hidden.shape[0] else hidden.new_empty((0, self.embedding.shape[0]))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [R, V] of normalized hidden states [R, H]."""
+        assert self.lm_head is not None, "this model was built without its LM head"
+        logits = self.lm_head(hidden)
+        return logits if self.logit_soft_cap is None else cap(logits, self.logit_soft_cap)
+
+    def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
+        """Return the hidden states [R, H] of ``inputs.logits_rows`` after the last norm."""
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
-        addend: Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x = _normalise(addend, residual, layer.attention_norm)
-            addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
-            x = _normalise(addend, residual, layer.mlp_norm)
-            addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
+        addend, residual = run_layers(self.layers, None, residual, inputs, caches)
         rows = inputs.logits_rows
         if rows.shape[0] == 0:
-            return residual.new_empty((0, self.embedding.shape[0]))
-        # Only rows that are sampled go through the LM head, which is a fifth of a small model's work.
+            return residual[:0]
         if addend is not None and rows.shape[0] != residual.shape[0]:
             addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
-        logits = self.lm_head(_normalise(addend, residual, self.norm))
-        return logits if self.logit_soft_cap is None else _cap(logits, self.logit_soft_cap)
+        return normalise(addend, residual, self.norm)
+
+
+def run_layers(
+    layers: tuple[DecoderLayer, ...],
+    addend: Tensor | None,
+    residual: Tensor,
+    inputs: ModelInputs,
+    caches: tuple[KVCache, ...],
+) -> tuple[Tensor | None, Tensor]:
+    """Run layers, and return what remains to be added to the residual stream, and the stream [T, H], as they take it.
+
+    ``addend`` is None before the first layer of a model; ``residual`` is changed.
+    """
+    for layer, cache in zip(layers, caches, strict=True):
+        x = normalise(addend, residual, layer.attention_norm)
+        addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
+        x = normalise(addend, residual, layer.mlp_norm)
+        addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
+    return addend, residual
 
 
 def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:
     return x if norm is None else rms_norm(x, norm.weight, norm.eps)
 
 
-def _cap(logits: Tensor, soft_cap: float) -> Tensor:
+def cap(logits: Tensor, soft_cap: float) -> Tensor:
+    """Return soft_cap * tanh(logits / soft_cap), in place."""
     return logits.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
-def _normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
+def normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:
     """Add to the residual stream in place, and normalize it."""
     if addend is None:
         return rms_norm(residual, norm.weight, norm.eps)

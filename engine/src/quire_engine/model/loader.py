@@ -13,10 +13,19 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, Mo
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.decoder import find_family
 from quire_engine.model.families import SUPPORTED
+from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided
 from quire_engine.model.shape import without_idle_windows
-from quire_engine.model.text_part import text_config
+from quire_engine.model.text_part import decoder_config, text_config
 from quire_engine.model.upload import make_upload
-from quire_engine.model.weights import RandomWeights, Reader, TensorSource, TextTensors, check_tensors, open_checkpoint
+from quire_engine.model.weights import (
+    RandomWeights,
+    Reader,
+    TensorSource,
+    TextTensors,
+    check_tensors,
+    open_checkpoint,
+    with_prefixes,
+)
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config
 
 _log = logging.getLogger(__name__)
@@ -32,6 +41,9 @@ class NativeCandidate:
     """The number of tokens of the longest sequence."""
     part_of: str | None = None
     """The architecture of the larger model whose text part this is."""
+    part: ModelPart = WHOLE_MODEL
+    whole: ModelConfig | None = None
+    """The configuration of the whole model if ``shape`` is that of a part; None otherwise."""
 
     @property
     def served_by(self) -> str:
@@ -45,25 +57,37 @@ class NativeCandidate:
     def limited_to(self, longest: int) -> "NativeCandidate":
         return replace(self, shape=without_idle_windows(self.shape, longest), longest=longest)
 
+    def without_lm_head(self) -> "NativeCandidate":
+        """Return the same candidate as a model of which only hidden states are read."""
+        return replace(self, shape=replace(self.shape, has_lm_head=False, tie_word_embeddings=False))
+
+    def divided(self, part: ModelPart) -> "NativeCandidate":
+        """Return one rank's part of this candidate; call this last."""
+        return replace(self, shape=divided(self.shape, part), part=part, whole=self.shape)
+
     def build(self, options: BuildOptions) -> BuiltModel:
         """Read the weights layer by layer; each is converted to the dtype and packed before the next is read."""
         started = time.perf_counter()
-        config, family = self.shape, find_family(self.shape.architecture)
+        config, family = self.whole or self.shape, find_family(self.shape.architecture)
         source: TensorSource
         if options.load_format == "dummy":
             generator = torch.Generator(options.device).manual_seed(options.seed)
             source = RandomWeights(family.tensor_shapes(config, ()), generator)
         else:
             source = open_checkpoint(self.folder, make_upload(options.device))
-            source = source if self.part_of is None else TextTensors(source)
+            source = with_prefixes(source if self.part_of is None else TextTensors(source))
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         # One more angle than the longest sequence has positions: a step may run ahead of the stop that ends it.
-        read = Reader(source, options.dtype)
-        model = family.build(config, read, options.backend, self.longest + 1)
-        numbers = sum(prod(shape) for shape in expected.values())
-        table = config.vocab_size * config.hidden_size
-        multiplied = sum(prod(shape) for shape in expected.values() if len(shape) > 1) - table
+        splits = {name: family.split(config, self.part, name) for name in expected}
+        read = Reader(source, options.dtype, splits.get)
+        model = family.build(self.shape, read, options.backend, self.longest + 1, options.links)
+        sizes = [_size(shape, splits[name]) for name, shape in expected.items()]
+        numbers = sum(sizes)
+        first, last = self.part.share(config.vocab_size)
+        table = (last - first) * config.hidden_size
+        matrices = (size for size, shape in zip(sizes, expected.values(), strict=True) if len(shape) > 1)
+        multiplied = sum(matrices) - table
         if tied := config.tie_word_embeddings and options.backend.copies:
             # Rows are looked up in one copy, and the LM head multiplies by the other, 2 to 5 times faster.
             numbers, multiplied = numbers + table, multiplied + table
@@ -96,6 +120,11 @@ class NativeCandidate:
         )
 
 
+def _size(shape: tuple[int, ...], split: Split | None) -> int:
+    """Return the number of elements of a tensor that the rank reads."""
+    return prod(shape if split is None else split.shape(shape))
+
+
 def find_native_candidate(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> NativeCandidate:
     """Return a native candidate. Raise ModelFolderError with every problem of the folder's configuration."""
     config = load_config(folder, SUPPORTED, overrides)
@@ -125,5 +154,5 @@ def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:
         raw = read_config(folder, overrides)
     except ModelFolderError:
         return True
-    architectures = (text_config(raw) or raw).get("architectures")
+    architectures = decoder_config(raw).get("architectures")
     return isinstance(architectures, list) and any(name in SUPPORTED for name in architectures)

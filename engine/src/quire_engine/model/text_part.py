@@ -19,6 +19,30 @@ _LATER_PREFIX = "model.language_model."
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
+_HEADLESS = ("Model", "ForSequenceClassification")
+"""The ends of the names of architectures that are a decoder with another head than the LM head, or without one."""
+_CAUSAL = "ForCausalLM"
+
+
+def decoder_config(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the decoder: of the text part of a larger model, or without another head.
+
+    A classifier is read as a decoder only if ``classifier_from_token`` says that its head consists of rows of the LM
+    head.
+    """
+    text = text_config(raw) or raw
+    return _causal(text) if isinstance(text.get("architectures"), list) else text
+
+
+def _causal(raw: dict[str, Any]) -> dict[str, Any]:
+    ends = _HEADLESS if raw.get("classifier_from_token") else _HEADLESS[:1]
+    for name in raw["architectures"]:
+        for end in ends:
+            if isinstance(name, str) and name.endswith(end) and name.removesuffix(end) + _CAUSAL in FAMILIES:
+                return {**raw, "architectures": [name.removesuffix(end) + _CAUSAL]}
+    return raw
+
+
 def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
     """Return the configuration of the decoder in a larger model; None if ``raw`` is not such a model."""
     named = raw.get("architectures")

@@ -9,7 +9,7 @@ tensor is read, all must be present with the expected shape, and none may be une
 import json
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
+from quire_engine.model.model_part import Split
 from quire_engine.model.text_part import text_tensor
 from quire_engine.model.upload import Upload
 from quire_engine.model_folder import WHOLE_FILE
@@ -38,8 +39,8 @@ class TensorSource(Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
-    def read(self, name: str, part: int | None = None) -> Tensor:
-        """Return a tensor, or one part of it along the first dimension."""
+    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
+        """Return a tensor, or one part of it along the first dimension, or of that the elements of a rank."""
         ...
 
 
@@ -60,9 +61,9 @@ class Safetensors:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str, part: int | None = None) -> Tensor:
+    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
         """Return a tensor. On a CPU it lies in the file's pages, which stay in memory as long as the tensor."""
-        mapped = self._map(name, part)
+        mapped = self._map(name, part, split)
         if mapped.dtype not in _DTYPES:
             raise ModelFolderError(
                 f"{self._folder}: tensor {name} is {mapped.dtype}; {', '.join(map(str, _DTYPES))} are supported:"
@@ -74,7 +75,7 @@ class Safetensors:
             raise ModelFolderError(f"{self._folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
         return tensor
 
-    def _map(self, name: str, part: int | None) -> Tensor:
+    def _map(self, name: str, part: int | None, split: Split | None) -> Tensor:
         if self._mapped_bytes >= _MAPPED_BYTES:
             self._mapped.clear()
             self._mapped_bytes = 0
@@ -82,7 +83,11 @@ class Safetensors:
         if path not in self._mapped:
             self._mapped[path] = _open(path)
         file = self._mapped[path]
-        tensor: Tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
+        tensor: Tensor
+        if split is not None:
+            tensor = _join([file.get_slice(name)[index] for index in _indices(part, split)], split.dim)
+        else:
+            tensor = file.get_tensor(name) if part is None else file.get_slice(name)[part]
         self._mapped_bytes += tensor.nbytes
         return tensor
 
@@ -99,8 +104,27 @@ class TextTensors:
         shapes = self._whole.shapes()
         return {own: shapes[name] for own, name in self._names.items()}
 
-    def read(self, name: str, part: int | None = None) -> Tensor:
-        return self._whole.read(self._names[name], part)
+    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
+        return self._whole.read(self._names[name], part, split)
+
+
+class UnprefixedTensors:
+    """The tensors of a checkpoint of the decoder alone, whose names lack the prefix ``model.``."""
+
+    def __init__(self, bare: TensorSource) -> None:
+        self._bare = bare
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        shapes = self._bare.shapes()
+        return {name if name.startswith("lm_head.") else f"model.{name}": shape for name, shape in shapes.items()}
+
+    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
+        return self._bare.read(name.removeprefix("model."), part, split)
+
+
+def with_prefixes(source: TensorSource) -> TensorSource:
+    """Return the source under the names of a model with an LM head, which embedding models often leave out."""
+    return UnprefixedTensors(source) if "embed_tokens.weight" in source.shapes() else source
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +137,37 @@ class RandomWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self.expected
 
-    def read(self, name: str, part: int | None = None) -> Tensor:
+    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
         shape = self.expected[name] if part is None else self.expected[name][1:]
         device = self.generator.device
         if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, device=device)
-        return torch.empty(shape, device=device).normal_(std=0.02, generator=self.generator)
+            tensor = torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, device=device)
+        else:
+            tensor = torch.empty(shape, device=device).normal_(std=0.02, generator=self.generator)
+        # Every rank fills whole tensors, so that all ranks have parts of the same model.
+        return tensor if split is None else _join([tensor[index] for index in _indices(None, split)], split.dim).clone()
+
+
+def _indices(part: int | None, split: Split) -> list[tuple[int | slice, ...]]:
+    """Return the index of each span of a split tensor, within its part."""
+    before: tuple[int | slice, ...] = () if part is None else (part,)
+    return [(*before, *[slice(None)] * split.dim, slice(begin, end)) for begin, end in split.spans]
+
+
+def _join(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=dim)
 
 
 class Reader:
     """A ``family.ReadTensor``. ``seconds`` is the time spent reading so far, without processing."""
 
-    def __init__(self, source: TensorSource, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: TensorSource, dtype: torch.dtype, split: Callable[[str], Split | None] = lambda name: None
+    ) -> None:
+        """Create the reader. ``split`` returns the share of a tensor to read; None means all of it."""
         self._source = source
         self._dtype = dtype
+        self._split = split
         self.seconds = 0.0
 
     @property
@@ -135,7 +176,8 @@ class Reader:
 
     def __call__(self, name: str, part: int | None = None) -> Tensor:
         began = time.perf_counter()
-        tensor = self._source.read(name, part)
+        split = self._split(name)
+        tensor = self._source.read(name, part, split)
         converted = tensor.to(self._dtype)
         if self._dtype == torch.float16 and tensor.dtype != torch.float16:
             largest = float(tensor.abs().max()) if tensor.numel() else 0.0
@@ -143,6 +185,8 @@ class Reader:
                 raise ModelFolderError(
                     f"tensor {name} holds {largest:g}, and float16 ends at 65504; use --dtype bfloat16 or float32"
                 )
+        if split is not None and split.is_zero:
+            converted = torch.zeros_like(converted)
         # Small tensors are kept unchanged, and a view would keep a whole file mapped.
         read = in_own_memory(converted) if converted.dim() == 1 else converted
         self.seconds += time.perf_counter() - began

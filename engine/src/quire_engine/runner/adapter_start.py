@@ -27,7 +27,7 @@ class StartedAdapters:
     host_bytes: int = 0
 
 
-def adapter_problem(options: AdapterOptions, candidate: Candidate, *, on_gpu: bool) -> str | None:
+def adapter_problem(options: AdapterOptions, candidate: Candidate) -> str | None:
     """Return why the model cannot have adapters, or None."""
     if not options.enabled:
         return None
@@ -35,11 +35,6 @@ def adapter_problem(options: AdapterOptions, candidate: Candidate, *, on_gpu: bo
         return (
             f"--enable-lora is for quire's own model families, and this is {candidate.served_by}; merge the adapter"
             " into the model's weights"
-        )
-    if on_gpu:
-        return (
-            "--enable-lora is for CPUs in this version: steps on a GPU replay CUDA graphs, which have no adapters yet;"
-            " merge the adapter into the model's weights, or use --device cpu"
         )
     return None
 
@@ -65,6 +60,7 @@ def start_adapters(
         max_rank=options.max_lora_rank,
         dtype=dtype,
         capacity=options.max_cpu_loras,
+        pinned=device.type == "cuda",
     )
     host_bytes = options.max_cpu_loras * slot_numbers(linears, options.max_lora_rank) * dtype.itemsize
     _log.info(

@@ -34,8 +34,16 @@ class AdapterStore:
     """A ``core.ports.AdapterStore`` over folders; at most ``capacity`` adapters are in memory."""
 
     def __init__(
-        self, *, modules: Mapping[str, tuple[int, int]], max_rank: int, dtype: torch.dtype, capacity: int
+        self,
+        *,
+        modules: Mapping[str, tuple[int, int]],
+        max_rank: int,
+        dtype: torch.dtype,
+        capacity: int,
+        pinned: bool = False,
     ) -> None:
+        """Start the thread; ``pinned`` adapters are in page-locked memory, for a GPU."""
+        self._pinned = pinned
         self._modules, self._max_rank, self._dtype, self._capacity = modules, max_rank, dtype, capacity
         self._folders: dict[int, Path] = {}
         self._weights: OrderedDict[int, AdapterWeights] = OrderedDict()
@@ -160,6 +168,8 @@ class AdapterStore:
         try:
             self._check_stamp(adapter, folder)
             weights = read_adapter(folder, self._modules, max_rank=self._max_rank, dtype=self._dtype)
+            if self._pinned:
+                weights = weights.pinned()
         except AdapterError as error:
             return error
         except Exception as error:

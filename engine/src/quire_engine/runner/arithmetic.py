@@ -99,6 +99,22 @@ def choose_arithmetic(
     return Arithmetic(dtype=chosen.dtype, backend=chosen, timings=timings)
 
 
+def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmetic:
+    """Return the arithmetic that another process of the same engine has chosen, by the names of its parts."""
+    avoid = () if config.cpu is None else config.cpu.avoid
+    if config.device.deterministic or config.model.quantization == "int8":
+        found = choose_linear_backend(
+            _BY_NAME[dtype],
+            deterministic=config.device.deterministic,
+            quantization=config.model.quantization,
+            avoid=avoid,
+        )
+    else:
+        known = candidates(_BY_NAME[dtype], may_round=True, avoid=avoid)
+        found = next(candidate for candidate in known if candidate.name == backend)
+    return Arithmetic(dtype=_BY_NAME[dtype], backend=found)
+
+
 def ways_of(
     option: DType, *, fast_bfloat16: bool, wide: bool = True, avoid: Sequence[str] = ()
 ) -> tuple[LinearBackend, ...]:

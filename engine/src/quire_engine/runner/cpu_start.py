@@ -2,14 +2,19 @@
 
 import time
 from dataclasses import replace
+from typing import cast
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
+from quire_engine.core.ports import Runner
+from quire_engine.model.layers import DecoderStack
 from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
+from quire_engine.runner.parallel.group import GroupRunner, RankGroup
+from quire_engine.runner.pooling_runner import PoolingRunner
 from quire_engine.runner.sharing import shared_from
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser, sharing_begins
@@ -18,36 +23,62 @@ from quire_engine.runner.warm_up import warm_up
 from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
 
 
-def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, arithmetic: Arithmetic) -> WarmRunner:
-    """Return a warm runner. Raise FlagsError if the KV cache would be too small."""
+def start_on_cpu(
+    config: EngineConfig,
+    model: ModelInMemory,
+    *,
+    threads: int,
+    arithmetic: Arithmetic,
+    group: RankGroup | None = None,
+) -> WarmRunner:
+    """Return a warm runner, which with ``group`` runs the other ranks too.
+
+    Raise FlagsError if the KV cache would be too small.
+    """
     began = time.perf_counter()
     shape, demand = model.shape, model.demand
     # Libraries also split a product by the number of threads, which must therefore be the same in every step.
     deterministic = config.device.deterministic
     sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
-    size = size_cache(demand, config.cache, _left_to_cache(available_memory(), model.reserved_bytes))
+    available = _left_to_cache(available_memory(), model.reserved_bytes, ranks=config.parallel.ranks)
+    size = size_cache(demand, config.cache, available)
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
+    if group is not None:
+        group.allocate(layout, size.max_model_len, sharing)
     caches = allocate(layout, model.cached_shape, model.cache_dtype)
-    runner = ModelRunner(
-        model=model.built.model,
-        caches=caches,
-        swap_space=allocate_swap_space(layout, caches),
-        layout=layout,
-        vocab_size=shape.vocab_size,
-        max_rows=demand.max_sequences,
-        max_model_len=size.max_model_len,
-        threads=ThreadChooser(
-            threads,
-            shared_from=sharing,
-            waits=Waits(SpinSwitch(threads), threads=threads) if threads > 1 else None,
-        ),
-        deterministic=deterministic,
-        adapters=model.adapters,
-        draft=None if model.draft is None else model.draft.built.model,
-        draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
-    )
+    chooser = make_threads(threads, sharing)
+    runner: Runner
+    if config.pooling is not None:
+        runner = PoolingRunner(
+            model=cast("DecoderStack", model.built.model),
+            caches=caches,
+            swap_space=allocate_swap_space(layout, caches),
+            layout=layout,
+            max_rows=demand.max_sequences,
+            max_model_len=size.max_model_len,
+            threads=chooser,
+            deterministic=deterministic,
+            adapters=model.adapters,
+        )
+    else:
+        runner = ModelRunner(
+            model=model.built.model,
+            caches=caches,
+            swap_space=allocate_swap_space(layout, caches),
+            layout=layout,
+            vocab_size=shape.vocab_size,
+            max_rows=demand.max_sequences,
+            max_model_len=size.max_model_len,
+            threads=chooser,
+            deterministic=deterministic,
+            adapters=model.adapters,
+            draft=None if model.draft is None else model.draft.built.model,
+            draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
+        )
+    if group is not None:
+        runner = GroupRunner(runner, group)
     made = time.perf_counter()
     measured = warm_up(
         runner,
@@ -70,8 +101,17 @@ def start_on_cpu(config: EngineConfig, model: ModelInMemory, *, threads: int, ar
     )
 
 
-def _left_to_cache(available: AvailableMemory | None, reserved_bytes: int) -> AvailableMemory | None:
-    return None if available is None else replace(available, size=max(0, available.size - reserved_bytes))
+def make_threads(threads: int, shared_from: SharedFrom) -> ThreadChooser:
+    """Return the chooser of the number of threads for this process."""
+    waits = Waits(SpinSwitch(threads), threads=threads) if threads > 1 else None
+    return ThreadChooser(threads, shared_from=shared_from, waits=waits)
+
+
+def _left_to_cache(available: AvailableMemory | None, reserved_bytes: int, *, ranks: int) -> AvailableMemory | None:
+    """Return the memory for this rank's KV cache, after all ``ranks`` of this machine have their weights."""
+    if available is None:
+        return None
+    return replace(available, size=max(0, (available.size - reserved_bytes) // ranks))
 
 
 def _sharing(model: ModelInMemory, arithmetic: Arithmetic) -> SharedFrom:

@@ -19,6 +19,7 @@ from torch import Tensor
 from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
+from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.device.accelerator import Accelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphStore
@@ -30,6 +31,7 @@ from quire_engine.runner.device.inputs import (
     of_all_tokens,
     padded_sizes,
     sizes_of,
+    write_adapters,
     write_inputs,
     write_padding,
 )
@@ -38,9 +40,10 @@ from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
 from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, StepInputs, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper, TimedCopy
-from quire_engine.runner.inputs import step_columns
+from quire_engine.runner.inputs import step_columns, table_blocks
 from quire_engine.runner.logprobs import logits_rows
 from quire_kernels.kv_cache import KVCache
+from quire_kernels.lora import group_tokens
 from quire_kernels.paged_attention.plan import (
     Workspace,
     allocate_workspace,
@@ -77,22 +80,30 @@ class DeviceRunner:
         graph_sizes: tuple[int, ...] = (),
         deterministic: bool = False,
         accelerator: Accelerator | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         for group in layout.groups:
             assert all(caches[layer].num_blocks > group.num_blocks for layer in group.layers), "no spare block"
         self._accelerator = make_accelerator(device) if accelerator is None else accelerator
         self._model = model
+        self._adapters = adapters
+        self._adapter_slots = 0 if adapters is None else adapters.pool.num_slots
         self._caches = caches
         self._layout = layout
-        # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
-        max_blocks = -(-max_model_len // layout.block_size) + 1
+        max_blocks = table_blocks(layout, max_model_len)
         self._rows = DeviceRows(
             layout=layout, max_rows=max_rows, max_blocks=max_blocks, max_tokens=max_tokens, device=device
         )
         self._staging = StepStaging(
             self._accelerator,
             groups=len(layout.groups),
-            largest=InputSizes(tokens=max_tokens, sequences=max_rows, logits=max_tokens, draws=max_rows),
+            largest=InputSizes(
+                tokens=max_tokens,
+                sequences=max_rows,
+                logits=max_tokens,
+                draws=max_rows,
+                adapter_slots=self._adapter_slots,
+            ),
         )
         self._sampler = DeviceSampler(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
@@ -135,6 +146,8 @@ class DeviceRunner:
         issued = self._prepare(batch)
         prepared = time.perf_counter()
         copies = self._swapper.apply(batch)
+        if self._adapters is not None:
+            self._adapters.apply(batch)  # after the steps before, which may still use the slot
         started = self._accelerator.mark()
         logits = self._run(issued)
         return IssuedForward(
@@ -185,9 +198,16 @@ class DeviceRunner:
         graph_size = self._graphs.size_for(len(columns.rows)) if decodes else None
         if graph_size is not None:
             wanted = of_all_tokens(wanted, batch.num_tokens)
-        sizes = sizes_of(columns, wanted) if graph_size is None else padded_sizes(graph_size)
+        adapted = group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None
+        if graph_size is not None:
+            sizes = padded_sizes(graph_size, adapter_slots=self._adapter_slots)
+        else:
+            sizes = sizes_of(columns, wanted, adapter_slots=0 if adapted is None else self._adapter_slots)
         samples = np.asarray(batch.samples, dtype=np.bool_)
-        write_inputs(self._staging.begin(sizes), columns, wanted, samples, self._rows)
+        target = self._staging.begin(sizes)
+        write_inputs(target, columns, wanted, samples, self._rows)
+        if sizes.adapter_slots:
+            write_adapters(target, adapted)
         self._staging.upload(sizes)
         draw = self._sampler.stage(batch, columns.rows[samples], transfer)
         prompts = stage_prompt_report(batch, wanted.reported, transfer)
@@ -235,9 +255,12 @@ class DeviceRunner:
         return drawn
 
     def _decode_work(self, size: int) -> Callable[[], None]:
-        sizes = padded_sizes(size)
-        # During the capture only padding is computed.
-        write_padding(self._staging.begin(sizes), self._rows, sequences=0)
+        sizes = padded_sizes(size, adapter_slots=self._adapter_slots)
+        # During the capture only padding is computed, without an adapter; the graph has the launches for adapters.
+        target = self._staging.begin(sizes)
+        write_padding(target, self._rows, sequences=0)
+        if sizes.adapter_slots:
+            write_adapters(target, None)
         self._staging.upload(sizes)
         inputs = self._staging.on_device(sizes)
         forward = self._forward(inputs, DECODE)
@@ -281,6 +304,10 @@ class IssuedForward:
     """The mark before the model; ``ran`` is after it."""
     ran: Mark
     prepare_seconds: float
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.batch.token_ids
 
     def sample(self, masks: TokenMasks | None = None) -> PendingStep:
         """Issue the sampling and the download of the tokens."""

@@ -95,6 +95,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
             max_model_len=demand.sequence_tokens,
             vocab_size=model.shape.vocab_size,
             logprobs=config.server.max_logprobs,
+            adapter_slots=0 if model.adapters is None else model.adapters.pool.num_slots,
         ),
         meter,
         captures=bool(sizes),
@@ -140,6 +141,7 @@ def _make_runner(
             device=model.device,
             graph_sizes=sizes,
             deterministic=config.device.deterministic,
+            adapters=model.adapters,
         )
 
 

@@ -44,8 +44,11 @@ class DraftModel:
         drafts = np.asarray(batch.num_drafts or [0] * len(batch.rows), dtype=np.int64)
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         begins = np.cumsum(scheduled) - scheduled
-        for row, start, count, begin in zip(numbers, computed, scheduled - drafts, begins, strict=True):
-            self._history[row, start : start + count] = token_ids[begin : begin + count]
+        if len(token_ids) == len(numbers):  # the common step without drafts: one token each
+            self._history[numbers, computed] = token_ids
+        else:
+            for row, start, count, begin in zip(numbers, computed, scheduled - drafts, begins, strict=True):
+                self._history[row, start : start + count] = token_ids[begin : begin + count]
         # Rejected drafts of the step before are not part of the text.
         self._computed[numbers] = np.minimum(self._computed[numbers], computed)
         drafted = drafts > 0

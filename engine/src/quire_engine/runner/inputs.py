@@ -32,6 +32,14 @@ class BlockTables:
                 table[updates.rows, updates.positions] = updates.blocks
 
 
+def table_blocks(layout: KVCacheLayout, max_model_len: int) -> int:
+    """Return the blocks of a row's table: one more than the longest sequence has.
+
+    A step may run ahead of the stop that ends a sequence.
+    """
+    return -(-max_model_len // layout.block_size) + 1
+
+
 class RowState(BlockTables):
     """The state of each row that a runner on a CPU keeps between steps."""
 

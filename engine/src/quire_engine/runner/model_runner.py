@@ -15,7 +15,7 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.draft_model import DraftModel
-from quire_engine.runner.inputs import RowState, build
+from quire_engine.runner.inputs import RowState, build, table_blocks
 from quire_engine.runner.logprobs import (
     LogitsRows,
     before_and_at_drafts,
@@ -85,8 +85,7 @@ class ModelRunner:
         self._layout = layout
         self._threads = threads
         self._deterministic = deterministic
-        # One block more than the longest sequence has: a step may run ahead of the stop that ends it.
-        max_blocks = -(-max_model_len // layout.block_size) + 1
+        max_blocks = table_blocks(layout, max_model_len)
         self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
         self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
         self._draft = None
@@ -151,8 +150,6 @@ class ModelRunner:
         """Sample as ``draw`` does, also at the drafts; return the tokens up to the first that is not the draft."""
         drafts = drafts_of_sampled(batch)
         begins = np.cumsum(drafts + 1) - (drafts + 1)
-        if masks is not None:
-            masks = TokenMasks(places=begins[masks.places].tolist(), bits=masks.bits)
         drawn = self._sampler.draw(logits, np.repeat(rows, drafts + 1), before_and_at_drafts(lengths, drafts), masks)
         places = logits_rows(replace(batch, prompt_logprobs=[])).rows
         verified = verify(drawn.token_ids, np.asarray(batch.token_ids, dtype=np.int64), places, drafts)
@@ -173,6 +170,10 @@ class ComputedLogits:
     draft_seconds: float
     run_seconds: float
     swap_seconds: float
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.batch.token_ids
 
     @torch.inference_mode()
     def sample(self, masks: TokenMasks | None = None) -> FinishedStep:

@@ -97,9 +97,19 @@ def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Met
 
 
 def largest_step(
-    layout: KVCacheLayout, *, sequences: int, tokens: int, max_model_len: int, vocab_size: int, logprobs: int
+    layout: KVCacheLayout,
+    *,
+    sequences: int,
+    tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    logprobs: int,
+    adapter_slots: int = 0,
 ) -> Batch:
-    """Return a batch of ``tokens`` in ``sequences``; ``layout`` may have fewer blocks than they need."""
+    """Return a batch of ``tokens`` in ``sequences``, which use all ``adapter_slots``.
+
+    ``layout`` may have fewer blocks than they need.
+    """
     assert 0 < sequences <= tokens
     even, more = divmod(min(tokens, sequences * max_model_len), sequences)
     lengths = [even + (row < more) for row in range(sequences)]
@@ -117,7 +127,13 @@ def largest_step(
         feedback_tokens=[],
         admitted=[
             Admission(
-                row=row, prompt_token_ids=[0] * length, output_token_ids=[], params=params, seed=row, eos_token_ids=(0,)
+                row=row,
+                prompt_token_ids=[0] * length,
+                output_token_ids=[],
+                params=params,
+                seed=row,
+                eos_token_ids=(0,),
+                adapter_slot=row % adapter_slots if adapter_slots else -1,
             )
             for row, length in zip(rows, lengths, strict=True)
         ],

@@ -25,6 +25,10 @@ class StartReport:
     device: str
     weights: int
     weights_held_as: str
+    ranks: int = 1
+    """The processes that run the model together; ``weights`` and ``kv_cache`` are those of one."""
+    all_weights: int = 0
+    """The bytes of the weights of all ranks."""
     kv_cache: KVCacheReport
     swap_space: int
     activations: int | None = None
@@ -69,7 +73,8 @@ class _ReportRow:
 def _rows(report: StartReport) -> Iterator[_ReportRow]:
     cache = report.kv_cache
     blocks = " + ".join(f"{count:,}" for count in cache.num_blocks)
-    yield _ReportRow("weights", shown(report.weights), report.weights_held_as)
+    together = f", of {shown(report.all_weights)} on {report.ranks} ranks" if report.ranks > 1 else ""
+    yield _ReportRow("weights", shown(report.weights), report.weights_held_as + together)
     yield _ReportRow(
         "KV cache",
         shown(cache.size),

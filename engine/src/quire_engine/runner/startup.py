@@ -6,7 +6,8 @@ This module is imported only in a process that loads a model, because it imports
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,8 @@ from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.linear import LinearBackend, choose_linear_backend
-from quire_engine.model.loader import find_candidate
+from quire_engine.model.loader import NativeCandidate, find_candidate
+from quire_engine.model.model_part import ModelPart
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.adapter_start import StartedAdapters, adapter_problem, start_adapters
 from quire_engine.runner.arithmetic import (
@@ -35,6 +37,7 @@ from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, option_problems
 from quire_engine.runner.memory import available_memory
+from quire_engine.runner.parallel.checks import parallel_problems
 from quire_engine.runner.profiling import device_memory
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
@@ -44,13 +47,24 @@ from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import FP8
 from quire_kernels.paged_attention import unsupported
 
+if TYPE_CHECKING:
+    from quire_engine.runner.parallel.group import RankGroup
+
 _log = logging.getLogger(__name__)
 
 
 def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     """See ``runner.load_model``."""
+    with contextlib.ExitStack() as on_failure:
+        loaded = _load(config, import_seconds, on_failure)
+        on_failure.pop_all()
+        return loaded
+
+
+def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.ExitStack) -> LoadedModel:
+    """Load the model; ``on_failure`` gets what must be ended if that fails."""
     options = config.model
-    _ask_for_tiles()
+    ask_for_tiles()
     threads = use_threads(config.threads)
     started = time.perf_counter()
     place = _find_place(config.device)
@@ -62,9 +76,14 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     )
     if problems := _option_problems(config, candidate, place):
         raise FlagsError(problems)
-    candidate = candidate.limited_to(_model_limit(config, candidate.shape))
-    draft = find_draft(config, candidate.shape, longest=_model_limit(config, candidate.shape))
+    candidate = candidate.limited_to(model_limit(config, candidate.shape))
+    if config.pooling is not None and config.pooling.task == "embed" and isinstance(candidate, NativeCandidate):
+        candidate = candidate.without_lm_head()
+    draft = find_draft(config, candidate.shape, longest=model_limit(config, candidate.shape))
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
+    if config.parallel.ranks > 1:
+        assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
+        candidate = candidate.divided(ModelPart(tensor_size=config.parallel.tensor))
     arithmetic = _choose_arithmetic(config, candidate.shape, place, threads)
     dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
@@ -73,9 +92,13 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
             raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
+    group = _start_ranks(config, arithmetic)
+    if group is not None:
+        on_failure.callback(group.close)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
-    built = _build(config, candidate, place, dtype, backend)
+    built = _build(config, candidate, place, dtype, backend, group)
+    other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, _build_options(config, place, dtype, backend))
     model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, drafting)
@@ -87,7 +110,16 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     else:
         from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
 
-        warm = start_on_cpu(config, model, threads=threads, arithmetic=arithmetic)
+        warmed: WarmRunner | None = None
+        try:
+            warmed = start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
+        except FlagsError as error:
+            if drafting is None or config.speculation is None or config.speculation.required:
+                raise
+            _log.warning("serves without speculation, because with the draft model, %s", "; ".join(error.problems))
+            drafting = None  # the next assignment frees its weights
+            model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, None)
+        warm = warmed or start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
     phases = {
         "import": import_seconds,
         "config": found - started,
@@ -96,15 +128,16 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
         "kv_cache": warm.cache_seconds,
         "warm_up": warm.warm_up_seconds,
     }
-    for line in report_lines(_report(config, place, model, warm, arithmetic)):
+    for line in report_lines(_report(config, place, model, warm, arithmetic, other_bytes)):
         _log.info("%s", line)
     return LoadedModel(
         runner=warm.runner,
         layout=warm.layout,
         max_model_len=warm.size.max_model_len,
+        pools=config.pooling is not None,
         vocab_size=model.shape.vocab_size,
         eos_token_ids=_end_tokens(config, model.shape),
-        model_bytes=model.weight_bytes,
+        model_bytes=model.weight_bytes + other_bytes,
         kv_cache_bytes=warm.size.kv_cache_bytes,
         dtype=dtype_name(dtype),
         weights=backend.weights,
@@ -120,7 +153,7 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
     )
 
 
-def _ask_for_tiles() -> None:
+def ask_for_tiles() -> None:
     """Request AMX from Linux before threads start, if kernels use it."""
     with contextlib.suppress(ImportError):  # a machine with a GPU may have no numba
         from quire_kernels.cpu_runtime.amx import may_use_tiles
@@ -136,6 +169,15 @@ class _Place:
     @property
     def name(self) -> str:
         return "the CPU" if self.gpu is None else self.gpu.name
+
+
+def _start_ranks(config: EngineConfig, arithmetic: Arithmetic) -> "RankGroup | None":
+    """Start the other ranks of this machine, if there are any."""
+    if config.parallel.ranks == 1:
+        return None
+    from quire_engine.runner.parallel.group import RankGroup  # needs msgspec
+
+    return RankGroup(config, arithmetic)
 
 
 def _find_place(options: DeviceOptions) -> _Place:
@@ -166,8 +208,14 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
             f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"
             " compute a row otherwise in another batch"
         )
-    if problem := adapter_problem(config.adapters, candidate, on_gpu=runs_triton(place.device.type)):
+    gpu = (
+        None if not runs_triton(place.device.type) else place.name if place.gpu is not None else "Triton's interpreter"
+    )
+    problems += parallel_problems(config, candidate, device=gpu)
+    if problem := adapter_problem(config.adapters, candidate):
         problems.append(problem)
+    if config.pooling is not None:
+        problems += _pooling_problems(config, candidate, place)
     if config.model.quantization == "int8" and place.gpu is not None:
         problems.append(
             f"--quantization int8 is for CPUs, and the model would run on {place.name}: leave it out, or take"
@@ -181,6 +229,26 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
         )
     if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
         problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
+    return problems
+
+
+def _pooling_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
+    problems = []
+    if config.speculation is not None:
+        problems.append(
+            "--spec-method and --speculative-config are for engines that generate text, and this model serves"
+            " embeddings or scores: leave the flag out, or add --runner generate to serve its text"
+        )
+    if not candidate.is_native:
+        problems.append(
+            f"embeddings and scores are for quire's own model families, and this is {candidate.served_by};"
+            " --runner generate serves its text"
+        )
+    if runs_triton(place.device.type):
+        problems.append(
+            f"embeddings and scores are for CPUs in this version, and the model would run on {place.name}: use"
+            " --device cpu, or --runner generate to serve its text"
+        )
     return problems
 
 
@@ -198,7 +266,7 @@ def _end_tokens(config: EngineConfig, shape: ModelShape) -> tuple[int, ...]:
     return (*shape.eos_token_ids, own)
 
 
-def _model_limit(config: EngineConfig, model: ModelShape) -> int:
+def model_limit(config: EngineConfig, model: ModelShape) -> int:
     asked = config.model.max_model_len
     return model.max_position_embeddings if asked is None else asked
 
@@ -259,9 +327,16 @@ def _build_options(config: EngineConfig, place: _Place, dtype: torch.dtype, back
 
 @torch.inference_mode()
 def _build(
-    config: EngineConfig, candidate: Candidate, place: _Place, dtype: torch.dtype, backend: LinearBackend
+    config: EngineConfig,
+    candidate: Candidate,
+    place: _Place,
+    dtype: torch.dtype,
+    backend: LinearBackend,
+    group: "RankGroup | None",
 ) -> BuiltModel:
     options = _build_options(config, place, dtype, backend)
+    if group is not None:
+        options = replace(options, links=group.links)
     if place.gpu is None:
         return candidate.build(options)
     full = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
@@ -289,7 +364,7 @@ def _in_memory(
         demand=CacheDemand(
             groups=cache_groups(cached, cache_dtype, config.cache.block_size, place.device),
             block_size=config.cache.block_size,
-            sequence_tokens=_model_limit(config, shape),
+            sequence_tokens=model_limit(config, shape),
             must_hold_limit=config.model.max_model_len is not None,
             max_sequences=config.scheduler.max_num_seqs,
             max_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -300,13 +375,20 @@ def _in_memory(
 
 
 def _report(
-    config: EngineConfig, place: _Place, model: ModelInMemory, warm: WarmRunner, arithmetic: Arithmetic
+    config: EngineConfig,
+    place: _Place,
+    model: ModelInMemory,
+    warm: WarmRunner,
+    arithmetic: Arithmetic,
+    other_bytes: int,
 ) -> StartReport:
     size, memory = warm.size, warm.memory
     return StartReport(
         device=place.name,
         weights=model.weight_bytes,
         weights_held_as=arithmetic.backend.weights,
+        ranks=config.parallel.ranks,
+        all_weights=model.weight_bytes + other_bytes,
         kv_cache=KVCacheReport(
             size=size.kv_cache_bytes,
             dtype=dtype_name(model.cache_dtype),

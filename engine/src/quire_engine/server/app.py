@@ -26,6 +26,7 @@ from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.tracing import Tracing
 from quire_engine.server.openai import adapters, chat, completions, models, tokenize
 from quire_engine.server.openapi import describe
+from quire_engine.server.pooling import routes as pooling
 from quire_engine.server.responses import routes as responses
 from quire_engine.server.responses.store import ResponseStore
 
@@ -59,7 +60,7 @@ def create_app(
     app.state.exposition = exposition
     app.state.responses = ResponseStore(context.options.response_store_bytes)
     app.state.background_responses = set()
-    for routes in (chat, completions, messages, responses, adapters, models, tokenize, health, docs_page):
+    for routes in (chat, completions, messages, responses, pooling, adapters, models, tokenize, health, docs_page):
         app.include_router(routes.router)
     describe(app, context)
     app.add_exception_handler(RequestError, _request_error)

@@ -16,6 +16,7 @@ from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.grammars.pool import GrammarCompiler
 from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.observability.metrics import Metrics
+from quire_engine.server.pooling.served import ServedPooling
 from quire_engine.server.rendering.conversation import Conversation
 from quire_engine.server.rendering.pool import Renderer
 from quire_engine.text.answers.formats import AnswerFormats
@@ -49,6 +50,8 @@ class Context:
     bodies: BodyBudget
     adapters: Adapters | None = None
     """None where the server serves no adapters."""
+    pooling: ServedPooling | None = None
+    """The pooling of this server; None where it generates text."""
 
     @property
     def engine(self) -> EngineService:
@@ -88,6 +91,28 @@ class Context:
             param="model",
             code="model_not_found",
         )
+
+    def require_pooling(self) -> ServedPooling:
+        """Return what the server pools. Raise InvalidRequest if it generates text."""
+        if self.pooling is None:
+            raise InvalidRequest(
+                f"model: {self.model_names[0]} is served to generate text, and has neither embeddings nor scores; "
+                "start the server with --runner pooling to serve them instead",
+                param="model",
+                code="unsupported_task",
+            )
+        return self.pooling
+
+    def check_generates(self) -> None:
+        """Raise InvalidRequest if the server pools, so that it generates no text."""
+        if self.pooling is not None:
+            routes = "/v1/rerank or /v1/score" if self.pooling.scores else "/v1/embeddings or /v1/rerank"
+            raise InvalidRequest(
+                f"model: {self.model_names[0]} is served without generating text; send POST {routes}, or start the "
+                "server with --runner generate",
+                param="model",
+                code="unsupported_task",
+            )
 
     async def require_model(self, name: str | None) -> None:
         """Check a model name; wait until an adapter can answer. Raise NotFound, Unavailable."""

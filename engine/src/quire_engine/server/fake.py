@@ -10,10 +10,12 @@ here.
 import json
 import os
 import sys
+from dataclasses import replace
 
 from quire_engine import flags
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
+from quire_engine.pooling_setup import find_pooling
 from quire_engine.server.http.listen import listener_of
 from quire_engine.server.serve import serve
 from quire_engine.text.model_text import load_model_text
@@ -25,6 +27,7 @@ def main(argv: list[str]) -> int:
     config = flags.parse(rest, os.environ)
     folder = inspect_model_folder(config.model.path, weights=False, overrides=config.model.overrides)
     factory = RunnerFactory(function="quire_engine.core.fake_runner:load_fake_model", options=json.loads(options))
+    config = replace(config, pooling=find_pooling(config))
     text = load_model_text(config.model.path, config.text, config.model.overrides)
     listener = listener_of(config.server)
     return serve(config, folder, text, listener, factory=factory)

@@ -17,7 +17,9 @@ from quire_engine.server.context import Context
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.responses import ANSWERS, ErrorAnswer, schemas
 from quire_engine.server.openai.unsupported import NO_EFFECT, UNSUPPORTED
+from quire_engine.server.pooling import answers as pooling_answers
 from quire_engine.server.responses import answers as response_answers
+from quire_engine.server.responses.schemas import ResponsesRequest
 
 _JSON = "application/json"
 
@@ -65,6 +67,12 @@ _OPERATIONS = {
     "get /v1/responses/{id}": _Operation(answer="ResponseObject", errors=(400, 404)),
     "delete /v1/responses/{id}": _Operation(answer="DeletedResponse", errors=(404,)),
     "post /v1/responses/{id}/cancel": _Operation(answer="ResponseObject", errors=(400, 404)),
+    "post /v1/embeddings": _Operation(answer="EmbeddingList", errors=_GENERATION),
+    "post /v1/rerank": _Operation(answer="Ranking", errors=_GENERATION),
+    "post /v2/rerank": _Operation(answer="Ranking", errors=_GENERATION),
+    "post /rerank": _Operation(answer="Ranking", errors=_GENERATION),
+    "post /v1/score": _Operation(answer="ScoreList", errors=_GENERATION),
+    "post /score": _Operation(answer="ScoreList", errors=_GENERATION),
     "get /v1/models": _Operation(answer="ModelList"),
     "get /v1/models/{name}": _Operation(answer="Model", errors=(404,)),
     "post /tokenize": _Operation(answer="Tokens", errors=_GENERATION),
@@ -121,7 +129,7 @@ def _document(app: FastAPI, context: Context) -> dict[str, Any]:
         )
     )
     schemes = {key: {"type": "http", "scheme": "bearer"} for key in sorted(needed_keys)}
-    answers = (*ANSWERS, *message_answers.ANSWERS, *response_answers.ANSWERS)
+    answers = (*ANSWERS, *message_answers.ANSWERS, *response_answers.ANSWERS, *pooling_answers.ANSWERS)
     document["components"] = {
         "schemas": schemas(answers),
         "securitySchemes": schemes,
@@ -193,17 +201,13 @@ def _narrow(schema: dict[str, Any], context: Context) -> None:
     """Write this server's bounds into a request's schema: the model names, the vocabulary's size, the limits."""
     fields = schema["properties"]
     _name_models(schema, context)
-    highest = context.vocab_size - 1
-    for field in ("stop_token_ids", "allowed_token_ids", "tokens"):
-        for form in fields.get(field, {}).get("anyOf", [fields.get(field, {})]):
-            if "items" in form:
-                form["items"] = {"type": "integer", "minimum": 0, "maximum": highest}
-    if "stream" not in fields:
-        return
-    if not context.priorities:
+    _narrow_token_ids(fields, context.vocab_size - 1)
+    if "priority" in fields and not context.priorities:
         for form in fields["priority"].get("anyOf", [fields["priority"]]):
             if form.get("type") == "integer":
                 form.update(minimum=0, maximum=0)
+    if "stream" not in fields:
+        return
     if "top_logprobs" not in fields and "logprobs" not in fields:
         schema["allOf"] = [*_RULES]
         return
@@ -211,11 +215,21 @@ def _narrow(schema: dict[str, Any], context: Context) -> None:
     for form in fields[logprobs]["anyOf"]:
         if form.get("type") == "integer":
             form["maximum"] = context.options.max_logprobs
+    if schema["title"] == ResponsesRequest.__name__:
+        schema["allOf"] = [*_RULES]
+        return
     is_chat = schema["title"] == ChatCompletionRequest.__name__
     schema["allOf"] = [*_RULES, *(_CHAT_RULES if is_chat else ())]
     for field, (harmless, reason) in UNSUPPORTED.items():
         permitted = {"enum": [*NO_EFFECT, *harmless], "description": f"Only values without an effect: {reason}"}
         fields.setdefault(field, permitted)
+
+
+def _narrow_token_ids(fields: dict[str, Any], highest: int) -> None:
+    for field in ("stop_token_ids", "allowed_token_ids", "tokens"):
+        for form in fields.get(field, {}).get("anyOf", [fields.get(field, {})]):
+            if "items" in form:
+                form["items"] = {"type": "integer", "minimum": 0, "maximum": highest}
 
 
 def _needs(field: str, present: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
+from quire_engine.server.pooling.served import served_pooling
 from quire_engine.server.rendering.pool import RenderLimits, RenderPool
 from quire_engine.text.model_text import ModelText, end_problem
 
@@ -163,6 +164,7 @@ class _Server:
         self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
         self._grammars = GrammarPool()
         self._adapters = self._make_adapters(config, names) if config.adapters.enabled else None
+        vocab_size = folder.vocab_size or text.tokenizer.vocab_size
         context = self._context = Context(
             options=config.server,
             model_names=names,
@@ -172,12 +174,13 @@ class _Server:
             grammars=self._grammars,
             sampling_defaults=text.sampling_defaults,
             formats=text.formats,
-            vocab_size=folder.vocab_size or text.tokenizer.vocab_size,
+            vocab_size=vocab_size,
             priorities=config.scheduler.policy == "priority",
             services=services,
             metrics=self._metrics,
             bodies=BodyBudget(config.server.body_memory_bytes),
             adapters=self._adapters,
+            pooling=None if config.pooling is None else served_pooling(config.pooling, text, vocab_size),
         )
         expiry = None if tls is None else tls.certificate_expiry
         most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
@@ -241,12 +244,14 @@ class _Server:
         if self._config.server.admission.max_queued_tokens is None:
             self._queue.max_tokens = _QUEUED_CACHE_SIZES * ready.num_blocks * ready.block_size
         _log.info("%s", _summary(ready))
-        if problem := end_problem(self._text, ready.eos_token_ids):
+        generates = self._context.pooling is None
+        if generates and (problem := end_problem(self._text, ready.eos_token_ids)):
             _log.warning("%s", problem)
         _log.info("ready: %s", _phases(self._metrics.model_name, ready, time.monotonic() - self._began))
         if self._renderer is not None:
             await self._renderer.start()
-        await self._enable_grammars(ready)
+        if generates:
+            await self._enable_grammars(ready)
         if self._adapters is not None:
             await self._start_adapters(self._adapters)
 

@@ -120,7 +120,7 @@ def test_a_slower_machine_raises_the_parts_that_are_not_measured() -> None:
     for _ in range(200):
         curve.observe(1, 3.0)
     assert curve.seconds(1) == pytest.approx(3.0, rel=0.05)
-    assert 1.2 < curve.seconds(8) < 1.8
+    assert 1.5 < curve.seconds(8) < 2.5
 
 
 def test_no_draft_is_free_at_first() -> None:
@@ -133,5 +133,15 @@ def test_one_hiccup_changes_little_and_no_time_teaches_nothing() -> None:
     curve = StepCurve(StepCosts(fixed=1.0, per_token=0.1, per_pair=1e-9))
     curve.observe(4, 0.0)
     assert curve.seconds(4) == pytest.approx(1.3)
+    for _ in range(20):
+        curve.observe(4, 1.3)
     curve.observe(4, 1000.0)
     assert curve.seconds(4) < 1.3 * 1.25
+
+
+def test_the_first_step_corrects_the_warm_up_at_once() -> None:
+    """The warm-up may have measured a machine that was busy: then all of its figures are too high."""
+    curve = StepCurve(StepCosts(fixed=2.0, per_token=0.1, per_pair=1e-9))
+    curve.observe(4, 1.15)
+    assert curve.seconds(4) == pytest.approx(1.15, rel=0.1)
+    assert curve.seconds(8) < 2.7 * 0.8

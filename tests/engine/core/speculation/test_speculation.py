@@ -75,11 +75,12 @@ def test_accepted_drafts_save_steps(speculating: Callable[..., Any]) -> None:
     here.run()
     assert here.tokens == expected
     counters = here.engine.counters
-    # The prompt's step samples one token, the others four each; the last does not exceed the limit.
-    assert counters.steps == 1 + 10
-    assert (counters.accepted_tokens, counters.generation_tokens) == (29, 40)
-    assert counters.accepted_by_position == [10, 10, 9]
-    assert counters.num_drafts == 10 and counters.draft_tokens == 29
+    # The prompt's step samples one token, and the next measures a step without drafts. The others sample four tokens
+    # each; the last does not exceed the limit.
+    assert counters.steps == 1 + 1 + 10
+    assert (counters.accepted_tokens, counters.generation_tokens) == (28, 40)
+    assert counters.accepted_by_position == [10, 9, 9]
+    assert counters.num_drafts == 10 and counters.draft_tokens == 28
     assert counters.discarded_tokens == 0
     # As without drafts: the prompt, and every token but the last.
     assert counters.scheduled_tokens == 3 + 39
@@ -147,6 +148,13 @@ def test_promising_drafts_are_tried_from_time_to_time(speculating: Callable[...,
     assert here.engine.counters.num_drafts == 2
 
 
+def test_steps_without_drafts_measure_what_drafts_must_beat(speculating: Callable[..., Any]) -> None:
+    here, _ = speculating([[1, 2, 3]], plain(190))
+    here.run()
+    # The first step of decoding, and those after 16 and 32 more with drafts: 1 + 16 × 4 + 1 + … tokens.
+    assert here.engine.counters.undrafted_sequences["cost"] == 2
+
+
 def test_learned_costs_stop_and_start_drafts(speculating: Callable[..., Any]) -> None:
     here, _ = speculating([[1, 2, 3], [4, 5, 6]], plain(150), costs=CHEAP, wrong=2)
     here.runner.token_seconds = 1.0  # a step's time is its number of tokens
@@ -164,8 +172,8 @@ def test_learned_costs_stop_and_start_drafts(speculating: Callable[..., Any]) ->
         ({"logit_bias": ((3, 1.0),)}, None),
         ({"allowed_token_ids": (1, 2)}, None),
         ({"prompt_logprobs": 1}, None),
-        ({"grammar": "%llguidance {}"}, "grammar"),
-        ({"reasoning_phase": ReasoningPhase(start_token_id=1, end_token_id=2, opened=True, budget=9)}, "grammar"),
+        ({"grammar": "%llguidance {}"}, None),
+        ({"reasoning_phase": ReasoningPhase(start_token_id=1, end_token_id=2, opened=True, budget=9)}, None),
         ({"presence_penalty": 0.5}, "penalties"),
         ({"frequency_penalty": -0.5}, "penalties"),
         ({"repetition_penalty": 1.1}, "penalties"),

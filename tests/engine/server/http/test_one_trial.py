@@ -2,14 +2,16 @@
 
 import asyncio
 
+import pytest
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from quire_common.contract.engine import TRIAL_HEADER, TRIAL_RUNNING
+from quire_common.contract.engine import TRIAL_HEADER, TRIAL_RUNNING, TRIAL_TOGETHER
 from quire_engine.server.http.one_trial import OneTrial
 
 TRIAL = [(TRIAL_HEADER.lower().encode(), b"1")]
+TOGETHER = [(TRIAL_HEADER.lower().encode(), TRIAL_TOGETHER.encode())]
 
 
 class App:
@@ -62,6 +64,23 @@ async def test_second_trial_is_refused_until_the_first_begins() -> None:
 
     assert await asyncio.gather(first, second, other) == [200, 200, 200]
     assert app.num_started == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "status"), [(TOGETHER, TOGETHER, 200), (TOGETHER, TRIAL, 429), (TRIAL, TOGETHER, 429)]
+)
+async def test_streams_go_on_together_and_not_with_a_trial(
+    first: list[tuple[bytes, bytes]], second: list[tuple[bytes, bytes]], status: int
+) -> None:
+    app = App()
+    trials = OneTrial(app)
+    running = asyncio.create_task(post(trials, first))
+    await asyncio.sleep(0)
+    other = asyncio.create_task(post(trials, second))
+    await asyncio.sleep(0)
+    app.begin.set()
+    app.end.set()
+    assert await asyncio.gather(running, other) == [200, status]
 
 
 async def test_trial_whose_gateway_left_is_over() -> None:

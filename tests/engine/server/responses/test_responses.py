@@ -275,7 +275,8 @@ async def test_a_failed_stream_ends_with_failed_and_error(serving: Serving) -> N
         ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "logprobs are not supported with a model that"),
+        ({"include": ["other"]}, "'other' is not supported"),
         ({"background": True, "stream": True}, "background"),
         ({"background": True, "store": False}, "background"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
@@ -287,3 +288,32 @@ async def test_bad_requests_are_refused_by_name(serving: Serving, fields: dict[s
     async with serving("Hello", template=TEMPLATE) as server:
         answer = await server.http.post("/v1/responses", json={"model": "demo", "input": "Hi", **fields})
         assert answer.status_code == 400 and named in answer.json()["error"]["message"]
+
+
+LOGPROBS: Any = {"include": ["message.output_text.logprobs"]}
+
+
+async def test_logprobs_of_a_text_are_those_of_its_tokens(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        whole = (await create(server, **LOGPROBS, top_logprobs=2)).output[0].content[0]
+        assert "".join(each.token for each in whole.logprobs).startswith(whole.text)
+        assert all(each.logprob <= 0 and len(each.top_logprobs) == 2 for each in whole.logprobs)
+        assert bytes(whole.logprobs[0].bytes) == b"H"
+        events = [event async for event in await create(server, **LOGPROBS, top_logprobs=2, stream=True)]
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        for event in deltas:
+            assert "".join(each.token for each in event.logprobs) == event.delta
+            assert all(len(each.top_logprobs) == 2 for each in event.logprobs)
+        (done,) = [event for event in events if event.type == "response.output_text.done"]
+        assert [each.token for each in done.logprobs] == [each.token for each in whole.logprobs]
+        assert events[-1].response.output[0].content[0].logprobs == whole.logprobs
+        assert (await create(server, **LOGPROBS)).output[0].content[0].logprobs[0].top_logprobs == []
+        assert (await create(server)).output[0].content[0].logprobs == []
+
+
+async def test_logprobs_of_calls_are_refused(serving: Serving) -> None:
+    async with serving("Hello") as server:
+        answer = await server.http.post(
+            "/v1/responses", json={"model": "demo", "input": "Hi", "tools": [WEATHER], **LOGPROBS}
+        )
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "include"

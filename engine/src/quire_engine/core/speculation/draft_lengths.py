@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 _LARGEST_RATE = 0.98
 """No draft counts as certain, so that of several sequences' drafts the earlier ones come first."""
 _LEAST_PROBABILITY = 0.01
-LEAST_GAIN = 1.02
-"""Drafts must be expected to increase the tokens per second by this factor; less is within the error of the costs."""
+LEAST_GAIN = 1.1
+"""Drafts must be expected to increase the tokens per second by this factor. Less is within the error of the costs,
+which do not include the scheduler's own time; and sequences that advance unevenly leave smaller steps to the last
+ones."""
 
 
 def choose_lengths(

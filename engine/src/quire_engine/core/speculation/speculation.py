@@ -17,11 +17,12 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
 from quire_engine.core.speculation.ngram import NgramIndex
-from quire_engine.core.speculation.step_curve import StepCurve
+from quire_engine.core.speculation.step_curve import StepCurve, knot
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters
 
 _FIRST_RATE = 0.6
+_MOST_SEQUENCES = 1024
 _ENGINE_MEMORY = 2000.0
 _SEQUENCE_MEMORY = 24.0
 _PRIOR_WEIGHT = 2.0
@@ -30,6 +31,12 @@ _PASS_SHARE, _LARGEST_SURPRISE = 0.1, 3.0
 _PROMISING = 0.5
 """Drafts that are probably accepted are tried from time to time even if the learned costs speak against them: those of
 steps with drafts are learned from no others."""
+_FIRST_PLAIN, _RAREST_PLAIN = 16, 1024
+"""The steps with drafts between those without any, which measure what drafts have to beat: else an estimate that is too
+high would stay. The first step has none, and the distances double."""
+_REST = 7
+"""The steps for which the decision against a draft model's drafts stays, if the same sequences decode: a step without
+drafts teaches nothing about them, and deciding for many sequences takes a tenth of a small model's step."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
 """The steps between such trials. Each trial that changes nothing doubles them."""
 
@@ -85,8 +92,6 @@ def why_not(params: SamplingParams) -> str | None:
     These parameters change logits by the tokens sampled before, so a draft would have to be accepted before the next
     one can be verified.
     """
-    if params.grammar is not None or params.reasoning_phase is not None:
-        return "grammar"
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
         return "penalties"
     if params.bad_words_token_ids:
@@ -106,6 +111,23 @@ class _State:
         self.rate = rate
         self.expected: tuple[int, int] | None = None
         """A position and the token proposed for it, if the step did not verify it: its success is learned anyway."""
+
+
+class _Plain:
+    """The steps without drafts that measure the cost of doing without."""
+
+    __slots__ = ("_left", "_pause")
+
+    def __init__(self) -> None:
+        self._left, self._pause = 0, _FIRST_PLAIN
+
+    def is_due(self) -> bool:
+        """Return whether the next step should have no drafts; called before each step that would have some."""
+        if self._left:
+            self._left -= 1
+            return False
+        self._left, self._pause = self._pause, min(2 * self._pause, _RAREST_PLAIN)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +163,23 @@ class Speculation:
         self._states: dict[int, _State] = {}
         self._rate = AcceptanceRate(_FIRST_RATE, weight=10.0, memory=_ENGINE_MEMORY)
         self._pause, self._waited = _FIRST_PAUSE, 0
+        self._plain = [_Plain() for _ in range(knot(_MOST_SEQUENCES) + 1)]
+        """The steps without drafts by the number of decoding sequences, in parts of the curve."""
+        self._rest, self._resting, self._undrafted = 0, 0, Counter[str]()
+        """The steps that rest without a decision, the running sequences meanwhile, and why they take no drafts."""
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
+        self._rest = 0
         self._states.pop(sequence.key, None)
 
     def plan(self, running: list[Sequence], counters: Counters) -> dict[int, list[int]]:
         """Return the drafts that the next step should verify, by the key of their sequence."""
+        if self._rest and len(running) == self._resting:
+            self._rest -= 1
+            self._waited += 1
+            counters.undrafted_sequences.update(self._undrafted)
+            return {}
         candidates: list[_Candidate] = []
         without: Counter[str] = Counter()
         for sequence in running:
@@ -167,7 +199,7 @@ class Speculation:
                 without["no_proposal"] += 1
         lengths = self._choose(candidates, others=without.total()) if candidates else []
         drafts: dict[int, list[int]] = {}
-        for candidate, length in zip(candidates, lengths, strict=True):
+        for candidate, length in zip(candidates, lengths or [0] * len(candidates), strict=True):
             if length:
                 drafts[candidate.sequence.key] = candidate.proposal[:length]
             else:
@@ -175,10 +207,15 @@ class Speculation:
                 if self._seconds_per_pass is None:
                     candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
         counters.undrafted_sequences.update(without)
+        if self._seconds_per_pass is not None and lengths and not drafts:
+            self._rest, self._resting, self._undrafted = _REST, len(running), without
         return drafts
 
     def _choose(self, candidates: list["_Candidate"], *, others: int) -> list[int]:
-        """Return the number of drafts for each candidate; ``others`` sequences decode without a proposal."""
+        """Return the number of drafts for each candidate; ``others`` sequences decode without a proposal.
+
+        Return an empty list for a step that measures the cost of doing without.
+        """
         rates = [candidate.state.rate.value for candidate in candidates]
         proposed = [len(candidate.proposal) for candidate in candidates]
 
@@ -196,12 +233,17 @@ class Speculation:
         lengths = choose(self._curve.seconds, LEAST_GAIN)
         if any(lengths):
             self._pause, self._waited = _FIRST_PAUSE, 0
+            if self._is_plain_due(len(candidates) + others):
+                return []
         elif max(rates) >= _PROMISING:
             self._waited += 1
             if self._waited >= self._pause:
                 self._pause, self._waited = min(2 * self._pause, _LONGEST_PAUSE), 0
                 return [min(1, length) for length in proposed]
         return lengths
+
+    def _is_plain_due(self, sequences: int) -> bool:
+        return self._plain[knot(min(sequences, _MOST_SEQUENCES))].is_due()
 
     def _state(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence.key)
@@ -230,6 +272,10 @@ class Speculation:
             accepted = int(sequence.token_ids[position] == token_id)
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
+
+    def computed_prompts(self) -> None:
+        """Note a step that computed prompts, after which other sequences decode."""
+        self._rest = 0
 
     def observe_step(self, tokens: int, seconds: float, *, passes: int = 0, draft_seconds: float = 0.0) -> None:
         """Learn the cost of a step without prompts, and of the passes of a draft model in it."""

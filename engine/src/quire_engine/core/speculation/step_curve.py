@@ -11,9 +11,10 @@ from math import exp, log
 from quire_engine.core.stall_bound import StepCosts
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-_COMMON_SHARE = 0.05
-_OWN_SHARE = 0.15
-"""The shares of a step's error that correct the whole curve, and the part of it that the step measured."""
+_COMMON_SHARE, _FIRST_COMMON_SHARE = 0.05, 0.4
+_OWN_SHARE, _FIRST_OWN_SHARE = 0.15, 0.5
+"""The shares of a step's error that correct the whole curve, and the part of it that the step measured. The first steps
+correct it by more: the estimates of the warm-up are often wrong, and by one factor everywhere."""
 _LARGEST_ERROR = 1.0
 """The largest logarithm of measured over expected time that one step may claim: one hiccup must not decide."""
 _UNMEASURED = StepCosts(fixed=1.0, per_token=0.05, per_pair=0.0)
@@ -25,13 +26,16 @@ _LEAST_SHARE_OF_TOKEN = 0.02
 class StepCurve:
     """The expected time of a decode step in seconds, or in a unit of its own until steps were measured."""
 
-    __slots__ = ("_common", "_fixed", "_own", "_per_token")
+    __slots__ = ("_common", "_fixed", "_own", "_per_token", "_steps", "_weights")
 
     def __init__(self, costs: StepCosts | None) -> None:
         first = _UNMEASURED if costs is None else costs
         self._fixed, self._per_token = first.fixed, max(first.per_token, _LEAST_SHARE_OF_TOKEN * first.fixed)
         self._common = 0.0
+        self._steps = 0
         self._own = [0.0] * len(_KNOTS)
+        self._weights = [0.0] * len(_KNOTS)
+        """The number of steps that measured each part."""
 
     def seconds(self, tokens: int) -> float:
         """Return the expected time of a step that computes ``tokens`` tokens, at least 1."""
@@ -50,16 +54,27 @@ class StepCurve:
             return
         error = log(seconds / self.seconds(tokens))
         error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        self._steps += 1
+        self._common += max(_COMMON_SHARE, _FIRST_COMMON_SHARE / self._steps) * error
         place, share = _between(tokens)
-        self._common += _COMMON_SHARE * error
-        self._own[place] += _OWN_SHARE * error * (1.0 - share)
+        self._correct(place, 1.0 - share, error)
         if share:
-            self._own[place + 1] += _OWN_SHARE * error * share
+            self._correct(place + 1, share, error)
+
+    def _correct(self, place: int, share: float, error: float) -> None:
+        """Correct one part of the curve by its ``share`` of an error."""
+        self._own[place] += max(_OWN_SHARE, _FIRST_OWN_SHARE / (1.0 + self._weights[place])) * error * share
+        self._weights[place] += share
+
+
+def knot(tokens: int) -> int:
+    """Return the number of the part of the curve to which a number of tokens belongs."""
+    return bisect_right(_KNOTS, tokens) - 1
 
 
 def _between(tokens: int) -> tuple[int, float]:
     """Return the knot at or below ``tokens``, and the share of the way to the next one."""
-    place = bisect_right(_KNOTS, tokens) - 1
+    place = knot(tokens)
     if place == len(_KNOTS) - 1:
         return place, 0.0
     low, high = _KNOTS[place], _KNOTS[place + 1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_engine.model.adapters.layout import JoinedLinear
 from quire_engine.model.layers import AdaptedLinear, DecoderLayer, DecoderStack, GatedMlp
-from quire_kernels.lora import RANK_UNIT, LayerSlots, add_adapters, allocate_slots, group_tokens
+from quire_kernels.lora import RANK_UNIT, LayerSlots, TokenGroups, add_adapters, allocate_slots, group_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,14 @@ class AdapterWeights:
     def num_bytes(self) -> int:
         return sum(module.a.nbytes + module.b.nbytes for module in self.modules.values())
 
+    def pinned(self) -> "AdapterWeights":
+        """Return the adapter in page-locked memory, from which a GPU copies without waiting for the host."""
+        modules = {
+            name: ModuleAdapter(a=module.a.pin_memory(), b=module.b.pin_memory())
+            for name, module in self.modules.items()
+        }
+        return replace(self, modules=modules)
+
 
 class AdapterPool:
     """The slots of all linear layers of a model."""
@@ -43,13 +51,21 @@ class AdapterPool:
     def num_bytes(self) -> int:
         return sum(slots.a.nbytes + slots.b.nbytes for _, slots in self._layers)
 
+    @property
+    def num_slots(self) -> int:
+        return self._layers[0][1].ranks.shape[0]
+
     def warm_up(self) -> None:
-        """Run the kernel once, so that no request waits for its compilation."""
-        linear, slots = self._layers[0]
-        x = slots.a.new_zeros((1, linear.inputs))
+        """Run the kernels once for every shape of layers, so that no request waits for their compilation."""
         groups = group_tokens(np.zeros(1, dtype=np.int32))
         assert groups is not None
-        add_adapters(slots.b.new_zeros((1, sum(linear.outputs))), x, slots, groups)
+        for linear, slots in {
+            (linear.inputs, linear.outputs): (linear, slots) for linear, slots in self._layers
+        }.values():
+            device = slots.a.device
+            on_device = TokenGroups(order=groups.order.to(device), blocks=groups.blocks.to(device))
+            x = slots.a.new_zeros((1, linear.inputs))
+            add_adapters(slots.b.new_zeros((1, sum(linear.outputs))), x, slots, on_device)
 
     def write(self, slot: int, weights: AdapterWeights) -> None:
         """Replace the adapter in a slot."""

@@ -19,6 +19,7 @@ from quire_engine.model.layers import GroupInputs, ModelInputs
 from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, Item, StepInputs
 from quire_engine.runner.inputs import BlockTables, StepColumns
 from quire_engine.runner.logprobs import LogitsRows
+from quire_kernels.lora import TokenGroups
 from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
 
 
@@ -30,6 +31,7 @@ class DeviceRows:
     ) -> None:
         groups = len(layout.groups)
         self.spare_row = max_rows
+        self.slot_of_row = np.full(max_rows, -1, dtype=np.int32)  # on the host, by row
         self.spare_slots = [group.num_blocks * layout.block_size for group in layout.groups]
         self.host = BlockTables(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
         self._tables = tuple(
@@ -47,6 +49,8 @@ class DeviceRows:
 
     def stage(self, batch: Batch, transfer: HostToDeviceBatch) -> None:
         self.host.apply(batch)
+        for admission in batch.admitted:
+            self.slot_of_row[admission.row] = admission.adapter_slot
         self._updates = []
         for host, table, updates in zip(self.host.tables, self._tables, batch.block_updates, strict=True):
             if not updates.rows:
@@ -104,6 +108,16 @@ def write_inputs(
     write_padding(target, rows, sequences=sequences)
 
 
+def write_adapters(target: StepInputs[np.ndarray], groups: TokenGroups | None) -> None:
+    """Write the tokens that have an adapter; blocks that the step does not need are empty."""
+    used = 0
+    if groups is not None:
+        used = groups.blocks.numel()
+        target.adapter_order[: len(groups.order)] = groups.order.numpy()
+        target.adapter_blocks[:used] = groups.blocks.numpy().reshape(-1)
+    target.adapter_blocks[used:] = -1
+
+
 def write_padding(target: StepInputs[np.ndarray], rows: DeviceRows, *, sequences: int) -> None:
     """Write padding after ``sequences`` sequences, as sequences of one token.
 
@@ -131,18 +145,21 @@ def of_all_tokens(wanted: LogitsRows, tokens: int) -> LogitsRows:
     )
 
 
-def sizes_of(columns: StepColumns, wanted: LogitsRows) -> InputSizes:
+def sizes_of(columns: StepColumns, wanted: LogitsRows, *, adapter_slots: int = 0) -> InputSizes:
     return InputSizes(
         tokens=len(columns.token_ids),
         sequences=len(columns.rows),
         logits=len(wanted.rows),
         draws=len(wanted.sampled),
+        adapter_slots=adapter_slots,
     )
 
 
-def padded_sizes(sequences: int) -> InputSizes:
+def padded_sizes(sequences: int, *, adapter_slots: int = 0) -> InputSizes:
     """Return the sizes of a decode batch padded to ``sequences``."""
-    return InputSizes(tokens=sequences, sequences=sequences, logits=sequences, draws=sequences)
+    return InputSizes(
+        tokens=sequences, sequences=sequences, logits=sequences, draws=sequences, adapter_slots=adapter_slots
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,4 +208,11 @@ def model_inputs(
             for slots, tables, group in zip(inputs.slots, block_tables, layout.groups, strict=True)
         ),
         logits_rows=inputs.logits_rows,
+        adapters=_token_groups(inputs),
     )
+
+
+def _token_groups(inputs: StepInputs[Tensor]) -> TokenGroups | None:
+    if not len(inputs.adapter_blocks):
+        return None
+    return TokenGroups(order=inputs.adapter_order, blocks=inputs.adapter_blocks.view(-1, 3))

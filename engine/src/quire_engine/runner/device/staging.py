@@ -3,7 +3,8 @@
 ``StepStaging`` is for the inputs that every step has: its memory is allocated once, so a captured graph finds them at
 the same addresses every time. ``HostToDeviceBatch`` is for data of any size that only some steps have.
 
-Legend: T tokens, B sequences, R rows of logits, K sampled tokens, G KV cache groups.
+Legend: T tokens, B sequences, R rows of logits, K sampled tokens, G KV cache groups, C blocks of tokens with an
+adapter.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quire_engine.runner.device.accelerator import Accelerator, Mark
+from quire_kernels.lora import most_blocks
 
 ALIGNMENT = 128
 """The alignment in bytes. Triton compiles a kernel again for a pointer with a smaller alignment than before."""
@@ -28,6 +30,12 @@ class InputSizes:
     sequences: int
     logits: int
     draws: int
+    adapter_slots: int = 0
+    """The slots for adapters; 0 if no token of the step has an adapter."""
+
+    @property
+    def adapter_blocks(self) -> int:
+        return most_blocks(self.tokens, self.adapter_slots) if self.adapter_slots else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,8 @@ class StepInputs(Generic[Array]):
     drawn_lines: Array  # [K] int64, the lines of logits that are sampled from
     drawn_rows: Array  # [K] int64
     drawn_positions: Array  # [K] int64
+    adapter_order: Array  # [T] int32, the tokens that have an adapter, by slot; empty if no token has one
+    adapter_blocks: Array  # [3 C] int32, slot, first and last + 1 place in the order; a slot of -1 is an empty block
 
 
 def _carve(
@@ -74,6 +84,8 @@ def _carve(
         drawn_lines=next_input(sizes.draws),
         drawn_rows=next_input(sizes.draws),
         drawn_positions=next_input(sizes.draws),
+        adapter_order=next_input(tokens if sizes.adapter_slots else 0, np.int32),
+        adapter_blocks=next_input(3 * sizes.adapter_blocks, np.int32),
     )
     return inputs, end
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
-from quire_engine.server.http.body import STRING_OR_OBJECTS, one_or_list
+from quire_engine.server.http.schema_checks import STRING_OR_OBJECTS, known_type, one_or_list
 from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS
 from quire_engine.server.openai.extensions import SamplingExtensions
 from quire_engine.server.openai.schemas import MAX_FIELDS, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, Strict
@@ -22,20 +22,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "speed": (("standard",), _UNSUPPORTED),
 }
 """Fields with the values that have no effect, and the reason to refuse all others."""
-
-
-def _known_type(*known: str) -> BeforeValidator:
-    """Return a check that names the type of a block that is not supported, before the union's own errors."""
-
-    def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if not isinstance(kind, str):
-            raise ValueError(f"should be an object with a type, which is one of {', '.join(known)}")
-        if kind not in known:
-            raise ValueError(f"the type {kind[:40]!r} is not supported; supported are {', '.join(known)}")
-        return value
-
-    return BeforeValidator(check)
 
 
 class _Block(Strict):
@@ -73,7 +59,7 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-_Text = Annotated[TextBlock, _known_type("text")]
+_Text = Annotated[TextBlock, known_type("text")]
 
 
 def _text_block(text: str) -> dict[str, str]:
@@ -97,7 +83,7 @@ ContentBlock = Annotated[
     Annotated[
         TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
     ],
-    _known_type(*_TYPES),
+    known_type(*_TYPES),
 ]
 
 

@@ -88,6 +88,8 @@ class Choice:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """The logprobs of the prompt's tokens from the second on, if requested; complete once a token is sampled."""
+    pooled: list[bytes] = field(default_factory=list)
+    """The values of the parts of a prompt that is pooled, in float32."""
     cumulative_logprob: float = 0.0
     """The sum of its tokens' logprobs, if these are requested."""
     _pending_ids: list[int] = field(default_factory=list)

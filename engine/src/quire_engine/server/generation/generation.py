@@ -203,6 +203,7 @@ class Generation:
         counted = run.choice.num_tokens
         if update.prompt_logprobs is not None:
             run.choice.prompt_logprobs += update.prompt_logprobs
+        run.choice.pooled += update.pooled
         delta = run.choice.append_tokens(update.token_ids, update.logprobs, update.finished)
         if self._allowance is not None:
             self._allowance.charge_tokens(run.choice.num_tokens - counted)

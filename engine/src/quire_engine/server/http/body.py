@@ -7,18 +7,19 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, BeforeValidator, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
 from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.http.problems import MAX_REASONS, joined_reasons, shortened
+from quire_engine.server.http.schema_checks import json_type
 
 _log = logging.getLogger(__name__)
 
@@ -239,42 +240,6 @@ def _remove(content: Any, place: Sequence[int | str]) -> None:
     for step in place[:-1]:
         content = content[step]
     del content[place[-1]]
-
-
-def json_type(value: Any) -> str:
-    """Return the JSON name of a value's type, with an article."""
-    if value is None:
-        return "null"
-    names = {
-        bool: "a boolean",
-        int: "an integer",
-        float: "a number",
-        str: "a string",
-        list: "an array",
-        dict: "an object",
-    }
-    return names.get(type(value), type(value).__name__)
-
-
-def one_or_list(wrap: Callable[[str], Any], items: str) -> BeforeValidator:
-    """Return a check of a field that is one string, which becomes a list with ``wrap`` of it, or a list.
-
-    A union would report the reasons of both forms.
-    """
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str):
-            return [wrap(value)]
-        if not isinstance(value, list):
-            raise ValueError(f"should be a string or an array of {items}, not {json_type(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-STRING_OR_OBJECTS = WithJsonSchema(
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
-)
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from quire_engine.server.http.body import json_type
+from quire_engine.server.http.schema_checks import json_type
 from quire_engine.server.openai.schemas import MAX_FIELDS, GenerationRequest, Strict
 
 MAX_MESSAGES = 10_000

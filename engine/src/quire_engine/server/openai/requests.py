@@ -86,6 +86,7 @@ async def read_request(
     ``unsupported`` are the fields of the route's API that this version lacks.
     """
     context.lifecycle.check_open()
+    context.check_generates()
     content = await read_content(request, context, held)
     reasons = remove_unsupported(content, schema.model_fields, unsupported)
     remove_empty(content, schema.model_fields)

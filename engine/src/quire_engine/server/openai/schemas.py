@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire_engine.server.http.body import json_type
+from quire_engine.server.http.schema_checks import json_type
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 256

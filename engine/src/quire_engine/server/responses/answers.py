@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class ResponsePart(BaseModel):
-    """A part of an item; a text has annotations and logprobs, which are empty."""
+    """A part of an item; a text has annotations, which are empty, and logprobs where they are included."""
 
     type: Literal["output_text", "reasoning_text"]
     text: str

@@ -39,6 +39,8 @@ def chat_fields(body: ResponsesRequest, earlier: Messages) -> dict[str, Any]:
         "reasoning_effort": None if body.reasoning is None else body.reasoning.effort,
         **body.extensions(),
     }
+    if body.includes_logprobs:
+        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.tools:
         chat["tools"] = [
             {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}

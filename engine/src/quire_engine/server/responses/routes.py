@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from quire_common.response_ids import REPLICA_TAG_HEADER, new_response_id
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
-from quire_engine.server.context import context_of
+from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.generation import ClientGone, Generation
 from quire_engine.server.generation.streaming import collect_whole, respond
 from quire_engine.server.http.body import body_schema, validate_body
 from quire_engine.server.openai.answer_blocks import AnswerBlocks
 from quire_engine.server.openai.chat_generation import start_chat
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
+from quire_engine.server.openai.logprobs import chat_logprobs
 from quire_engine.server.openai.requests import read_request
 from quire_engine.server.responses.conversion import answer_messages, chat_fields, input_messages
 from quire_engine.server.responses.schemas import UNSUPPORTED, ResponsesRequest
@@ -49,6 +50,7 @@ async def create_response(request: Request) -> Response:
                 "background: this server keeps no responses (--response-store-memory 0)", param="background"
             )
         earlier = [] if body.previous_response_id is None else store.conversation(body.previous_response_id, tenant)
+        _check_logprobs(context, body)
         fields = chat_fields(body, earlier)
         # The instructions are not part of the conversation, as in OpenAI's API.
         conversation = [*earlier, *input_messages(body.input)] if keeps else []
@@ -68,11 +70,27 @@ async def create_response(request: Request) -> Response:
             messages = _encode([*conversation, *answer_messages(blocks.blocks)])
             store.finish(replace(kept, body=finished, messages=messages), is_new=not body.background)
 
-    writer = ResponseWriter(head, generation.choices, AnswerBlocks(plan, context.tokenizer), keep)
+    top = body.top_logprobs or 0
+    writer = ResponseWriter(
+        head,
+        generation.choices,
+        AnswerBlocks(plan, context.tokenizer),
+        keep,
+        lambda sampled: chat_logprobs(context.tokenizer, sampled, top)["content"],
+    )
     if body.background:
         return _begin_background(request, store, kept, head, generation, writer)
     keepalive = context.options.sse_keepalive_seconds
     return await respond(request, generation, writer, stream=body.stream or False, keepalive_seconds=keepalive)
+
+
+def _check_logprobs(context: Context, body: ResponsesRequest) -> None:
+    """Raise InvalidRequest for logprobs of an answer of several items: which tokens are its text is not known."""
+    if body.includes_logprobs and (body.tools or context.formats.reasoning is not None):
+        what = "a model that reasons" if context.formats.reasoning is not None else "tools"
+        raise InvalidRequest(
+            f"include: logprobs are not supported with {what}; POST /v1/chat/completions has them", param="include"
+        )
 
 
 def _begin_background(

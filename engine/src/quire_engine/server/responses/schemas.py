@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from quire_engine.server.http.body import STRING_OR_OBJECTS, json_type, one_or_list
+from quire_engine.server.http.schema_checks import STRING_OR_OBJECTS, known_type, one_or_list
 from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, Arguments
 from quire_engine.server.openai.extensions import SamplingExtensions
 from quire_engine.server.openai.schemas import Stop, StreamOptions, Strict
@@ -29,10 +29,10 @@ UNSUPPORTED: Unsupported = {
     "moderation": ((), _UNSUPPORTED),
     "image": ((), _UNSUPPORTED),
     "access_programs": ((), _UNSUPPORTED),
-    "top_logprobs": ((0,), "is not supported by this route; POST /v1/chat/completions has it"),
     "truncation": (("disabled",), 'only "disabled" is supported by this version'),
 }
 
+_LOGPROBS = "message.output_text.logprobs"
 _HARMLESS_INCLUDES = (
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
@@ -43,23 +43,6 @@ _HARMLESS_INCLUDES = (
     "message.input_image.image_url",
 )
 """Parts of a response that this server never has, so that including them changes nothing."""
-
-
-def _known_type(*known: str) -> BeforeValidator:
-    """Return a check that names a type that is not supported, before the union's own errors."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, dict):
-            raise ValueError(f"should be an object, not {json_type(value)}")
-        kind = value.get("type")
-        if kind is None and "role" in value:
-            return {**value, "type": "message"}
-        if not isinstance(kind, str) or kind not in known:
-            shown = repr(kind[:40]) if isinstance(kind, str) else "that is missing"
-            raise ValueError(f"the type {shown} is not supported; supported are {', '.join(known)}")
-        return value
-
-    return BeforeValidator(check)
 
 
 class _Part(Strict):
@@ -83,11 +66,11 @@ class RefusalPart(_Part):
 
 
 _MESSAGE_PARTS = ("input_text", "output_text", "text", "refusal")
-ContentPart = Annotated[TextPart | RefusalPart, _known_type(*_MESSAGE_PARTS)]
+ContentPart = Annotated[TextPart | RefusalPart, known_type(*_MESSAGE_PARTS)]
 Content = Annotated[
     list[ContentPart], one_or_list(lambda text: {"type": "input_text", "text": text}, "parts"), STRING_OR_OBJECTS
 ]
-_ReasoningPart = Annotated[TextPart, _known_type("reasoning_text", "summary_text")]
+_ReasoningPart = Annotated[TextPart, known_type("reasoning_text", "summary_text")]
 
 
 class MessageItem(_Part):
@@ -129,7 +112,7 @@ Item = Annotated[
         MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem,
         Field(discriminator="type"),
     ],
-    _known_type(*_ITEMS),
+    known_type(*_ITEMS, of_role="message"),
     WithJsonSchema(
         {
             "type": "object",
@@ -155,7 +138,7 @@ class FunctionTool(_Part):
     strict: bool | None = None
 
 
-Tools = Annotated[list[Annotated[FunctionTool, _known_type("function")]], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[Annotated[FunctionTool, known_type("function")]], Field(max_length=MAX_TOOLS)]
 
 
 def _check_choice(value: Any) -> Any:
@@ -230,7 +213,10 @@ class ResponsesRequest(SamplingExtensions):
     background: bool | None = Field(None, description="Answer at once, and generate the response meanwhile.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    include: list[str] | None = None
+    include: list[str] | None = Field(None, description=f"{_LOGPROBS} reports the logprobs of the text.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description=f"Report this number of likeliest tokens with each token. Needs {_LOGPROBS} in include."
+    )
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
 
     # Accepted, because they change nothing in an answer.
@@ -242,16 +228,23 @@ class ResponsesRequest(SamplingExtensions):
     prompt_cache_options: dict[str, Any] | None = None
     max_tool_calls: int | None = Field(None, description="Of tools that run on the server; this one runs no tools.")
 
+    @property
+    def includes_logprobs(self) -> bool:
+        """True if the answer has logprobs."""
+        return _LOGPROBS in (self.include or ())
+
     @field_validator("include")
     @classmethod
     def _known_includes(cls, value: list[str] | None) -> list[str] | None:
-        unknown = next((each for each in value or () if each not in _HARMLESS_INCLUDES), None)
+        unknown = next((each for each in value or () if each not in (*_HARMLESS_INCLUDES, _LOGPROBS)), None)
         if unknown is not None:
             raise ValueError(f"{unknown[:60]!r} {_UNSUPPORTED}")
         return value
 
     @model_validator(mode="after")
     def _supported_together(self) -> Self:
+        if self.top_logprobs and not self.includes_logprobs:
+            raise ValueError(f"top_logprobs: needs {_LOGPROBS} in include")
         if self.background and self.stream:
             raise ValueError("background: is only supported without stream")
         if self.background and self.store is False:

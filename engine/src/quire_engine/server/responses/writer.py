@@ -2,12 +2,13 @@
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from quire_engine.core.batch import TokenLogprobs
 from quire_engine.errors import RequestError
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.openai.answer_blocks import AnswerBlocks, Block, Change, Closed, Grown, Opened
@@ -78,7 +79,7 @@ def response_head(
         "text": text,
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": given.get("tools", []),
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": body.top_p if body.top_p is not None else defaults.get("top_p", 1.0),
         "truncation": "disabled",
     }
@@ -88,7 +89,19 @@ def response_head(
 class ResponseWriter:
     """A writer of the one answer to a request. ``on_end`` gets the response when it is finished."""
 
-    def __init__(self, head: ResponseHead, choices: list[Choice], blocks: AnswerBlocks, on_end: OnEnd) -> None:
+    def __init__(
+        self,
+        head: ResponseHead,
+        choices: list[Choice],
+        blocks: AnswerBlocks,
+        on_end: OnEnd,
+        written: Callable[[Sequence[TokenLogprobs]], list[dict[str, Any]]],
+    ) -> None:
+        """Create a writer; ``written`` gives logprobs the form of OpenAI's API."""
+        self._written = written
+        self._logprobs: list[dict[str, Any]] = []
+        """The logprobs of the text so far."""
+        self._new_logprobs: list[dict[str, Any]] = []
         self._head = head
         self._blocks = blocks
         self._on_end = on_end
@@ -103,9 +116,14 @@ class ResponseWriter:
         """Return the events of one delta."""
         events = [] if self._sequence_number else self._start()
         self._cut = delta.finish_reason == "length"
+        self._add_logprobs(delta)
         for change in self._blocks.feed(delta):
             events += [self._event(type, **fields) for type, fields in self._changes(change)]
         return b"".join(events)
+
+    def _add_logprobs(self, delta: Delta) -> None:
+        self._new_logprobs = self._written(delta.logprobs)
+        self._logprobs += self._new_logprobs
 
     def _start(self) -> list[bytes]:
         response = self._head.response("in_progress")
@@ -124,13 +142,13 @@ class ResponseWriter:
         place = {"item_id": self._ids[block.number], "output_index": block.number}
         part = {**place, "content_index": 0}
         kind = {"reasoning": "response.reasoning_text", "text": "response.output_text"}.get(block.kind, "")
-        extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+        extra: dict[str, Any] = {"logprobs": self._new_logprobs} if block.kind == "text" else {}
         match change:
             case Opened():
                 opened = {"output_index": block.number, "item": self._item(block, "in_progress")}
                 events = [("response.output_item.added", opened)]
                 if kind:
-                    events.append(("response.content_part.added", {**part, "part": _part(block, "")}))
+                    events.append(("response.content_part.added", {**part, "part": _part(block, "", [])}))
             case Grown(_, text):
                 if kind:
                     return [(f"{kind}.delta", {**part, "delta": text, **extra})]
@@ -138,9 +156,10 @@ class ResponseWriter:
             case Closed():
                 text = block.text
                 if kind:
+                    extra = {"logprobs": self._logprobs} if block.kind == "text" else {}
                     events = [
                         (f"{kind}.done", {**part, "text": text, **extra}),
-                        ("response.content_part.done", {**part, "part": _part(block, text)}),
+                        ("response.content_part.done", {**part, "part": _part(block, text, self._logprobs)}),
                     ]
                 else:
                     done = {**place, "name": block.name, "arguments": text}
@@ -175,6 +194,7 @@ class ResponseWriter:
         """Return the body of an answer that is not streamed."""
         (answer,) = answers
         self._cut = answer.finish_reason == "length"
+        self._add_logprobs(answer)
         self._blocks.feed(answer)
         self._ids = [_PREFIXES[block.kind] + secrets.token_hex(24) for block in self._blocks.blocks]
         body = _encode(self._finished())
@@ -211,13 +231,13 @@ class ResponseWriter:
         if block.kind == "call":
             call = {"call_id": block.call_id, "name": block.name, "arguments": text}
             return {**head, "type": "function_call", **call}
-        content = [] if status == "in_progress" else [_part(block, text)]
+        content = [] if status == "in_progress" else [_part(block, text, self._logprobs)]
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
         return {**head, "type": "message", "role": "assistant", "content": content}
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
+def _part(block: Block, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

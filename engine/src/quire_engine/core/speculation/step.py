@@ -1,0 +1,65 @@
+"""The drafts of one step: they enter its plan, and sequences advance by those that were accepted."""
+
+from quire_engine.core.batch import Batch, DraftedLines, RunnerOutput
+from quire_engine.core.kv_manager import KVManager
+from quire_engine.core.plan import InFlight, Plan
+from quire_engine.core.sequence import Sequence
+from quire_engine.core.speculation.speculation import Speculation
+from quire_engine.core.stats import Counters
+
+
+def add_drafts(plan: Plan, kv: KVManager, sequence: Sequence, drafts: list[int], *, others: int) -> int:
+    """Add drafts after the last token of the next sequence of the plan; return how many have room.
+
+    ``others`` sequences come after it. ``num_computed`` counts drafts only when they are accepted.
+    """
+    end = sequence.num_tokens
+    covered = kv.extend_for_drafts(sequence, end + len(drafts), others=others)
+    drafts = drafts[: covered - end]
+    if drafts:
+        plan.token_ids += drafts
+        plan.drafted[len(plan.sequences)] = len(drafts)
+    return len(drafts)
+
+
+def drafted_lines(batch: Batch, token_ids: list[int]) -> list[DraftedLines]:
+    """Return the lines of each sequence that samples in a batch with drafts, whose inputs are ``token_ids``."""
+    found: list[DraftedLines] = []
+    line = end = 0
+    for scheduled, drafts, samples in zip(batch.num_scheduled, batch.num_drafts, batch.samples, strict=True):
+        end += scheduled
+        if samples:
+            found.append(DraftedLines(line, token_ids[end - drafts : end]))
+            line += 1 + drafts
+    return found
+
+
+def grown(sampled: list[Sequence], counts: list[int]) -> list[Sequence]:
+    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token."""
+    for sequence, count in zip(sampled, counts, strict=True):
+        assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
+        sequence.num_tokens += count - 1
+        sequence.num_pending += count - 1
+    return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
+
+
+def observe_speculation(
+    speculation: Speculation, flight: InFlight, output: RunnerOutput, *, counters: Counters
+) -> None:
+    """Advance sequences by their accepted drafts, and learn from the step."""
+    if flight.batch.num_drafts:
+        assert output.counts is not None
+        columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)
+        for sequence, drafts, count in columns:
+            counters.scheduled_tokens += count - 1
+            if drafts and not sequence.finished:
+                sequence.num_computed += count - 1
+                speculation.verified(sequence, drafts, count - 1)
+                counters.count_drafts(drafts, count - 1)
+    if flight.prompts.tokens:
+        speculation.computed_prompts()
+    else:
+        seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
+        passes = max(flight.batch.num_drafts, default=0)
+        tokens, drafting = flight.batch.num_tokens, output.draft_seconds
+        speculation.observe_step(tokens, seconds, passes=passes, draft_seconds=drafting)

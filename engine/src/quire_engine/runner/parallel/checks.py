@@ -1,0 +1,38 @@
+"""The reasons why a model or an option cannot be used with several ranks."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from quire_engine.config import EngineConfig
+from quire_engine.model.candidate import Candidate
+from quire_engine.model.config import ModelConfig
+from quire_engine.model.model_part import part_problems
+
+
+def parallel_problems(config: EngineConfig, candidate: Candidate, *, device: str | None) -> Iterator[str]:
+    """Yield why the ranks cannot be started; nothing for one rank.
+
+    device  the name of the GPU that would be used; None for the CPU
+    """
+    parallel = config.parallel
+    if parallel.ranks == 1:
+        return
+    flag = f"--tensor-parallel-size {parallel.tensor}"
+    if device is not None:
+        yield (
+            f"{flag} is for CPUs in this version, and the model would run on {device}: several GPUs cannot be used"
+            " together yet; leave it out, or use --device cpu"
+        )
+    if not candidate.is_native:
+        yield f"{flag} is for quire's own model families, and this is {candidate.served_by}: leave it out"
+        return
+    yield from part_problems(cast("ModelConfig", candidate.shape), tensor=parallel.tensor)
+    if config.pooling is not None:
+        yield f"{flag} is for models that generate text, and this one pools (embeddings, scores): leave it out"
+    if config.adapters.enabled:
+        yield f"{flag} and --enable-lora exclude each other: slots for adapters are not divided among ranks yet"
+    if config.speculation is not None and config.speculation.method == "draft_model":
+        yield (
+            f"{flag} and --spec-model exclude each other: the drafts of a model are known only inside a step of rank 0;"
+            " --spec-method ngram works"
+        )

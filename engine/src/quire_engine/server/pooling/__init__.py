@@ -1,0 +1,1 @@
+"""Embeddings, reranking and scores: what an engine that pools serves in the place of text."""

@@ -1,0 +1,30 @@
+"""Several ranks give the same tokens as transformers in float32: each family once, one model under every schedule."""
+
+from typing import Any
+
+import pytest
+from quire_parity.native import CASES
+from quire_parity.schedules import SCHEDULES, Schedule
+
+from quire_engine.config import ParallelOptions
+
+TWO = ParallelOptions(tensor=2)
+FOUR = ParallelOptions(tensor=4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_family_gives_the_same_tokens(name: str, parity: Any) -> None:
+    parity.check(CASES[name], SCHEDULES["prefix hits"], TWO)
+
+
+def test_every_schedule_gives_the_same_tokens(schedule: Schedule, parity: Any) -> None:
+    parity.check(CASES["qwen3_moe, a layer without experts"], schedule, TWO)
+
+
+def test_ranks_share_a_kv_head(parity: Any) -> None:
+    parity.check(CASES["llama, biases, wide heads, tied"], SCHEDULES["in chunks"], FOUR)
+
+
+def test_near_ties_are_rare(parity: Any) -> None:
+    assert parity.tally.compared > 100
+    assert parity.tally.near_ties <= 0.005 * parity.tally.compared, parity.tally

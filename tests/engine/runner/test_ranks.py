@@ -1,0 +1,252 @@
+"""Ranks that share a model: they answer as one process does, and they live and end together."""
+
+import asyncio
+import os
+import random
+import select
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_common.errors import FlagsError
+from quire_engine.config import (
+    AdapterOptions,
+    EngineConfig,
+    ParallelOptions,
+    PoolingSetup,
+    SchedulerOptions,
+    SpeculationOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.errors import EngineStartError, Unavailable
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.supervision import SupervisionOptions
+from quire_engine.runner import load_model
+
+VOCABULARY = 250
+TWO = ParallelOptions(tensor=2)
+Config = Callable[..., EngineConfig]
+Folder = Callable[..., Path]
+
+
+def prompts(count: int = 6) -> list[list[int]]:
+    numbers = random.Random(3)
+    return [[numbers.randrange(3, VOCABULARY) for _ in range(5 + 13 * place)] for place in range(count)]
+
+
+def answer(running: Any, params: list[SamplingParams], *, together: bool = True) -> tuple[dict[int, Any], ...]:
+    """Return tokens, logprobs and prompt logprobs of one request per parameter set."""
+    for key, (prompt, one) in enumerate(zip(prompts(len(params)), params, strict=True)):
+        running.add(key, prompt, one, seed=key)
+        if not together:
+            running.finish()
+    running.finish()
+    running.engine.close()
+    return running.tokens, running.logprobs, running.prompt_logprobs
+
+
+SAMPLED = SamplingParams(max_tokens=8, temperature=0.9, ignore_eos=True, logprobs=3)
+EVERY = [
+    SAMPLED,
+    replace(SAMPLED, top_p=0.8, top_k=20),
+    replace(SAMPLED, min_p=0.05, repetition_penalty=1.2),
+    replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.4, temperature=0.0),
+    replace(SAMPLED, logit_bias=((5, 3.0), (9, -100.0)), prompt_logprobs=2),
+    replace(SAMPLED, allowed_token_ids=(3, 4, 5, 6), temperature=0.0),
+]
+
+
+def test_sampling_is_that_of_one_process(make_folder: Folder, start: Callable[..., Any]) -> None:
+    folder = make_folder()
+    alone = answer(start(folder), EVERY)
+    shared = answer(start(folder, parallel=TWO), EVERY)
+    assert shared[0] == alone[0]
+    for found, expected in zip(shared[1:], alone[1:], strict=True):
+        for key, entries in expected.items():
+            for one, other in zip(found[key], entries, strict=True):
+                assert one.token_ids == other.token_ids
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_deterministic_answers_do_not_depend_on_the_batch(make_folder: Folder, start: Callable[..., Any]) -> None:
+    folder = make_folder("qwen3", head_dim=24)
+    options = {"parallel": TWO, "deterministic": True, "enable_prefix_caching": False}
+    chunks = SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=17)
+    alone = answer(start(folder, **options), EVERY, together=False)
+    assert answer(start(folder, **options, scheduler=chunks), EVERY) == alone
+
+
+def test_ngram_drafts_change_no_token(make_folder: Folder, start: Callable[..., Any]) -> None:
+    folder = make_folder()
+    params = [replace(SAMPLED, temperature=0.0, max_tokens=30, logprobs=None)] * 4
+    ngram = SpeculationOptions(max_tokens=4, shortest_match=1, longest_match=2)
+    alone = answer(start(folder), params)[0]
+    assert answer(start(folder, parallel=TWO, speculation=ngram), params)[0] == alone
+
+
+def test_ranks_share_the_weights(make_folder: Folder, engine_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_folder(tie_word_embeddings=True)
+    alone = load_model(engine_config(folder))
+    with caplog.at_level("INFO"):
+        shared = load_model(engine_config(folder, parallel=TWO))
+    shared.runner.close()
+    norms = 5 * 64 * 4  # all ranks have them
+    assert shared.model_bytes == alone.model_bytes + norms
+    assert "on 2 ranks" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "part"),
+    [
+        ({}, 3, "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
+        ({"intermediate_size": 97}, 2, "does not divide 97 (intermediate_size)"),
+    ],
+)
+def test_sizes_that_do_not_fit_stop_the_start(
+    make_folder: Folder, engine_config: Config, changes: dict[str, Any], ranks: int, part: str
+) -> None:
+    config = engine_config(make_folder(**changes), parallel=ParallelOptions(tensor=ranks))
+    with pytest.raises(FlagsError) as caught:
+        load_model(config)
+    assert any(part in problem for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"adapters": AdapterOptions(enabled=True)}, "--enable-lora exclude each other"),
+        ({"pooling": PoolingSetup(hidden_size=64)}, "this one pools"),
+        (
+            {"speculation": SpeculationOptions(method="draft_model", model=Path("d"), required=False)},
+            "--spec-model exclude each other",
+        ),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_by_name(
+    make_folder: Folder, engine_config: Config, change: dict[str, Any], part: str
+) -> None:
+    config = replace(engine_config(make_folder(), parallel=TWO), **change)
+    with pytest.raises(FlagsError) as caught:
+        load_model(config)
+    assert any(part in problem for problem in caught.value.problems)
+
+
+def test_models_of_transformers_are_refused(make_folder: Folder, engine_config: Config) -> None:
+    with pytest.raises(FlagsError) as caught:
+        load_model(engine_config(make_folder(), parallel=TWO, model_impl="transformers"))
+    assert any("quire's own model families" in problem for problem in caught.value.problems)
+
+
+def test_rank_that_cannot_load_ends_the_start(
+    make_folder: Folder, engine_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank's weights are damaged where only it reads them: rank 0 reports its words, and no process stays."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    source = make_folder()
+    folder = source.parent / f"{source.name}-damaged"
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][-1, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineStartError, match=r"rank 1 of 2: .*up_proj.* NaN"):
+        load_model(engine_config(folder, parallel=TWO))
+    assert not list(children(os.getpid()))
+
+
+# --- they live and end together ---
+
+
+def children(pid: int) -> Iterator[int]:
+    """Yield the ranks that a process has started."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if b"parallel.rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+                yield int(child)
+
+
+def ends(pid: int, timeout: float = 30.0) -> bool:
+    """Wait for the end of any process and return True if it came in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout)[0])
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def config(make_folder: Folder, engine_config: Config) -> EngineConfig:
+    return engine_config(make_folder(), parallel=TWO, kv_cache_memory_bytes=1 << 20)
+
+
+LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+async def test_killed_rank_ends_the_group_which_is_replaced(config: EngineConfig, number: signal.Signals) -> None:
+    client = EngineClient(config)
+    try:
+        await client.start()
+        assert client.ready is not None
+        engine = client.ready.pid
+        (rank,) = children(engine)
+        maps = Path(f"/proc/{rank}/maps").read_text()
+        assert "/memfd:quire-ranks (deleted)" in maps and "/dev/shm" not in maps, "no segment can stay behind"
+        stream = client.submit([1, 2, 3], LONG)
+        await stream.read()
+        os.kill(rank, number)
+        with pytest.raises(Unavailable, match="engine process ended"):
+            while True:
+                await stream.read()
+        assert ends(engine) and ends(rank)
+        async with asyncio.timeout(120):
+            while client.ready is None or client.ready.pid == engine:
+                await asyncio.sleep(0.05)
+        (other,) = children(client.ready.pid)
+        assert (await client.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids
+    finally:
+        await client.close()
+    assert ends(other)
+
+
+async def test_stopped_rank_is_noticed_and_no_process_stays(config: EngineConfig) -> None:
+    client = EngineClient(
+        replace(config, engine_process=replace(config.engine_process, hang_timeout_seconds=2.0)),
+        supervision=SupervisionOptions(hang_timeout_seconds=2.0),
+    )
+    try:
+        await client.start()
+        assert client.ready is not None
+        engine = client.ready.pid
+        (rank,) = children(engine)
+        stream = client.submit([1, 2, 3], LONG)
+        await stream.read()
+        os.kill(rank, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="made no step"):
+            while True:
+                await stream.read()
+        assert ends(engine) and ends(rank)
+    finally:
+        await client.close()
+
+
+async def test_rank_ends_with_a_killed_engine_process(config: EngineConfig) -> None:
+    client = EngineClient(config, supervision=SupervisionOptions(restart_delays_seconds=()))
+    try:
+        await client.start()
+        assert client.ready is not None
+        (rank,) = children(client.ready.pid)
+        os.kill(client.ready.pid, signal.SIGKILL)
+        assert ends(rank)
+    finally:
+        await client.close()
