@@ -108,6 +108,8 @@ class PushedDiscovery:
     def __init__(self) -> None:
         self.hold = HoldPolicy()
         self.canary: CanaryRoute | None = None
+        self.services: Mapping[str, str] = {}
+        """The Services of models, by name."""
         self._publish: Publish | None = None
 
     async def run(self, publish: Publish) -> None:
@@ -119,11 +121,23 @@ class PushedDiscovery:
         while self._publish is None:
             await asyncio.sleep(0)
         found = {
-            name: ModelEndpoints(name=name, endpoints=tuple(endpoints), hold=self.hold, canary=self.canary)
+            name: ModelEndpoints(
+                name=name,
+                endpoints=tuple(endpoints),
+                hold=self.hold,
+                canary=self.canary,
+                service=self.services.get(name, ""),
+            )
             for name, endpoints in models.items()
         }
         for name, model in (adapters or {}).items():
-            found[name] = ModelEndpoints(name=name, endpoints=tuple(models[model]), hold=self.hold, adapter_of=model)
+            found[name] = ModelEndpoints(
+                name=name,
+                endpoints=tuple(models[model]),
+                hold=self.hold,
+                adapter_of=model,
+                service=self.services.get(model, ""),
+            )
         self._publish(found)
 
 
@@ -180,6 +194,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
         api_key_file: Path | None = None,
         max_connections: int = 100,
         num_gateways: int | None = 1,
+        wake_port: int | None = None,
         **options: object,
     ) -> Harness:
         defaults = {
@@ -200,6 +215,7 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             api_key_file=api_key_file,
             max_connections=max_connections,
             num_gateways=num_gateways,
+            wake_port=wake_port,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

@@ -491,7 +491,7 @@ def test_policy_for_held_requests_is_read_from_the_llmdeployment(rules, start_up
         item["spec"]["autoscaling"] = {"minReplicas": 0, "maxReplicas": 2, "scaleToZero": rules}
     if start_up_seconds is not None:
         item["status"]["capacity"] = {"startUpSeconds": start_up_seconds}
-    assert models_of([item], []) == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy)}
+    assert models_of([item], []) == {"chat": ModelEndpoints(name="chat", endpoints=(), hold=policy, service="ns/chat")}
 
 
 def llmadapter(name: str, deployment: str, *, served: str | None = None, since: str = "2026-01-02T00:00:00Z") -> dict:

@@ -14,8 +14,10 @@ from quire_common.contract.engine import (
     RESUME_FIELD,
     TOKENS_COMMENT,
     TRIAL_HEADER,
+    TRIAL_TOGETHER,
     USAGE_COMMENT,
 )
+from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
 from quire_gateway.resumable import OpenStream
 
 FACTS = {"seed": 7, "created": 1, "prompt": "ab"}
@@ -67,12 +69,29 @@ class Engine:
             await self.go_on.wait()
             await response.write(TOKENS_COMMENT + b"[%d]\n\n" % token)
             await asyncio.Event().wait()
-        if self.end != "kill":
+        if self.end == "kill later":
+            await self.go_on.wait()
+        elif self.end != "kill":
             await response.write(b'event: error\ndata: {"error":{"message":"x","code":"%b"}}\n\n' % self.end.encode())
         await asyncio.sleep(0.01)
         assert request.transport is not None
         request.transport.abort()
         return response
+
+
+class Together(Engine):
+    """An engine that sends tokens only when so many streams run at once."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number, self.running, self.all_run = number, 0, asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.running += 1
+        if self.running == self.number:
+            self.all_run.set()
+        await self.all_run.wait()
+        return await super().__call__(request)
 
 
 async def stream(gateway) -> bytes:
@@ -110,7 +129,7 @@ async def test_stream_goes_on_at_another_replica(gateway, replicas, end, after):
     assert gateway.gateway.body_memory.used_bytes == 0
 
 
-async def test_stream_that_kills_two_engines_ends_with_an_error(gateway, replicas):
+async def test_stream_that_kills_three_engines_ends_with_an_error(gateway, replicas):
     fleet = [await replicas(name) for name in "abcd"]
     for replica in fleet:
         replica.behaviour = Engine(ENGINE_STOPPED, 2)
@@ -118,9 +137,55 @@ async def test_stream_that_kills_two_engines_ends_with_an_error(gateway, replica
 
     data = await stream(gateway)
 
-    assert data.startswith(b"".join(map(event, ANSWER[:4]))) and b"replica_failed" in data and b"[DONE]" not in data
+    assert data.startswith(b"".join(map(event, ANSWER[:6]))) and b"replica_failed" in data and b"[DONE]" not in data
     assert data.count(b"event: error") == 1
-    assert sum(len(replica.bodies) for replica in fleet) == 2
+    tried = [headers.get(TRIAL_HEADER) for replica in fleet for headers in replica.headers]
+    assert sorted(tried, key=str) == ["1", None, TRIAL_TOGETHER]
+
+
+async def test_streams_of_a_dead_replica_go_on_together(gateway, replicas):
+    """All of them run at the other replica before the first one ends."""
+    one, two = await replicas("one"), await replicas("two")
+    dying = one.behaviour = Engine("kill later", 2)
+    two.behaviour = Together(8)
+    two.load |= {"running": 50}
+    two.told["quire_max_running_requests"] = 100
+    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+    reading = [asyncio.create_task(stream(gateway)) for _ in range(8)]
+    while len(one.bodies) < 8:
+        await asyncio.sleep(0.01)
+    dying.go_on.set()
+
+    texts = await asyncio.gather(*reading)
+
+    assert [text.count(b"data: {") for text in texts] == [len(ANSWER)] * 8
+    assert await gateway.metric("quire_gateway_resumed_streams_total") == 8
+    assert all(headers[TRIAL_HEADER] == TRIAL_TOGETHER for headers in two.headers)
+
+
+async def test_stream_goes_on_at_its_own_track(gateway, replicas):
+    """The canary's stream goes to its other replica, although the stable one is idle."""
+    fleet = {name: await replicas(name) for name in ("stable", "canary-a", "canary-b")}
+    for replica in fleet.values():
+        replica.behaviour = Engine()
+    fleet["canary-a"].behaviour = Engine(ENGINE_STOPPED, 2)
+    fleet["canary-b"].load |= {"running": 9}
+    gateway.discovery.canary = CanaryRoute(revision="r2", weight_percent=90)
+    await gateway.push(
+        chat=[
+            fleet["stable"].endpoint(track=STABLE),
+            fleet["canary-a"].endpoint(track=CANARY),
+            fleet["canary-b"].endpoint(track=CANARY),
+        ]
+    )
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+
+    data = await stream(gateway)
+
+    assert [len(replica.bodies) for replica in fleet.values()] == [0, 1, 1] and b"[DONE]" in data
 
 
 @pytest.mark.parametrize(

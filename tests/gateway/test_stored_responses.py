@@ -58,7 +58,7 @@ async def keepers(gateway, replicas, *names: str) -> dict[str, Keeper]:
 async def test_a_response_is_found_where_it_was_made(gateway, replicas) -> None:
     made = await keepers(gateway, replicas, "chat-0", "chat-1", "chat-2")
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
-        found = [await client.responses.create(model="chat", input="hi") for _ in range(6)]
+        found = [await client.responses.create(model="chat", input="hi") for _ in range(32)]
         assert len({response.model for response in found}) > 1
         for response in found:
             assert tag_of(response.id) == replica_tag(response.model)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_common.contract.gateway import CANARY, STABLE
 from quire_gateway.trials import Losses, Place, Step, Trials, avoid, most_trials
 
 SAME, OTHER, TRIAL, FAIL = Step.SAME_REPLICA, Step.OTHER_REPLICA, Step.TRIAL, Step.FAIL
@@ -29,6 +30,27 @@ def test_request_fails_at_its_second_loss(reasons: list[str], steps: list[Step])
     losses, found = Losses(), []
     for reason in reasons:
         losses, step = losses.after(reason, terminating=False)
+        found.append(step)
+    assert found == steps
+
+
+RESUME = Step.RESUME
+
+
+@pytest.mark.parametrize(
+    ("events", "steps"),
+    [
+        # A stream with tokens is tried with others first, and alone after its second loss.
+        ([("disconnected", True)] * 3, [RESUME, TRIAL, FAIL]),
+        ([("engine_stopped", False), ("engine_stopped", True), ("disconnected", True)], [TRIAL, TRIAL, FAIL]),
+        ([("moved", True), ("busy", True), ("disconnected", True)], [OTHER, OTHER, RESUME]),
+        ([("disconnected", True), ("trial_running", True), ("disconnected", True)], [RESUME, RESUME, TRIAL]),
+    ],
+)
+def test_stream_with_tokens_fails_at_its_third_loss(events: list[tuple[str, bool]], steps: list[Step]) -> None:
+    losses, found = Losses(), []
+    for reason, has_tokens in events:
+        losses, step = losses.after(reason, terminating=False, has_tokens=has_tokens)
         found.append(step)
     assert found == steps
 
@@ -71,6 +93,45 @@ def test_place_of_the_next_trial(trials: Trials, found: list[Place], chosen: str
         assert request == trials.waiting[0] and after.waiting == trials.waiting[1:]
 
 
+STREAMS = Trials(streams=(7, 8))
+
+
+@pytest.mark.parametrize(
+    ("trials", "found", "chosen"),
+    [
+        (STREAMS, places("a"), "a"),
+        # The place that streams have already gets more of them while it has room.
+        (Trials(streams=(8,), resuming={"a": frozenset({7})}), [Place("a", room=1), Place("b")], "a"),
+        (Trials(streams=(8,), resuming={"a": frozenset({7})}), [Place("a"), Place("b", room=9)], None),
+        (Trials(streams=(8,), resuming={"a": frozenset({7})}), [Place("a"), *places("b", "c", "d")], "b"),
+        # Trials alone and together exclude each other.
+        (Trials((1,), resuming={"a": frozenset({7})}), [Place("a", room=9)], None),
+        (Trials(streams=(8,), running={"a": 1}), [Place("a", room=9)], None),
+        # A request that is tried alone does not wait for streams without a place.
+        (Trials((1,), {}, (8,), {"a": frozenset({7})}), [Place("a"), *places("b", "c", "d")], "b"),
+    ],
+)
+def test_place_of_the_next_stream(trials: Trials, found: list[Place], chosen: str | None) -> None:
+    started = trials.start(found)
+    assert (None if started is None else started[2]) == chosen
+
+
+@pytest.mark.parametrize(
+    ("found", "chosen"),
+    [
+        ([Place("s", track=STABLE), Place("c", in_flight=5, track=CANARY)], "c"),
+        ([Place("s", track=STABLE), Place("c", is_suspect=True, track=CANARY)], "s"),
+        ([Place("s", track=STABLE)], "s"),
+        # It waits for its own track while a replica of it lives.
+        ([Place("s", track=STABLE), Place("c", is_refusing=True, track=CANARY)], None),
+    ],
+)
+@pytest.mark.parametrize("trials", [Trials(streams=(1,)), Trials(waiting=(1,))], ids=["together", "alone"])
+def test_lost_request_stays_on_its_track(trials: Trials, found: list[Place], chosen: str | None) -> None:
+    started = trials.start(found, tracks={1: CANARY})
+    assert (None if started is None else started[2]) == chosen
+
+
 def test_failed_replica_is_asked_only_if_all_failed() -> None:
     failed, trusted = Place("a", is_suspect=True), Place("b", in_flight=9)
     for found, chosen in (([failed], "a"), ([failed, trusted], "b")):
@@ -92,22 +153,28 @@ def test_other_requests_avoid_a_trial(trials: dict[str, int], replicas: list[str
     assert avoid(trials, replicas) == avoided
 
 
-@given(st.lists(st.tuples(st.sampled_from(["enter", "start", "end", "put_back", "leave"]), st.integers(0, 5))))
+EVENTS = ["enter", "enter stream", "start", "end", "put_back", "put_back stream", "leave"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5))))
 def test_each_request_is_in_one_place(events: list[tuple[str, int]]) -> None:
-    """A request waits once or runs once, and no replica has two trials."""
+    """A request waits once or runs once, and no replica has a trial alone with another one."""
     trials, known = Trials(), set[int]()
-    found = places("a", "b", "c", "d")
+    found = [Place(name, room=2) for name in "abcd"]
     for event, request in events:
-        if event == "enter" and request not in known:
-            trials, known = trials.enter(request), known | {request}
+        running = [*trials.running.values(), *(each for members in trials.resuming.values() for each in members)]
+        if event.startswith("enter") and request not in known:
+            trials, known = trials.enter(request, together=event.endswith("stream")), known | {request}
         elif event == "start" and (started := trials.start(found)) is not None:
             trials = started[0]
-        elif event == "end" and request in trials.running.values():
+        elif event == "end" and request in running:
             trials, known = trials.end(request), known - {request}
-        elif event == "put_back" and request in trials.running.values():
-            trials = trials.put_back(request)
+        elif event.startswith("put_back") and request in running:
+            trials = trials.put_back(request, together=event.endswith("stream"))
         elif event == "leave":
             trials, known = trials.leave(request), known - {request}
-        everywhere = [*trials.waiting, *trials.running.values()]
+        resuming = [each for members in trials.resuming.values() for each in members]
+        everywhere = [*trials.waiting, *trials.streams, *trials.running.values(), *resuming]
         assert sorted(everywhere) == sorted(known)
-        assert len(trials.running) <= most_trials(len(found))
+        assert len(trials.places) <= most_trials(len(found))
+        assert not trials.running.keys() & trials.resuming.keys()

@@ -23,6 +23,7 @@ from quire_common.contract.engine import (
     RESUMABLE_HEADER,
     TRIAL_HEADER,
     TRIAL_RUNNING,
+    TRIAL_TOGETHER,
     USAGE_HEADER,
 )
 from quire_common.contract.gateway import TRACK_HEADER
@@ -121,6 +122,11 @@ class Call:
     """The stream to the client."""
     trial: Trial | None = None
     """Its place among the requests that were lost; None for one that was not."""
+
+    @property
+    def current_track(self) -> str:
+        """The track that its next replica should be on: a stream stays on the track that began it."""
+        return self.stream.track or self.track
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +246,7 @@ class Attempts:
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
         if call.trial is not None:
-            passed[TRIAL_HEADER] = "1"
+            passed[TRIAL_HEADER] = TRIAL_TOGETHER if call.trial.together else "1"
         passed[RESUMABLE_HEADER] = "1"
         return passed
 
@@ -289,7 +295,7 @@ class Attempts:
         stream, is_first = call.stream, call.stream.response is None
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
         response = stream.response = await self._begin(call, backend, upstream)
-        stream.start(is_announced=upstream.headers.get(RESUMABLE_HEADER) == "yes")
+        stream.start(is_announced=upstream.headers.get(RESUMABLE_HEADER) == "yes", track=backend.endpoint.track)
         try:
             while chunk := await _next(upstream):
                 if is_first:

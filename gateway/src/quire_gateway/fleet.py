@@ -159,6 +159,8 @@ class Pool:
         self.model = model
         self.adapter_of: str | None = None
         """For an adapter: the model whose replicas serve it; "" if that model has no pool. None for a model."""
+        self.service = ""
+        """The Service of its replicas in a cluster, as NAMESPACE/NAME; empty without one."""
         self._make_backend = make_backend or (lambda endpoint, model: Backend(endpoint=endpoint, model=model))
         self.hold = HoldPolicy()
         self._on_wake = on_wake
@@ -320,7 +322,7 @@ class Fleet:
             if name not in self.pools:
                 self.pools[name] = self._new_pool(name, now)
             pool = self.pools[name]
-            pool.hold, pool.adapter_of = model.hold, model.adapter_of
+            pool.hold, pool.adapter_of, pool.service = model.hold, model.adapter_of, model.service
             pool.route(model.canary)
             if model.adapter_of:
                 pool.tokens_per_byte = self.pools[model.adapter_of].tokens_per_byte

@@ -38,13 +38,18 @@ class Prompt(msgspec.Struct):
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
     cache_salt: msgspec.Raw = msgspec.Raw()
 
     @property
     def texts(self) -> tuple[memoryview, ...]:
         """The texts of the fields that the model sees; most of them are empty."""
         fields = (self.tools, self.instructions, self.system, self.messages, self.input, self.prompt)
-        return tuple(memoryview(field) for field in fields)
+        pairs = (self.query, self.text_1, self.documents, self.text_2)
+        return tuple(memoryview(field) for field in (*fields, *pairs))
 
 
 def prompt_bytes(prompt: Prompt) -> int:
@@ -111,7 +116,7 @@ def peek_request(
     # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
     prompt = peek if is_generating else Prompt()
     answers = max(_number(peek.n), _number(peek.best_of)) if counts_sequences else 1
-    prompts = num_prompts(memoryview(prompt.prompt)) if counts_sequences else 1
+    prompts = _num_prompts(prompt) if counts_sequences else 1
     return PeekedRequest(
         model=peek.model,
         is_stream=bytes(peek.stream) == b"true",
@@ -121,6 +126,21 @@ def peek_request(
         replica_tag=_tag(peek.previous_response_id),
         session=_session(peek.prompt_cache_key) or _session(peek.user),
     )
+
+
+def _num_prompts(body: Prompt) -> int:
+    """Return the number of prompts in a body; each document and each text of a pair is one."""
+    texts = (_num_items(field) for field in (body.documents, body.text_1, body.text_2))
+    # The input of an embedding has the forms of a prompt. That of a response is one text, or a list of objects.
+    return max(num_prompts(memoryview(body.prompt)), num_prompts(memoryview(body.input)), *texts)
+
+
+def _num_items(raw: msgspec.Raw) -> int:
+    """Return the length of a JSON array; 1 for anything else."""
+    try:
+        return len(msgspec.json.decode(raw, type=list[msgspec.Raw]))
+    except msgspec.DecodeError:
+        return 1
 
 
 def num_prompts(prompt: memoryview) -> int:

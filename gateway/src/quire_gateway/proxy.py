@@ -19,6 +19,7 @@ from quire_common.routing.balance import Hold
 from quire_gateway import headers
 from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_error
 from quire_gateway.bodies import Body, BodyMemory
+from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
     BadRequest,
@@ -35,14 +36,16 @@ from quire_gateway.prompt import PeekedRequest, peek_request
 from quire_gateway.trial_queue import TrialQueue
 from quire_gateway.trials import Losses, Step
 from quire_gateway.wait_comments import WaitComments, wait_seconds
+from quire_gateway.wake import SERVICE, pool_behind
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""
 KEY = web.RequestKey("key", Key)
 """The key under which a request stores the API key that it came with, if keys are required."""
-_GENERATING = "/v1/"
-_COUNTING = frozenset({f"{MESSAGES_PATH}/count_tokens"})
-"""Paths below it whose requests are not run through the model."""
+_COUNTING = frozenset({f"{MESSAGES_PATH}/count_tokens", "/tokenize", "/detokenize"})
+"""Paths whose requests are not run through the model."""
+
+_OK = 200
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Proxy:
         self._fleet, self._options, self._metrics = fleet, options, metrics
         self._queue, self._trials, self._memory, self._limits = queue, trials, memory, limits
         self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
+        self.comparisons = Comparisons(session, metrics)
         self.running: set[asyncio.Task[object]] = set()
 
     def cancel(self) -> None:
@@ -105,12 +109,13 @@ class Proxy:
     async def _forward_body(
         self, request: web.Request, body: Body, key: Key | None, allowance: Allowance | None, started: float
     ) -> web.StreamResponse:
-        is_generating = request.path.startswith(_GENERATING) and request.path not in _COUNTING
+        is_generating = request.path not in _COUNTING
         tenant = None if key is None or self._options.shares_prefixes else key.tenant
         peeked = peek_request(
             body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
         )
-        pool = self._pool(peeked.model)
+        service = request.get(SERVICE)
+        pool = pool_behind(service, self._fleet.pools, peeked.model) if service else self._pool(peeked.model)
         request[MODEL] = pool.model
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
         request_id = headers.request_id(request.headers)
@@ -133,7 +138,16 @@ class Proxy:
                     id=request_id,
                     started=started,
                 )
-                return await self._serve_commented(call)
+                sample = self.comparisons.sample(
+                    pool, request, body.data, prompt_tokens=prompt_tokens, request_id=request_id
+                )
+                try:
+                    answer = await self._serve_commented(call)
+                finally:
+                    self.comparisons.release(sample)
+            if sample is not None and answer.status == _OK:
+                self.comparisons.start(sample)
+            return answer
         except asyncio.CancelledError:
             if not self._attempts.cancelling:
                 self._metrics.disconnects.labels(pool.model).inc()
@@ -195,7 +209,7 @@ class Proxy:
         if self._queue.has_waiting(call.pool):
             # Requests that came first are released first.
             await call.ticket.wait(cause=None)
-        while step is not Step.TRIAL:
+        while step not in (Step.TRIAL, Step.RESUME):
             if step is not Step.SAME_REPLICA or backend is None:
                 choice = self._pick(call, tried)
                 if isinstance(choice, Hold):
@@ -213,7 +227,7 @@ class Proxy:
             self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
                 return outcome
-            losses, step = losses.after(outcome.reason, terminating=backend.endpoint.terminating)
+            losses, step = _after(losses, call, backend, outcome)
             if step is not Step.SAME_REPLICA:
                 failure = outcome
                 tried.add(backend.endpoint.id)
@@ -221,19 +235,23 @@ class Proxy:
         return await self._serve_lost(call, losses)
 
     async def _serve_lost(self, call: Call, losses: Losses) -> web.StreamResponse:
-        """Try a request that was lost once more, when no other one that was lost is tried on the same replica."""
+        """Try a request that was lost once more, when no other one that was lost is tried on the same replica.
+
+        Streams that had tokens go on together the first time.
+        """
         call.ticket.close()
-        with self._trials.enter(call.pool) as trial:
+        together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
+        with self._trials.enter(call.pool, track=call.current_track, together=together) as trial:
             call = replace(call, trial=trial)
             while (backend := await trial.turn()) is not None:
                 call.pool.record_sent(backend, prompt_tokens=call.prompt_tokens, blocks=call.blocks)
                 outcome = await self._attempts.send(call, backend)
                 while not isinstance(outcome, web.StreamResponse):
-                    losses, step = losses.after(outcome.reason, terminating=backend.endpoint.terminating)
+                    losses, step = _after(losses, call, backend, outcome)
                     if step is Step.FAIL:
                         raise UpstreamFailed(
-                            f"two replicas of {call.pool.model} died while they worked on this request; the request is "
-                            "not tried again, because it may be the cause"
+                            f"{losses.count} replicas of {call.pool.model} died while they worked on this request; it "
+                            "is not tried again, because it may be the cause"
                         )
                     self._record_retry(call, backend, outcome)
                     if step is not Step.SAME_REPLICA:
@@ -241,7 +259,7 @@ class Proxy:
                     outcome = await self._attempts.send(call, backend)
                 else:
                     return outcome
-                trial.refused(backend)
+                trial.refused(backend, together=losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME)
             raise UpstreamFailed(
                 f"a replica of {call.pool.model} ended while it worked on this request, and none could try it alone "
                 f"within {self._queue.timeout_seconds(call.pool):g} s"
@@ -264,7 +282,14 @@ class Proxy:
         return choice
 
     def _pick_from(self, call: Call, exclude: set[str]) -> Backend | Hold:
-        return call.pool.pick(prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=exclude, track=call.track)
+        return call.pool.pick(
+            prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=exclude, track=call.current_track
+        )
+
+
+def _after(losses: Losses, call: Call, backend: Backend, failed: FailedAttempt) -> tuple[Losses, Step]:
+    terminating = backend.endpoint.terminating
+    return losses.after(failed.reason, terminating=terminating, has_tokens=call.stream.has_tokens)
 
 
 def _keeper(pool: Pool, tag: str | None) -> str | None:

@@ -25,6 +25,8 @@ class OpenStream:
     def __init__(self) -> None:
         self.response: web.StreamResponse | None = None
         """The answer to the client, once it has started."""
+        self.track = ""
+        """The track of the replica that began it; empty before that."""
         self._is_announced = False
         self._facts: dict[str, msgspec.Raw] | None = None
         self._tokens = array("q")
@@ -35,6 +37,11 @@ class OpenStream:
     def is_resumable(self) -> bool:
         """True if another replica can continue it."""
         return self._facts is not None
+
+    @property
+    def has_tokens(self) -> bool:
+        """True if another replica can continue it after tokens that the client has."""
+        return self.is_resumable and bool(self._tokens)
 
     @property
     def may_move(self) -> bool:
@@ -80,12 +87,13 @@ class OpenStream:
         except msgspec.DecodeError:
             return None
 
-    def start(self, *, is_announced: bool) -> None:
+    def start(self, *, is_announced: bool, track: str = "") -> None:
         """Begin to read a replica's answer. Events of the one before that were not relayed are dropped.
 
         Only the comments of a replica that announces them are read.
         """
         self._is_announced, self._held = is_announced, b""
+        self.track = self.track or track
 
     def body(self, original: bytes) -> bytes:
         """Return the body of the request that continues the stream."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
 from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_of
+from quire_gateway.answers import Result
 
 WARM_UP_SECONDS = 60.0
 _BUCKETS = 10_000
@@ -40,12 +41,36 @@ class TrackFigures:
         return {"requests": self.requests, "errors": self.errors, "levels": levels}
 
 
+@dataclass(slots=True)
+class ComparedAnswers:
+    """The sampled requests that both tracks have answered for a comparison."""
+
+    counts: Counter[Result] = field(default_factory=Counter)
+
+    def record(self, result: Result) -> None:
+        """Count one comparison."""
+        self.counts[result] += 1
+
+    def page(self) -> dict[str, int]:
+        """Return the figures as they are sent."""
+        different = self.counts[Result.DIFFERENT]
+        return {
+            "compared": self.counts[Result.SAME] + different,
+            "different": different,
+            "nearTies": self.counts[Result.NEAR_TIE],
+            "failed": self.counts[Result.FAILED],
+        }
+
+
 class Tracks:
     """The two tracks of one model."""
 
     def __init__(self, route: CanaryRoute) -> None:
         self.route = route
         self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
+        self.answers = ComparedAnswers()
+        self._uncompared = 0.0
+        """The comparisons that are due."""
         self._debt = 0.0
         """The requests that the canary should have got and has not."""
 
@@ -53,6 +78,7 @@ class Tracks:
         """Apply a new weight. Another revision starts with new figures."""
         if route.revision != self.route.revision:
             self.figures = {STABLE: TrackFigures(), CANARY: TrackFigures()}
+            self.answers = ComparedAnswers()
         if route != self.route:
             self._debt = 0.0
         self.route = route
@@ -66,10 +92,18 @@ class Tracks:
         self._debt = max(-_MOST_DEBT, min(_MOST_DEBT, debt))
         return CANARY if is_canary and share else STABLE
 
+    def is_compared(self) -> bool:
+        """Return whether a greedy request is part of the sample of comparisons."""
+        self._uncompared += self.route.compared_percent / 100
+        if self._uncompared < 1.0:
+            return False
+        self._uncompared -= 1.0
+        return True
+
     def page(self) -> dict[str, object]:
         """Return the figures of both tracks as they are sent."""
         tracks = {name: figures.page() for name, figures in self.figures.items()}
-        return {"revision": self.route.revision, "tracks": tracks}
+        return {"revision": self.route.revision, "tracks": tracks, "answers": self.answers.page()}
 
 
 class TrackedAttempt:

@@ -1,4 +1,4 @@
-"""Requests that were lost with a replica and wait until they can be tried alone; ``trials`` decides their turns.
+"""Requests that were lost with a replica and wait until they can be tried again; ``trials`` decides their turns.
 
 Under ``proxy``. Each has the time of a held request, counted from its loss, and is counted as held. They are not
 bounded in number: they were admitted before, and ``bodies`` bounds their memory.
@@ -31,6 +31,8 @@ class _Line:
         self.num_members = 0
         """The requests that were lost and have no complete answer; a resumable stream may be lost later."""
         self.turns: dict[int, asyncio.Future[str]] = {}
+        self.tracks: dict[int, str] = {}
+        """The track on which each request should stay."""
         self.refusing_until: dict[str, float] = {}
         self.last_ask = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -47,20 +49,25 @@ class TrialQueue:
     def avoided(self, pool: Pool) -> frozenset[str]:
         """Return the replicas of a model that requests which were never lost should not get."""
         line = self._lines.get(pool)
-        return frozenset() if line is None else avoid(line.trials.running, pool.ready_ids())
+        return frozenset() if line is None else avoid(line.trials.places, pool.ready_ids())
 
     @contextmanager
-    def enter(self, pool: Pool) -> Iterator["Trial"]:
-        """Queue a request that was lost, until the context ends."""
+    def enter(self, pool: Pool, *, track: str, together: bool) -> Iterator["Trial"]:
+        """Queue a request that was lost, until the context ends.
+
+        ``together`` is true for a stream that may go on with others.
+        """
         line = self._lines.setdefault(pool, _Line())
         number = next(self._numbers)
-        line.trials = line.trials.enter(number)
+        line.trials = line.trials.enter(number, together=together)
+        line.tracks[number] = track
         line.num_members += 1
         deadline = monotonic() + self._queue.timeout_seconds(pool)
         try:
-            yield Trial(self, pool, line, number, deadline)
+            yield Trial(self, pool, line, number, deadline, together=together)
         finally:
             line.trials = line.trials.leave(number)
+            del line.tracks[number]
             line.num_members -= 1
             self._start_trials(pool, line)
 
@@ -87,7 +94,7 @@ class TrialQueue:
                         raise UnknownModel(f"the model {pool.model!r} is no longer served")
                     if replica in pool.backends:
                         return pool.backends[replica]
-                    line.trials = line.trials.put_back(trial.number)
+                    line.trials = line.trials.put_back(trial.number, together=trial.together)
         except TimeoutError:
             return None
         finally:
@@ -95,9 +102,9 @@ class TrialQueue:
             self._metrics.held[pool.model] -= 1
 
     def refused(self, trial: "Trial", replica: str) -> None:
-        """Record that a replica refused a trial for now; the request is the next to be tried."""
+        """Record that a replica refused a trial for now, or was lost in it; the request is the next to be tried."""
         line = trial.line
-        line.trials = line.trials.put_back(trial.number)
+        line.trials = line.trials.put_back(trial.number, together=trial.together)
         line.refusing_until[replica] = monotonic() + 2 * _POLL_SECONDS
         trial.deadline = min(trial.deadline, monotonic() + self._queue.timeout_seconds(trial.pool))
 
@@ -116,25 +123,31 @@ class TrialQueue:
                 _give(turn, "")
         now = monotonic()
         ask_suspect = now - line.last_ask >= _ASK_SUSPECT_SECONDS
-        places = [
-            Place(
+        places = {
+            id_: Place(
                 id=id_,
                 in_flight=backend.in_flight,
                 is_suspect=backend.is_suspect(now),
                 is_refusing=now < line.refusing_until.get(id_, 0.0),
+                room=backend.room(now),
+                track=backend.endpoint.track,
             )
             for id_, backend in pool.backends.items()
             if backend.is_ready
-        ]
-        while (started := line.trials.start(places, ask_suspect=ask_suspect)) is not None:
+        }
+        while (
+            started := line.trials.start(list(places.values()), ask_suspect=ask_suspect, tracks=line.tracks)
+        ) is not None:
             line.trials, number, replica = started
+            place = places[replica]
+            places[replica] = place._replace(in_flight=place.in_flight + 1, room=place.room - 1)
             if pool.backends[replica].is_suspect(now):
                 line.last_ask, ask_suspect = now, False
             _give(line.turns[number], replica)
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
-        if line.trials.waiting:
+        if line.trials.waiting or line.trials.streams:
             line.timer = asyncio.get_running_loop().call_later(_POLL_SECONDS, self._start_trials, pool, line)
         elif not line.num_members:
             self._lines.pop(pool, None)
@@ -148,16 +161,21 @@ def _give(turn: asyncio.Future[str], replica: str) -> None:
 class Trial:
     """The place of one lost request in the queue."""
 
-    def __init__(self, queue: TrialQueue, pool: Pool, line: _Line, number: int, deadline: float) -> None:
+    def __init__(
+        self, queue: TrialQueue, pool: Pool, line: _Line, number: int, deadline: float, *, together: bool
+    ) -> None:
         self._queue = queue
         self.pool, self.line, self.number, self.deadline = pool, line, number, deadline
+        self.together = together
+        """True for a stream that may go on with others."""
 
     async def turn(self) -> Backend | None:
         """Wait until the request may be tried; return the replica, or None when the time is up."""
         return await self._queue.turn(self)
 
-    def refused(self, backend: Backend) -> None:
-        """Record that the replica did not run the request, which is the next to be tried."""
+    def refused(self, backend: Backend, *, together: bool) -> None:
+        """Record that the replica did not end the request, which is the next to be tried, together or alone."""
+        self.together = together
         self._queue.refused(self, backend.endpoint.id)
 
     def end(self) -> None:

@@ -216,6 +216,7 @@ class Namespace:
             "podmonitors": "/apis/monitoring.coreos.com/v1",
             "prometheusrules": "/apis/monitoring.coreos.com/v1",
             "horizontalpodautoscalers": "/apis/autoscaling/v2",
+            "endpointslices": "/apis/discovery.k8s.io/v1",
         }.get(kind, "/api/v1")
         return f"{prefix}/namespaces/{self.name}/{kind}" + (f"/{name}" if name else "")
 

@@ -92,6 +92,7 @@ class _ServedName(msgspec.Struct, frozen=True):
 class _Rollout(msgspec.Struct, frozen=True, rename="camel"):
     canary_revision: str | None = None
     weight_percent: int | None = None
+    compared_percent: float | None = None
 
 
 class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -142,7 +143,11 @@ class KubeDeployment(msgspec.Struct, frozen=True):
         if rollout is None or not rollout.canary_revision:
             return None
         weight = _within(rollout.weight_percent, 100.0)
-        return CanaryRoute(revision=rollout.canary_revision, weight_percent=0 if weight is None else int(weight))
+        return CanaryRoute(
+            revision=rollout.canary_revision,
+            weight_percent=0 if weight is None else int(weight),
+            compared_percent=_within(rollout.compared_percent, 100.0) or 0.0,
+        )
 
 
 def _within(value: float | None, most: float) -> float | None:
@@ -266,6 +271,7 @@ def snapshot_of(
             hold=kept[key_of(claim)].hold,
             canary=None if claim.adapter else kept[key_of(claim)].canary,
             adapter_of=models.get(key_of(claim), "") if claim.adapter else None,
+            service=str(key_of(claim)),
         )
         for model, claim in first.items()
     }
