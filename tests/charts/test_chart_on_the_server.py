@@ -179,9 +179,15 @@ def test_accounts_may_do_their_work_and_no_more(
         ("admin", "update", "llmdeployments.quire.dev/scale", True),
         ("admin", "deletecollection", "llmdeployments.quire.dev", True),
         ("admin", "patch", "llmdeployments.quire.dev/status", False),
+        ("view", "watch", "llmadapters.quire.dev", True),
+        ("view", "create", "llmadapters.quire.dev", False),
+        ("edit", "create", "llmadapters.quire.dev", True),
+        ("edit", "patch", "llmadapters.quire.dev/status", False),
+        ("edit", "deletecollection", "llmadapters.quire.dev", False),
+        ("admin", "deletecollection", "llmadapters.quire.dev", True),
     ],
 )
-def test_kubernetes_own_roles_reach_llmdeployments(
+def test_kubernetes_own_roles_reach_both_kinds(
     installed: Release, role: str, verb: str, resource: str, allowed: bool
 ) -> None:
     user, binding = f"{role}-of-{installed.name}", f"{installed.name}-{role}"
@@ -192,6 +198,35 @@ def test_kubernetes_own_roles_reach_llmdeployments(
     if allowed:  # aggregation is done by a controller and takes a moment
         granted = eventually(lambda: may(installed.server, user, verb, resource, namespace=installed.namespace))
     assert granted is allowed
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "allowed"),
+    [
+        ("create", "llmadapters.quire.dev", True),
+        ("delete", "llmadapters.quire.dev", True),
+        ("get", "llmadapters.quire.dev/status", True),
+        ("patch", "llmadapters.quire.dev/status", False),
+        ("get", "llmdeployments.quire.dev", True),
+        ("patch", "llmdeployments.quire.dev", False),
+        ("patch", "llmdeployments.quire.dev/scale", False),
+        ("get", "configmaps", False),
+        ("get", "secrets", False),
+    ],
+)
+def test_the_role_for_adapters_reaches_nothing_else(
+    installed: Release, verb: str, resource: str, allowed: bool
+) -> None:
+    user, binding = f"adapters-of-{installed.name}", f"{installed.name}-adapters"
+    if not installed.server.kubectl("get", "rolebinding", binding, "-n", installed.namespace, "--ignore-not-found"):
+        role = f"{installed.name}.{installed.namespace}.adapter-editor"
+        assert installed.server.kubectl("get", "clusterrole", role)
+        bind = ("create", "rolebinding", binding, f"--clusterrole={role}", f"--user={user}")
+        installed.server.kubectl(*bind, "-n", installed.namespace)
+        assert eventually(
+            lambda: may(installed.server, user, "list", "llmadapters.quire.dev", namespace=installed.namespace)
+        )
+    assert may(installed.server, user, verb, resource, namespace=installed.namespace) is allowed
 
 
 def may(server: ControlPlane, user: str, verb: str, resource: str, *, namespace: str) -> bool:

@@ -47,7 +47,7 @@ def test_the_charts_own_certificate_is_for_its_service_and_vouched_for_by_the_bu
     helm: Helm, tmp_path: Path
 ) -> None:
     made = kinds(helm.template(OWN))
-    secret, (webhook,) = made["Secret"], made["ValidatingWebhookConfiguration"]["webhooks"]
+    secret, (webhook, of_adapters) = made["Secret"], made["ValidatingWebhookConfiguration"]["webhooks"]
     files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
     for name, file in files.items():
         file.write_bytes(decoded(secret["data"][name]))
@@ -58,6 +58,11 @@ def test_the_charts_own_certificate_is_for_its_service_and_vouched_for_by_the_bu
 
     shake_hands(client, server, name=f"{service['name']}.{service['namespace']}.svc")
 
+    assert of_adapters["clientConfig"] == {
+        **webhook["clientConfig"],
+        "service": {**service, "path": "/llmadapters"},
+    }
+    assert [rule["resources"] for rule in of_adapters["rules"]] == [["llmadapters"]]
     assert (service["name"], service["port"]) == (made["Service"]["metadata"]["name"], 443)
 
 
@@ -96,7 +101,7 @@ def test_the_operator_is_given_the_certificate_and_takes_its_flags(helm: Helm, t
 def test_a_secret_of_somebodys_own(helm: Helm) -> None:
     made = kinds(helm.template(GIVEN))
     assert "Secret" not in made
-    (webhook,) = made["ValidatingWebhookConfiguration"]["webhooks"]
+    webhook, _ = made["ValidatingWebhookConfiguration"]["webhooks"]
     assert decoded(webhook["clientConfig"]["caBundle"]).startswith(b"-----BEGIN CERTIFICATE-----")
     volumes = operator_pod(helm.template(GIVEN))["volumes"]
     assert {"secretName": "mine"} in [v.get("secret") for v in volumes]
@@ -112,11 +117,10 @@ def test_an_issuer_of_cert_manager(helm: Helm) -> None:
 
 
 def test_only_the_namespaces_that_are_watched_are_judged(helm: Helm) -> None:
-    (webhook,) = kinds(helm.template({**OWN, "watchNamespaces": ["a", "b"]}))["ValidatingWebhookConfiguration"][
-        "webhooks"
-    ]
-    (expression,) = webhook["namespaceSelector"]["matchExpressions"]
-    assert expression == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
+    configuration = kinds(helm.template({**OWN, "watchNamespaces": ["a", "b"]}))["ValidatingWebhookConfiguration"]
+    for webhook in configuration["webhooks"]:
+        (expression,) = webhook["namespaceSelector"]["matchExpressions"]
+        assert expression == {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["a", "b"]}
 
 
 def test_a_bundle_that_is_no_certificate_is_refused(helm: Helm) -> None:

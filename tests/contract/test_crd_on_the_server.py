@@ -16,7 +16,7 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
-from quire_operator.domain.resource import Invalid, KVCache, Spec
+from quire_operator.domain.resource import AdapterSpec, Invalid, KVCache, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
@@ -82,7 +82,6 @@ def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str)
             "mode": "Enforce",
             "minReplicas": 1,
             "maxReplicas": 3,
-            "targets": {"timeToFirstToken": {"percentile": 95, "threshold": "1s"}},
             "scaleUp": {"window": "0s", "maxPercent": 100, "maxStep": 4, "period": "15s"},
             "scaleDown": {"window": "300s", "maxStep": 1, "period": "60s"},
         },
@@ -124,6 +123,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "a cache of so many bytes": {"engine": {"kvCache": {"size": 4294967296}}},
     "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
+    "ranks": {"parallelism": {"tensor": 2}, "resources": {"limits": {"cpu": 2, "memory": "64Gi"}}},
+    "ranks of as many CPUs as the node has": {"parallelism": {"tensor": 64}},
+    "one rank on less than a CPU": {"resources": {"limits": {"cpu": "500m"}}},
     "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
     "no spare GPU": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
     "a surge in percent": {"rollout": {"maxSurge": "25%", "maxUnavailable": "10%"}},
@@ -156,8 +158,11 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 def test_the_examples_are_accepted(crd_server: ControlPlane, example: Path) -> None:
     """The server and the parser of this version accept them."""
     told = crd_server.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(example))
-    assert "created (server dry run)" in told
-    assert isinstance(Spec.parse(yaml.safe_load(example.read_text())), Spec)
+    documents = list(yaml.safe_load_all(example.read_text()))
+    assert told.count("created (server dry run)") == len(documents)
+    for document in documents:
+        kind = AdapterSpec if document["kind"] == "LLMAdapter" else Spec
+        assert isinstance(kind.parse(document), kind)
 
 
 def model(**more: Any) -> dict[str, Any]:
@@ -237,7 +242,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "speculation by an unknown method": (
         {"engine": {"speculation": {"method": "Draft"}}},
         "spec.engine.speculation.method",
-        'supported values: "NGram"',
+        'supported values: "NGram", "DraftModel"',
+    ),
+    "a draft model without a source": (
+        {"engine": {"speculation": {"method": "DraftModel"}}},
+        "spec.engine.speculation.draft",
+        "is required with method DraftModel",
+    ),
+    "a draft model for prompt lookup": (
+        {"engine": {"speculation": {"method": "NGram", "draft": {"source": "hf://a/b"}}}},
+        "spec.engine.speculation.draft",
+        "applies only to method DraftModel",
+    ),
+    "prompt lookup that is not required": (
+        {"engine": {"speculation": {"method": "NGram", "required": True}}},
+        "spec.engine.speculation.required",
+        "applies only to method DraftModel",
+    ),
+    "an optional draft model on a claim": (
+        {"engine": {"speculation": {"method": "DraftModel", "draft": {"source": "pvc://c/s"}, "required": False}}},
+        "spec.engine.speculation.required",
+        "cannot be false with a draft.source of pvc://",
     ),
     "as many drafts as a block has tokens": (
         {"engine": {"speculation": {"method": "NGram", "maxTokens": 16}}},
@@ -283,6 +308,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"resources": {"limits": {"nvidia.com/gpu": 2}}},
         "spec.resources.limits",
         "nvidia.com/gpu must be 1",
+    ),
+    "no ranks": ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor", "greater than or equal to 1"),
+    "more ranks than a replica has": (
+        {"parallelism": {"tensor": 65}},
+        "spec.parallelism.tensor",
+        "less than or equal to 64",
     ),
     "much memory": ({"resources": {"limits": {"memory": "much"}}}, "spec.resources.limits[memory]", QUANTITY),
     "negative replicas": ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),

@@ -59,6 +59,19 @@ def test_every_flag_that_quire_sets_exists() -> None:
     assert known >= engine_flags.RESERVED_FLAGS
 
 
+@pytest.mark.parametrize(("tensor", "cache_size"), [(1, None), (2, None), (2, 2**30)])
+def test_the_engine_gets_the_ranks_of_the_spec(tensor: int, cache_size: int | None) -> None:
+    """Sizes of memory are those of the replica in the spec, and those of a rank for the engine."""
+    cache: dict[str, object] = {} if cache_size is None else {"kvCache": {"size": cache_size}}
+    spec = spec_of({**cache, "swapSpace": "2Gi"}, parallelism={"tensor": tensor})
+    args = engine_contract.engine_args(spec, model_path="/models/m")
+    assert ("--tensor-parallel-size" in args) is (tensor > 1), "pod templates of one rank do not change"
+    config = engine_reads(args)
+    assert config.parallel.tensor == tensor
+    assert config.cache.kv_cache_memory_bytes == (None if cache_size is None else cache_size // tensor)
+    assert config.cache.swap_space_bytes == 2**31 // tensor
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "caching"),
     list(itertools.product([d.value for d in DType], BLOCK_SIZES, ["Enabled", "Disabled"])),
@@ -96,6 +109,16 @@ def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, si
     assert (config.server.host, config.server.port) == ("0.0.0.0", engine_names.HTTP_PORT)
     assert (config.server.drain_timeout_seconds, config.server.lenient) == (90.0, True)
     assert config.server.resumable_streams and not engine_reads(["--model", "m"]).server.resumable_streams
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_engine_reads_what_the_spec_says_of_a_draft(required: bool) -> None:
+    speculation = {"method": "DraftModel", "draft": {"source": "hf://a/s"}, "maxTokens": 5, "required": required}
+    spec = spec_of({"speculation": speculation})
+    read = engine_reads(engine_contract.engine_args(spec, model_path="m", draft_path="/models/s")).speculation
+    assert read is not None and (read.method, read.model) == ("draft_model", Path("/models/s"))
+    assert (read.max_tokens, read.required) == (5, required)
+    assert engine_reads(engine_contract.engine_args(spec, model_path="m")).speculation is None
 
 
 def test_a_local_replica_is_told_its_port_threads_and_cache() -> None:

@@ -63,6 +63,14 @@ def test_the_init_container_puts_the_model_where_the_engine_looks(environment: d
     assert (folder / "config.json").exists()
 
 
+def test_an_optional_draft_that_is_nowhere_keeps_the_pod_going(environment: dict[str, str], tmp_path: Path) -> None:
+    draft = str(tmp_path / "draft")
+    done = run(["hf://org/none", "--to", draft, "--optional"], environment)
+    assert done.returncode == 0, done.stderr
+    assert "no model org/none" in done.stderr and "continuing without it" in done.stdout
+    assert not (tmp_path / "draft").exists()
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS
+from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUNDS
 from quire_cli.simulation.engine import Engine
 from quire_cli.simulation.scenario import EngineModel, Request
 from quire_cli.simulation.sequence import Sequence
@@ -20,7 +20,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request as EngineRequest
 from quire_engine.server import serve
-from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
+from quire_engine.server.observability.metrics import PER_TOKEN, TIME_TO_FIRST_TOKEN
 
 RATE, STEP, BLOCK = 1000.0, 0.1, 16
 
@@ -127,6 +127,7 @@ def test_queues_are_as_long_as_the_engines():
 
 def test_first_token_waits_have_the_engines_buckets():
     assert (*TIME_TO_FIRST_TOKEN, inf) == FIRST_TOKEN_WAIT_BOUNDS
+    assert (*PER_TOKEN, inf) == TOKEN_GAP_BOUNDS
 
 
 TOKENS_TOLD = [(0.05, 300), (0.31, 700), (0.32, 20), (0.9, 1), (2.5, 5000), (2.6, 40)]

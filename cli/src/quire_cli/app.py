@@ -209,10 +209,11 @@ def plan(
     specs = read_deployments(file)
     for spec in specs:
         facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
+        draft = store.draft_facts(spec)
         where = planning.places(spec, specs, gpu=gpu, memory_bytes=memory, machine=machine)
-        found = planning.answers(spec, facts, where, machine=machine)
+        found = planning.answers(spec, facts, where, machine=machine, draft=draft)
         everything_fits &= any(answer.fits for answer in found)
-        console.print(planning.render(spec, facts, found))
+        console.print(planning.render(spec, facts, found, draft=draft))
     if not everything_fits:
         raise typer.Exit(1)
 

@@ -1,6 +1,7 @@
 """``quire explain`` for users: where it finds its data, what it shows, and its error messages."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -329,3 +330,18 @@ def test_watched_in_a_pipe_it_tells_what_was_and_ends_with_the_run(quire: Any, m
     lines = out.splitlines()
     assert len(lines) == 4 and lines[0].endswith("ArrivingWork needs 1.60 replicas")
     assert "the run ended" in lines[-1]
+
+
+def test_defaults_are_shown_with_their_config_maps() -> None:
+    found = [
+        ("engine.image", "quire/quire-defaults"),
+        ("podTemplate", "ns/quire-defaults"),
+        ("auth", "ns/quire-defaults"),
+    ]
+    status = {"defaults": [{"field": field, "configMap": source} for field, source in found]}
+    body = replace(trim_resource(resource(conditions=[])), status=status)
+    told = of_resource(body, OperatorReport(log=(), problem=None), place="there", now=0.0)
+    assert [(notice.subject, notice.reason, notice.message) for notice in told.notices] == [
+        ("Defaults", "ConfigMap quire/quire-defaults", "engine.image"),
+        ("Defaults", "ConfigMap ns/quire-defaults", "podTemplate, auth"),
+    ]

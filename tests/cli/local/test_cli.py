@@ -146,6 +146,25 @@ def test_plan_says_what_fits_on_a_gpu(quire: Quire) -> None:
     assert "fits" in out
 
 
+def test_plan_counts_ranks_on_a_cpu_and_refuses_them_on_a_gpu(quire: Quire) -> None:
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "parallelism: {tensor: 16}"))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "64Gi")
+    assert code == 0
+    assert "16, each with 957 MiB of the weights" in out
+    assert "256 KiB = 2 × 32 layers × 16 KV heads × 128 × 2 bytes" in out
+    assert "about 13.4 GiB" in out
+    code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code == 2
+    assert "spec.parallelism is for CPUs in this version" in err
+
+
+def test_plan_refuses_a_tensor_size_that_does_not_divide(quire: Quire) -> None:
+    write(DOCUMENT % (", maxModelLength: 8192", "parallelism: {tensor: 5}"))
+    code, _, err = quire("plan", "-f", "f.yaml", "--memory", "64Gi")
+    assert code == 2
+    assert "spec.parallelism.tensor: must divide the 32 attention heads of the model, got 5; set it to 4" in err
+
+
 def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None:
     in_int8 = DOCUMENT.replace("[--load-format, dummy]", "[--load-format, dummy, --quantization, int8]")
     write(in_int8 % (", maxModelLength: 512, dtype: BFloat16", ""))
@@ -155,6 +174,26 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
     code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code != 0
     assert "--quantization int8 is for CPUs" in err
+
+
+def test_plan_counts_the_draft_model(quire: Quire) -> None:
+    speculation = ", speculation: {method: DraftModel, draft: {source: 'file://./small'}%s}"
+    write(DOCUMENT % (", maxModelLength: 512, dtype: BFloat16" + speculation % "", ""))
+    small = Path("small")
+    small.mkdir()
+    config = json.loads(Path("model/config.json").read_text()) | {"num_hidden_layers": 4}
+    (small / "config.json").write_text(json.dumps(config))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
+    assert code == 0
+    assert "16 KiB per token in the KV cache: file://./small" in out
+    assert "128 KiB = 2 × 32 layers" in out
+    code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "18Gi")
+    assert code == 1
+    assert "remove spec.engine.speculation" in out
+    (small / "config.json").write_text(json.dumps(config | {"vocab_size": 5}))
+    code, _, err = quire("plan", "-f", "f.yaml", "--memory", "32Gi")
+    assert code == 2
+    assert "its vocabulary has 5 tokens" in err
 
 
 def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest.MonkeyPatch) -> None:

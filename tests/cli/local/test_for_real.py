@@ -97,7 +97,9 @@ async def test_it_answers_the_openai_client_heals_and_leaves_nothing(quire: Quir
             model="org/tiny", messages=[{"role": "user", "content": "What is a list?"}], max_tokens=8, temperature=0
         )
         assert answer.usage is not None and answer.usage.completion_tokens == 8
-        stream = await client.completions.create(model="org/tiny", prompt="A list", max_tokens=8, stream=True)
+        stream = await client.completions.create(
+            model="org/tiny", prompt="A list", max_tokens=8, stream=True, extra_body={"ignore_eos": True}
+        )
         assert [chunk.choices[0].finish_reason async for chunk in stream][-1] == "length"
 
         async with httpx.AsyncClient(base_url=quire.replica_url(), trust_env=False) as replica:
@@ -108,7 +110,9 @@ async def test_it_answers_the_openai_client_heals_and_leaves_nothing(quire: Quir
         os.kill(quire.leaders()["chat-0"].pid, signal.SIGKILL)
         assert (await quire.event("phase", process="chat-0", phase="Failed"))["exitCode"] == -signal.SIGKILL
         await quire.event("phase", process="chat-0", phase="Ready")
-        again = await client.completions.create(model="org/tiny", prompt="A list", max_tokens=2)
+        again = await client.completions.create(
+            model="org/tiny", prompt="A list", max_tokens=2, extra_body={"ignore_eos": True}
+        )
         assert again.choices[0].finish_reason == "length"
 
     everything = quire.processes()

@@ -33,7 +33,7 @@ class Cluster:
         self.troubles.append(message)
         self.watch()
 
-    def add(self, name: str = "chat", *, replicas: int = 1, gpus: int = 0) -> None:
+    def add(self, name: str = "chat", *, replicas: int = 1, gpus: tuple[int, ...] = ()) -> None:
         deployment = LocalDeployment(
             name=name,
             served_name=f"served-{name}",
@@ -140,7 +140,7 @@ async def test_a_crashed_replica_leaves_the_list_and_counts_as_pending(
 
 
 async def test_each_replica_sees_its_own_gpu_or_none(cluster: Cluster, tmp_path: Path) -> None:
-    for name, gpus, expected in (("gpu", 2, ["0", "1"]), ("cpu", 0, ["", ""])):
+    for name, gpus, expected in (("gpu", (3, 4), ["3", "4"]), ("again", (5,), ["5", "5"]), ("cpu", (), ["", ""])):
         cluster.add(name, replicas=2, gpus=gpus)
         await cluster.until(f"{name}-0", f"{name}-1", name=name)
         pids = [status.identity.pid for status in cluster.local.statuses(name) if status.identity]

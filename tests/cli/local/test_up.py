@@ -181,6 +181,36 @@ async def test_the_engine_is_told_its_share_of_the_machine(tmp_path: Path) -> No
     assert given["--host"] == "127.0.0.1"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+async def test_an_optional_draft_model_is_passed_on_if_it_is_there(tmp_path: Path, exists: bool) -> None:
+    seen = tmp_path / "args"
+    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
+    speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}
+    text = document(engine={"speculation": speculation, "extraArgs": ["--load-format", "dummy"]})
+    run = Run(tmp_path, text, engine=(sys.executable, "-c", script, str(seen)))
+    if exists:
+        (tmp_path / "small").mkdir()
+        (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
+    async with running(run):
+        async with asyncio.timeout(20):
+            while not seen.exists() or not seen.read_text():
+                await asyncio.sleep(0.02)
+    args = seen.read_text().split()
+    given = dict(zip(args, args[1:], strict=False))
+    assert given.get("--spec-model") == (str(tmp_path / "small") if exists else None)
+    assert ("--no-spec-required" in args) is exists
+    said = [str(line["message"]) for line in run.lines.of("download")]
+    assert any("serves without its draft model file://./small" in line for line in said) is not exists
+
+
+async def test_a_required_draft_model_that_is_missing_starts_nothing(tmp_path: Path) -> None:
+    speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}}
+    run = Run(tmp_path, document(engine={"speculation": speculation, "extraArgs": ["--load-format", "dummy"]}))
+    with pytest.raises(ModelProblem) as caught:
+        await run.up.run()
+    assert "spec.engine.speculation.draft.source" in str(caught.value.details)
+
+
 async def test_the_engine_is_told_where_the_keys_are_that_its_spec_asks_for(tmp_path: Path) -> None:
     seen, keys = tmp_path / "args", tmp_path / "keys"
     keys.write_text("a-key-of-mine")
@@ -284,9 +314,12 @@ async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path
     with pytest.raises(CapacityProblem, match="maxModelLength is 513, but the model supports 512 tokens"):
         await too_long.up.run()
     no_gpu = Run(tmp_path, document(resources={"limits": {"nvidia.com/gpu": 1}}))
-    with pytest.raises(CapacityProblem, match="1 replicas need a GPU"):
+    with pytest.raises(CapacityProblem, match="the replicas need 1 GPU "):
         await no_gpu.up.run()
-    for run in (too_large, too_long, no_gpu):
+    undivided = Run(tmp_path, document(parallelism={"tensor": 3}))
+    with pytest.raises(CapacityProblem, match="spec.parallelism.tensor: must divide the . attention heads"):
+        await undivided.up.run()
+    for run in (too_large, too_long, no_gpu, undivided):
         assert run.lines.events == []
 
 

@@ -120,8 +120,8 @@ def test_every_request_ends_once_and_every_sample_could_be_a_scrape(told, scenar
             continue  # an engine that died counts from zero
         for before, after in pairwise(history):
             assert all(getattr(before, name) <= getattr(after, name) + 1e-9 for name in COUNTERS)
-            waits = zip(before.first_token_waits.counts, after.first_token_waits.counts, strict=True)
-            assert all(a <= b for a, b in waits)
+            for old, new in zip(before.histograms, after.histograms, strict=True):
+                assert all(a <= b for a, b in zip(old.counts, new.counts, strict=True))
 
 
 @settings(max_examples=40, deadline=None)
@@ -174,4 +174,8 @@ def test_an_engine_works_as_long_as_there_is_work_and_gives_all_blocks_back(mode
     assert sample.finished_requests == len(sequences) and engine.kv.used == 0
     served = [s for s in sequences if s.outcome is Outcome.FINISHED]
     assert sample.generation_tokens == sum(s.output_tokens for s in served)
-    assert sample.first_token_waits.total == len(served)
+    assert sample.first_token_waits.total == sample.first_token_times.total == len(served)
+    # A token that follows a recomputation comes with it and not from a decode step.
+    recomputed = sum(s.preemptions for s in sequences)
+    assert sample.generation_tokens - len(served) - recomputed <= sample.token_gaps.total
+    assert sample.token_gaps.total <= sample.generation_tokens - len(served)

@@ -41,7 +41,9 @@ async def test_it_serves_again_once_certificate_and_key_belong_together(
             return await anext(server)
 
     (port,) = free_ports(1)
-    webhook = Webhook(host="127.0.0.1", port=port, certificate=files.certificate, key=files.key, judge=judge)
+    webhook = Webhook(
+        host="127.0.0.1", port=port, certificate=files.certificate, key=files.key, judge=judge, judge_adapter=judge
+    )
     put(first, second)
     server = reviews_server(webhook, called, check_seconds=0.01)
     waiting = asyncio.create_task(served())
@@ -74,6 +76,7 @@ async def test_only_clients_of_the_named_authority_are_answered(tmp_path: Path) 
         certificate=ours.certificate,
         key=ours.key,
         judge=judge,
+        judge_adapter=judge,
         client_ca=authority.pair.certificate,
     )
     server = reviews_server(webhook, called)

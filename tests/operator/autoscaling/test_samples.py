@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from quire_operator.domain.autoscaling.flow import increment, share_above
+from quire_operator.domain.autoscaling.flow import Thresholds, increment, share_above
 from quire_operator.domain.autoscaling.observation import (
     Histogram,
     Observation,
@@ -92,7 +92,7 @@ def test_counters_grow_by_their_difference():
     after = sample(
         arrived_requests=13.0, arrived_prompt_tokens=150.0, generation_tokens=90.0, steps=25.0, busy_seconds=2.0
     )
-    grown = increment(before, after, threshold_seconds=1.0)
+    grown = increment(before, after, Thresholds(wait=1.0))
     assert (grown.requests, grown.prompt_tokens, grown.generation_tokens) == (3, 50, 40)
     assert (grown.work.steps, grown.work.busy_seconds) == (20, 1.0)
 
@@ -100,21 +100,21 @@ def test_counters_grow_by_their_difference():
 def test_engine_that_restarted_counts_from_zero():
     before = sample(arrived_requests=1000.0, arrived_prompt_tokens=9e6, generation_tokens=5e5, finished_requests=990.0)
     after = sample(arrived_requests=2.0, arrived_prompt_tokens=30.0, generation_tokens=8.0, finished_requests=1.0)
-    grown = increment(before, after, threshold_seconds=1.0)
+    grown = increment(before, after, Thresholds(wait=1.0))
     assert (grown.requests, grown.prompt_tokens, grown.generation_tokens, grown.finished_requests) == (2, 30, 8, 1)
 
 
 def test_arrivals_of_an_engine_that_does_not_count_them_are_what_left_and_what_is_within():
     before = sample(waiting=2.0, running=3.0, queued_prompt_tokens=40.0, prompt_tokens=500.0, finished_requests=7.0)
     after = sample(waiting=5.0, running=4.0, queued_prompt_tokens=90.0, prompt_tokens=620.0, finished_requests=9.0)
-    grown = increment(before, after, threshold_seconds=1.0)
+    grown = increment(before, after, Thresholds(wait=1.0))
     assert (grown.requests, grown.prompt_tokens) == (6, 170)
 
 
 def test_first_tokens_are_counted_against_the_threshold(kit):
     before = sample(first_token_waits=kit.waits(quick=10.0, late=1.0))
     after = sample(first_token_waits=kit.waits(quick=16.0, late=5.0))
-    grown = increment(before, after, threshold_seconds=1.0)
+    grown = increment(before, after, Thresholds(wait=1.0))
     assert (grown.first_tokens, grown.late_first_tokens) == (10, 4)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.contract.tracks import bin_of
-from quire_operator.domain.canary.figures import Track, Tracks, above, count, quantile, read_tracks, summed
+from quire_operator.domain.canary.figures import Answers, Track, Tracks, above, count, quantile, read_tracks, summed
 from quire_operator.domain.canary.judgement import Verdict, curve, judge
 from quire_operator.domain.resource import Canary, Gate, GateMetric
 
@@ -83,7 +83,12 @@ def test_kind_of_latency_that_does_not_occur_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("stable", "canary", "expected"),
     [
-        ((10_000, 0), (499, 499), Verdict.WAITING),
+        # Before minRequests, only an error rate far above the limit fails.
+        ((10_000, 0), (499, 499), Verdict.FAILED),
+        ((10_000, 0), (50, 7), Verdict.FAILED),
+        ((10_000, 0), (49, 49), Verdict.WAITING),
+        ((10_000, 0), (499, 5), Verdict.WAITING),
+        ((10_000, 5_000), (499, 250), Verdict.WAITING),
         ((10_000, 0), (500, 15), Verdict.FAILED),
         ((10_000, 0), (700, 0), Verdict.PASSED),
         ((10_000, 0), (500, 2), Verdict.WAITING),
@@ -100,6 +105,43 @@ def test_error_rate(stable: tuple[int, int], canary: tuple[int, int], expected: 
     assert verdict(tracks[0], tracks[1], policy) is expected
 
 
+@pytest.mark.parametrize(
+    ("errors", "requests", "expected"),
+    [(0, 500, Verdict.PASSED), (0, 499, Verdict.WAITING), (1, 500, Verdict.FAILED)],
+)
+def test_limit_without_any_error_can_be_passed(errors: int, requests: int, expected: Verdict) -> None:
+    policy = replace(ONE, gates=(replace(ERRORS, max_percent=0.0),))
+    assert verdict(Track(requests=10_000), Track(requests=requests, errors=errors), policy) is expected
+
+
+COMPARING = Canary(gates=(Gate(metric=GateMetric.ANSWERS),))
+
+
+@pytest.mark.parametrize(
+    ("compared", "different", "limit", "expected", "leaning"),
+    [
+        (0, 0, None, Verdict.WAITING, None),
+        (19, 19, None, Verdict.WAITING, None),
+        (20, 4, None, Verdict.FAILED, Verdict.FAILED),
+        (20, 1, None, Verdict.WAITING, Verdict.FAILED),
+        (300, 0, None, Verdict.WAITING, Verdict.PASSED),
+        (310, 0, None, Verdict.PASSED, Verdict.PASSED),
+        (2000, 20, None, Verdict.PASSED, Verdict.PASSED),
+        (310, 1, 0.0, Verdict.FAILED, Verdict.FAILED),
+        (320, 0, 0.0, Verdict.PASSED, Verdict.PASSED),
+        (20, 20, 100.0, Verdict.PASSED, Verdict.PASSED),
+    ],
+)
+def test_answers(
+    compared: int, different: int, limit: float | None, expected: Verdict, leaning: Verdict | None
+) -> None:
+    policy = replace(COMPARING, gates=(replace(COMPARING.gates[0], max_percent=limit),))
+    found = Tracks(answers=Answers(compared=compared, different=different, near_ties=2, failed=1))
+    (result,) = judge(policy, found)
+    assert (result.verdict, result.leaning) == (expected, leaning)
+    assert (result.canary.count, result.canary.errors) == (compared, different)
+
+
 def test_curve_shows_both_tracks_by_load() -> None:
     points = curve(TTFT, Tracks(stable=latencies({1: (400, 0.1)}), canary=latencies({1: (50, 0.1), 3: (10, 0.4)})))
     assert [(p.load, p.stable.count, p.canary.count) for p in points] == [("1", 400, 50), ("4-7", 0, 10)]
@@ -110,10 +152,11 @@ def test_curve_shows_both_tracks_by_load() -> None:
 def test_gateways_are_added_up() -> None:
     page = (
         b'{"models": {"chat": {"revision": "r", "tracks": {"canary": {"requests": 3, "errors": 1, '
-        b'"levels": {"2": {"timeToFirstToken": {"61": 2}}}}}}}}'
+        b'"levels": {"2": {"timeToFirstToken": {"61": 2}}}}}, "answers": {"compared": 4, "nearTies": 1}}}}'
     )
     one = read_tracks(page)
     total = summed([one, one])["chat", "r"].canary
+    assert summed([one, one])["chat", "r"].answers == Answers(compared=8, near_ties=2)
     assert (total.requests, total.errors, total.histogram("timeToFirstToken", 2)) == (6, 2, {61: 4})
     for bad in (b"", b"[]", b'{"models": {"chat": {"tracks": {}}}}', b'{"models": 1}'):
         with pytest.raises(ValueError):

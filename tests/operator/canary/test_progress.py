@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire_operator.domain.canary.judgement import Figures, GateResult, Verdict
 from quire_operator.domain.canary.progress import HAS_CANARY, Phase, Record, Situation, advance
 from quire_operator.domain.canary.record import read, section, with_gates
-from quire_operator.domain.resource import Canary, CanaryStep, Gate, GateMetric, OnFailure
+from quire_operator.domain.resource import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
 
 STEPS = tuple(CanaryStep(weight_percent=weight, duration_seconds=60.0) for weight in (20, 50))
 POLICY = Canary(steps=STEPS, min_requests=100)
@@ -91,6 +91,34 @@ def test_transition(before: Record | None, situation: Situation, policy: Canary,
     after = advance(before, situation, policy, now=T + 70)
     found = (after.phase, after.stable, after.canary, after.rejected, after.step, after.weight_percent)
     assert found == expected
+
+
+ESTIMATE, FAIL, PASS = OnInconclusive
+
+
+@pytest.mark.parametrize(
+    ("rule", "leaning", "requests", "expected"),
+    [
+        (ESTIMATE, Verdict.PASSED, 4000, Phase.PROMOTING),
+        (ESTIMATE, Verdict.FAILED, 4000, Phase.ROLLED_BACK),
+        (ESTIMATE, None, 4000, Phase.ROLLED_BACK),
+        (PASS, Verdict.FAILED, 4000, Phase.PROMOTING),
+        (FAIL, Verdict.PASSED, 4000, Phase.ROLLED_BACK),
+        (FAIL, Verdict.PASSED, 3999, Phase.CANARY),
+        (PASS, None, 3999, Phase.CANARY),
+    ],
+)
+def test_uncertain_gate_is_decided_after_max_requests(
+    rule: OnInconclusive, leaning: Verdict | None, requests: int, expected: Phase
+) -> None:
+    policy = replace(POLICY, on_inconclusive=rule)
+    results = [replace(result(Verdict.WAITING), leaning=leaning), result(Verdict.PASSED)]
+    after = advance(LAST, seen(results=results, requests=requests), policy, now=T + 70)
+    assert after.phase is expected
+    assert ("maxRequests 4000" in after.message) == (expected is not Phase.CANARY)
+    earlier = advance(FIRST, seen(results=results, requests=requests), policy, now=T + 70)
+    assert (earlier.phase, earlier.step) == (Phase.CANARY, 1), "only the last step is bounded"
+    assert advance(LAST, seen(results=results, requests=requests), policy, now=T + 59).phase is Phase.CANARY
 
 
 def test_step_lasts_its_duration() -> None:

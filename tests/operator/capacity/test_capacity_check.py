@@ -12,7 +12,7 @@ from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.capacity_check import hub_source, is_let_in, judge, replica_memory
+from quire_operator.domain.status.capacity_check import ReplicaMemory, hub_source, is_let_in, judge, replica_memory
 
 MIB = 2**20
 LLAMA_3_8B = {
@@ -117,6 +117,14 @@ def test_the_sentence_says_what_where_and_what_would_help() -> None:
         "fill 90 %: weights 15 GiB (bfloat16), working space 1.93 GiB, KV cache 1 GiB for one sequence of 8,192 "
         "tokens; give a replica 19.9 GiB"
     )
+
+
+@pytest.mark.parametrize("memory", [None, ReplicaMemory(size_bytes=2**40, on_gpu=False, where="it")])
+def test_a_model_that_cannot_be_divided_is_refused(memory: ReplicaMemory | None) -> None:
+    refused = judge(spec_of(parallelism={"tensor": 3}), facts(), memory)
+    assert refused is not None and refused.reason == "InvalidSpec"
+    assert refused.message.startswith("spec.parallelism.tensor: must divide the 32 attention heads of the model, got 3")
+    assert judge(spec_of(parallelism={"tensor": 16}), facts(), memory) is None
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,27 @@ def test_bad_canary_is_rolled_back_and_a_new_edit_tried(space: Namespace, operat
     operator.kill()
 
 
+def test_canary_without_traffic_waits_until_it_is_withdrawn(space: Namespace, operators: Operators, page: Page) -> None:
+    """It waits without requests, also paused, and changing the spec back removes it by hand."""
+    operator = start(space, operators, page)
+    settle(space)
+    space.apply(**NEW)
+    until(lambda: (drive(space), rollout(space).get("weightPercent") == 20)[1], why=lambda: rollout(space))
+    until(lambda: "no gateway reports this canary" in rollout(space)["message"], why=lambda: rollout(space))
+    page.revision, page.tracks = rollout(space)["canaryRevision"], {"stable": track(0), "canary": track(0)}
+    until(lambda: "no request has reached the canary" in rollout(space)["message"], why=lambda: rollout(space))
+    space.apply(**NEW, paused=True)
+    until(lambda: "spec.paused is true" in rollout(space)["message"], why=lambda: rollout(space))
+    page.tracks = GOOD
+    until(lambda: rollout(space)["gates"][0]["verdict"] == "Passed", why=lambda: rollout(space))
+    assert (rollout(space)["phase"], rollout(space)["weightPercent"]) == ("Canary", 20)
+    space.apply(**OLD)
+    reaches(space, "Stable", sequences_of_stable="8")
+    until(lambda: "chat-canary" not in space.names("deployments"))
+    assert "changed back" in rollout(space)["message"] and "rejectedRevision" not in rollout(space)
+    operator.kill()
+
+
 def test_operator_killed_before_each_kind_of_write_comes_to_the_same_end(
     crd_installed: ControlPlane, operators: Operators, page: Page, tmp_path: Path
 ) -> None:

@@ -149,3 +149,18 @@ def test_a_memory_limit_that_is_too_small_is_told_without_any_right_to_nodes(
     ready = space.wait_reason("chat", "Ready", "InsufficientMemory")
     assert "spec.resources.limits.memory is 2 GiB" in ready["message"]
     assert space.names("deployments") == []
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused_before_pods(start: Start, space: Namespace, hub: str) -> None:
+    """No memory limit is needed for this; a size that divides the model is applied."""
+    start(*space.flags(), "--hub-endpoint", hub)
+    space.apply("chat", model=MODEL, parallelism={"tensor": 3})
+    ready = space.wait_reason("chat", "Ready", "InvalidSpec")
+    assert "spec.parallelism.tensor: must divide the 32 attention heads of the model, got 3" in ready["message"]
+    assert space.names("deployments") == []
+
+    space.apply("chat", model=MODEL, parallelism={"tensor": 2})
+    until(lambda: space.get("deployments", "chat"))
+    (engine,) = (space.get("deployments", "chat") or {})["spec"]["template"]["spec"]["containers"]
+    assert engine["args"][engine["args"].index("--tensor-parallel-size") + 1] == "2"
+    space.wait_reason("chat", "Degraded", "AsExpected")

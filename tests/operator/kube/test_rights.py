@@ -10,6 +10,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from kube_support.gateways import WAKE_FLAGS, run_gateway, wake_slice
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from kube_support.replicas import IDLE, engines_at
 from kube_support.rights import operator_rights
@@ -70,7 +71,7 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     space = Namespace(crd_installed, "rights")
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
     start = crd_installed.audit.position()
-    operator = operators.start(*space.flags(), identity="rights", tick_seconds=1.0)
+    operator = operators.start(*space.flags(), *WAKE_FLAGS, identity="rights", tick_seconds=1.0)
     cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     rules = {"window": "0s", "period": "1s"}
     space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
@@ -91,6 +92,11 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     space.apply_adapter("legal", deployment="base")
     until(lambda: ((space.get("llmadapters", "legal") or {}).get("status") or {}).get("conditions"))
     until(lambda: "legal" in str((space.get("configmaps", "base-adapters") or {}).get("data")))
+    run_gateway(space)
+    space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 1})
+    until(lambda: wake_slice(space, "sleepy"))
+    space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 1, "maxReplicas": 1})
+    until(lambda: wake_slice(space, "sleepy") is None)
     yield space, start, operator
     operator.kill()
     crd_installed.client().delete("/api/v1/namespaces/rights")

@@ -41,7 +41,7 @@ def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[type
     container = {"name": "engine", "image": "x", "ports": [{"name": "http", "containerPort": PORT}]}
     pod = {
         "metadata": {"name": "gateway-0", "labels": {"app": "gateway"}},
-        "spec": {"automountServiceAccountToken": False, "nodeName": "nowhere", "containers": [container]},
+        "spec": {"automountServiceAccountToken": False, "containers": [container]},
     }
     shared_space.create("pods", pod)
     ready = [{"type": "Ready", "status": "True"}]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests.desired import Manifests, child_refs, desired, selector
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource import AdapterSpec, Spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 Children = Callable[..., Manifests]
@@ -75,6 +75,29 @@ def test_no_label_of_a_person_is_in_the_selector(children: Children) -> None:
     body: Any = children(podTemplate=template).deployment.body
     assert body["spec"]["selector"]["matchLabels"] == SELECTOR == selector("chat")
     assert body["spec"]["template"]["metadata"]["labels"]["team"] == "a"
+
+
+ONE_NODE: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi"}}
+PINNED = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "surge"),
+    [
+        ({"model": ONE_NODE}, 0),
+        ({"model": ONE_NODE, "rollout": {"maxSurge": 1}}, 0),
+        ({"model": ONE_NODE, "autoscaling": {"minReplicas": 0, "maxReplicas": 1}}, 0),
+        ({"model": ONE_NODE, "podTemplate": PINNED}, 1),
+        ({"model": ONE_NODE | {"cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}}, 1),
+        ({"model": ONE_NODE | {"cache": {"claimName": "shared"}}}, 1),
+        ({"model": {"source": "hf://org/model"}}, 1),
+    ],
+)
+def test_the_only_replica_frees_its_volume_first(children: Children, spec: dict[str, Any], surge: int) -> None:
+    """A successor on another node could not mount a ReadWriteOnce volume while the old replica runs."""
+    body: Any = children(**spec).deployment.body
+    limits = body["spec"]["strategy"]["rollingUpdate"]
+    assert limits == {"maxSurge": surge, "maxUnavailable": 1 - surge}
 
 
 @pytest.mark.parametrize(
@@ -202,6 +225,9 @@ def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: in
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_example_is_something_to_deploy(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
+        if document["kind"] == "LLMAdapter":
+            assert isinstance(AdapterSpec.parse(document), AdapterSpec)
+            continue
         spec = Spec.parse(document)
         assert isinstance(spec, Spec), str(spec)
         assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e")), Manifests)

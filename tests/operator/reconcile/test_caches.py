@@ -26,6 +26,25 @@ async def test_several_replicas_of_one_readwriteonce_claim_are_refused(world: An
     assert f"create {DEPLOYMENT}" in await world.settle()
 
 
+async def test_a_canary_that_may_be_unable_to_mount_the_claim_is_refused(world: Any) -> None:
+    world.apply(model=cached(), rollout={"strategy": "Canary"})
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec"
+    assert "spec.rollout.strategy to RollingUpdate" in world.message("Ready")
+
+
+async def test_a_rollout_in_place_says_that_it_interrupts_serving(world: Any) -> None:
+    """With a surge, old and new replica would wait for each other if the new one is on another node."""
+    world.apply(model=cached())
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+    world.apply(model=cached(), engine={"maxSequences": 8})
+    await world.settle()
+    assert world.condition("Progressing") == "True RollingOut"
+    assert "the old replica is stopped before the new one starts" in world.message("Progressing")
+
+
 async def test_what_an_older_operator_applied_goes_on_until_it_is_changed(world: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as older:
         older.setattr(reconciler, "cache_refusal", lambda resource, spec: (None, None))

@@ -125,6 +125,19 @@ async def test_it_is_made_when_what_was_short_changes(checked: Any, fix: Callabl
     assert checked.condition("Degraded") == "False AsExpected"
 
 
+async def test_a_draft_model_is_looked_up_and_counted(checked: Any) -> None:
+    checked.hub.answer = facts(5 * 10**9)
+    speculation = {"method": "DraftModel", "draft": {"source": "hf://org/draft"}}
+    limits = {"limits": {"memory": "16Gi"}}
+    checked.apply(model=MODEL, resources=limits, engine={"maxModelLength": 512})
+    assert "create Deployment chat" in await checked.settle()
+    checked.apply(model=MODEL, resources=limits, engine={"maxModelLength": 512, "speculation": speculation})
+    assert "event InsufficientMemory" in await checked.settle()
+    assert "draft model 9.31 GiB" in checked.message("Degraded")
+    assert "remove spec.engine.speculation" in checked.message("Degraded")
+    assert checked.hub.asked == 2
+
+
 async def test_what_runs_is_left_as_it_is_by_a_spec_that_does_not_fit(checked: Any) -> None:
     checked.hub.answer = facts(10**9)
     checked.apply(model=MODEL, resources=GPU)

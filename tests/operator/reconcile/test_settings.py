@@ -89,7 +89,7 @@ def test_error_is_one_screen_without_a_traceback(argv: list[str], code: int, say
     output = done.stdout + done.stderr
     assert done.returncode == code
     assert says in output and "Traceback" not in output
-    assert len(output.splitlines()) <= 90
+    assert len(output.splitlines()) <= 100
 
 
 def test_gateways_have_labels_or_addresses() -> None:

@@ -64,7 +64,6 @@ def deployment(**spec: Any) -> Spec | Invalid:
     [
         ({"engine": {"adapters": {"maxLoaded": 4, "maxInMemory": 3}}}, "spec.engine.adapters.maxInMemory"),
         ({"engine": {"adapters": {"maxRank": 0}}}, "spec.engine.adapters.maxRank"),
-        ({"engine": {"adapters": {}}, "resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.engine.adapters"),
         ({"engine": {"extraArgs": ["--enable-lora"]}}, "spec.engine.extraArgs[0]"),
         ({"engine": {"extraArgs": ["--max-loras", "3"]}}, "spec.engine.extraArgs[0]"),
     ],
@@ -73,6 +72,10 @@ def test_problems_of_the_room_for_adapters(spec: dict[str, Any], problem: str) -
     invalid = deployment(**spec)
     assert isinstance(invalid, Invalid)
     assert [each.path for each in invalid.problems] == [problem]
+
+
+def test_gpus_serve_adapters() -> None:
+    assert isinstance(deployment(engine={"adapters": {}}, resources={"limits": {"nvidia.com/gpu": 1}}), Spec)
 
 
 def test_host_memory_has_four_adapters_for_each_slot() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, Spec
+from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, OnInconclusive, Spec
 
 
 def parse(rollout: Mapping[str, object], **spec: object) -> Spec | Invalid:
@@ -42,6 +42,22 @@ def test_strategy_alone_has_the_defaults() -> None:
     assert (policy.min_requests, policy.on_failure) == (500, OnFailure.ROLLBACK)
 
 
+def test_answers_are_compared_only_with_their_gate() -> None:
+    assert (Canary().compares_answers, Canary().compared_percent) == (False, 0.0)
+    for fields, percent in (({}, 10.0), ({"answerSamplePercent": "2.5"}, 2.5)):
+        spec = parse(canary(gates=[{"metric": "Answers"}], **fields))
+        assert isinstance(spec, Spec) and spec.rollout.canary is not None
+        assert spec.rollout.canary.compared_percent == percent
+        assert spec.rollout.canary.gates[0].error_limit == 0.01
+
+
+def test_bound_of_requests_follows_min_requests() -> None:
+    assert (Canary().most_requests, Canary(min_requests=50).most_requests) == (20_000, 2_000)
+    spec = parse(canary(maxRequests=500, onInconclusive="Fail"))
+    assert isinstance(spec, Spec) and spec.rollout.canary is not None
+    assert (spec.rollout.canary.most_requests, spec.rollout.canary.on_inconclusive) == (500, OnInconclusive.FAIL)
+
+
 def test_other_strategies_have_no_canary() -> None:
     spec = parse({"strategy": "Recreate"})
     assert isinstance(spec, Spec) and spec.rollout.canary_policy is None
@@ -71,11 +87,26 @@ def test_every_field_is_read() -> None:
         ({"gates": [{"percentile": 95}]}, "spec.rollout.canary.gates[0].metric: is required"),
         (
             {"gates": [{"metric": "ErrorRate", "percentile": 95}]},
-            "spec.rollout.canary.gates[0]: metric ErrorRate has no percentile",
+            "spec.rollout.canary.gates[0]: metrics ErrorRate and Answers have no percentile",
         ),
         (
+            {"gates": [{"metric": "Answers", "maxIncreasePercent": 5}]},
+            "spec.rollout.canary.gates[0]: metrics ErrorRate and Answers have no percentile",
+        ),
+        (
+            {"answerSamplePercent": 5},
+            "spec.rollout.canary: answerSamplePercent is for a gate with metric Answers: add one",
+        ),
+        (
+            {"gates": [{"metric": "Answers"}], "answerSamplePercent": "5%"},
+            "spec.rollout.canary.answerSamplePercent: must be a percentage",
+        ),
+        ({"maxRequests": 499}, "spec.rollout.canary: maxRequests must not be below minRequests"),
+        ({"maxRequests": 10}, "spec.rollout.canary.maxRequests: must be >= 50"),
+        ({"onInconclusive": "Wait"}, "spec.rollout.canary.onInconclusive: must be Estimate, Fail or Pass"),
+        (
             {"gates": [{"metric": "TimeToFirstToken", "maxPercent": 1}]},
-            "spec.rollout.canary.gates[0]: maxPercent is for metric ErrorRate",
+            "spec.rollout.canary.gates[0]: maxPercent is for metrics ErrorRate and Answers",
         ),
         (
             {"gates": [{"metric": "ErrorRate", "maxPercent": "0,5"}]},

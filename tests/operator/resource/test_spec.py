@@ -91,7 +91,10 @@ def test_autoscaling_has_the_defaults_of_the_design() -> None:
             parsed({"autoscaling": {"maxReplicas": 1}}).autoscaling.targets,  # type: ignore[union-attr]
             queue_depth=None,
             kv_usage_percent=None,
-            time_to_first_token=LatencyTarget(percentile=95, threshold_seconds=1.0),
+            first_token_wait=None,
+            total_time_to_first_token=None,
+            inter_token_latency=None,
+            time_to_first_token=None,
         ),
         scale_up=ScaleUp.steps(window_seconds=0.0, max_percent=100, max_step=4, period_seconds=15.0),
         scale_down=ScaleDown.steps(window_seconds=300.0, max_step=1, period_seconds=60.0),
@@ -242,6 +245,34 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             "spec.engine.speculation.maxTokens: must be less than blockSize",
         ),
         (
+            {"engine": {"speculation": {"method": "DraftModel"}}},
+            "spec.engine.speculation.draft: is required with method DraftModel",
+        ),
+        (
+            {"engine": {"speculation": {"method": "NGram", "draft": {"source": "hf://a/b"}}}},
+            "spec.engine.speculation.draft: applies only to method DraftModel",
+        ),
+        (
+            {"engine": {"speculation": {"method": "NGram", "required": False}}},
+            "spec.engine.speculation.required: applies only to method DraftModel",
+        ),
+        (
+            {"engine": {"speculation": {"method": "DraftModel", "draft": {}}}},
+            "spec.engine.speculation.draft.source: is required",
+        ),
+        (
+            {"engine": {"speculation": {"method": "DraftModel", "draft": {"source": "a/b"}}}},
+            "spec.engine.speculation.draft.source: must be",
+        ),
+        (
+            {"engine": {"speculation": {"method": "DraftModel", "draft": {"source": "pvc://c/s"}, "required": False}}},
+            "spec.engine.speculation.required: cannot be false with a draft.source of pvc://",
+        ),
+        (
+            {"engine": {"extraArgs": ["--spec-model", "/m"]}},
+            "--spec-model is set by spec.engine.speculation.draft.source",
+        ),
+        (
             {
                 "engine": {"speculation": {"method": "NGram"}},
                 "resources": {"limits": {"nvidia.com/gpu": "1"}},
@@ -263,8 +294,33 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
             "imagePullSecrets: must have at most 16 entries, got 17",
         ),
         ({"engine": {"extraArgs": ["--seed"] * 65}}, "spec.engine.extraArgs: must have at most 64 entries, got 65"),
-        ({"parallelism": {"tensor": 2}}, "spec.parallelism: unknown field"),
+        ({"parallelism": {"data": 2}}, "spec.parallelism.data: unknown field"),
+        ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor: must be >= 1, got 0"),
+        ({"parallelism": {"tensor": 65}}, "spec.parallelism.tensor: must be <= 64, got 65"),
         ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "must be 1: a replica uses one GPU"),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+            "spec.parallelism.tensor: is for CPUs in this version",
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"cpu": "1500m"}}},
+            "spec.parallelism.tensor: must be at most resources.limits.cpu",
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "engine": {"adapters": {}}},
+            "spec.parallelism.tensor: does not work with engine.adapters",
+        ),
+        (
+            {
+                "parallelism": {"tensor": 2},
+                "engine": {"speculation": {"method": "DraftModel", "draft": {"source": "hf://a/small"}}},
+            },
+            "spec.parallelism.tensor: does not work with engine.speculation.draft",
+        ),
+        (
+            {"engine": {"extraArgs": ["--tensor-parallel-size", "2"]}},
+            "extraArgs[0]: --tensor-parallel-size is set by spec.parallelism.tensor; set it there",
+        ),
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),
         ({"resources": {"limits": {"memory": "4Gb"}}}, "spec.resources.limits[memory]: must be a quantity"),
         ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),

@@ -28,12 +28,14 @@ from quire_common.model_source import (
 from quire_common.safetensors_header import NoWeights, count_parameters
 from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.resource import Spec
 from quire_operator.ports import ModelUnknown
 
 Progress = Callable[[int, int], None]
 """Receives the bytes that are here and the bytes in total."""
 Say = Callable[[str], None]
 """Receives a line for the user."""
+MODEL_FIELD, DRAFT_FIELD = "spec.model.source", "spec.engine.speculation.draft.source"
 _MAX_LINE_BYTES = 1 << 20
 _HUB_HINT = "check the spelling of org/name and the revision; for a private or gated model set HF_TOKEN"
 
@@ -44,13 +46,16 @@ class ModelStore:
     def __init__(self, *, base: Path, cache: Path, environ: Mapping[str, str] = os.environ) -> None:
         self._base, self._cache, self._environ = base, cache, environ
 
-    async def fetch(self, source: Source, *, progress: Progress, say: Say = lambda line: None) -> Path:
+    async def fetch(
+        self, source: Source, *, progress: Progress, say: Say = lambda line: None, field: str = MODEL_FIELD
+    ) -> Path:
         """Return the folder with the model, downloaded if necessary. A cancelled download is resumed by the next call.
 
         ``say`` receives what the user should know about it, such as another process that downloads the same model.
+        ``field`` of the spec names the source, for messages.
         """
         if not isinstance(source, RemoteSource):
-            return self._folder(source)
+            return self._folder(source, field)
         # A session of its own: a Ctrl-C on the terminal is for this process, which ends the other.
         process = await start_watched(
             [installed(FETCH_COMMAND), str(source), "--cache", str(self._cache)],
@@ -81,10 +86,10 @@ class ModelStore:
             raise _broken(source, process.returncode, (await errors).decode(errors="replace"))
         return folder
 
-    def facts(self, source: Source, *, weights_needed: bool = True) -> ModelFacts:
+    def facts(self, source: Source, *, weights_needed: bool = True, field: str = MODEL_FIELD) -> ModelFacts:
         """Return what is known about the model without its weights. Blocks on the network for a remote source."""
         if not isinstance(source, RemoteSource):
-            return folder_facts(self._folder(source), weights_needed=weights_needed)
+            return folder_facts(self._folder(source, field), weights_needed=weights_needed)
         cached = cached_model(self._cache, source)
         if cached is not None:
             return folder_facts(cached / source.path if isinstance(source, ImageSource) else cached)
@@ -102,6 +107,31 @@ class ModelStore:
                 raise _problem(error)
         raise _broken(source, done.returncode, done.stderr)
 
+    def draft_facts(self, spec: Spec) -> ModelFacts | None:
+        """Return what is known about the draft model of a spec; None without one."""
+        speculation = spec.engine.speculation
+        if speculation is None or speculation.draft is None:
+            return None
+        weights_needed = not spec.engine.invents_weights
+        return self.facts(speculation.draft.source, weights_needed=weights_needed, field=DRAFT_FIELD)
+
+    async def fetch_draft(self, spec: Spec, *, progress: Progress, say: Say) -> tuple[Path, ModelFacts] | None:
+        """Return the folder of the draft model and its facts; None without one.
+
+        An optional model that is unavailable gives None too, and ``say`` receives the reason.
+        """
+        speculation = spec.engine.speculation
+        if speculation is None or speculation.draft is None:
+            return None
+        try:
+            folder = await self.fetch(speculation.draft.source, progress=progress, say=say, field=DRAFT_FIELD)
+            return folder, folder_facts(folder, weights_needed=not spec.engine.invents_weights)
+        except ModelProblem as error:
+            if speculation.required:
+                raise
+            say(f"{spec.name} serves without its draft model {speculation.draft.source}: {error}")
+            return None
+
     async def _hub_facts(self, source: HubSource) -> ModelFacts:
         reader = HubFacts(self._environ.get("HF_ENDPOINT") or None, token=_hub_token(self._environ))
         try:
@@ -112,7 +142,7 @@ class ModelStore:
         finally:
             await reader.aclose()
 
-    def _folder(self, source: FileSource | ClaimSource) -> Path:
+    def _folder(self, source: FileSource | ClaimSource, field: str) -> Path:
         if isinstance(source, ClaimSource):
             raise ModelProblem(
                 f"{source} is a volume of a cluster, and this machine is not a cluster",
@@ -124,7 +154,7 @@ class ModelStore:
             where = f" (relative to {self._base})" if source.relative else ""
             raise ModelProblem(
                 f"the model folder {folder.resolve()} {kind}",
-                details=[f"spec.model.source: {source}{where}"],
+                details=[f"{field}: {source}{where}"],
                 hint="it must hold config.json, a tokenizer and safetensors weights",
             )
         return folder.resolve()

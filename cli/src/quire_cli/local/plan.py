@@ -17,6 +17,7 @@ from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, find_gpu
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
+from quire_operator.domain.capacity.ranks import kv_copies
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
 
@@ -66,6 +67,10 @@ def places(
             raise CapacityProblem(
                 "--quantization int8 is for CPUs", hint="remove it from spec.engine.extraArgs, or do not use --gpu"
             )
+        if spec.parallelism.tensor > 1:
+            raise CapacityProblem(
+                "spec.parallelism is for CPUs in this version", hint="remove it from the spec, or do not use --gpu"
+            )
         return [Place(label=found.name, memory_bytes=found.memory_bytes, on_gpu=True)]
     on_gpu = spec.resources.gpus > 0
     if memory_bytes is not None:
@@ -83,22 +88,28 @@ def places(
     ]
 
 
-def answers(spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine) -> list[Answer]:
+def answers(
+    spec: Spec, facts: ModelFacts, where: Sequence[Place], *, machine: Machine, draft: ModelFacts | None = None
+) -> list[Answer]:
     """Return the result for each place."""
     found: list[Answer] = []
     for place in where:
-        needs, limits = measure(spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16)
+        needs, limits = measure(
+            spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16, draft=draft
+        )
         outcome = capacity.fit(spec, needs, limits, memory_bytes=place.memory_bytes)
         found.append(Answer(place=place, needs=needs, limits=limits, outcome=outcome))
     return found
 
 
-def render(spec: Spec, facts: ModelFacts, found: Sequence[Answer]) -> RenderableType:
+def render(
+    spec: Spec, facts: ModelFacts, found: Sequence[Answer], *, draft: ModelFacts | None = None
+) -> RenderableType:
     """Return the tables: what the model needs, where it fits, and what would make it fit."""
-    return Group(_needs(spec, facts, found[0]), Text(), _fits(spec, found), *_advice(spec, found))
+    return Group(_needs(spec, facts, draft, found[0]), Text(), _fits(spec, found), *_advice(spec, found))
 
 
-def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
+def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answer) -> Table:
     config, needs, limits = facts.config, answer.needs, answer.limits
     tables = f"in int8, with embeddings in {needs.dtype}"
     held = tables if needs.weights_in_int8 else f"× {DTYPE_BYTES[needs.dtype]} bytes"
@@ -108,10 +119,12 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     swap = spec.engine.swap_space_bytes
     windowed = config.layers - config.windows.count(None)
     windows = f", {windowed} with a window" if windowed else ""
+    alone = needs.without_draft or needs
+    copies = kv_copies(config, spec.parallelism)
     per_token = (
-        f"{config.layers} layers × {config.kv_heads} KV heads × {config.head_dim}"
+        f"{config.layers} layers × {config.kv_heads * copies} KV heads × {config.head_dim}"
         if len(set(config.kv_widths)) == 1
-        else f"{sum(config.kv_widths):,} numbers in {config.layers} layers"
+        else f"{sum(config.kv_widths) * copies:,} numbers in {config.layers} layers"
     )
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -123,14 +136,16 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
             f"{config.layers} layers{windows}, {config.heads} heads on {config.kv_heads} KV heads of "
             f"{config.head_dim}{experts}",
         ),
+        *([("Ranks", _ranks(spec, needs))] if spec.parallelism.tensor > 1 else []),
         (
             "Memory per token",
-            f"{format_bytes(needs.kv_bytes_per_token)} = 2 × {per_token} × {needs.kv_width} bytes ({needs.kv_dtype})",
+            f"{format_bytes(alone.kv_bytes_per_token)} = 2 × {per_token} × {needs.kv_width} bytes ({needs.kv_dtype})",
         ),
         (
             "Weights",
             f"{format_bytes(needs.weight_bytes)} = {_count(needs.parameters)} parameters {held}, {counted}",
         ),
+        *([("Draft model", _draft(spec, draft, needs))] if draft is not None else []),
         ("Working space", f"about {format_bytes(needs.workspace_bytes)}"),
         *([("Adapters", _adapters(spec, needs))] if needs.adapter_bytes else []),
         *([("Swap space", f"{format_bytes(swap)} of host memory")] if swap else []),
@@ -139,6 +154,22 @@ def _needs(spec: Spec, facts: ModelFacts, answer: Answer) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _draft(spec: Spec, draft: ModelFacts, needs: Footprint) -> str:
+    assert spec.engine.speculation is not None and spec.engine.speculation.draft is not None
+    assert needs.without_draft is not None
+    per_token = needs.kv_bytes_per_token - needs.without_draft.kv_bytes_per_token
+    return (
+        f"{format_bytes(needs.draft_bytes)} of weights, {format_bytes(per_token)} per token in the KV cache: "
+        f"{spec.engine.speculation.draft.source}  ({draft.config.family}, {_count(draft.parameters)} parameters)"
+    )
+
+
+def _ranks(spec: Spec, needs: Footprint) -> str:
+    ranks = spec.parallelism.tensor
+    share = format_bytes(needs.weight_bytes // ranks)
+    return f"{ranks}, each with {share} of the weights; together they use the memory below"
 
 
 def _adapters(spec: Spec, needs: Footprint) -> str:

@@ -43,8 +43,8 @@ class LocalDeployment:
     kill_grace_seconds: float
     adapters: tuple[str, ...] = ()
     """The names of its adapters in requests."""
-    gpus: int = 0
-    """GPUs of this machine, of which each replica uses one; 0 means the CPU."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs of this machine that its replicas use, one each; empty means the CPU."""
 
 
 class LocalCluster:
@@ -156,14 +156,14 @@ class LocalCluster:
             write_atomically(self._targets_file, json.dumps(targets, indent=1))
 
     def _launch(self, deployment: LocalDeployment, number: int) -> Launch:
-        name = f"{deployment.name}-{number}"
+        name, gpus = f"{deployment.name}-{number}", deployment.gpus
         return Launch(
             name=name,
             command=deployment.command,
             ready_path=READY_PATH,
             log=self._logs / f"{name}.log",
             kill_grace_seconds=deployment.kill_grace_seconds,
-            environment={"CUDA_VISIBLE_DEVICES": str(number % deployment.gpus) if deployment.gpus else ""},
+            environment={"CUDA_VISIBLE_DEVICES": str(gpus[number % len(gpus)]) if gpus else ""},
         )
 
     def _staying(self, name: str) -> dict[int, KeptProcess]:

@@ -1,4 +1,4 @@
-"""The share of this machine for each local replica: memory, threads, a GPU. It is decided before anything starts."""
+"""The share of this machine for each local replica: memory, threads, GPUs. It is decided before anything starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from quire_cli.local.machine import Machine
 from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity.drafts import draft_problems
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import Spec
 
@@ -22,12 +24,13 @@ class Share:
 
     memory_bytes: int
     threads: int
-    gpus: int
-    """GPUs of this machine, of which the replica uses one; 0 means the CPU."""
+    """The compute threads of the replica, of which each rank needs one."""
+    gpus: tuple[int, ...] = ()
+    """The GPUs of this machine for all replicas of the LLMDeployment, one for each of them; empty means the CPU."""
 
     @property
     def on_gpu(self) -> bool:
-        return self.gpus > 0
+        return bool(self.gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Sized:
     needs: Footprint
     limits: CacheLimits
     fits: Fits
+    draft_folder: Path | None = None
+    """The draft model; None without one, or if an optional one is unavailable."""
 
     @property
     def kv_cache_bytes(self) -> int | None:
@@ -50,9 +55,12 @@ class Sized:
 def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
     """Return a replica's share: all possible replicas divide CPUs and memory, and a GPU belongs to one replica."""
     if spec.resources.gpus:
-        return Share(memory_bytes=_gpu_memory(specs, machine), threads=1, gpus=len(machine.gpu_memory_bytes))
+        memory = _gpu_memory(specs, machine)
+        first = sum(_gpus(other) for other in specs[: specs.index(spec)])
+        return Share(memory_bytes=memory, threads=1, gpus=tuple(range(first, first + _gpus(spec))))
     replicas = replicas_on_cpus(specs)
-    return Share(memory_bytes=machine.memory_bytes // replicas, threads=max(1, machine.cpus // replicas), gpus=0)
+    threads = max(spec.parallelism.tensor, machine.cpus // replicas)
+    return Share(memory_bytes=machine.memory_bytes // replicas, threads=threads)
 
 
 def replicas_on_cpus(specs: Sequence[Spec]) -> int:
@@ -60,27 +68,63 @@ def replicas_on_cpus(specs: Sequence[Spec]) -> int:
     return max(1, sum(spec.max_replicas for spec in specs if not spec.resources.gpus))
 
 
-def size(spec: Spec, facts: ModelFacts, *, folder: Path, share: Share, machine: Machine) -> Sized:
-    """Return the spec with its share, or raise CapacityProblem with possible remedies."""
-    needs, limits = measure(spec, facts, on_gpu=share.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16)
+def size(
+    spec: Spec,
+    facts: ModelFacts,
+    *,
+    folder: Path,
+    share: Share,
+    machine: Machine,
+    draft: tuple[Path, ModelFacts] | None = None,
+) -> Sized:
+    """Return the spec with its share, or raise CapacityProblem with possible remedies.
+
+    A draft model that does not fit and is not required is left out.
+    """
+    needs, limits = measure(
+        spec,
+        facts,
+        on_gpu=share.on_gpu,
+        multiplies_bfloat16=machine.multiplies_bfloat16,
+        draft=None if draft is None else draft[1],
+    )
     fits = capacity.fit(spec, needs, limits, memory_bytes=share.memory_bytes)
+    if isinstance(fits, TooSmall) and fits.fits_without_draft and not _needs_draft(spec):
+        return size(spec, facts, folder=folder, share=share, machine=machine)
     if isinstance(fits, TooSmall):
         raise CapacityProblem(
             f"{spec.name} does not fit: a replica may use {format_bytes(share.memory_bytes)} "
             f"and needs {format_bytes(fits.needed_bytes)}",
             details=[
                 f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype}), "
-                f"working space {format_bytes(needs.workspace_bytes)}",
+                + (f"draft model {format_bytes(needs.draft_bytes)}, " if needs.draft_bytes else "")
+                + f"working space {format_bytes(needs.workspace_bytes)}",
                 f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, limits))} for one sequence of "
                 f"{limits.sequence_tokens:,} tokens; {format_bytes(fits.kv_cache_bytes)} are left",
             ],
             hint="; ".join(remedies(spec, needs, limits, fits, shared=not share.on_gpu)),
         )
-    return Sized(spec=spec, folder=folder, share=share, needs=needs, limits=limits, fits=fits)
+    return Sized(
+        spec=spec,
+        folder=folder,
+        share=share,
+        needs=needs,
+        limits=limits,
+        fits=fits,
+        draft_folder=None if draft is None else draft[0],
+    )
 
 
-def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16: bool) -> tuple[Footprint, CacheLimits]:
-    """Return the needs of one replica and the limits of the spec; raise CapacityProblem for too long sequences."""
+def measure(
+    spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16: bool, draft: ModelFacts | None = None
+) -> tuple[Footprint, CacheLimits]:
+    """Return the needs of one replica and the limits of the spec.
+
+    Raise CapacityProblem for too long sequences, for a draft model that does not suit the model, and for a model that
+    cannot be divided among the ranks.
+    """
+    if (problem := parallelism_problem(spec.parallelism, facts.config)) is not None:
+        raise CapacityProblem(f"{spec.name}: {problem}")
     most = facts.config.max_positions
     asked = spec.engine.max_model_length
     if asked is not None and most is not None and asked > most:
@@ -88,17 +132,33 @@ def measure(spec: Spec, facts: ModelFacts, *, on_gpu: bool, multiplies_bfloat16:
             f"{spec.name}: spec.engine.maxModelLength is {asked:,}, but the model supports {most:,} tokens",
             hint=f"set it to {most} or less, or remove it",
         )
+    problems = [] if draft is None else draft_problems(spec, facts.config, draft.config)
+    if problems and _needs_draft(spec):
+        raise CapacityProblem(
+            f"{spec.name}: spec.engine.speculation.draft.source cannot serve as draft model",
+            details=problems,
+            hint="choose another draft model, or remove spec.engine.speculation",
+        )
     device: capacity.Device = "gpu" if on_gpu else "cpu"
-    return capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=multiplies_bfloat16)
+    return capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=multiplies_bfloat16, draft=draft)
+
+
+def _needs_draft(spec: Spec) -> bool:
+    return spec.engine.speculation is not None and spec.engine.speculation.required
 
 
 def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:
-    wanted = sum(other.max_replicas for other in specs if other.resources.gpus)
+    wanted = sum(_gpus(other) for other in specs)
     found = len(machine.gpu_memory_bytes)
     if wanted > found:
-        has = "none" if found == 0 else f"only {found}"
+        has, noun = "none" if found == 0 else f"only {found}", "GPU" if wanted == 1 else "GPUs"
         raise CapacityProblem(
-            f"{wanted} replicas need a GPU each (spec.resources), but nvidia-smi shows {has} on this machine",
+            f"the replicas need {wanted} {noun} (spec.resources), but nvidia-smi shows {has} on this machine",
             hint="remove spec.resources to run on the CPU, or use fewer replicas",
         )
     return min(machine.gpu_memory_bytes)
+
+
+def _gpus(spec: Spec) -> int:
+    """Return the number of GPUs of an LLMDeployment, with room for a replica if it has none yet."""
+    return max(1, spec.max_replicas) if spec.resources.gpus else 0

@@ -132,7 +132,12 @@ class Up:
             say = partial(self._view.event, "download")
             folder = await store.fetch(spec.model.source, progress=progress, say=say)
             facts = folder_facts(folder, weights_needed=not spec.engine.invents_weights)
-            found.append(size(spec, facts, folder=folder, share=share, machine=machine))
+            of_draft = partial(self._view.download, f"draft model of {spec.name}")
+            draft = await store.fetch_draft(spec, progress=of_draft, say=say)
+            sized = size(spec, facts, folder=folder, share=share, machine=machine, draft=draft)
+            if draft is not None and sized.draft_folder is None:
+                say(f"{spec.name} serves without its draft model, which does not fit into its memory")
+            found.append(sized)
         return found
 
 
@@ -338,6 +343,7 @@ class _Run:
             args = engine_args(
                 sized.spec,
                 model_path=str(sized.folder),
+                draft_path=None if sized.draft_folder is None else str(sized.draft_folder),
                 host=LOOPBACK,
                 port=port,
                 kv_cache_bytes=sized.kv_cache_bytes,

@@ -207,6 +207,8 @@ class Engine:
             steps=counters.steps + done,
             busy_seconds=self.busy_seconds(now),
             first_token_waits=counters.first_token_waits(),
+            first_token_times=counters.first_token_times(),
+            token_gaps=counters.gaps(),
         )
 
     def _steps_done(self, now: float) -> int:
@@ -351,6 +353,8 @@ class Engine:
         if decoding:
             self.kv.take(self._decoding.growth(stretch.steps))
             counters.generation_tokens += stretch.steps * decoding
+            # The steps of a stretch differ by the growth of contexts only: their mean stands for each.
+            counters.token_gaps(stretch.steps * decoding, (end - stretch.start) / stretch.steps)
             for sequence in self._decoding.advance(stretch.steps):
                 self.kv.settle(sequence)
                 self._finish(sequence, end)
@@ -373,7 +377,7 @@ class Engine:
         if sequence.first_token is None:
             sequence.first_token = end
             assert sequence.first_scheduled is not None
-            self._counters.first_token(sequence.first_scheduled - sequence.arrival)
+            self._counters.first_token(sequence.first_scheduled - sequence.arrival, end - sequence.arrival)
         if sequence.generated >= sequence.output_tokens:
             self._finish(sequence, end)
         else:

@@ -221,6 +221,9 @@ usage: quire-operator [flags]
                   unset="none"),
             Flag(name="gateway-url", kind=Url("http://gateway:8000"), many=True,
                  help="the addresses of gateways outside the cluster", shown_default="none"),
+            _flag("wake-by-service", Choice(values={"off": False, "on": True}), "whether requests to the Service of an "
+                  "LLMDeployment without ready replicas go to gateway pods with a port named wake, which wake it. "
+                  "Requires permissions for EndpointSlices", "off"),
         ),
         "Serving /healthz, /readyz and /metrics, and logs": (
             _flag("host", Text(), "the address to listen on", "0.0.0.0"),

@@ -25,11 +25,13 @@ from quire_operator.adapters.kubernetes.connection import (
     load_configuration,
     own_namespace,
 )
+from quire_operator.adapters.kubernetes.default_maps import KubeDefaultMaps
 from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
 from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 from quire_operator.adapters.kubernetes.leases import KubeLeases
 from quire_operator.adapters.kubernetes.llm_adapters import KubeLLMAdapters
+from quire_operator.adapters.kubernetes.wake_slices import KubeWakeSlices
 from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -47,11 +49,13 @@ from quire_operator.handlers.events import CHILD_KINDS, Inbox, Login, Webhook, w
 from quire_operator.leadership.leader import Elector
 from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
+from quire_operator.reconcile.adapter_admission import AdapterReviewer
 from quire_operator.reconcile.adapter_store import AdapterStore
 from quire_operator.reconcile.adapters import Adapters
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.canaries import PERIOD_SECONDS, Canaries
 from quire_operator.reconcile.capacity_check import CapacityCheck
+from quire_operator.reconcile.defaults import DefaultsBook
 from quire_operator.reconcile.downloads import Downloads
 from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
@@ -59,6 +63,7 @@ from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
 from quire_operator.reconcile.resync import Unlisted, resync
 from quire_operator.reconcile.store import Store
+from quire_operator.reconcile.wake_routes import WakeRoutes
 from quire_operator.reconcile.workqueue import Workers
 from quire_operator.scaling.autoscale import Autoscaler
 from quire_operator.scaling.cluster_scaling import ClusterScaling
@@ -91,15 +96,20 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
     review_connection = Connection(configuration, user=settings.identity)
     try:
         operator = Operator(settings, connection, lease_connection, fence, telemetry)
-        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
-        await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer))
+        reviewer = Reviewer(
+            dry_run=KubeDryRun(review_connection),
+            images=settings.images,
+            capacity=operator.capacity,
+            overlay=operator.defaults.applied_to,
+        )
+        await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer, operator.adapters))
     finally:
         await connection.close()
         await lease_connection.close()
         await review_connection.close()
 
 
-def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
+def _webhook(settings: Settings, reviewer: Reviewer, adapters: Adapters) -> Webhook | None:
     options = settings.webhook
     if options is None:
         return None
@@ -110,6 +120,7 @@ def _webhook(settings: Settings, reviewer: Reviewer) -> Webhook | None:
         key=options.key,
         client_ca=options.client_ca,
         judge=reviewer.review,
+        judge_adapter=AdapterReviewer(adapters.preview).review,
     )
 
 
@@ -127,7 +138,12 @@ class Operator:
         self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
         self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
-        self._store, self._clock = Store(), WallClock()
+        self.defaults = DefaultsBook(
+            maps=KubeDefaultMaps(self._cluster, KubeCluster(connection, namespaces=(self._namespace,))),
+            namespace=self._namespace,
+            changed=self._enqueue_all,
+        )
+        self._store, self._clock = Store(self.defaults.apply), WallClock()
         self._watch_health = WatchHealth(started=time.monotonic())
         self._workers: Workers[Key] = Workers(
             self._reconcile,
@@ -150,7 +166,7 @@ class Operator:
             period_seconds=min(PERIOD_SECONDS, settings.autoscaling_period_seconds),
         )
         adapter_store = AdapterStore()
-        self._adapters = Adapters(
+        self.adapters = Adapters(
             objects=KubeLLMAdapters(self._cluster, connection),
             adapters=adapter_store,
             store=self._store,
@@ -172,7 +188,7 @@ class Operator:
             canaries=self._canaries,
             max_concurrent_rollouts=settings.max_concurrent_rollouts,
             revisions=ModelRevisions(self._hub),
-            adapters=self._adapters.entries,
+            adapters=self.adapters.entries,
             adapter_claims=adapter_store.claims,
         )
         self._gateways = GatewayPods(
@@ -180,6 +196,14 @@ class Operator:
             namespace=self._namespace,
             selector=settings.gateways.selector,
             urls=settings.gateways.urls,
+        )
+        self._wake_routes = WakeRoutes(
+            slices=KubeWakeSlices(self._cluster, connection),
+            store=self._store,
+            clock=self._clock,
+            gateways=self._gateways.wake_addresses,
+            is_on=settings.gateways.wakes_by_service,
+            now=time.monotonic,
         )
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
@@ -248,13 +272,17 @@ class Operator:
         for task in waiting:
             task.cancel()
 
+    def _enqueue_all(self) -> None:
+        for key in self._store.live_keys():
+            self._workers.add(key)
+
     # --- watching ---
 
     async def _watch(self, login: Login, webhook: Webhook | None) -> None:
         """Watch, and start again whenever the watches end, for example after the CRD was deleted and created again."""
         inbox = Inbox(
             store=self._store,
-            adapters=self._adapters,
+            adapters=self.adapters,
             namespaces=frozenset(self._settings.watch_namespaces),
             enqueue=self._workers.add,
             relisted=self._relisted.set,
@@ -305,6 +333,7 @@ class Operator:
 
     async def _lead(self) -> None:
         self._reconciler.forget()
+        await self.defaults.load()
         await self._optional_kinds.refresh()
         await self._resync_once()
         for key in self._store.all_keys():
@@ -315,8 +344,10 @@ class Operator:
             group.create_task(self._discover())
             group.create_task(self._autoscale())
             group.create_task(self._downloads.follow())
-            group.create_task(self._adapters.follow())
+            group.create_task(self.adapters.follow())
             group.create_task(self._follow_canaries())
+            group.create_task(self._wake_routes.follow())
+            group.create_task(self.defaults.follow())
 
     async def _follow_canaries(self) -> None:
         gateways = Gateways(self._gateways.addresses)
@@ -362,7 +393,7 @@ class Operator:
     async def _resync_adapters(self) -> None:
         """List the LLMAdapters. Without the permission, only LLMDeployments with adapters wait."""
         try:
-            await self._adapters.resync()
+            await self.adapters.resync()
         except Forbidden as error:
             logger.error("no permission to list LLMAdapters: check the operator's role: %s", error)
 

@@ -33,6 +33,8 @@ class GatewayOptions:
     selector: str | None
     """The labels of their pods, in the operator's namespace."""
     urls: tuple[str, ...]
+    wakes_by_service: bool = False
+    """True if Services without ready replicas lead to the gateways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Return the settings, or raise ``FlagsError`` with every problem."""
     values = FLAGS.read(argv, environ)
     webhook = _webhook(values)
+    if values["wake-by-service"] and not values.is_set("gateway-selector"):
+        values.problems.append("--wake-by-service=on requires --gateway-selector: Services lead to pods of gateways")
     values.check()
     return Settings(
         kubeconfig=values["kubeconfig"],
@@ -103,7 +107,11 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         max_concurrent_rollouts=values["max-concurrent-rollouts"],
         resync_seconds=values["resync"],
         autoscaling_period_seconds=values["autoscaling-period"],
-        gateways=GatewayOptions(selector=values["gateway-selector"], urls=values["gateway-url"] or ()),
+        gateways=GatewayOptions(
+            selector=values["gateway-selector"],
+            urls=values["gateway-url"] or (),
+            wakes_by_service=values["wake-by-service"],
+        ),
         prometheus=_prometheus(values),
         webhook=webhook,
         capacity_check=values["capacity-check"],

@@ -41,7 +41,7 @@ _WATCH_SECONDS = 15
 _SILENCE_SECONDS = 20.0
 _CREDENTIALS_LAST = timedelta(minutes=5)
 _PAGE = 200
-WEBHOOK_PATH = "llmdeployments"
+WEBHOOK_PATHS = (names.PLURAL, names.ADAPTER_PLURAL)
 _CERTIFICATE_SECONDS = 10.0
 
 
@@ -86,13 +86,14 @@ Judge = Callable[[Mapping[str, Any], Mapping[str, Any] | None], Awaitable[Review
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """The address and certificates of the validating webhook, and the function that reviews an object."""
+    """The address and certificates of the validating webhook, and the functions that review an object of each kind."""
 
     host: str
     port: int
     certificate: Path
     key: Path
     judge: Judge
+    judge_adapter: Judge
     client_ca: Path | None = None
     """The authorities whose clients may connect; None means that every client may."""
 
@@ -211,14 +212,20 @@ def _serve_reviews(registry: kopf.OperatorRegistry, settings: kopf.OperatorSetti
     settings.admission.server = lambda call: reviews_server(webhook, call)
     logging.getLogger("kopf.objects").addFilter(_is_no_refusal)
 
-    @kopf.on.validate(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id=WEBHOOK_PATH)
+    for path, judge in zip(WEBHOOK_PATHS, (webhook.judge, webhook.judge_adapter), strict=True):
+        kopf.on.validate(names.GROUP, names.VERSION, path, registry=registry, id=path)(_review_handler(judge))
+
+
+def _review_handler(judge: Judge) -> Callable[..., Awaitable[None]]:
     async def on_review(*, body: kopf.Body, warnings: list[str], **rest: Any) -> None:
         if rest["operation"] not in ("CREATE", "UPDATE"):
             return
-        review = await webhook.judge(body, rest["old"])
+        review = await judge(body, rest["old"])
         warnings.extend(review.warnings)
         if review.problems:
             raise kopf.AdmissionError(review.message, code=422)
+
+    return on_review
 
 
 async def reviews_server(
@@ -248,7 +255,7 @@ async def reviews_server(
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     """Return False for kopf's error log about a rejected object: the client gets the rejection as its answer."""
-    return not record.getMessage().startswith(f"Webhook '{WEBHOOK_PATH}' failed permanently")
+    return not record.getMessage().startswith(tuple(f"Webhook '{path}' failed permanently" for path in WEBHOOK_PATHS))
 
 
 def _note_listing(inbox: Inbox, event: Mapping[str, Any]) -> None:

@@ -79,6 +79,20 @@ class Adapters:
             self._adapters.of(key), self._store.resource(key), self._claims, scope=self._scope(), now=self._clock.now()
         )
 
+    def preview(self, resource: Resource) -> Listing | None:
+        """Return the decision about an LLMAdapter that is about to be stored.
+
+        Return None if it is being deleted, or if this process has not listed all objects: a standby has not.
+        """
+        if not self._adapters.is_listed:
+            return None
+        key = deployment_key(resource)
+        others = [other for other in self._adapters.of(key) if other.key != resource.key]
+        found = listings(
+            [*others, resource], self._store.resource(key), self._claims, scope=self._scope(), now=self._clock.now()
+        )
+        return next((listing for listing in found if listing.resource is resource), None)
+
     def _claims(self, served_name: str) -> Sequence[Claim]:
         return (*self._store.claims(served_name), *self._adapters.claims(served_name))
 

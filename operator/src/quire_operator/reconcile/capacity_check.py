@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
 from quire_operator.domain.resource import HubSource, Spec
-from quire_operator.domain.status.capacity_check import Labels, hub_source, is_let_in, judge, replica_memory
+from quire_operator.domain.status.capacity_check import (
+    Labels,
+    draft_hub_source,
+    hub_source,
+    is_let_in,
+    judge,
+    replica_memory,
+)
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.ports import ClusterError, Nodes
 from quire_operator.reconcile.hub_reader import HubReader
@@ -95,10 +102,12 @@ class CapacityCheck:
         if source is None:
             return None
         state = replica_memory(spec, await self._node_labels() if spec.resources.gpus else None)
-        if state is None:
+        if state is None and spec.parallelism.tensor == 1:
             return None
-        facts = await self._facts(source, key, wait_seconds)
-        return None if facts is None else judge(spec, facts, state)
+        named = draft_hub_source(spec)
+        sources = [source, *([] if named is None else [named])]
+        facts, *drafts = await asyncio.gather(*(self._facts(each, key, wait_seconds) for each in sources))
+        return None if facts is None else judge(spec, facts, state, draft=drafts[0] if drafts else None)
 
     async def _node_labels(self) -> tuple[Labels, ...] | None:
         if self._nodes is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Key, Pod
-from quire_operator.domain.manifests.pod_template import FETCH
+from quire_operator.domain.manifests.pod_template import FETCH, FETCH_DRAFT
 from quire_operator.domain.status.download import RENEWED_SECONDS, Arrived, Download, appended, is_news, slowest
 from quire_operator.ports import Clock, Enqueue, ProgressReader
 from quire_operator.reconcile.store import Store
@@ -80,7 +80,9 @@ def _downloading(pods: tuple[Pod, ...]) -> list[Pod]:
     return [
         pod
         for pod in pods
-        if pod.ip and not pod.deleting and any(c.init and c.name == FETCH and c.running for c in pod.containers)
+        if pod.ip
+        and not pod.deleting
+        and any(c.init and c.name in (FETCH, FETCH_DRAFT) and c.running for c in pod.containers)
     ]
 
 

@@ -5,7 +5,7 @@ replaces a newer one, so our own write is visible at once and its late event has
 no lock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire_common.served_names import Claim
@@ -29,7 +29,9 @@ class _Family:
 class Store:
     """The trimmed objects by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, overlay: Callable[[Resource], Resource] = lambda resource: resource) -> None:
+        """``overlay`` returns an LLMDeployment with the defaults in force, the same object for the same one."""
+        self._overlay = overlay
         self._families: dict[Key, _Family] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
 
@@ -43,7 +45,7 @@ class Store:
 
     def resource(self, key: Key) -> Resource | None:
         family = self._families.get(key)
-        return None if family is None else family.resource
+        return None if family is None or family.resource is None else self._overlay(family.resource)
 
     def children(self, key: Key) -> Mapping[Ref, Child]:
         family = self._families.get(key)

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from quire_common.contract.gateway import WAKE_PORT_NAME
+from quire_operator.domain.manifests.wake_route import GatewayAddress
 from quire_operator.ports import ClusterError
 
 Read = Callable[[str, Sequence[tuple[str, str]]], Awaitable[Mapping[str, Any]]]
@@ -33,16 +35,25 @@ class GatewayPods:
         self._read, self._selector, self._urls, self._now = read, selector, tuple(urls), now
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._found: tuple[str, ...] = ()
+        self._wake: tuple[GatewayAddress, ...] = ()
         self._listed: float | None = None
         self._failing = False
 
     async def addresses(self) -> Sequence[str]:
         """Return scheme, host and port of each gateway. While the API server is away, these are the last known ones."""
+        await self._refresh()
+        return (*self._urls, *self._found)
+
+    async def wake_addresses(self) -> Sequence[GatewayAddress]:
+        """Return the address of each ready gateway that accepts requests for Services, as ``addresses`` does."""
+        await self._refresh()
+        return self._wake
+
+    async def _refresh(self) -> None:
         due = self._listed is None or self._now() - self._listed >= _LISTED_SECONDS
         if self._selector is not None and due:
             self._listed = self._now()
             await self._list(self._selector)
-        return (*self._urls, *self._found)
 
     async def _list(self, selector: str) -> None:
         # The API server may answer from its cache; a slightly old list does no harm.
@@ -55,7 +66,9 @@ class GatewayPods:
             self._failing = True
             return
         self._failing = False
-        addresses = map(_address, answer.get("items") or ())
+        pods = answer.get("items") or ()
+        addresses = map(_address, pods)
+        self._wake = tuple(sorted(address for pod in pods if (address := _wake_address(pod)) is not None))
         self._found = tuple(sorted(address for address in addresses if address is not None))
 
 
@@ -67,8 +80,22 @@ def _address(pod: Mapping[str, Any]) -> str | None:
     # A terminating pod gets no new requests but may still have old ones.
     if not ip or status.get("phase") != "Running" or not (ready or "deletionTimestamp" in metadata):
         return None
-    ports = [p for c in (pod.get("spec") or {}).get("containers") or () for p in c.get("ports") or ()]
-    numbers = {p.get("name"): p.get("containerPort") for p in ports}
+    numbers = _ports(pod)
     scheme = next((scheme for scheme in _SCHEMES if scheme in numbers), None)
     host = f"[{ip}]" if ":" in ip else ip
     return None if scheme is None else f"{scheme}://{host}:{numbers[scheme]}"
+
+
+def _wake_address(pod: Mapping[str, Any]) -> GatewayAddress | None:
+    """Return the address for requests to Services; None for a pod that is not ready, ends, or has no such port."""
+    status = pod.get("status") or {}
+    ip, port = status.get("podIP"), _ports(pod).get(WAKE_PORT_NAME)
+    is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    if not ip or not port or not is_ready or "deletionTimestamp" in (pod.get("metadata") or {}):
+        return None
+    return GatewayAddress(ip, port)
+
+
+def _ports(pod: Mapping[str, Any]) -> dict[str | None, int]:
+    ports = [p for c in (pod.get("spec") or {}).get("containers") or () for p in c.get("ports") or ()]
+    return {p.get("name"): p.get("containerPort") for p in ports}

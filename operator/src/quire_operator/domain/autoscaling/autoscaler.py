@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from quire_operator.domain.autoscaling import demand
 from quire_operator.domain.autoscaling.decision_rules import DecisionInputs, Demand, ReplicaChoice, judge
 from quire_operator.domain.autoscaling.demand import Load, Term
-from quire_operator.domain.autoscaling.flow import Increment, flow, increment, learnt
+from quire_operator.domain.autoscaling.flow import Increment, Thresholds, flow, increment, learnt
 from quire_operator.domain.autoscaling.history import Change, Flow, History, Move, Need, ScalingRecord
+from quire_operator.domain.autoscaling.latency_terms import LATE, batch_term, whole_latency_terms, worst_late
 from quire_operator.domain.autoscaling.limits import kept_moves, kept_needs, whole
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaSample, without_duplicates
 from quire_operator.domain.autoscaling.rates import Rates
@@ -205,10 +206,11 @@ def _with_flow(
     history: History, known: Mapping[str, ReplicaSample], supply: Supply, policy: Policy, now: float
 ) -> History:
     """Return the history with the samples of this tick and the flow since the last one."""
-    threshold = policy.autoscaling.targets.time_to_first_token.threshold_seconds
+    targets = policy.autoscaling.targets
+    thresholds = Thresholds.of(targets)
     remembered = max(policy.tuning.flow_seconds, policy.tuning.first_token_seconds)
     increments: list[Increment] = [
-        increment(before, after, threshold_seconds=threshold)
+        increment(before, after, thresholds)
         for name, after in known.items()
         if (before := history.samples.get(name)) is not None and before.time < after.time
     ]
@@ -219,8 +221,9 @@ def _with_flow(
         since = flows[-1].time if flows else history.last_tick
         latest = flow(increments, seconds=now - since, now=now)
         flows = (*flows, latest)
+        late = worst_late(latest, targets=targets, rates=history.rates)
         ttft_correction = ttft_correction.seen(
-            first_tokens=latest.first_tokens, late=latest.late_first_tokens, seconds=latest.seconds, now=now
+            first_tokens=latest.first_tokens, late=late, seconds=latest.seconds, now=now
         )
     flows = tuple(f for f in flows if f.time > now - remembered)
     settled = None if supply.starting else (history.settled_since if history.settled_since is not None else now)
@@ -277,12 +280,12 @@ def _ttft_correction(context: DecisionContext, demanded: Demand) -> TtftCorrecti
     """Return the correction, raised if first tokens are late although the work should fit."""
     needs = {term.reason: term.need for term in demanded.terms}
     ttft_correction = context.history.ttft_correction.needed(needs.get(Reason.WORK, 0.0), seconds=context.seconds)
-    if Reason.FIRST_TOKEN not in needs:
+    if not any(needs.get(reason, 0.0) > context.supply.current for reason in LATE):
         return ttft_correction
     return ttft_correction.raised(
         replicas=context.supply.current,
         waiting=context.load.waiting,
-        percentile=context.rules.targets.time_to_first_token.percentile,
+        percentile=context.rules.targets.wait.percentile,
         now=context.now,
     )
 
@@ -320,22 +323,35 @@ def _demand(context: DecisionContext) -> Demand:
     terms = _terms(context)
     need = max((term.need for term in terms), default=0.0)
     down = need + supply.starting + supply.missing
-    late = demand.first_token_term(
-        context.history.flows,
-        target=context.rules.targets.time_to_first_token,
-        replicas=supply.current,
-        tuning=tuning,
-        now=now,
-    )
-    if late is not None:
+    late = _late_terms(context, need)
+    if any(term.need > supply.current for term in late):
         down = max(down, _TOO_FEW * supply.current)
-        settled_since = context.history.settled_since
-        if settled_since is not None and now - settled_since >= tuning.first_token_seconds:
-            terms.append(late)
-            need = max(need, late.need)
-            # The additional replica must not be removed at once: the current number was not enough.
-            down = max(down, supply.current + _NOT_ENOUGH)
+    settled_since = context.history.settled_since
+    if late and settled_since is not None and now - settled_since >= tuning.first_token_seconds:
+        terms += late
+        most = max(term.need for term in late)
+        need = max(need, most)
+        # The additional replica must not be removed at once: the current number was not enough.
+        down = max(down, supply.current + _NOT_ENOUGH if most > supply.current else most)
     return Demand(terms=tuple(terms), need=Need(time=now, up=need, down=down))
+
+
+def _late_terms(context: DecisionContext, need: float) -> list[Term]:
+    """Return a term for each latency target that was missed; ``need`` is what the other signals require."""
+    targets, replicas, flows = context.rules.targets, context.supply.current, context.history.flows
+    wait = demand.first_token_term(
+        flows, target=targets.wait, replicas=replicas, tuning=context.tuning, now=context.now
+    )
+    whole = whole_latency_terms(
+        flows,
+        targets=targets,
+        rates=context.rates,
+        replicas=replicas,
+        need=need,
+        tuning=context.tuning,
+        now=context.now,
+    )
+    return whole if wait is None else [wait, *whole]
 
 
 def _terms(context: DecisionContext) -> list[Term]:
@@ -350,6 +366,8 @@ def _terms(context: DecisionContext) -> list[Term]:
             max_sequences=policy.max_sequences,
             targets=context.rules.targets,
         )
+        batch = batch_term(load, targets=context.rules.targets, rates=context.rates)
+        terms += [] if batch is None else [batch]
     work = demand.work_term(
         context.recent_flows,
         history.variance,
@@ -358,7 +376,7 @@ def _terms(context: DecisionContext) -> list[Term]:
         queued_prompt_tokens=load.queued_prompt_tokens,
         rates=context.rates,
         max_sequences=policy.max_sequences,
-        percentile=context.rules.targets.time_to_first_token.percentile,
+        percentile=context.rules.targets.wait.percentile,
         tuning=context.tuning,
     )
     if work is not None:

@@ -16,7 +16,7 @@ from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.ttft_correction import TtftCorrection
 from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.autoscaling.variance import Variance
-from quire_operator.domain.resource.scaling import LatencyTarget, ScalingTargets
+from quire_operator.domain.resource.scaling_targets import LatencyTarget, ScalingTargets
 
 _FULL = 0.8
 """The planned utilization of a replica; the rest absorbs short peaks."""

@@ -12,6 +12,7 @@ from quire_common.contract.engine import (
     CACHE_CONFIG,
     CACHE_HITS,
     FINISHED,
+    FIRST_TOKEN_TIME_BUCKET,
     FIRST_TOKEN_WAIT_BUCKET,
     GENERATION_TOKENS,
     KV_USAGE,
@@ -20,11 +21,13 @@ from quire_common.contract.engine import (
     RUNNING,
     STEP_SECONDS,
     STEPS,
+    TOKEN_GAP_BUCKET,
     UNCACHED_PROMPT_TOKENS,
     WAITING,
 )
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
 
+_BUCKETS = frozenset({FIRST_TOKEN_WAIT_BUCKET, FIRST_TOKEN_TIME_BUCKET, TOKEN_GAP_BUCKET})
 NAMES = frozenset(
     {
         RUNNING,
@@ -40,11 +43,11 @@ NAMES = frozenset(
         ARRIVED_REQUESTS,
         UNCACHED_PROMPT_TOKENS,
         STEP_SECONDS,
-        FIRST_TOKEN_WAIT_BUCKET,
+        *_BUCKETS,
     }
 )
 """All series that the autoscaler needs."""
-LABELLED = frozenset({CACHE_CONFIG, FIRST_TOKEN_WAIT_BUCKET})
+LABELLED = frozenset({CACHE_CONFIG, *_BUCKETS})
 """The series whose labels matter; all others are summed over their labels."""
 
 
@@ -59,15 +62,15 @@ class Point(NamedTuple):
 def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
     """Return the sample of a replica, or None if required series are missing."""
     sums: dict[str, float] = {}
-    buckets: dict[float, float] = {}
+    buckets: dict[str, dict[float, float]] = {name: {} for name in _BUCKETS}
     kv_tokens: float | None = None
     for point in points:
         if point.name == CACHE_CONFIG:
             kv_tokens = _kv_tokens(point.labels)
-        elif point.name == FIRST_TOKEN_WAIT_BUCKET:
-            bound = _number(point.labels.get("le", ""))
+        elif point.name in _BUCKETS:
+            bound, counts = _number(point.labels.get("le", "")), buckets[point.name]
             if bound is not None:
-                buckets[bound] = buckets.get(bound, 0.0) + point.value
+                counts[bound] = counts.get(bound, 0.0) + point.value
         else:
             # Sum over the labels that split one value: engine, finished_reason, part.
             sums[point.name] = sums.get(point.name, 0.0) + point.value
@@ -88,7 +91,9 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
         finished_requests=sums.get(FINISHED, 0.0),
         steps=sums.get(STEPS),
         busy_seconds=sums.get(STEP_SECONDS),
-        first_token_waits=_histogram(buckets),
+        first_token_waits=_histogram(buckets[FIRST_TOKEN_WAIT_BUCKET]),
+        first_token_times=_histogram(buckets[FIRST_TOKEN_TIME_BUCKET]),
+        token_gaps=_histogram(buckets[TOKEN_GAP_BUCKET]),
     )
 
 

@@ -8,10 +8,11 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quire_operator.domain.autoscaling.history import Flow
+from quire_operator.domain.autoscaling.history import Flow, LateCount
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
 from quire_operator.domain.autoscaling.rates import Evidence, Work
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
+from quire_operator.domain.resource.scaling_targets import ScalingTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,26 +25,49 @@ class Increment:
     prompt_tokens: float
     first_tokens: float
     late_first_tokens: float
+    whole_first_tokens: LateCount
+    token_gaps: LateCount
     work: Work | None
     finished_requests: float
     all_prompt_tokens: float
     generation_tokens: float
 
 
-def increment(before: ReplicaSample, after: ReplicaSample, *, threshold_seconds: float) -> Increment:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The latencies from which requests count as late, in seconds; None where no target is set."""
+
+    wait: float
+    whole_first_token: float | None = None
+    token_gap: float | None = None
+
+    @classmethod
+    def of(cls, targets: ScalingTargets) -> "Thresholds":
+        """Return the thresholds of the targets of a spec."""
+        first, gap = targets.total_time_to_first_token, targets.inter_token_latency
+        return cls(
+            wait=targets.wait.threshold_seconds,
+            whole_first_token=None if first is None else first.threshold_seconds,
+            token_gap=None if gap is None else gap.threshold_seconds,
+        )
+
+
+def increment(before: ReplicaSample, after: ReplicaSample, thresholds: Thresholds) -> Increment:
     """Return the increment between two samples of one replica, also across a restart of its engine."""
     base = _since_restart(before) if _restarted(before, after) else before
     prompts = after.prompt_tokens - base.prompt_tokens
     cached = min(prompts, max(0.0, after.cached_prompt_tokens - base.cached_prompt_tokens))
     generated = after.generation_tokens - base.generation_tokens
     finished = after.finished_requests - base.finished_requests
-    total, late = _first_tokens(base.first_token_waits, after.first_token_waits, threshold_seconds)
+    waits = _late(base.first_token_waits, after.first_token_waits, thresholds.wait)
     return Increment(
         seconds=after.time - before.time,
         requests=_arrivals(base, after, finished),
         prompt_tokens=_arrived_tokens(base, after, prompts - cached),
-        first_tokens=total,
-        late_first_tokens=late,
+        first_tokens=waits.total,
+        late_first_tokens=waits.late,
+        whole_first_tokens=_late(base.first_token_times, after.first_token_times, thresholds.whole_first_token),
+        token_gaps=_late(base.token_gaps, after.token_gaps, thresholds.token_gap),
         work=_work(base, after, prefill_tokens=prompts - cached, generation_tokens=generated),
         finished_requests=finished,
         all_prompt_tokens=prompts,
@@ -65,7 +89,17 @@ def flow(increments: Iterable[Increment], *, seconds: float, now: float) -> Flow
         prompt_tokens=sum(part.prompt_tokens * share for part, share in parts),
         first_tokens=sum(part.first_tokens * share for part, share in parts),
         late_first_tokens=sum(part.late_first_tokens * share for part, share in parts),
+        whole_first_tokens=_sum((part.whole_first_tokens, share) for part, share in parts),
+        token_gaps=_sum((part.token_gaps, share) for part, share in parts),
     )
+
+
+def _sum(counts: Iterable[tuple[LateCount, float]]) -> LateCount:
+    total = late = 0.0
+    for count, share in counts:
+        total += count.total * share
+        late += count.late * share
+    return LateCount(total, late)
 
 
 def learnt(evidence: Evidence, increments: Iterable[Increment]) -> Evidence:
@@ -106,7 +140,7 @@ def _restarted(before: ReplicaSample, after: ReplicaSample) -> bool:
         or after.finished_requests < before.finished_requests
         or (after.steps or 0.0) < (before.steps or 0.0)
         or (after.busy_seconds or 0.0) < (before.busy_seconds or 0.0)
-        or _total(after.first_token_waits) < _total(before.first_token_waits)
+        or any(_total(new) < _total(old) for old, new in zip(before.histograms, after.histograms, strict=True))
     )
 
 
@@ -147,14 +181,14 @@ def _arrived_tokens(before: ReplicaSample, after: ReplicaSample, computed: float
     return max(0.0, computed + after.queued_prompt_tokens - before.queued_prompt_tokens)
 
 
-def _first_tokens(before: Histogram | None, after: Histogram | None, threshold: float) -> tuple[float, float]:
-    """Return the number of first tokens between two samples, and how many of them waited beyond the threshold."""
-    if after is None:
-        return 0.0, 0.0
+def _late(before: Histogram | None, after: Histogram | None, threshold: float | None) -> LateCount:
+    """Return the number of latencies between two samples, and how many of them were above the threshold."""
+    if after is None or threshold is None:
+        return LateCount()
     total, late = after.total, share_above(after, threshold)
     if before is not None and before.bounds == after.bounds:
         total, late = total - before.total, late - share_above(before, threshold)
-    return max(0.0, total), max(0.0, late)
+    return LateCount(max(0.0, total), max(0.0, late))
 
 
 def _work(

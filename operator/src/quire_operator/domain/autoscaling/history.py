@@ -85,6 +85,14 @@ class Need:
     """The need if replicas without metrics or not ready are full."""
 
 
+@dataclass(frozen=True, slots=True)
+class LateCount:
+    """A number of measured latencies, and how many of them were above a threshold."""
+
+    total: float = 0.0
+    late: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
     """The arrivals and first tokens of all replicas between two ticks."""
@@ -96,6 +104,11 @@ class Flow:
     """Prompt tokens that were not in the prefix cache."""
     first_tokens: float
     late_first_tokens: float
+    """First tokens that waited over firstTokenWait beyond their own prefill."""
+    whole_first_tokens: LateCount = LateCount()
+    """First tokens against totalTimeToFirstToken; zero without that target."""
+    token_gaps: LateCount = LateCount()
+    """Times between tokens against interTokenLatency; zero without that target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,14 @@ class ReplicaSample:
     """The time spent in steps, summed over their parts."""
     first_token_waits: Histogram | None = None
     """The time that first tokens waited beyond the prefill of their own prompt."""
+    first_token_times: Histogram | None = None
+    """The whole time to first tokens."""
+    token_gaps: Histogram | None = None
+    """The time between tokens."""
+
+    @property
+    def histograms(self) -> tuple[Histogram | None, ...]:
+        return self.first_token_waits, self.first_token_times, self.token_gaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +94,8 @@ class Observation:
     rolling_out: bool = False
 
 
-_FIGURES = tuple(field.name for field in fields(ReplicaSample) if field.name != "first_token_waits")
+_HISTOGRAMS = frozenset({"first_token_waits", "first_token_times", "token_gaps"})
+_FIGURES = tuple(field.name for field in fields(ReplicaSample) if field.name not in _HISTOGRAMS)
 
 
 _COUNTABLE = 2.0**53
@@ -100,7 +109,7 @@ def is_sane(sample: ReplicaSample) -> bool:
         return False
     if max(figures) > _COUNTABLE:
         return False
-    return sample.first_token_waits is None or _is_sane_histogram(sample.first_token_waits)
+    return all(histogram is None or _is_sane_histogram(histogram) for histogram in sample.histograms)
 
 
 def _is_sane_histogram(histogram: Histogram) -> bool:

@@ -11,6 +11,9 @@ class Reason(StrEnum):
     QUEUE_DEPTH = "QueueDepth"
     KV_USAGE = "KVUsage"
     FIRST_TOKEN = "TimeToFirstToken"
+    """firstTokenWait is missed. The word is that of the target's former name, which alerts and dashboards know."""
+    TOTAL_FIRST_TOKEN = "TotalTimeToFirstToken"
+    TOKEN_GAP = "InterTokenLatency"
     HELD = "HeldRequests"
     ACTIVITY = "Activity"
     # Decisions that do not depend on demand.

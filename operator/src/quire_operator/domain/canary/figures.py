@@ -26,12 +26,29 @@ class Track:
         return self.levels.get(level, {}).get(metric, {})
 
 
+class Answers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The sampled requests that both tracks answered for a comparison."""
+
+    compared: int = 0
+    """The comparisons that count: the same answer, or a different one."""
+    different: int = 0
+    near_ties: int = 0
+    """Answers that part where the model itself found two tokens nearly equally likely; they do not count."""
+    failed: int = 0
+    """Comparisons without an answer of both tracks."""
+
+    def __add__(self, other: "Answers") -> "Answers":
+        """Return the sum."""
+        return Answers(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracks:
     """Both tracks of one model."""
 
     stable: Track = Track()
     canary: Track = Track()
+    answers: Answers = Answers()
 
 
 class _Track(msgspec.Struct, frozen=True):
@@ -43,6 +60,7 @@ class _Track(msgspec.Struct, frozen=True):
 class _Model(msgspec.Struct, frozen=True):
     revision: str
     tracks: dict[str, _Track]
+    answers: Answers = Answers()
 
 
 class _Page(msgspec.Struct, frozen=True):
@@ -58,7 +76,9 @@ def read_tracks(body: bytes) -> TracksPage:
     page = msgspec.json.decode(body, type=_Page, strict=False)
     return {
         (model, found.revision): Tracks(
-            stable=_track(found.tracks.get(STABLE, _Track())), canary=_track(found.tracks.get(CANARY, _Track()))
+            stable=_track(found.tracks.get(STABLE, _Track())),
+            canary=_track(found.tracks.get(CANARY, _Track())),
+            answers=found.answers,
         )
         for model, found in page.models.items()
     }
@@ -74,7 +94,11 @@ def summed(pages: Iterable[TracksPage]) -> TracksPage:
     for page in pages:
         for key, tracks in page.items():
             before = total.get(key, Tracks())
-            total[key] = Tracks(stable=_sum(before.stable, tracks.stable), canary=_sum(before.canary, tracks.canary))
+            total[key] = Tracks(
+                stable=_sum(before.stable, tracks.stable),
+                canary=_sum(before.canary, tracks.canary),
+                answers=before.answers + tracks.answers,
+            )
     return total
 
 

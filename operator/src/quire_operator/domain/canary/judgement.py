@@ -24,6 +24,13 @@ _LEAST_STABLE = 20
 # The comparison is repeated every few seconds, so each single one must be nearly certain.
 _FAIL_DEVIATIONS, _PASS_DEVIATIONS = 3.5, 2.5
 _FAIL_ERRORS, _PASS_ERRORS = 1e-3, 2e-3
+_FAIL_EARLY, _LEAST_REQUESTS = 1e-6, 50
+"""Before minRequests, an error rate fails only if it is above its limit with near certainty. A short outage of one
+replica is no error rate, so that very few requests are never judged."""
+_CERTAIN_NONE = 6.3
+"""The share of errors that n requests without one rule out, times n (0.2 %)."""
+_LEAST_COMPARED, _COMPARED_FOR_NONE = 20, 320
+"""The fewest compared answers from which a gate fails, and those that rule out differences if none is allowed."""
 _DETECTED = 2.0
 """An error rate of so many times the limit must be ruled out before a canary passes."""
 _NO_STREAMS = 2
@@ -60,6 +67,8 @@ class GateResult:
     canary: Figures
     remaining: int | None = None
     """The requests of the canary until a verdict is likely; None if that cannot be said."""
+    leaning: Verdict | None = None
+    """The verdict that the figures suggest without certainty; None if they suggest none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +82,7 @@ class CurvePoint:
 
 def judge(policy: Canary, tracks: Tracks) -> tuple[GateResult, ...]:
     """Return the result of each gate."""
-    return tuple(
-        _judge_errors(gate, policy, tracks) if gate.metric is GateMetric.ERROR_RATE else _judge(gate, policy, tracks)
-        for gate in policy.gates
-    )
+    return tuple(_JUDGES.get(gate.metric, _judge)(gate, policy, tracks) for gate in policy.gates)
 
 
 def curve(gate: Gate, tracks: Tracks) -> tuple[CurvePoint, ...]:
@@ -115,6 +121,12 @@ class _Matched:
             return 0.0
         return (self.slow / self.count - expected) / sqrt(expected * (1 - expected) * self.variance)
 
+    def leaning(self, expected: float) -> Verdict | None:
+        """Return the verdict that the share of slow requests suggests; None from very few."""
+        if self.count < _LEAST_STABLE:
+            return None
+        return Verdict.PASSED if self.slow <= expected * self.count else Verdict.FAILED
+
     @property
     def variance(self) -> float:
         return 1 / self.count + self.uncertainty if self.count else inf
@@ -131,7 +143,13 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
 
     def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
         return GateResult(
-            gate=gate, verdict=verdict, message=message, stable=figures[0], canary=figures[1], remaining=remaining
+            gate=gate,
+            verdict=verdict,
+            message=message,
+            stable=figures[0],
+            canary=figures[1],
+            remaining=remaining,
+            leaning=strict.leaning(expected),
         )
 
     if not total and tracks.canary.requests >= _NO_STREAMS * policy.min_requests:
@@ -223,19 +241,67 @@ def _judge_errors(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
             stable=Figures(count=stable.requests, errors=stable.errors),
             canary=Figures(count=canary.requests, errors=canary.errors),
             remaining=remaining,
+            leaning=_leaning(canary.errors, canary.requests, limit),
         )
 
-    if canary.requests < policy.min_requests:
-        remaining = policy.min_requests - canary.requests
-        return result(Verdict.WAITING, f"{canary.requests} of {policy.min_requests} requests", remaining)
     shown = f"{canary.errors} of {canary.requests} requests failed ({100 * _share(canary):.2f} %)"
     against = f"{100 * gate.error_limit:g} % are allowed, stable has {100 * _share(stable):.2f} %"
-    is_above = _at_least(canary.errors, canary.requests, gate.error_limit) < _FAIL_ERRORS
-    if is_above and _is_worse(canary, stable):
+    is_early = canary.requests < policy.min_requests
+    certain = _FAIL_EARLY if is_early else _FAIL_ERRORS
+    is_above = _at_least(canary.errors, canary.requests, gate.error_limit) < certain
+    if is_above and canary.requests >= _LEAST_REQUESTS and _is_worse(canary, stable):
         return result(Verdict.FAILED, f"{shown}; {against}")
-    if _at_most(canary.errors, canary.requests, min(1.0, _DETECTED * limit)) < _PASS_ERRORS or limit >= 1:
+    if is_early:
+        remaining = policy.min_requests - canary.requests
+        return result(Verdict.WAITING, f"{canary.requests} of {policy.min_requests} requests", remaining)
+    detected = max(_DETECTED * limit, _CERTAIN_NONE / policy.min_requests if not limit else 0.0)
+    if _at_most(canary.errors, canary.requests, min(1.0, detected)) < _PASS_ERRORS or limit >= 1:
         return result(Verdict.PASSED, f"{shown}; {against}")
     return result(Verdict.WAITING, f"{shown}; not yet certain; {against}", _remaining_errors(canary, limit))
+
+
+# --- answers ---
+
+
+def _judge_answers(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
+    found, limit = tracks.answers, gate.error_limit
+
+    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
+        return GateResult(
+            gate=gate,
+            verdict=verdict,
+            message=message,
+            stable=Figures(count=found.compared),
+            canary=Figures(count=found.compared, errors=found.different),
+            remaining=remaining,
+            leaning=_leaning(found.different, found.compared, limit) if found.compared >= _LEAST_COMPARED else None,
+        )
+
+    sampled = f"{policy.compared_percent:g} % of the requests with temperature 0"
+    if not found.compared:
+        why = ", and a comparison failed on a replica" if found.failed else ""
+        text = f"no answer was compared yet: {sampled} are repeated on both tracks{why}"
+        return result(Verdict.WAITING, text, None)
+    ties = f", {found.near_ties} more at a near tie" if found.near_ties else ""
+    shown = f"{found.different} of {found.compared} compared answers differ{ties}; {100 * limit:g} % may"
+    if found.compared < _LEAST_COMPARED:
+        return result(Verdict.WAITING, f"{shown}; at least {_LEAST_COMPARED} are needed", None)
+    if _at_least(found.different, found.compared, limit) < _FAIL_ERRORS:
+        return result(Verdict.FAILED, shown)
+    detected = max(_DETECTED * limit, _CERTAIN_NONE / _COMPARED_FOR_NONE if not limit else 0.0)
+    if limit >= 1 or _at_most(found.different, found.compared, min(1.0, detected)) < _PASS_ERRORS:
+        return result(Verdict.PASSED, shown)
+    # Only a part of the canary's requests is compared.
+    return result(Verdict.WAITING, f"{shown}; not yet certain", None)
+
+
+_JUDGES = {GateMetric.ERROR_RATE: _judge_errors, GateMetric.ANSWERS: _judge_answers}
+
+
+def _leaning(events: int, count: int, limit: float) -> Verdict | None:
+    if not count:
+        return None
+    return Verdict.PASSED if events <= limit * count else Verdict.FAILED
 
 
 def _share(track: Track) -> float:

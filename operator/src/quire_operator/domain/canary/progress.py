@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.canary.judgement import GateResult, Verdict
-from quire_operator.domain.resource import Canary, CanaryStep, OnFailure
+from quire_operator.domain.resource import Canary, CanaryStep, OnFailure, OnInconclusive
 
 JSON = Mapping[str, object]
 
@@ -105,7 +105,7 @@ def advance(before: Record | None, situation: Situation, policy: Canary, *, now:
 def _settled(before: Record, seen: Situation) -> Record:
     """Return the record for a spec that needs no canary: unchanged, reverted, or promoted."""
     if before.phase is Phase.PROMOTING and not seen.is_promoted:
-        return replace(before, message="the canary passed; its revision replaces the stable replicas")
+        return before
     message = before.message if before.phase is Phase.STABLE else ""
     if before.phase is Phase.PROMOTING:
         message = f"revision {before.stable} was promoted"
@@ -167,14 +167,28 @@ def _canary(before: Record, seen: Situation, policy: Canary, *, now: float) -> R
     if before.step < len(policy.steps) - 1:
         following = replace(before, step=before.step + 1, step_started=now)
         return replace(following, message=f"{_where(following, policy)}: more replicas of the canary start")
-    if all(result.verdict in (Verdict.PASSED, Verdict.NO_DATA) for result in results):
-        return replace(
-            before,
-            phase=Phase.PROMOTING,
-            stable=before.canary,
-            message="the canary passed; its revision replaces the stable replicas",
-        )
-    return replace(before, message=standing)
+    uncertain = [result for result in results if result.verdict is Verdict.WAITING]
+    if uncertain and seen.requests < policy.most_requests:
+        return replace(before, message=standing)
+    rule = f"after {seen.requests} requests of the canary (maxRequests {policy.most_requests})"
+    if failed := [result for result in uncertain if not _counts_as_passed(result, policy)]:
+        reasons = [f"{result.gate}: {result.message}" for result in failed]
+        why = f"not certain {rule}, counted as failed (onInconclusive: {policy.on_inconclusive})"
+        return _failed(before, f"{'; '.join(reasons)}; {why}", policy)
+    passed = f"; {', '.join(str(result.gate) for result in uncertain)} counted as passed {rule}" if uncertain else ""
+    return replace(
+        before,
+        phase=Phase.PROMOTING,
+        stable=before.canary,
+        message=f"the canary passed{passed}; its revision replaces the stable replicas",
+    )
+
+
+def _counts_as_passed(result: GateResult, policy: Canary) -> bool:
+    """Return whether a gate without a certain verdict passes."""
+    if policy.on_inconclusive is OnInconclusive.ESTIMATE:
+        return result.leaning is Verdict.PASSED
+    return policy.on_inconclusive is OnInconclusive.PASS
 
 
 def _failed(before: Record, why: str, policy: Canary) -> Record:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from quire_operator.domain.canary.judgement import CurvePoint, Figures, GateResult
 from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.resource import GateMetric
+from quire_operator.domain.resource.canary import LATENCIES
 
 JSON = Mapping[str, object]
 SECTION = "rollout"
@@ -13,9 +14,16 @@ _MAX_MESSAGE = 2000
 
 
 def section(
-    record: Record, results: Sequence[GateResult] | None, curves: Sequence[tuple[GateResult, Sequence[CurvePoint]]]
+    record: Record,
+    results: Sequence[GateResult] | None,
+    curves: Sequence[tuple[GateResult, Sequence[CurvePoint]]],
+    *,
+    compared_percent: float = 0.0,
 ) -> dict[str, object]:
-    """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones."""
+    """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones.
+
+    ``compared_percent`` is the share of greedy requests whose answers the gateways compare.
+    """
     found: dict[str, object] = {
         "phase": record.phase.value,
         "stableRevision": record.stable,
@@ -25,6 +33,8 @@ def section(
     if record.canary:
         found |= {"canaryRevision": record.canary, "step": record.step + 1}
         found |= {"startTime": _time(record.started), "stepStartTime": _time(record.step_started)}
+    if compared_percent and record.phase is Phase.CANARY:
+        found["comparedPercent"] = compared_percent
     if record.rejected:
         found["rejectedRevision"] = record.rejected
     if results is not None:
@@ -72,7 +82,7 @@ def _gate(result: GateResult, curve: Sequence[CurvePoint]) -> dict[str, object]:
         "stable": _figures(result.stable, gate.metric),
         "canary": _figures(result.canary, gate.metric),
     }
-    if gate.metric is not GateMetric.ERROR_RATE:
+    if gate.metric in LATENCIES:
         found["percentile"] = gate.percentile or 95
     if result.remaining:
         found["remainingRequests"] = result.remaining
@@ -86,7 +96,7 @@ def _gate(result: GateResult, curve: Sequence[CurvePoint]) -> dict[str, object]:
 
 def _figures(figures: Figures, metric: GateMetric) -> dict[str, object]:
     found: dict[str, object] = {"count": figures.count}
-    if metric is GateMetric.ERROR_RATE:
+    if metric not in LATENCIES:
         found["errors"] = figures.errors
     if figures.median is not None and figures.percentile is not None:
         found |= {"p50Microseconds": _micro(figures.median), "percentileMicroseconds": _micro(figures.percentile)}

@@ -2,7 +2,8 @@
 
 ``quire plan`` uses it, ``quire up`` before it starts processes, and the operator before it creates pods. One replica
 may fill the share ``kvCache.memoryPercent`` altogether: weights, workspace and swap space first, and the KV cache gets
-the rest. ``kv_groups`` divides the cache among layers with and without a sliding window.
+the rest. Ranks of a replica share this memory, so that the needs are those of all. ``kv_groups`` divides the cache
+among layers with and without a sliding window.
 """
 
 from dataclasses import dataclass
@@ -17,12 +18,13 @@ from quire_operator.domain.capacity.kv_groups import (
     share_groups,
 )
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
+from quire_operator.domain.capacity.ranks import kv_copies
 from quire_operator.domain.resource import DType, Spec
 
 Device = Literal["gpu", "cpu"]
 
 _CPU_RUNTIME_BYTES = 900 * 10**6
-"""The memory of an engine process without weights and KV cache, most of it torch itself."""
+"""The memory of a rank's process without weights and KV cache, most of it torch itself."""
 _GPU_RUNTIME_BYTES = 2**30
 """CUDA context, workspaces of libraries and captured graphs."""
 _LOGITS_COPIES = 2
@@ -45,6 +47,10 @@ class Footprint:
     swap_bytes: int
     """Swap space in the same memory as the weights; 0 on a GPU, where it is in host memory."""
     kv_groups: tuple[KVGroup, ...]
+    draft_bytes: int = 0
+    """The weights of the draft model; the keys and values of its layers are in ``kv_groups``."""
+    without_draft: "Footprint | None" = None
+    """The needs without the draft model, if there is one."""
     adapter_bytes: int = 0
     """The slots of adapters, and the adapters in host memory where that is the same memory."""
     kv_in_fp8: bool = False
@@ -72,7 +78,7 @@ class Footprint:
     @property
     def base_bytes(self) -> int:
         """Everything except the KV cache."""
-        return self.weight_bytes + self.workspace_bytes + self.swap_bytes + self.adapter_bytes
+        return self.weight_bytes + self.draft_bytes + self.workspace_bytes + self.swap_bytes + self.adapter_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +101,8 @@ class TooSmall:
     """The memory in which one sequence of the longest length fits."""
     longest_sequence_tokens: int
     """The longest sequence that fits without a change; 0 if none fits."""
+    fits_without_draft: bool = False
+    """True if the replica would run without its draft model."""
 
 
 def compute_dtype(
@@ -116,27 +124,48 @@ def compute_dtype(
     return "float16" if stored == "float16" else "bfloat16"
 
 
-def footprint(spec: Spec, config: ModelConfig, *, parameters: int, dtype: DTypeName, device: Device) -> Footprint:
+def footprint(
+    spec: Spec,
+    config: ModelConfig,
+    *,
+    parameters: int,
+    dtype: DTypeName,
+    device: Device,
+    draft: ModelFacts | None = None,
+) -> Footprint:
     """Return the needs of one replica. ``parameters`` is counted in the files, or ``config.parameters``."""
     width = DTYPE_BYTES[dtype]
-    in_fp8 = spec.engine.kv_cache_in_fp8
-    workspace = _CPU_RUNTIME_BYTES
+    in_fp8, copies = spec.engine.kv_cache_in_fp8, kv_copies(config, spec.parallelism)
+    workspace = _CPU_RUNTIME_BYTES * spec.parallelism.tensor
     if device == "gpu":
         # A client may request the logprobs of every prompt token, and each then has logits.
         per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
         logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
         workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
+
+    def weights(config: ModelConfig, parameters: int) -> int:
+        return _int8_bytes(config, parameters, width) if spec.engine.weights_in_int8 else parameters * width
+
+    # The layers of a draft model keep their part of each block of the target.
+    layers = [config, *([] if draft is None else [draft.config])]
     return Footprint(
         dtype=dtype,
         parameters=parameters,
-        weight_bytes=_int8_bytes(config, parameters, width) if spec.engine.weights_in_int8 else parameters * width,
+        weight_bytes=weights(config, parameters),
+        draft_bytes=0 if draft is None else weights(draft.config, draft.parameters),
+        without_draft=None
+        if draft is None
+        else footprint(spec, config, parameters=parameters, dtype=dtype, device=device),
         workspace_bytes=workspace,
         swap_bytes=spec.engine.swap_space_bytes if device == "cpu" else 0,
         kv_groups=group_layers(
-            config.windows,
+            tuple(window for model in layers for window in model.windows),
             [
-                kv_bytes_per_token(layers=1, kv_heads=1, head_dim=kv_width, dtype_bytes=_FP8_BYTES if in_fp8 else width)
-                for kv_width in config.kv_widths
+                kv_bytes_per_token(
+                    layers=1, kv_heads=copies, head_dim=kv_width, dtype_bytes=_FP8_BYTES if in_fp8 else width
+                )
+                for model in layers
+                for kv_width in model.kv_widths
             ],
         ),
         adapter_bytes=_adapter_bytes(spec, config, width, device),
@@ -173,13 +202,13 @@ def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
 
 
 def measure(
-    spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool
+    spec: Spec, facts: ModelFacts, *, device: Device, cpu_multiplies_bfloat16: bool, draft: ModelFacts | None = None
 ) -> tuple[Footprint, CacheLimits]:
-    """Return the needs of one replica and the limits of the spec."""
+    """Return the needs of one replica and the limits of the spec. Without ``draft``, no draft model is counted."""
     dtype = compute_dtype(
         spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
     )
-    needs = footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device)
+    needs = footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device, draft=draft)
     return needs, limits(spec, facts.config)
 
 
@@ -199,7 +228,10 @@ def fit(spec: Spec, needs: Footprint, asked: CacheLimits, *, memory_bytes: int) 
         needed = -(-(base + one_sequence) * 100 // cache.memory_percent)
     held = share_groups(available, needs.kv_groups, asked)
     if not enough:
+        alone = needs.without_draft
         return TooSmall(
+            fits_without_draft=alone is not None
+            and isinstance(fit(spec, alone, asked, memory_bytes=memory_bytes), Fits),
             kv_cache_bytes=available,
             needed_bytes=needed,
             longest_sequence_tokens=min(held.tokens, asked.sequence_tokens),

@@ -19,6 +19,8 @@ def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall,
         advice.append(f"raise spec.engine.kvCache.size to {-(-one_sequence // 2**20)}Mi")
     if 0 < small.longest_sequence_tokens < limits.sequence_tokens:
         advice.append(f"set spec.engine.maxModelLength to {small.longest_sequence_tokens} or less")
+    if small.fits_without_draft:
+        advice.append("remove spec.engine.speculation, whose draft model needs memory")
     if shared and spec.max_replicas > 1:
         field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
         advice.append(f"lower {field}, because the replicas share the memory")

@@ -16,8 +16,8 @@ from quire_operator.domain.canary.record import read, section, with_gates
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Pod, Ref, Resource, own_deployment
 from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.manifests.canary import Revision, kept_revisions
-from quire_operator.domain.resource import Canary, GateMetric, Invalid, Spec, names
-from quire_operator.domain.resource.canary import canary_replicas
+from quire_operator.domain.resource import Canary, Invalid, Spec, names
+from quire_operator.domain.resource.canary import LATENCIES, canary_replicas
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.rollout import is_overdue
 
@@ -105,22 +105,28 @@ def tracks(
         canary=canary,
         canary_replicas=0 if canary is None else _wanted(record, policy, replicas),
         record=record,
-        section=_section(record, results, found, resource, current.name),
+        section=_section(record, results, found, resource, current.name, policy),
         revisions={name: known[name] for name in {record.stable, *([record.canary] if canary else [])}},
         window=window if differs and record.phase is Phase.STABLE else None,
     )
 
 
 def _section(
-    record: Record, results: Sequence[GateResult] | None, found: Tracks | None, resource: Resource, revision: str
+    record: Record,
+    results: Sequence[GateResult] | None,
+    found: Tracks | None,
+    resource: Resource,
+    revision: str,
+    policy: Canary,
 ) -> Mapping[str, object]:
     # The figures of another revision are not those of this canary.
     is_about = revision in (record.canary, record.rejected) and record.phase is not Phase.STARTING
     shown = results if is_about and found is not None else None
     curves: list[tuple[GateResult, Sequence[CurvePoint]]] = []
     if shown is not None and found is not None:
-        curves = [(r, curve(r.gate, found)) for r in shown if r.gate.metric is not GateMetric.ERROR_RATE]
-    return with_gates(section(record, shown, curves), resource.status, record=record)
+        curves = [(r, curve(r.gate, found)) for r in shown if r.gate.metric in LATENCIES]
+    found_section = section(record, shown, curves, compared_percent=policy.compared_percent)
+    return with_gates(found_section, resource.status, record=record)
 
 
 def _wanted(record: Record, policy: Canary, replicas: int) -> int:

@@ -99,7 +99,7 @@ def _listing(
     spec = AdapterSpec.parse(resource.body)
     if isinstance(spec, Invalid):
         return refused(Refusal.INVALID_SPEC, str(spec))
-    if (problem := _source_problem(spec.source)) is not None:
+    if (problem := source_problem(spec.source)) is not None:
         return refused(Refusal.INVALID_SPEC, f"spec.source: {problem}")
     named = f"LLMDeployment {spec.deployment}"
     if deployment is None:
@@ -143,7 +143,8 @@ def engine_source(source: Source) -> str:
     return str(source)
 
 
-def _source_problem(source: Source) -> str | None:
+def source_problem(source: Source) -> str | None:
+    """Return why pods cannot read an adapter from a source, or None."""
     if isinstance(source, FileSource) and source.relative and ".." in PurePosixPath(source.path).parts:
         return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
     return None

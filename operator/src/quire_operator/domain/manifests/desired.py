@@ -345,13 +345,17 @@ def progress_deadline_seconds(spec: Spec) -> int:
     """Return the maximum time between two replicas becoming ready during a rollout."""
     if spec.rollout.progress_deadline_seconds is not None:
         return ceil(spec.rollout.progress_deadline_seconds)
-    download = _DOWNLOAD_SECONDS if isinstance(spec.model.source, RemoteSource) else 0
+    speculation = spec.engine.speculation
+    draft = None if speculation is None or speculation.draft is None else speculation.draft.source
+    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource) for source in (spec.model.source, draft))
     return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
 
 
 def _strategy(spec: Spec) -> JSON:
     if spec.rollout.strategy is RolloutStrategy.RECREATE:
         return {"type": "Recreate"}
+    if spec.replaces_in_place:
+        return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     limits = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
     return {"type": "RollingUpdate", "rollingUpdate": limits}
 

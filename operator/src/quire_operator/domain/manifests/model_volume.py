@@ -3,6 +3,7 @@
 Part of ``pod_template``. A model is always below ``/models`` except where ``file:///`` names a folder of the image.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -14,6 +15,7 @@ from quire_operator.domain.resource import (
     HubSource,
     ImageSource,
     RemoteSource,
+    Source,
     Spec,
 )
 from quire_operator.domain.resource.names import CACHE_CLAIM_SUFFIX
@@ -40,12 +42,29 @@ class ModelVolume:
     def is_mounted(self) -> bool:
         return self.volume is not None
 
+    @property
+    def claim_name(self) -> str | None:
+        """The claim at ``/models``."""
+        claim = self._claim
+        return None if claim is None else str(claim["claimName"])
+
+    @property
+    def takes_downloads(self) -> bool:
+        """True if other models can be downloaded to the volume too."""
+        claim = self._claim
+        return self.fetch is not None or (claim is not None and "readOnly" not in claim)
+
+    @property
+    def _claim(self) -> Mapping[str, object] | None:
+        claim = None if self.volume is None else self.volume.get("persistentVolumeClaim")
+        return claim if isinstance(claim, Mapping) else None
+
 
 def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) -> ModelVolume:
     """Return the volume for a spec's source and cache. ``image_volumes`` is True if the kubelet mounts images."""
     claim = _claim_volume(spec)
     match spec.model.source:
-        case ImageSource() as image if wants_image_volume(spec) and image_volumes:
+        case ImageSource() as image if image_volumes and spec.model.cache is None:
             return ModelVolume(model_path=_below(image.path), volume={"image": {"reference": image.image}}, image=image)
         case HubSource() | BucketSource() | ImageSource() as remote:
             # Many models may share a claim, which other pods may mount at another path.
@@ -62,13 +81,21 @@ def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) ->
 
 
 def wants_image_volume(spec: Spec) -> bool:
-    """Return True if the kubelet should mount the model's image, if it can. With a cache, the model belongs there."""
-    return isinstance(spec.model.source, ImageSource) and spec.model.cache is None
+    """Return True if the kubelet should mount an image, if it can. With a cache, models belong there."""
+    return spec.model.cache is None and (isinstance(spec.model.source, ImageSource) or is_draft_an_image(spec))
 
 
-def source_problem(spec: Spec) -> str | None:
+def is_draft_an_image(spec: Spec) -> bool:
+    """Return True if the draft model may be mounted as an image: a pod does not start without its images."""
+    speculation = spec.engine.speculation
+    if speculation is None or speculation.draft is None:
+        return False
+    return isinstance(speculation.draft.source, ImageSource) and speculation.required
+
+
+def file_problem(source: Source) -> str | None:
     """Return why a pod cannot use this source although local mode can, or None."""
-    match spec.model.source:
+    match source:
         case FileSource(path=path, relative=True) if ".." in PurePosixPath(path).parts:
             return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
         case _:

@@ -34,7 +34,7 @@ def prometheus_rule(spec: Spec, options: Monitoring) -> JSON | None:
     if spec.autoscaling is None:
         return None
     rules = [
-        _rule(spec, options, _first_token_high(spec, spec.autoscaling.targets.time_to_first_token)),
+        _rule(spec, options, _first_token_high(spec, spec.autoscaling.targets.wait)),
         _rule(spec, options, _at_max_replicas(spec, spec.autoscaling)),
     ]
     return {"groups": [{"name": f"quire-{spec.name}", "rules": rules}]}
@@ -63,7 +63,7 @@ def _first_token_high(spec: Spec, target: LatencyTarget) -> JSON:
             "summary": f"First tokens of {spec.namespace}/{spec.name} are late",
             "description": (
                 f"{target.percentile} % of the requests should wait at most {threshold} after their own prefill "
-                f"(spec.autoscaling.targets.timeToFirstToken). In the last {_RATE} they waited up to "
+                f"(spec.autoscaling.targets.firstTokenWait). In the last {_RATE} they waited up to "
                 "{{ $value | humanizeDuration }}."
             ),
         },

@@ -7,12 +7,14 @@ of the API server.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from quire_common.contract import engine
 from quire_operator.domain.manifests import adapters as lora
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests import key_volume as keys
-from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, model_volume, source_problem
+from quire_operator.domain.manifests.draft_volume import DRAFT_VOLUME, DraftVolume, draft_problem, draft_volume
+from quire_operator.domain.manifests.model_volume import MODELS_PATH, VOLUME, ModelVolume, file_problem, model_volume
 from quire_operator.domain.manifests.pod_contract import ENGINE, contract_problems
 from quire_operator.domain.manifests.source_credentials import credentials_environment
 from quire_operator.domain.manifests.strategic_merge import merge
@@ -22,7 +24,7 @@ from quire_operator.domain.resource.names import ADAPTERS_SUFFIX, LABEL_APP, LAB
 
 JSON = dict[str, object]
 
-FETCH = "fetch-model"
+FETCH, FETCH_DRAFT = "fetch-model", "fetch-draft"
 USER_ID = 65532
 """The default user and group of replicas."""
 STARTUP_SECONDS = 1800
@@ -34,7 +36,8 @@ _SHARED_MEMORY = "256Mi"
 # Far above what is needed, so that a bug fills the pod's own limit instead of the node.
 _TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
-_FETCH_FLAGS = ("--termination-log", "/dev/termination-log", "--progress-port", str(engine.HTTP_PORT))
+_PROGRESS_FLAGS = ("--progress-port", str(engine.HTTP_PORT))
+_FETCH_FLAGS = ("--termination-log", "/dev/termination-log", *_PROGRESS_FLAGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +77,10 @@ def pod_template(
         "spec": _pod_spec(spec, images, selector=selector, served_names=served_names),
     }
     problems: list[Problem] = []
-    if (problem := source_problem(spec)) is not None:
-        problems.append(Problem(path="spec.model.source", message=problem))
+    if (message := file_problem(spec.model.source)) is not None:
+        problems.append(Problem(path="spec.model.source", message=message))
+    if (problem := draft_problem(spec)) is not None:
+        problems.append(problem)
     for key in spec.pod_template.keys() - {"metadata", "spec"}:
         problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
     merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
@@ -99,7 +104,9 @@ def _scrape_annotations() -> JSON:
 
 
 def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served_names: Sequence[str]) -> JSON:
-    volume = model_volume(spec, image_volumes=bool(images.image_volumes), size_limit=images.model_size_limit)
+    image_volumes, size_limit = bool(images.image_volumes), images.model_size_limit
+    volume = model_volume(spec, image_volumes=image_volumes, size_limit=size_limit)
+    draft = draft_volume(spec, volume, image_volumes=image_volumes, size_limit=size_limit)
     pod: JSON = {
         "serviceAccountName": spec.name,
         "automountServiceAccountToken": False,
@@ -115,8 +122,8 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
                 "matchLabelKeys": ["pod-template-hash"],
             }
         ],
-        "containers": [_engine_container(spec, images, volume, served_names)],
-        "volumes": _volumes(spec, volume),
+        "containers": [_engine_container(spec, images, volume, draft, served_names)],
+        "volumes": _volumes(spec, volume, draft),
     }
     init: list[JSON] = []
     if spec.auth_secret is not None:
@@ -126,9 +133,11 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
         init.append({**check, "resources": _init_resources(spec)})
     if volume.fetch is not None:
         init.append(_fetch_container(spec, images, volume.fetch, volume.model_path))
+    if draft is not None and draft.fetch is not None:
+        init.append(_fetch_draft_container(spec, images, draft, draft.fetch))
     if init:
         pod["initContainers"] = init
-    if pull_secrets := _pull_secrets(spec, volume):
+    if pull_secrets := _pull_secrets(spec, volume, draft):
         pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
     return pod
 
@@ -143,14 +152,17 @@ def _pod_security(user_id: int | None) -> JSON:
     }
 
 
-def _pull_secrets(spec: Spec, volume: ModelVolume) -> list[str]:
-    """Return the pull secrets of the pod's images, of which a model may be one."""
+def _pull_secrets(spec: Spec, volume: ModelVolume, draft: DraftVolume | None) -> list[str]:
+    """Return the pull secrets of the pod's images, of which models may be some."""
     model = spec.model.credentials_secret if volume.image is not None else None
     named = [secret.name for secret in spec.engine.image_pull_secrets]
-    return list(dict.fromkeys((*named, *([] if model is None else [model]))))
+    of_draft = None if draft is None else draft.pull_secret
+    return list(dict.fromkeys((*named, *(secret for secret in (model, of_draft) if secret is not None))))
 
 
-def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_names: Sequence[str]) -> JSON:
+def _engine_container(
+    spec: Spec, images: Images, volume: ModelVolume, draft: DraftVolume | None, served_names: Sequence[str]
+) -> JSON:
     container: JSON = {
         "name": ENGINE,
         **_image(spec, images),
@@ -158,6 +170,7 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_na
         "args": engine_contract.engine_args(
             spec,
             model_path=volume.model_path,
+            draft_path=None if draft is None else draft.model_path,
             served_names=served_names,
             api_key_file=None if spec.auth_secret is None else keys.KEY_FILE,
             adapters_file=None if spec.engine.adapters is None else lora.ADAPTERS_FILE,
@@ -181,6 +194,8 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_na
     assert isinstance(mounts, list)
     if volume.is_mounted:
         mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
+    if draft is not None and draft.volume is not None:
+        mounts.append({**draft.mount, "readOnly": True})
     if spec.auth_secret is not None:
         mounts.append(keys.key_mount())
     if spec.engine.adapters is not None:
@@ -189,25 +204,43 @@ def _engine_container(spec: Spec, images: Images, volume: ModelVolume, served_na
 
 
 def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_path: str) -> JSON:
+    container = _downloading_container(spec, images, source)
+    mounts = [*_cache_mounts(), {"name": VOLUME, "mountPath": MODELS_PATH}]
+    env = [*container["env"], *credentials_environment(source, spec.model.credentials_secret)]
+    args = [str(source), "--to", model_path, *_FETCH_FLAGS]
+    return {"name": FETCH, **container, "args": args, "env": env, "volumeMounts": mounts}
+
+
+def _fetch_draft_container(spec: Spec, images: Images, draft: DraftVolume, source: RemoteSource) -> JSON:
+    """Return the container that downloads the draft model; the pod's reported version stays the target's."""
+    speculation = spec.engine.speculation
+    assert speculation is not None and speculation.draft is not None
+    optional = not speculation.required
+    container = _downloading_container(spec, images, source)
+    secret = speculation.draft.credentials_secret
+    env = [*container["env"], *credentials_environment(source, secret, optional=optional)]
+    args = [str(source), "--to", draft.model_path, *_PROGRESS_FLAGS, *(["--optional"] if optional else [])]
+    return {"name": FETCH_DRAFT, **container, "args": args, "env": env, "volumeMounts": [*_cache_mounts(), draft.mount]}
+
+
+def _downloading_container(spec: Spec, images: Images, source: RemoteSource) -> dict[str, Any]:
+    """Return what the containers that download models have in common."""
     env = _environment()
     if images.hub_endpoint is not None and isinstance(source, HubSource):
         env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
     return {
-        "name": FETCH,
         # The engine's image, so that an upgrade of the operator changes no pod template.
         **_image(spec, images),
         "command": [engine.FETCH_COMMAND],
-        "args": [str(source), "--to", model_path, *_FETCH_FLAGS],
-        "env": env + credentials_environment(source, spec.model.credentials_secret),
+        "env": env,
         "resources": _init_resources(spec),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(),
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": _TMP_PATH},
-            {"name": "cache", "mountPath": _CACHE_PATH},
-            {"name": VOLUME, "mountPath": MODELS_PATH},
-        ],
     }
+
+
+def _cache_mounts() -> list[JSON]:
+    return [{"name": "tmp", "mountPath": _TMP_PATH}, {"name": "cache", "mountPath": _CACHE_PATH}]
 
 
 def _image(spec: Spec, images: Images) -> JSON:
@@ -271,7 +304,7 @@ def _container_security() -> JSON:
     }
 
 
-def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
+def _volumes(spec: Spec, volume: ModelVolume, draft: DraftVolume | None) -> list[JSON]:
     volumes: list[JSON] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": _TMP_LIMIT}},
         {"name": "cache", "emptyDir": {"sizeLimit": _CACHE_LIMIT}},
@@ -279,6 +312,8 @@ def _volumes(spec: Spec, volume: ModelVolume) -> list[JSON]:
     ]
     if volume.volume is not None:
         volumes.append({"name": VOLUME, **volume.volume})
+    if draft is not None and draft.volume is not None:
+        volumes.append({"name": DRAFT_VOLUME, **draft.volume})
     if spec.auth_secret is not None:
         volumes.append(keys.key_volume(spec.auth_secret))
     if spec.engine.adapters is not None:

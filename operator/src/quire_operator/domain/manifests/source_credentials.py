@@ -15,18 +15,21 @@ AWS_REQUIRED = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 AWS_OPTIONAL = ("AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 
 
-def credentials_environment(source: RemoteSource, secret: str | None) -> list[JSON]:
-    """Return the variables; none without a secret, because then the pod's own identity counts or none is needed."""
+def credentials_environment(source: RemoteSource, secret: str | None, *, optional: bool = False) -> list[JSON]:
+    """Return the variables; none without a secret, because then the pod's own identity counts or none is needed.
+
+    With ``optional``, the container starts without the secret too.
+    """
     if secret is None:
         return []
     match source:
         case HubSource():
-            return [_variable("HF_TOKEN", secret, HUB_TOKEN_KEY)]
+            return [_variable("HF_TOKEN", secret, HUB_TOKEN_KEY, optional=optional)]
         case BucketSource():
-            required = [_variable(key, secret, key) for key in AWS_REQUIRED]
+            required = [_variable(key, secret, key, optional=optional) for key in AWS_REQUIRED]
             return required + [_variable(key, secret, key, optional=True) for key in AWS_OPTIONAL]
         case ImageSource():
-            return [_variable("DOCKER_AUTH_CONFIG", secret, REGISTRY_KEY)]
+            return [_variable("DOCKER_AUTH_CONFIG", secret, REGISTRY_KEY, optional=optional)]
 
 
 def adapter_credentials(secret: str) -> list[JSON]:

@@ -11,7 +11,7 @@ from quire_common.model_source import (
 )
 from quire_operator.domain.resource.adapter import AdapterSpec
 from quire_operator.domain.resource.adapter_slots import AdapterSlots
-from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure
+from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
     GPU_RESOURCE,
@@ -27,21 +27,27 @@ from quire_operator.domain.resource.engine import (
 )
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.model import AccessMode, Model, ModelCache, Retention
+from quire_operator.domain.resource.parallelism import Parallelism
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import (
     Autoscaling,
     AutoscalingMode,
-    LatencyTarget,
     MetricsSource,
     PolicyType,
     ScaleDown,
     ScaleToZero,
     ScaleUp,
-    ScalingTargets,
     Schedule,
     SelectPolicy,
     StepPolicy,
 )
+from quire_operator.domain.resource.scaling_targets import (
+    FirstTokenTarget,
+    LatencyTarget,
+    ScalingTargets,
+    TokenGapTarget,
+)
+from quire_operator.domain.resource.speculation import Draft, Speculation, SpeculationMethod
 from quire_operator.domain.resource.windows import RecurringWindow
 
 __all__ = [
@@ -56,9 +62,11 @@ __all__ = [
     "CanaryStep",
     "ClaimSource",
     "DType",
+    "Draft",
     "Drain",
     "Engine",
     "FileSource",
+    "FirstTokenTarget",
     "Gate",
     "GateMetric",
     "HubSource",
@@ -70,6 +78,8 @@ __all__ = [
     "Model",
     "ModelCache",
     "OnFailure",
+    "OnInconclusive",
+    "Parallelism",
     "PolicyType",
     "Preemption",
     "PrefixCaching",
@@ -91,5 +101,8 @@ __all__ = [
     "SelectPolicy",
     "Source",
     "Spec",
+    "Speculation",
+    "SpeculationMethod",
     "StepPolicy",
+    "TokenGapTarget",
 ]

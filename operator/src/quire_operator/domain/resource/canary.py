@@ -10,6 +10,9 @@ from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import JSON, Choice, Duration, Integer, Kind, Rule, SectionList
 
 _MAX_STEPS, _MAX_GATES, _MAX_WEIGHT = 10, 8, 90
+_MOST_REQUESTS = 40
+"""The default of maxRequests, as a multiple of minRequests."""
+_ANSWER_SAMPLE_PERCENT = 10.0
 _LEAST_RELATIVE_LOAD = 0.1
 """A canary replica with a smaller share of a stable replica's load would be idle, so that its latency says nothing."""
 
@@ -18,12 +21,24 @@ class GateMetric(StrEnum):
     TIME_TO_FIRST_TOKEN = "TimeToFirstToken"
     INTER_TOKEN_LATENCY = "InterTokenLatency"
     ERROR_RATE = "ErrorRate"
+    ANSWERS = "Answers"
+    """The share of sampled requests with temperature 0 that both tracks answer differently."""
+
+
+LATENCIES = frozenset({GateMetric.TIME_TO_FIRST_TOKEN, GateMetric.INTER_TOKEN_LATENCY})
 
 
 class OnFailure(StrEnum):
     ROLLBACK = "Rollback"
     PAUSE = "Pause"
     """The canary gets no more requests, and its replicas stay for inspection."""
+
+
+class OnInconclusive(StrEnum):
+    ESTIMATE = "Estimate"
+    """A gate passes if the canary's figure is within the limit, and fails otherwise, also without one."""
+    FAIL = "Fail"
+    PASS = "Pass"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +95,10 @@ class Gate:
     metric: Annotated[
         GateMetric,
         Choice(
-            "What is compared: TimeToFirstToken and InterTokenLatency at equal load, ErrorRate over all requests.",
-            example="TimeToFirstToken, InterTokenLatency or ErrorRate",
+            "What is compared: TimeToFirstToken and InterTokenLatency at equal load, ErrorRate over all requests. "
+            "Answers repeats a sample of the requests with temperature 0 on both tracks and compares the tokens and "
+            "their logprobs: use it only where the gateway may keep prompts in memory for a moment.",
+            example="TimeToFirstToken, InterTokenLatency, ErrorRate or Answers",
         ),
     ]
     percentile: Annotated[
@@ -99,24 +116,26 @@ class Gate:
     max_percent: Annotated[
         float | None,
         Percent(
-            "Error rate that the canary may have. A higher rate of the stable revision is its limit instead. Default "
-            'is "0.5".',
+            "ErrorRate: the error rate that the canary may have; a higher rate of the stable revision is its limit "
+            'instead. Default is "0.5". Answers: the share of compared answers that may differ. Default is 1.',
         ),
     ] = None
 
     RULES: ClassVar = (
         Rule(
-            cel="self.metric != 'ErrorRate' || (!has(self.percentile) && !has(self.maxIncreasePercent))",
+            cel="!(self.metric in ['ErrorRate', 'Answers']) "
+            "|| (!has(self.percentile) && !has(self.maxIncreasePercent))",
             holds=lambda gate, document: (
-                gate.metric is not GateMetric.ERROR_RATE
-                or (gate.percentile is None and gate.max_increase_percent is None)
+                gate.metric in LATENCIES or (gate.percentile is None and gate.max_increase_percent is None)
             ),
-            message="metric ErrorRate has no percentile and no maxIncreasePercent: set maxPercent instead",
+            message="metrics ErrorRate and Answers have no percentile and no maxIncreasePercent: set maxPercent "
+            "instead",
         ),
         Rule(
-            cel="self.metric == 'ErrorRate' || !has(self.maxPercent)",
-            holds=lambda gate, document: gate.metric is GateMetric.ERROR_RATE or gate.max_percent is None,
-            message="maxPercent is for metric ErrorRate: set percentile and maxIncreasePercent for a latency",
+            cel="self.metric in ['ErrorRate', 'Answers'] || !has(self.maxPercent)",
+            holds=lambda gate, document: gate.metric not in LATENCIES or gate.max_percent is None,
+            message="maxPercent is for metrics ErrorRate and Answers: set percentile and maxIncreasePercent for a "
+            "latency",
         ),
     )
 
@@ -132,15 +151,16 @@ class Gate:
 
     @property
     def error_limit(self) -> float:
-        """The allowed share of failed requests."""
-        return (0.5 if self.max_percent is None else self.max_percent) / 100
+        """The allowed share of failed requests, or of different answers."""
+        default = 1.0 if self.metric is GateMetric.ANSWERS else 0.5
+        return (default if self.max_percent is None else self.max_percent) / 100
 
     def __str__(self) -> str:
-        return self.metric.value if self.metric is GateMetric.ERROR_RATE else f"{self.metric} p{self.percentile or 95}"
+        return f"{self.metric} p{self.percentile or 95}" if self.metric in LATENCIES else self.metric.value
 
 
 DEFAULT_STEPS = tuple(CanaryStep(weight_percent=weight, duration_seconds=600.0) for weight in (10, 25, 50))
-DEFAULT_GATES = tuple(Gate(metric=metric) for metric in GateMetric)
+DEFAULT_GATES = tuple(Gate(metric=metric) for metric in GateMetric if metric is not GateMetric.ANSWERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,17 +197,71 @@ class Canary:
     min_requests: Annotated[
         int,
         Integer(
-            "No gate is judged from fewer requests of the canary. Restarts and failed starts of its replicas are.",
+            "No gate passes, and no latency is judged, from fewer requests of the canary. Restarts and failed starts "
+            "of its replicas are, and an error rate far above its limit.",
             minimum=50,
             maximum=1_000_000,
         ),
     ] = 500
+    max_requests: Annotated[
+        int | None,
+        Integer(
+            "After so many requests of the canary, at the end of the last step, onInconclusive decides about gates "
+            "without a certain verdict. Default is 40 times minRequests.",
+            minimum=50,
+            maximum=100_000_000,
+        ),
+    ] = None
+    on_inconclusive: Annotated[
+        OnInconclusive,
+        Choice(
+            "Estimate passes a gate whose figure is within the limit, though not with certainty, and fails it "
+            "otherwise. Fail and Pass decide without the figure.",
+        ),
+    ] = OnInconclusive.ESTIMATE
+    answer_sample_percent: Annotated[
+        float | None,
+        Percent(
+            "Share of the requests with temperature 0 that a gate with metric Answers repeats on both tracks. Default "
+            "is 10.",
+        ),
+    ] = None
     on_failure: Annotated[
         OnFailure,
         Choice(
             "Rollback removes a canary that fails. Pause stops its requests and keeps its replicas for inspection.",
         ),
     ] = OnFailure.ROLLBACK
+
+    RULES: ClassVar = (
+        Rule(
+            cel="!has(self.answerSamplePercent) "
+            "|| (has(self.gates) && self.gates.exists(gate, gate.metric == 'Answers'))",
+            holds=lambda canary, document: canary.answer_sample_percent is None or canary.compares_answers,
+            message="answerSamplePercent is for a gate with metric Answers: add one, or remove the field",
+        ),
+        Rule(
+            cel="!has(self.maxRequests) || self.maxRequests >= (has(self.minRequests) ? self.minRequests : 500)",
+            holds=lambda canary, document: canary.most_requests >= canary.min_requests,
+            message="maxRequests must not be below minRequests: raise it, or lower minRequests",
+        ),
+    )
+
+    @property
+    def most_requests(self) -> int:
+        """The requests of the canary after which ``on_inconclusive`` decides."""
+        return _MOST_REQUESTS * self.min_requests if self.max_requests is None else self.max_requests
+
+    @property
+    def compares_answers(self) -> bool:
+        """True if a gate compares answers."""
+        return any(gate.metric is GateMetric.ANSWERS for gate in self.gates)
+
+    @property
+    def compared_percent(self) -> float:
+        """The share of the greedy requests that both tracks answer for a comparison, in percent; 0 without the gate."""
+        sample = _ANSWER_SAMPLE_PERCENT if self.answer_sample_percent is None else self.answer_sample_percent
+        return sample if self.compares_answers else 0.0
 
     def check(self, document: Fields) -> None:
         """Note weights that do not rise."""

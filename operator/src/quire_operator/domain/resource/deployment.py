@@ -12,8 +12,9 @@ from quire_operator.domain.resource import names
 from quire_operator.domain.resource.engine import Engine, Resources
 from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.fields import Fields, Problem, shown
-from quire_operator.domain.resource.model import Model
-from quire_operator.domain.resource.rollout import Drain, Rollout
+from quire_operator.domain.resource.model import AccessMode, Model
+from quire_operator.domain.resource.parallelism import Parallelism
+from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.resource.schema import (
     Boolean,
@@ -25,6 +26,9 @@ from quire_operator.domain.resource.schema import (
     flag_owners,
     read_section,
 )
+
+HOSTNAME = "kubernetes.io/hostname"
+"""The label of a node with its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,14 @@ class Spec:
             flags=("device",),
         ),
     ] = Resources()
+    parallelism: Annotated[
+        Parallelism,
+        Section(
+            "Ranks over which each replica spreads the model. They run in one pod and share its CPUs and memory. "
+            "On CPUs, for model families that quire implements itself. Default is one rank.",
+            is_default_stored=False,
+        ),
+    ] = Parallelism()
     replicas: Annotated[
         int,
         Integer(
@@ -130,14 +142,36 @@ class Spec:
             "strategy to RollingUpdate for this change",
         ),
         Rule(
+            at="parallelism.tensor",
+            holds=lambda spec, document: (
+                spec.parallelism.tensor == 1
+                or spec.resources.cpu_limit is None
+                or spec.resources.cpu_limit >= spec.parallelism.tensor
+            ),
+            message="must be at most resources.limits.cpu, because ranks compute at the same time: lower it, or raise "
+            "the limit",
+        ),
+        Rule(
+            at="parallelism.tensor",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.tensor == 1,
+            message="is for CPUs in this version: remove it, or spec.resources' nvidia.com/gpu",
+        ),
+        Rule(
+            at="parallelism.tensor",
+            holds=lambda spec, document: spec.engine.adapters is None or spec.parallelism.tensor == 1,
+            message="does not work with engine.adapters in this version: remove one of them",
+        ),
+        Rule(
+            at="parallelism.tensor",
+            holds=lambda spec, document: (
+                spec.parallelism.tensor == 1 or spec.engine.speculation is None or spec.engine.speculation.draft is None
+            ),
+            message="does not work with engine.speculation.draft in this version: remove one of them",
+        ),
+        Rule(
             at="engine.speculation",
             holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.speculation is None,
             message="is for CPUs: remove it, or spec.resources' nvidia.com/gpu",
-        ),
-        Rule(
-            at="engine.adapters",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.adapters is None,
-            message="is for CPUs in this version: remove it, or spec.resources' nvidia.com/gpu",
         ),
     )
 
@@ -166,6 +200,26 @@ class Spec:
         if problems or spec is None:
             return Invalid(name=name, namespace=namespace, problems=tuple(problems), readable=spec)
         return spec
+
+    @property
+    def has_one_node_cache(self) -> bool:
+        """True if the volume that caches the model is mounted on one node, which the pod template does not name."""
+        cache = self.model.cache
+        if cache is None or not cache.is_created or cache.access_mode is not AccessMode.READ_WRITE_ONCE:
+            return False
+        pod = self.pod_template.get("spec")
+        selector = pod.get("nodeSelector") if isinstance(pod, Mapping) else None
+        return not (isinstance(selector, Mapping) and selector.get(HOSTNAME))
+
+    @property
+    def replaces_in_place(self) -> bool:
+        """True if a rollout must stop the only replica first.
+
+        Its successor could be scheduled to a node that cannot mount the cache while the replica runs, and the replica
+        would wait for the successor.
+        """
+        is_rolling = self.rollout.strategy is RolloutStrategy.ROLLING_UPDATE
+        return is_rolling and self.max_replicas < 2 and self.has_one_node_cache
 
     @property
     def initial_replicas(self) -> int:

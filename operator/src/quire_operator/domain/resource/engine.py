@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
@@ -22,6 +23,7 @@ from quire_operator.domain.resource.schema import (
     Text,
     quantity_schema,
 )
+from quire_operator.domain.resource.speculation import Speculation
 
 GPU_RESOURCE = "nvidia.com/gpu"
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -57,10 +59,6 @@ class Preemption(StrEnum):
     """The mode that was measured to cost less, if there is swap space."""
     SWAP = "Swap"
     RECOMPUTE = "Recompute"
-
-
-class SpeculationMethod(StrEnum):
-    NGRAM = "NGram"
 
 
 class PullPolicy(StrEnum):
@@ -133,31 +131,6 @@ class KVCache:
         ByteSize(
             "Absolute size of the KV cache, such as 4Gi. It takes precedence over memoryPercent.",
             flags=("kv-cache-memory-bytes",),
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """Speculative decoding: the engine proposes tokens, and verifies several of them in one step."""
-
-    method: Annotated[
-        SpeculationMethod,
-        Choice(
-            "Source of the proposed tokens. NGram proposes what followed the most recent tokens where they occurred "
-            "before, in the prompt or the answer.",
-            flags=("spec-method", "speculative-config"),
-            example="NGram",
-        ),
-    ]
-    max_tokens: Annotated[
-        int | None,
-        Integer(
-            "Maximum number of proposed tokens of a sequence that one step verifies, less than blockSize. The engine "
-            "verifies as many as the measured cost of steps allows. Default is 8.",
-            minimum=1,
-            maximum=127,
-            flags=("spec-tokens",),
         ),
     ] = None
 
@@ -269,15 +242,15 @@ class Engine:
     speculation: Annotated[
         Speculation | None,
         Section(
-            "Speculative decoding, on a CPU. Answers are the same as without it, and answers that repeat their prompt "
-            "need fewer steps."
+            "Speculative decoding, on a CPU. Answers are the same as without it, and need fewer steps if they repeat "
+            "their prompt, or if a draft model predicts them."
         ),
     ] = None
     adapters: Annotated[
         AdapterSlots | None,
         Section(
             "Room for LoRA adapters, which LLMAdapters add and remove while replicas run. Without it, replicas serve "
-            "no adapters. On CPUs, for model families that quire implements itself.",
+            "no adapters. For model families that quire implements itself.",
             flags=("enable-lora", "no-enable-lora", "adapters-file"),
         ),
     ] = None
@@ -362,6 +335,11 @@ class Resources:
     def gpus(self) -> int:
         """The number of GPUs of one replica."""
         return int(self.limits.get(GPU_RESOURCE, self.requests.get(GPU_RESOURCE, "0")))
+
+    @property
+    def cpu_limit(self) -> Fraction | None:
+        limit = self.limits.get("cpu")
+        return None if limit is None else parse_quantity(limit)
 
     @property
     def memory_limit_bytes(self) -> int | None:

@@ -170,13 +170,15 @@ class Fields:
             return default
         return value
 
-    def flag(self, key: str) -> bool:
-        """Return true or false; absent is false."""
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return true or false."""
         value = self.raw(key)
-        if value is None or isinstance(value, bool):
-            return bool(value)
+        if value is None:
+            return default
+        if isinstance(value, bool):
+            return value
         self.problem(key, f"must be true or false, got {shown(value)}")
-        return False
+        return default
 
     def duration(self, key: str, *, default: T, minimum: float = 0.0, maximum: float = 86_400.0) -> float | T:
         """Return the seconds of a duration string."""

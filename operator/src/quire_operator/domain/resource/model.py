@@ -111,7 +111,8 @@ class ModelCache:
         AccessMode,
         Choice(
             "Access mode of the claim that quire creates. With ReadWriteOnce (default), one node mounts it, so that "
-            "more than one replica is refused, unless spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname. "
+            "more than one replica and strategy Canary are refused, and a rollout stops the old replica first, unless "
+            "spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname. "
             "ReadWriteMany allows several nodes, if the storage class supports it.",
             is_default_stored=False,
         ),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.resource.fields import Fields
+from quire_operator.domain.resource.scaling_targets import ScalingTargets
 from quire_operator.domain.resource.schema import (
     JSON,
     Choice,
@@ -32,40 +33,6 @@ class AutoscalingMode(StrEnum):
 class MetricsSource(StrEnum):
     PROMETHEUS = "Prometheus"
     PODS = "Pods"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyTarget:
-    """The share of first tokens that wait at most ``threshold_seconds`` beyond their own prefill."""
-
-    percentile: Annotated[
-        int, Integer("Percentage of requests that must meet the threshold.", minimum=1, maximum=99)
-    ] = 95
-    threshold_seconds: Annotated[float, Duration("Maximum waiting time.", minimum=0.001, maximum=3600.0)] = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingTargets:
-    """The maximum load of one replica. Queue and KV bound the demand from below where a person sets them."""
-
-    queue_depth: Annotated[
-        int | None,
-        Integer(
-            "Target number of waiting requests per replica. If unset, only the measured demand is used.", minimum=1
-        ),
-    ] = None
-    kv_usage_percent: Annotated[
-        int | None,
-        Integer(
-            "Target KV cache usage per replica, in percent. If unset, only the measured demand is used.",
-            minimum=1,
-            maximum=100,
-        ),
-    ] = None
-    time_to_first_token: Annotated[
-        LatencyTarget,
-        Section("Target for the time to first token, in addition to the computation of the request's own prompt."),
-    ] = LatencyTarget()
 
 
 class PolicyType(StrEnum):
@@ -337,7 +304,10 @@ class Autoscaling:
     ] = None
     targets: Annotated[
         ScalingTargets,
-        Section("Maximum load per replica. The target that requires the most replicas determines the result."),
+        Section(
+            "Maximum load per replica. The target that requires the most replicas determines the result.",
+            is_default_stored=False,
+        ),
     ] = ScalingTargets()
     scale_to_zero: Annotated[
         ScaleToZero,

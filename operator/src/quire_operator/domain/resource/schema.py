@@ -350,7 +350,11 @@ class Boolean(Kind):
         return {"type": "boolean"}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.flag(name)
+        return document.flag(name, default=default)
+
+    def arguments(self, value: Any) -> list[str]:
+        """Return the last flag, which is the one against the feature, for false."""
+        return [] if value or not self.flags else [f"--{self.flags[-1]}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The decision whether a replica fits into its memory, before any pod is created: pure.
+"""The decision whether a replica fits into its memory and can be divided, before any pod is created: pure.
 
 It uses the arithmetic of ``quire plan``. ``reconcile/capacity_check`` reads the facts about the model and the nodes.
 Unknown values never block a spec, because the engine checks again before it loads.
@@ -14,9 +14,10 @@ from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import MIB
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.resource import HubSource, Spec
+from quire_operator.domain.resource import HubSource, Source, Spec
 from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
@@ -41,8 +42,19 @@ class ReplicaMemory:
 
 def hub_source(spec: Spec) -> HubSource | None:
     """Return the model if its facts are public: it is on the operator's hub and needs no credentials."""
-    source = spec.model.source
-    if not isinstance(source, HubSource) or spec.model.credentials_secret is not None:
+    return _public(spec, spec.model.source, spec.model.credentials_secret)
+
+
+def draft_hub_source(spec: Spec) -> HubSource | None:
+    """Return the draft model if there is one and its facts are public."""
+    speculation = spec.engine.speculation
+    if speculation is None or speculation.draft is None:
+        return None
+    return _public(spec, speculation.draft.source, speculation.draft.credentials_secret)
+
+
+def _public(spec: Spec, source: Source, secret: str | None) -> HubSource | None:
+    if not isinstance(source, HubSource) or secret is not None:
         return None
     return None if _HUB_VARIABLE in repr(spec.pod_template) else source  # the pods use another hub
 
@@ -58,14 +70,26 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
     return None if limit is None else ReplicaMemory(size_bytes=limit, on_gpu=False, where=where)
 
 
-def judge(spec: Spec, facts: ModelFacts, memory: ReplicaMemory) -> BlockingCondition | None:
-    """Return in one sentence why the replica does not fit; None if it fits according to what is known."""
+def judge(
+    spec: Spec, facts: ModelFacts, memory: ReplicaMemory | None, *, draft: ModelFacts | None = None
+) -> BlockingCondition | None:
+    """Return in one sentence why the replica cannot run; None if it can according to what is known.
+
+    Without ``memory``, it only checks that the model can be divided among the ranks. A draft model whose facts are
+    unknown is not counted.
+    """
+    if (problem := parallelism_problem(spec.parallelism, facts.config)) is not None:
+        return BlockingCondition(reason=INVALID_SPEC, message=problem)
+    if memory is None:
+        return None
     # Which CPU will run it is unknown, so this assumes the smaller of its possible needs.
     device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
-    needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True)
+    needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True, draft=draft)
     outcome = capacity.fit(spec, needs, asked, memory_bytes=memory.size_bytes)
     if not isinstance(outcome, TooSmall):
         return None
+    if outcome.fits_without_draft and spec.engine.speculation is not None and not spec.engine.speculation.required:
+        return None  # the engine leaves the draft model out
     reason = INSUFFICIENT_GPU_MEMORY if memory.on_gpu else INSUFFICIENT_MEMORY
     return BlockingCondition(reason=reason, message=_sentence(spec, needs, asked, outcome, memory))
 
@@ -87,6 +111,7 @@ def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall,
     filled = f", of which it may fill {share.memory_percent} %" if share.size_bytes is None else ""
     parts = [
         f"weights {format_bytes(needs.weight_bytes)} ({needs.weight_dtype})",
+        *([f"draft model {format_bytes(needs.draft_bytes)}"] if needs.draft_bytes else []),
         f"working space {format_bytes(needs.workspace_bytes)}",
         *([f"swap space {format_bytes(needs.swap_bytes)}"] if needs.swap_bytes else []),
         f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, asked))} for one sequence of "

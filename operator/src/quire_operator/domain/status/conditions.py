@@ -283,6 +283,8 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         done = finished and deployment.replicas == deployment.replicas_asked
         is_true, reason = (False, "Complete") if done else (True, "RollingOut" if deployment.is_rolling else "Scaling")
         message = _with_download(rollout.standing(deployment, view.pods), view)
+        if deployment.is_rolling and view.spec is not None and view.spec.replaces_in_place:
+            message = f"{message}; {rollout.IN_PLACE}"
     return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from quire_common.contract import engine as engine_names
 from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
-from quire_operator.domain.manifests.pod_template import FETCH
+from quire_operator.domain.manifests.pod_template import FETCH, FETCH_DRAFT
 from quire_operator.domain.resource import GPU_RESOURCE
 
 _MAX_MESSAGE = 400
@@ -97,7 +97,7 @@ def _container_failures(pod: Pod, container: ContainerState) -> Iterator[Failure
 def _ended_reason(container: ContainerState) -> FailureReason:
     if container.ended_reason == "OOMKilled":
         return FailureReason.OUT_OF_MEMORY
-    if container.init and container.name == FETCH:
+    if container.init and container.name in (FETCH, FETCH_DRAFT):
         return FailureReason.MODEL_DOWNLOAD_FAILED
     if container.ended_code == engine_names.CONFIG_ERROR_EXIT_CODE:
         return FailureReason.ENGINE_REFUSED

@@ -11,6 +11,13 @@ from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.resource import Rollout, RolloutStrategy
 from quire_operator.domain.status.pod_failures import Failure, FailureReason
 
+IN_PLACE = (
+    "the old replica is stopped before the new one starts, because one node mounts the ReadWriteOnce volume of "
+    "spec.model.cache: set accessMode ReadWriteMany, or select one node by kubernetes.io/hostname in "
+    "spec.podTemplate.spec.nodeSelector, to serve in between"
+)
+"""The reason why a rollout of one replica interrupts serving."""
+
 
 def is_overdue(deployment: DeploymentState) -> bool:
     """Return True if no further replica became ready within the progress deadline."""

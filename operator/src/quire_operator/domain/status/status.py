@@ -51,6 +51,8 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
             now=format_time(now).partition(".")[0] + "Z",
         ),
     }
+    if resource.defaults:
+        result["defaults"] = [{"field": field, "configMap": source} for field, source in resource.defaults]
     if view.claim is not None:
         result["servedName"] = status_section(view.claim)
     if view.target is not None:

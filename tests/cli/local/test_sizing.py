@@ -1,0 +1,50 @@
+"""The GPUs of this machine for each LLMDeployment of a file."""
+
+from typing import Any
+
+import pytest
+
+from quire_cli.errors import CapacityProblem
+from quire_cli.local.machine import Machine
+from quire_cli.local.sizing import share_of
+from quire_operator.domain.resource import Spec
+
+
+def spec_of(name: str, *, gpus: int = 0, **spec: Any) -> Spec:
+    limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
+    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}}
+    parsed = Spec.parse(body | {"spec": {"model": {"source": "hf://a/b"}, **limits, **spec}})
+    assert isinstance(parsed, Spec), parsed
+    return parsed
+
+
+def machine(gpus: int) -> Machine:
+    return Machine(cpus=8, memory_bytes=2**36, gpu_memory_bytes=(80, 70, 60, 90)[:gpus], multiplies_bfloat16=True)
+
+
+SPECS = (
+    spec_of("one", gpus=1),
+    spec_of("cpu", replicas=2),
+    spec_of("two", gpus=1, replicas=2),
+    spec_of("asleep", gpus=1, replicas=0),
+)
+
+
+def test_each_llmdeployment_has_gpus_of_its_own() -> None:
+    shares = [share_of(spec, SPECS, machine(4)) for spec in SPECS]
+    assert [share.gpus for share in shares] == [(0,), (), (1, 2), (3,)]
+    assert [share.on_gpu for share in shares] == [True, False, True, True]
+    assert shares[0].memory_bytes == 60
+    assert (shares[1].memory_bytes, shares[1].threads) == (2**35, 4)
+
+
+@pytest.mark.parametrize(("tensor", "threads"), [(1, 8), (2, 8), (16, 16)])
+def test_each_rank_has_a_thread(tensor: int, threads: int) -> None:
+    spec = spec_of("chat", parallelism={"tensor": tensor})
+    assert share_of(spec, (spec,), machine(0)).threads == threads
+
+
+@pytest.mark.parametrize(("gpus", "has"), [(0, "none"), (3, "only 3")])
+def test_replicas_need_a_gpu_each(gpus: int, has: str) -> None:
+    with pytest.raises(CapacityProblem, match=f"the replicas need 4 GPUs .spec.resources., but nvidia-smi shows {has}"):
+        share_of(SPECS[0], SPECS, machine(gpus))

@@ -1,0 +1,78 @@
+"""The division of a model among ranks, and the memory of a replica that consists of several."""
+
+import pytest
+
+from quire_operator.domain.capacity import fit as capacity
+from quire_operator.domain.capacity.fit import Footprint
+from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem
+from quire_operator.domain.resource import Parallelism, Spec
+
+LLAMA_3_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+
+
+def config_of(**changes: object) -> ModelConfig:
+    config = parse_model_config(LLAMA_3_8B | changes)
+    assert isinstance(config, ModelConfig), config
+    return config
+
+
+def needs_of(tensor: int, **engine: object) -> Footprint:
+    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
+    spec = Spec.parse(
+        body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": {"tensor": tensor}, "engine": engine}}
+    )
+    assert isinstance(spec, Spec), spec
+    config = config_of()
+    return capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="cpu")
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8, 16, 32])
+def test_sizes_that_divide_a_model(tensor: int) -> None:
+    assert parallelism_problem(Parallelism(tensor=tensor), config_of()) is None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "changes", "words"),
+    [
+        (3, {}, "must divide the 32 attention heads of the model, got 3; set it to 2"),
+        (64, {}, "must divide the 32 attention heads of the model, got 64; set it to 32"),
+        (
+            4,
+            {"num_attention_heads": 24, "num_key_value_heads": 6, "head_dim": 128},
+            "must divide the 6 KV heads of the model or be a multiple of them, got 4; set it to 2",
+        ),
+        (8, {"intermediate_size": 4004}, "must divide the intermediate size 4004 of the model, got 8; set it to 4"),
+        (
+            8,
+            {"num_local_experts": 4, "moe_intermediate_size": 100},
+            "must divide the intermediate size 100 of the model, got 8; set it to 4",
+        ),
+    ],
+)
+def test_sizes_that_do_not_divide_a_model(tensor: int, changes: dict[str, object], words: str) -> None:
+    problem = parallelism_problem(Parallelism(tensor=tensor), config_of(**changes))
+    assert problem == f"spec.parallelism.tensor: {words}"
+
+
+@pytest.mark.parametrize(("tensor", "copies"), [(1, 1), (2, 1), (8, 1), (16, 2), (32, 4)])
+def test_ranks_beyond_the_kv_heads_keep_copies(tensor: int, copies: int) -> None:
+    assert kv_copies(config_of(), Parallelism(tensor=tensor)) == copies
+    assert needs_of(tensor).kv_bytes_per_token == copies * 131072
+
+
+def test_each_rank_is_a_process_and_weights_are_counted_once() -> None:
+    one, four = needs_of(1), needs_of(4)
+    assert four.workspace_bytes == 4 * one.workspace_bytes
+    assert four.weight_bytes == one.weight_bytes
