@@ -110,8 +110,9 @@ RUN if [ -n "${COMPILER}" ]; then \
       apt-get update -q && apt-get install -qy --no-install-recommends ${COMPILER} && rm -rf /var/lib/apt/lists/*; \
     fi
 COPY LICENSE /licenses/
-# The path of file://./models/quire-demo in pods, so that examples/demo.yaml works wherever the image runs.
+# The paths of file://./models/… in pods, so that the manifests in examples/ work wherever the image runs.
 COPY examples/models/quire-demo /models/models/quire-demo
+COPY examples/models/adapters /models/models/adapters
 ENV QUIRE_PRECOMPILED_KERNELS=/opt/quire/share/precompiled-kernels
 COPY --from=engine-kernels /precompiled-kernels /opt/quire/share/precompiled-kernels
 COPY --from=engine-code /code /opt/quire

@@ -1,11 +1,17 @@
 #!/usr/bin/env python3
-"""Measure speculation by prompt lookup: tokens per second of decoding with it and without it, in one process.
+"""Measure speculation: tokens per second of decoding with it and without it, in one process.
 
-The model is a successor model (``benchmarks.models.successor_model``), so that the answers are known and are checked:
+By prompt lookup, the model is a successor model (``benchmarks.models.successor_model``), so that the answers are known
+and are checked:
 
   copy     the answer repeats the prompt; nearly all drafts are accepted
   novel    the answer repeats nothing, so nothing is proposed
   mislead  the prompt has every pair of tokens of the answer, with another continuation: all drafts are rejected
+
+With a draft model, the models are the demo pair, and the prompts are questions that it knows:
+
+  demo     the pair as it is; a step of the draft model costs nearly as much as one of the target
+  padded   a target with further layers of no effect (``benchmarks.models.padded_model``)
 
 Runs with and without speculation alternate; the ratio is the median over pairs of runs.
 """
@@ -15,13 +21,16 @@ import os
 import random
 import statistics
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from benchmarks.models.shapes import SHAPES
 from benchmarks.models.successor_model import write_successor_model
 from benchmarks.report import machine, parser, save, show_table, usable_cpus
+from benchmarks.serving.draft_pairs import demo_pair
 from benchmarks.serving.steps import Bench
 from quire_engine.config import SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
@@ -29,7 +38,10 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
 from quire_engine.ipc.process import compute_environment
 
-TEXTS = ("copy", "novel", "mislead")
+LOOKUP_TEXTS = ("copy", "novel", "mislead")
+PAIR_TEXTS = ("demo", "padded")
+_ROUNDS = 3
+"""The further answers of each sequence of the demo pair."""
 _SECTION = 128
 """The tokens of a text that repeats itself, and of the prompts of the others."""
 
@@ -46,10 +58,13 @@ class Result:
     """The tokens that each sequence gains in a step with speculation."""
     accepted_share: float
     """The accepted share of the verified drafts; 0 without any."""
+    step_ratio: float | None = None
+    """The time of a target's step over the draft's; None without a draft model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
+    answers: list[list[int]]
     tokens_per_second: float
     tokens_per_step: float
     accepted_share: float
@@ -98,57 +113,72 @@ def make_texts(vocabulary: int, loops: int = 8) -> Texts:
 
 
 def measure(
-    bench: Bench, texts: Texts, kind: str, sequences: int, answer: int, options: SpeculationOptions | None
+    bench: Bench,
+    prompts: list[list[int]],
+    answer: int,
+    options: SpeculationOptions | None,
+    more: Sequence[list[int]] = (),
 ) -> Run:
-    """Decode the answers of some sequences; raise SystemExit if one is wrong. Prompts are not in the time."""
+    """Decode the answers to some prompts, which are not in the time.
+
+    With ``more`` prompts, which are, each answer that ends is followed by the next, and the time ends when there is
+    none: drafts let answers advance unevenly, and the last ones alone would be another load.
+    """
     engine = make_engine(bench.model, scheduler=bench.config.scheduler, cache=bench.config.cache, speculation=options)
-    prompts = [texts.prompt(kind, number, answer) for number in range(sequences)]
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
     answers: list[list[int]] = [[] for _ in prompts]
-    for key, prompt in enumerate(prompts):
+
+    def add(key: int, prompt: list[int]) -> None:
         refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0))
         if refusal is not None:
             raise SystemExit(refusal.message)
 
-    def step() -> None:
+    for key, prompt in enumerate(prompts):
+        add(key, prompt)
+
+    def step() -> int:
+        """Run a step and return how many answers it ended."""
         done = engine.step()
         assert done is not None
         for key, token_id in zip(done.output.keys, done.output.token_ids, strict=True):
-            answers[key].append(token_id)
+            if key < len(answers):
+                answers[key].append(token_id)
+        return len(done.output.finished)
 
     while (now := engine.gauges()).num_waiting or now.prefilling_tokens:
         step()
     counters = engine.counters
     before, steps = counters.generation_tokens, counters.steps
     began = perf_counter()
+    waiting = list(enumerate(more, start=len(prompts)))
     while engine.has_work:
-        step()
+        ended = step()
+        if more and ended > len(waiting):
+            break
+        for _ in range(ended if more else 0):
+            add(*waiting.pop(0))
     seconds = perf_counter() - began
-    for key, prompt in enumerate(prompts):
-        if answers[key] != texts.answer(prompt, answer):
-            raise SystemExit(f"{kind}: the answer of sequence {key} is wrong")
     tokens = counters.generation_tokens - before
     return Run(
+        answers=answers,
         tokens_per_second=tokens / seconds,
-        tokens_per_step=tokens / sequences / max(1, counters.steps - steps),
+        tokens_per_step=tokens / len(prompts) / max(1, counters.steps - steps),
         accepted_share=counters.accepted_tokens / max(1, counters.draft_tokens),
     )
 
 
-def compare(
-    bench: Bench, texts: Texts, kind: str, sequences: int, arguments: argparse.Namespace, options: SpeculationOptions
-) -> Result:
+def compare(kind: str, measure_plain: Callable[[], Run], measure_speculating: Callable[[], Run], runs: int) -> Result:
+    """Run both alternately, and return the medians."""
     plain: list[Run] = []
     speculating: list[Run] = []
-    for number in range(arguments.runs):
+    for number in range(runs):
         # Either order, so that neither always runs on the warmer machine.
-        for used in (None, options) if number % 2 else (options, None):
-            run = measure(bench, texts, kind, sequences, arguments.answer, used)
-            (plain if used is None else speculating).append(run)
+        for speculates in (False, True) if number % 2 else (True, False):
+            (speculating if speculates else plain).append(measure_speculating() if speculates else measure_plain())
     ratios = [one.tokens_per_second / other.tokens_per_second for one, other in zip(speculating, plain, strict=True)]
     return Result(
         text=kind,
-        sequences=sequences,
+        sequences=len(plain[0].answers),
         plain_tokens_per_second=statistics.median(run.tokens_per_second for run in plain),
         speculating_tokens_per_second=statistics.median(run.tokens_per_second for run in speculating),
         ratio=statistics.median(ratios),
@@ -158,12 +188,59 @@ def compare(
     )
 
 
+def compare_by_lookup(arguments: argparse.Namespace) -> Iterator[Result]:
+    """Yield the results of the texts for prompt lookup; raise SystemExit if an answer is wrong."""
+    shape = replace(SHAPES[arguments.shape], tied_embeddings=False)
+    texts = make_texts(shape.vocabulary)
+    options = SpeculationOptions(max_tokens=arguments.drafts)
+    with tempfile.TemporaryDirectory(prefix="quire-speculation-") as name:
+        write_successor_model(Path(name), shape, texts.successors)
+        bench = Bench(Path(name), threads=arguments.threads, dtype=arguments.dtype, kv_cache_bytes=2**30)
+        for kind in (text for text in arguments.texts if text in LOOKUP_TEXTS):
+            for sequences in arguments.sequences:
+                prompts = [texts.prompt(kind, number, arguments.answer) for number in range(sequences)]
+                expected = [texts.answer(prompt, arguments.answer) for prompt in prompts]
+
+                def checked(
+                    options: SpeculationOptions | None,
+                    kind: str = kind,
+                    prompts: list[list[int]] = prompts,
+                    expected: list[list[int]] = expected,
+                ) -> Run:
+                    run = measure(bench, prompts, arguments.answer, options)
+                    if run.answers != expected:
+                        raise SystemExit(f"{kind}: an answer is wrong")
+                    return run
+
+                yield compare(kind, partial(checked, None), partial(checked, options), arguments.runs)
+
+
+def compare_pair(kind: str, arguments: argparse.Namespace) -> Iterator[Result]:
+    """Yield the results of the demo pair. Rounding may differ between steps of other sizes, so answers may, too."""
+    layers = arguments.layers if kind == "padded" else 0
+    pair = demo_pair(layers, arguments.answer, arguments.drafts, threads=arguments.threads, dtype=arguments.dtype)
+    with pair as both:
+        for sequences in arguments.sequences:
+            prompts = both.some_prompts(sequences * (1 + _ROUNDS))
+            first, more = prompts[:sequences], prompts[sequences:]
+            found = compare(
+                kind,
+                partial(measure, both.plain, first, arguments.answer, None, more),
+                partial(measure, both.drafting, first, arguments.answer, both.options, more),
+                arguments.runs,
+            )
+            yield replace(found, step_ratio=both.step_ratio)
+
+
 def parse_arguments() -> argparse.Namespace:
     options = parser(__doc__, plot=False)
     options.add_argument("--shape", choices=tuple(SHAPES), default="50M", help="the model's shape (default 50M)")
     options.add_argument("--sequences", type=int, nargs="+", default=[1, 4, 16, 32])
-    options.add_argument("--texts", choices=TEXTS, nargs="+", default=list(TEXTS))
-    options.add_argument("--answer", type=int, default=256, help="the tokens of each answer (default 256)")
+    options.add_argument("--texts", choices=(*LOOKUP_TEXTS, *PAIR_TEXTS), nargs="+", default=list(LOOKUP_TEXTS))
+    options.add_argument(
+        "--answer", type=int, default=256, help="the tokens of each answer (default 256; at most about 64 for a pair)"
+    )
+    options.add_argument("--layers", type=int, default=18, help="the further layers of padded (default 18)")
     options.add_argument("--drafts", type=int, default=SpeculationOptions().max_tokens, help="--spec-tokens")
     options.add_argument("--runs", type=int, default=5, help="pairs of runs (default 5)")
     options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -174,19 +251,14 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     os.environ.update(compute_environment(arguments.threads, {}))
-    shape = replace(SHAPES[arguments.shape], tied_embeddings=False)
-    texts = make_texts(shape.vocabulary)
-    options = SpeculationOptions(max_tokens=arguments.drafts)
-    results = []
-    with tempfile.TemporaryDirectory(prefix="quire-speculation-") as name:
-        write_successor_model(Path(name), shape, texts.successors)
-        bench = Bench(Path(name), threads=arguments.threads, dtype=arguments.dtype, kv_cache_bytes=2**30)
-        for kind in arguments.texts:
-            for sequences in arguments.sequences:
-                results.append(compare(bench, texts, kind, sequences, arguments, options))
+    results: list[Result] = []
+    if set(arguments.texts) & set(LOOKUP_TEXTS):
+        results += compare_by_lookup(arguments)
+    for kind in (text for text in arguments.texts if text in PAIR_TEXTS):
+        results += compare_pair(kind, arguments)
     show_table(
-        f"speculation by prompt lookup, {arguments.shape}, up to {arguments.drafts} drafts",
-        ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted"],
+        f"speculation, up to {arguments.drafts} drafts; prompt lookup with {arguments.shape}, draft model: demo pair",
+        ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted", "step"],
         [
             [
                 result.text,
@@ -197,10 +269,15 @@ def main() -> None:
                 f"{result.lowest_ratio:.2f}",
                 f"{result.tokens_per_step:.2f}",
                 f"{result.accepted_share:.0%}",
+                "" if result.step_ratio is None else f"{result.step_ratio:.1f}x",
             ]
             for result in results
         ],
-        (f"{bench.model.dtype}, answers of {arguments.answer} tokens, {arguments.runs} pairs of runs", machine()),
+        (
+            f"dtype {arguments.dtype}, answers of {arguments.answer} tokens, {arguments.runs} pairs of runs",
+            "step: the time of a target's step over the draft model's",
+            machine(),
+        ),
     )
     save(arguments.json, [asdict(result) for result in results])
 

@@ -11,8 +11,10 @@ from quire_engine.config import (
     DType,
     EngineConfig,
     ModelOptions,
+    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
+    SpeculationOptions,
 )
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sampling_params import SamplingParams
@@ -42,6 +44,8 @@ class Bench:
         dtype: DType = "auto",
         dummy: bool = False,
         kv_cache_bytes: int | None = None,
+        speculation: SpeculationOptions | None = None,
+        parallel: ParallelOptions | None = None,
     ) -> None:
         from quire_engine.runner import load_model
 
@@ -54,6 +58,8 @@ class Bench:
             ),
             server=ServerOptions(),
             threads=threads,
+            speculation=speculation,
+            parallel=parallel or ParallelOptions(),
         )
         self.model: LoadedModel = load_model(self.config)
 

@@ -11,11 +11,10 @@ from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.resource.scaling import (
     Autoscaling,
     AutoscalingMode,
-    LatencyTarget,
     ScaleDown,
     ScaleUp,
-    ScalingTargets,
 )
+from quire_operator.domain.resource.scaling_targets import LatencyTarget, ScalingTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ def quire_scaler(config: QuireConfig, *, max_sequences: int, minimum: int, maxim
         targets=ScalingTargets(
             queue_depth=None,
             kv_usage_percent=None,
-            time_to_first_token=LatencyTarget(percentile=config.percentile, threshold_seconds=config.threshold_seconds),
+            first_token_wait=LatencyTarget(percentile=config.percentile, threshold_seconds=config.threshold_seconds),
         ),
         scale_up=ScaleUp.steps(
             window_seconds=0.0,
