@@ -8,7 +8,7 @@ import math
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire_operator.domain.autoscaling.autoscaler import decide
@@ -143,7 +143,21 @@ def changes(desired: list[int]) -> list[int]:
     return [b - a for a, b in zip(desired, desired[1:], strict=False) if a != b]
 
 
+# Needs that end within a per mille of a whole number of replicas.
+CLOSE_TO_WHOLE = {
+    "per_second": 15.0,
+    "prompt": 387.0,
+    "output": 226.0,
+    "slots": 45,
+    "step": 0.03125,
+    "prefill": 0.00010262454717506925,
+    "decode": 0.00012453944860287382,
+}
+
+
 @settings(max_examples=EXAMPLES, deadline=None)
+@example(plant=CLOSE_TO_WHOLE, startup=0.0, first=3, minimum=0)
+@example(plant={**CLOSE_TO_WHOLE, "prompt": 397.0, "slots": 46}, startup=0.0, first=3, minimum=0)
 @given(plants, st.sampled_from([0.0, 30.0, 120.0, 420.0]), st.integers(1, 8), st.integers(0, 1))
 def test_a_steady_stream_settles_and_stays(kit, plant, startup, first, minimum):
     down = ScaleDown.steps(window_seconds=120, max_step=2, period_seconds=30)

@@ -26,6 +26,11 @@ from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.resource.deployment import Spec
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 
+_SURELY_ENOUGH = 1.02
+"""The factor on the need of the arriving work for scale-down. The learned costs shift a little with the number of
+replicas that share a steady load; without a margin, a need close to a whole number would remove a replica and add it
+again, without end.
+"""
 _TOO_FEW = 0.99
 """The need that late first tokens count as for scale-down, as a share of the current replicas."""
 _NOT_ENOUGH = 0.01
@@ -322,7 +327,8 @@ def _demand(context: DecisionContext) -> Demand:
         return Demand(terms=(), need=Need(time=now, up=0.0, down=float(supply.current)))
     terms = _terms(context)
     need = max((term.need for term in terms), default=0.0)
-    down = need + supply.starting + supply.missing
+    needs_down = (term.need * (_SURELY_ENOUGH if term.reason is Reason.WORK else 1.0) for term in terms)
+    down = max(needs_down, default=0.0) + supply.starting + supply.missing
     late = _late_terms(context, need)
     if any(term.need > supply.current for term in late):
         down = max(down, _TOO_FEW * supply.current)
