@@ -7,54 +7,45 @@ closed at once.
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
 from time import monotonic
 from types import SimpleNamespace
 
 import aiohttp
-import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from quire_common.contract.engine import (
-    ENGINE_STOPPED,
-    KEY_LIMIT,
-    RESUMABLE_HEADER,
-    TRIAL_HEADER,
-    TRIAL_RUNNING,
-    TRIAL_TOGETHER,
-    USAGE_HEADER,
-)
+from quire_common.contract.engine import KEY_LIMIT, RESUMABLE_HEADER, TRIAL_HEADER, TRIAL_TOGETHER, USAGE_HEADER
 from quire_common.contract.gateway import TRACK_HEADER
 from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
-from quire_gateway.bodies import Body, BodyPayload
+from quire_gateway.bodies import BodyPayload
+from quire_gateway.call import Call
 from quire_gateway.errors import ShuttingDown, UpstreamFailed
-from quire_gateway.fleet import Backend, Pool
-from quire_gateway.hold_queue import HoldQueue, HoldTicket
-from quire_gateway.limits import Allowance, Charge
+from quire_gateway.failed_attempts import (
+    BUSY,
+    NO_FAULT,
+    UNAVAILABLE,
+    FailedAttempt,
+    ReplicaDied,
+    disconnected,
+    error_code,
+    lost_stream,
+    refusal,
+)
+from quire_gateway.fleet import Backend
+from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.metrics import Metrics
-from quire_gateway.resumable import OpenStream
 from quire_gateway.scrape import read_capped
 from quire_gateway.tracks import TrackedAttempt
-from quire_gateway.trial_queue import Trial
-from quire_gateway.wait_comments import WaitComments
 
-BUSY = 429
 RESPONSES_PATH = "/v1/responses"
-_UNAVAILABLE = 503
-_ENGINE_ENDS = "shutting_down"
-"""The code of the error with which an engine ends the streams that its drain leaves."""
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
 _LARGE_BODY_BYTES = 2**16
 """Larger bodies are sent in pieces."""
 _SERVER_ERROR, _CLIENT_ERROR = 500, 400
-_NO_FAULT = frozenset({"busy", "stale", "trial_running"})
-"""The reasons of failed attempts that are no errors of the replica's track: a full queue, an
-idle connection that was closed, a trial of another request."""
 _STALE_SECONDS = 0.05
 """An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
@@ -82,63 +73,6 @@ def tracing() -> aiohttp.TraceConfig:
     return trace
 
 
-class _Error(msgspec.Struct):
-    """The field of an error that the gateway reads."""
-
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    """The body of an error answer."""
-
-    error: _Error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request after its body was read."""
-
-    request: web.Request
-    pool: Pool
-    ticket: HoldTicket
-    """Its right to wait while no replica can serve it."""
-    body: Body
-    allowance: Allowance | None
-    charge: Charge | None
-    """The limits of its tenant, and what it has used of them; None without limits."""
-    prompt_tokens: float
-    """The probable number of tokens of its prompt."""
-    blocks: tuple[int, ...]
-    """The block hashes of its prompt."""
-    keeper: str | None
-    """The id of the only replica that can serve it, because it keeps what the request continues; None for any."""
-    track: str
-    """The track that its first replica should be on."""
-    comments: WaitComments | None
-    """The comments until a replica answers; None if the client did not ask for them."""
-    id: str
-    started: float
-    stream: OpenStream = field(default_factory=OpenStream)
-    """The stream to the client."""
-    trial: Trial | None = None
-    """Its place among the requests that were lost; None for one that was not."""
-
-    @property
-    def current_track(self) -> str:
-        """The track that its next replica should be on: a stream stays on the track that began it."""
-        return self.stream.track or self.track
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedAttempt:
-    """An attempt that failed before the first byte."""
-
-    reason: str
-    cause: str
-    answer: web.Response | None = None
-    """The replica's answer, if it gave one."""
-
-
 class Attempts:
     """The attempts of all requests. ``cancelling`` is set when the drain time is over: then running requests fail."""
 
@@ -154,7 +88,7 @@ class Attempts:
         outcome = await self._send(call, backend, tracked)
         if tracked is not None and isinstance(outcome, web.StreamResponse):
             tracked.end(is_error=outcome.status >= _SERVER_ERROR)
-        elif tracked is not None and isinstance(outcome, FailedAttempt) and outcome.reason not in _NO_FAULT:
+        elif tracked is not None and isinstance(outcome, FailedAttempt) and outcome.reason not in NO_FAULT:
             # Another replica may answer the client; the failure counts here nevertheless.
             tracked.end(is_error=True)
         return outcome
@@ -183,7 +117,7 @@ class Attempts:
             except (aiohttp.ClientError, TimeoutError) as error:
                 if connection.reused and monotonic() - sent < _STALE_SECONDS:
                     return FailedAttempt(reason="stale", cause="closed an idle connection as it was reused")
-                return _disconnected(backend, error)
+                return disconnected(backend, error)
             try:
                 return await self._answer(call, backend, upstream, tracked)
             finally:
@@ -198,7 +132,7 @@ class Attempts:
         self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse, tracked: TrackedAttempt | None
     ) -> web.StreamResponse | FailedAttempt:
         """Relay the replica's answer, unless its status means that another replica should be tried."""
-        if upstream.status in (BUSY, _UNAVAILABLE):
+        if upstream.status in (BUSY, UNAVAILABLE):
             return await self._refused(call, backend, upstream)
         if call.stream.response is not None and upstream.content_type != sse.CONTENT_TYPE:
             raise UpstreamFailed(
@@ -213,7 +147,7 @@ class Attempts:
         try:
             whole = await upstream.read()
         except aiohttp.ClientError as error:
-            return _disconnected(backend, error)
+            return disconnected(backend, error)
         self._accepted(call, backend, upstream.status)
         self._first_byte(call)
         _note_bytes(tracked, upstream.status)
@@ -264,7 +198,7 @@ class Attempts:
         self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse
     ) -> web.StreamResponse | FailedAttempt:
         """Return the failed attempt; a refusal for the limits of the client's key is the answer."""
-        if upstream.status == _UNAVAILABLE:
+        if upstream.status == UNAVAILABLE:
             backend.record_failure(monotonic(), unreachable=False)
         try:
             body = await read_capped(upstream.content, _MAX_ERROR_BYTES)
@@ -273,20 +207,12 @@ class Attempts:
         answer = web.Response(
             status=upstream.status, headers=self._headers_to_client(call, backend, upstream), body=body
         )
-        code = _error_code(body)
+        code = error_code(body)
         if upstream.status == BUSY and code == KEY_LIMIT and call.stream.response is None:
             # Each further replica would charge the key once more.
             self._accepted(call, backend, upstream.status)
             return answer
-        if code == TRIAL_RUNNING:
-            reason, cause = "trial_running", "is trying a lost request of another gateway"
-        elif upstream.status == BUSY:
-            reason, cause = "busy", f"answered {upstream.status}"
-        elif code == ENGINE_STOPPED:
-            reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
-        else:
-            reason, cause = "unavailable", f"answered {upstream.status}"
-        return FailedAttempt(reason=reason, cause=cause, answer=answer)
+        return refusal(answer, code)
 
     async def _stream(
         self, call: Call, backend: Backend, upstream: aiohttp.ClientResponse, tracked: TrackedAttempt | None
@@ -311,9 +237,9 @@ class Attempts:
                 await response.write(rest)
             if events and events.has_error:
                 _note_broken(tracked)
-        except _ReplicaDied as death:
+        except ReplicaDied as death:
             _note_broken(tracked)
-            if stream.is_resumable and (lost := _lost(stream, death)) is not None:
+            if stream.is_resumable and (lost := lost_stream(stream, death)) is not None:
                 backend.record_failure(monotonic(), unreachable=lost.reason == "disconnected")
                 return lost
             has_ended = events is not None and (events.has_error or stream.is_complete)
@@ -364,21 +290,12 @@ class Attempts:
         self._metrics.first_byte.labels(call.pool.model).observe(monotonic() - call.started)
 
 
-class _ReplicaDied(Exception):
-    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
-
-
 async def _next(upstream: aiohttp.ClientResponse) -> bytes:
     """Return what has arrived; empty at the end."""
     try:
         return await upstream.content.readany()
     except aiohttp.ClientError as error:
-        raise _ReplicaDied(str(error)) from error
-
-
-def _disconnected(backend: Backend, error: Exception) -> FailedAttempt:
-    backend.record_failure(monotonic(), unreachable=True)
-    return FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
+        raise ReplicaDied(str(error)) from error
 
 
 async def end_with_error(request: web.Request, response: web.StreamResponse, error: bytes) -> None:
@@ -390,14 +307,6 @@ async def end_with_error(request: web.Request, response: web.StreamResponse, err
     elif request.transport is not None:
         # There is no place for a message: the missing end of the chunked body is the error.
         request.transport.abort()
-
-
-def _error_code(body: bytes) -> str | None:
-    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _note_bytes(tracked: TrackedAttempt | None, status: int, chunk: bytes = b"") -> None:
@@ -413,18 +322,6 @@ def _note_broken(tracked: TrackedAttempt | None) -> None:
 
 def _read_usage(call: Call, data: bytes) -> bytes:
     return data if call.charge is None else call.charge.read(data)
-
-
-def _lost(stream: OpenStream, death: _ReplicaDied) -> FailedAttempt | None:
-    """Return the failed attempt of a stream that another replica can continue; None for a stream that has ended."""
-    if stream.is_complete:
-        return None
-    code = stream.error_code()
-    if code == _ENGINE_ENDS:
-        return FailedAttempt(reason="moved", cause="is terminating")
-    if code == ENGINE_STOPPED:
-        return FailedAttempt(reason="engine_stopped", cause="lost its engine process while it worked on the stream")
-    return None if code else FailedAttempt(reason="disconnected", cause=f"closed the connection of the stream: {death}")
 
 
 def _payload(call: Call) -> BodyPayload | bytes:

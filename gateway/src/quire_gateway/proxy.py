@@ -17,8 +17,9 @@ from quire_common.key_file import Key
 from quire_common.response_ids import replica_tag
 from quire_common.routing.balance import Hold
 from quire_gateway import headers
-from quire_gateway.attempt import BUSY, Attempts, Call, FailedAttempt, end_with_error
+from quire_gateway.attempt import Attempts, end_with_error
 from quire_gateway.bodies import Body, BodyMemory
+from quire_gateway.call import Call
 from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import (
@@ -28,6 +29,7 @@ from quire_gateway.errors import (
     UnknownModel,
     UpstreamFailed,
 )
+from quire_gateway.failed_attempts import BUSY, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Allowance, Charge, Limits

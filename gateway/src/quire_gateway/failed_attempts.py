@@ -1,0 +1,84 @@
+"""Failed attempts of a request: why a replica gave no answer, and whether that was its fault."""
+
+from dataclasses import dataclass
+from time import monotonic
+
+import msgspec
+from aiohttp import web
+
+from quire_common.contract.engine import ENGINE_STOPPED, TRIAL_RUNNING
+from quire_gateway.fleet import Backend
+from quire_gateway.resumable import OpenStream
+
+BUSY, UNAVAILABLE = 429, 503
+_ENGINE_ENDS = "shutting_down"
+"""The code of the error with which an engine ends the streams that its drain leaves."""
+NO_FAULT = frozenset({"busy", "stale", "trial_running"})
+"""The reasons of failed attempts that are no errors of the replica's track: a full queue, an idle connection that was
+closed, a trial of another request.
+"""
+
+
+class _Error(msgspec.Struct):
+    """The field of an error that the gateway reads."""
+
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """The body of an error answer."""
+
+    error: _Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that failed before the first byte."""
+
+    reason: str
+    cause: str
+    answer: web.Response | None = None
+    """The replica's answer, if it gave one."""
+
+
+class ReplicaDied(Exception):
+    """A replica whose connection broke during its answer. Writing to the client raises the same errors in aiohttp."""
+
+
+def disconnected(backend: Backend, error: Exception) -> FailedAttempt:
+    """Return the failed attempt of a replica that closed the connection too early, and record its failure."""
+    backend.record_failure(monotonic(), unreachable=True)
+    return FailedAttempt(reason="disconnected", cause=f"closed the connection before the end of its answer: {error}")
+
+
+def refusal(answer: web.Response, code: str | None) -> FailedAttempt:
+    """Return the failed attempt of an answer with status 429 or 503 and this code of its error."""
+    if code == TRIAL_RUNNING:
+        reason, cause = "trial_running", "is trying a lost request of another gateway"
+    elif answer.status == BUSY:
+        reason, cause = "busy", f"answered {answer.status}"
+    elif code == ENGINE_STOPPED:
+        reason, cause = "engine_stopped", "lost its engine process while it worked on the request"
+    else:
+        reason, cause = "unavailable", f"answered {answer.status}"
+    return FailedAttempt(reason=reason, cause=cause, answer=answer)
+
+
+def error_code(body: bytes) -> str | None:
+    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def lost_stream(stream: OpenStream, death: ReplicaDied) -> FailedAttempt | None:
+    """Return the failed attempt of a stream that another replica can continue; None for a stream that has ended."""
+    if stream.is_complete:
+        return None
+    code = stream.error_code()
+    if code == _ENGINE_ENDS:
+        return FailedAttempt(reason="moved", cause="is terminating")
+    if code == ENGINE_STOPPED:
+        return FailedAttempt(reason="engine_stopped", cause="lost its engine process while it worked on the stream")
+    return None if code else FailedAttempt(reason="disconnected", cause=f"closed the connection of the stream: {death}")
