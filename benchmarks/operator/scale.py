@@ -26,7 +26,8 @@ from quire_cluster.ports import free_ports
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection, load_configuration
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import Throttled, Unavailable

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fetch_support.hub_stub import HubStub, safetensors, serving
 
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.names import API_VERSION, KIND

@@ -15,7 +15,7 @@ from quire_operator.domain.canary.figures import TracksPage
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
-from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.objects import Manifest
 from quire_operator.domain.manifests.wake_route import WakeRoute
 from quire_operator.domain.resource import HubSource
 from quire_operator.domain.status.status import Event

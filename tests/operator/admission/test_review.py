@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.objects import Manifest
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import BlockingCondition

@@ -9,7 +9,8 @@ from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Applied, Create, Delete, Plan, RemoveFields, Update, plan
 from quire_operator.domain.convergence.victims import deletion_costs
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 

@@ -27,7 +27,7 @@ from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions
 from quire_operator.domain.manifests import monitoring
 from quire_operator.domain.manifests.cluster_features import Monitoring
-from quire_operator.domain.manifests.desired import all_tracks
+from quire_operator.domain.manifests.objects import all_tracks
 from quire_operator.domain.resource import Spec
 from quire_operator.ports import ReplicaAddress
 

@@ -7,7 +7,8 @@ import pytest
 from kube_support.operators import Namespace, OperatorProcess
 from kube_support.pod_security import CASES, SAFE
 
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_security import EXCEPTIONS
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 

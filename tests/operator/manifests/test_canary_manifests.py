@@ -4,7 +4,8 @@ from typing import Any
 
 from quire_operator.domain.cluster_state.observed import Resource, trim_resource
 from quire_operator.domain.manifests.canary import Revision, canary_manifests, revision_manifests
-from quire_operator.domain.manifests.desired import Manifests, desired
+from quire_operator.domain.manifests.desired import desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import HubSource, Invalid, Spec
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.desired import OPTIONAL_KINDS, Manifests, child_refs, desired
+from quire_operator.domain.manifests.desired import child_refs, desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 

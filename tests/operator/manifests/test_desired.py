@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.manifests.desired import Manifests, child_refs, desired, selector
+from quire_operator.domain.manifests.desired import child_refs, desired
+from quire_operator.domain.manifests.objects import Manifests, selector
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import AdapterSpec, Spec
 

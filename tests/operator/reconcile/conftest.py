@@ -11,7 +11,7 @@ from quire_operator.domain.canary.figures import TracksPage
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.objects import Manifest
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import ClusterError, Conflict

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.desired import OPTIONAL_KINDS
 from quire_operator.ports import Forbidden, NotFound, Refused, Unavailable
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 

@@ -8,18 +8,20 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.fields import Fields, Problem
-from quire_operator.domain.resource.schema import (
+from quire_operator.domain.resource.field_kinds import (
     Boolean,
     ByteSize,
     Choice,
     Duration,
     Integer,
-    Rule,
     SecretReference,
+    Text,
+)
+from quire_operator.domain.resource.fields import Fields, Problem
+from quire_operator.domain.resource.schema import (
+    Rule,
     Section,
     SectionList,
-    Text,
     declared,
     flag_owners,
     read_section,

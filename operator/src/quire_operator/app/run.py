@@ -38,6 +38,7 @@ from quire_operator.adapters.metrics.prometheus import Prometheus
 from quire_operator.adapters.metrics.scrape import Scraper
 from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.app.relisting import Relisting
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.settings import Settings
 from quire_operator.app.telemetry import Server, Telemetry, WatchHealth
@@ -45,7 +46,7 @@ from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.errors import ClusterProblem
-from quire_operator.handlers.events import CHILD_KINDS, Inbox, Login, Webhook, watch
+from quire_operator.handlers.events import Inbox, Login, Webhook, watch
 from quire_operator.leadership.leader import Elector
 from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
@@ -61,7 +62,6 @@ from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
-from quire_operator.reconcile.resync import Unlisted, resync
 from quire_operator.reconcile.store import Store
 from quire_operator.reconcile.wake_routes import WakeRoutes
 from quire_operator.reconcile.workqueue import Workers
@@ -73,8 +73,6 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 2.0
 _RETRY_SECONDS = 2.0
-_SETTLE_SECONDS = 2.0
-_JITTER_SECONDS = 30.0
 _JSON_LEVELS = 20_000
 """Twice the nesting depth that the API server stores. With Python's own limit of 1,000, a spec that is nested more
 deeply would end all watches and so the work for all LLMDeployments.
@@ -211,9 +209,15 @@ class Operator:
         )
         self._scaling: ClusterScaling | None = None
         """Set only while this process leads."""
-        self._unlisted = Unlisted()
-        """The kinds and namespaces that the last resync had no permission to list."""
-        self._stop, self._relisted, self._watching = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._relisting = Relisting(
+            cluster=self._cluster,
+            store=self._store,
+            workers=self._workers,
+            adapters=self.adapters.resync,
+            period_seconds=settings.resync_seconds,
+            reported=telemetry.unlisted,
+        )
+        self._stop, self._watching = asyncio.Event(), asyncio.Event()
 
     def _hub_reader(self) -> HubReader:
         endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
@@ -285,7 +289,7 @@ class Operator:
             adapters=self.adapters,
             namespaces=frozenset(self._settings.watch_namespaces),
             enqueue=self._workers.add,
-            relisted=self._relisted.set,
+            relisted=self._relisting.request,
             lease_seen=self._lease_seen,
         )
         lease_name = self._settings.lease_name
@@ -335,12 +339,12 @@ class Operator:
         self._reconciler.forget()
         await self.defaults.load()
         await self._optional_kinds.refresh()
-        await self._resync_once()
+        await self._relisting.once()
         for key in self._store.all_keys():
             self._workers.add(key)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
-            group.create_task(self._resync())
+            group.create_task(self._relisting.repeat())
             group.create_task(self._discover())
             group.create_task(self._autoscale())
             group.create_task(self._downloads.follow())
@@ -356,21 +360,6 @@ class Operator:
         finally:
             await gateways.aclose()
 
-    async def _resync(self) -> None:
-        period = self._settings.resync_seconds
-        while True:
-            try:
-                async with asyncio.timeout(period * random.uniform(0.9, 1.1)):
-                    await self._relisted.wait()
-            except TimeoutError:
-                await self._resync_once()
-                for key in self._store.live_keys():
-                    self._workers.add_after(key, random.uniform(0, min(_JITTER_SECONDS, period / 2)))
-            else:
-                await asyncio.sleep(_SETTLE_SECONDS)
-                self._relisted.clear()
-                await self._resync_once()
-
     async def _discover(self) -> None:
         while True:
             await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
@@ -378,40 +367,6 @@ class Operator:
 
     def _features(self) -> ClusterFeatures:
         return replace(self._settings.children.features, served_kinds=self._optional_kinds.served)
-
-    async def _resync_once(self) -> None:
-        while True:
-            try:
-                kinds = tuple(CHILD_KINDS)
-                self._report_unlisted(await resync(self._cluster, self._store, kinds=kinds, enqueue=self._workers.add))
-                await self._resync_adapters()
-                return
-            except ClusterError as error:
-                logger.warning("listing failed: %s", error)
-                await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _resync_adapters(self) -> None:
-        """List the LLMAdapters. Without the permission, only LLMDeployments with adapters wait."""
-        try:
-            await self.adapters.resync()
-        except Forbidden as error:
-            logger.error("no permission to list LLMAdapters: check the operator's role: %s", error)
-
-    def _report_unlisted(self, unlisted: Unlisted) -> None:
-        namespaces = unlisted.namespaces
-        if unlisted.kinds and unlisted.kinds != self._unlisted.kinds:
-            logger.error(
-                "no permission to list %s; these objects are not repaired: check the operator's role",
-                ", ".join(sorted(unlisted.kinds)),
-            )
-        if namespaces and namespaces != self._unlisted.namespaces:
-            logger.warning(
-                "no permission to list in %s, which is skipped: if the namespace is gone, remove it from "
-                "--watch-namespace (the chart's watchNamespaces); otherwise check the operator's role there",
-                ", ".join(sorted(namespaces)),
-            )
-        self._unlisted = unlisted
-        self._telemetry.unlisted(unlisted.kinds)
 
     async def _autoscale(self) -> None:
         options, told = self._settings.prometheus, self._telemetry.scaling
@@ -466,9 +421,9 @@ class Operator:
 
     def _shortfall(self) -> str | None:
         """Return what this process cannot do for lack of permissions, or None."""
-        if not self._unlisted.kinds or not self._fence.is_open():
+        if not self._relisting.unlisted_kinds or not self._fence.is_open():
             return None
-        return f"no permission to list {', '.join(sorted(self._unlisted.kinds))}: check the operator's role"
+        return f"no permission to list {', '.join(sorted(self._relisting.unlisted_kinds))}: check the operator's role"
 
     def _refresh_gauges(self) -> None:
         self._telemetry.stands(leading=self._fence.is_open(), waiting=len(self._workers.queue))

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from quire_operator.domain.cluster_state.observed import Resource, trim_resource
-from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS, Manifests, all_problems, desired
+from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS
+from quire_operator.domain.manifests.desired import all_problems, desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.resource.fields import Problem

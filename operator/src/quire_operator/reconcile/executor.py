@@ -13,7 +13,7 @@ from quire_operator.domain.cluster_state.other_autoscalers import REPLICAS, Othe
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update
 from quire_operator.domain.convergence.plan_events import listed, refused, removed, repaired
-from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS, OPTIONAL_KINDS
+from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS, OPTIONAL_KINDS
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.domain.manifests.desired import OPTIONAL_KINDS
+from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.ports import Cluster, ClusterError, Forbidden, NotFound
 from quire_operator.reconcile.resync import resync_children
 from quire_operator.reconcile.store import Store

@@ -9,7 +9,6 @@ writes and start again in this process or another.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from quire_common.contract.adapters_file import AdapterEntry
@@ -20,20 +19,18 @@ from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.canary.record import read as read_record
 from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
-from quire_operator.domain.convergence.departure import departure
-from quire_operator.domain.convergence.plan import Delete, Update, plan
+from quire_operator.domain.convergence.plan import plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
-from quire_operator.domain.convergence.rollout_slots import PAUSED, begins_rollout, outside_window
 from quire_operator.domain.convergence.target import Target, target
 from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import POLICY, Manifests, all_problems, child_refs, desired
-from quire_operator.domain.manifests.model_volume import wants_image_volume
+from quire_operator.domain.manifests.desired import all_problems, child_refs, desired
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.cache_check import cache_refusal
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
@@ -53,7 +50,9 @@ from quire_operator.ports import (
 )
 from quire_operator.reconcile.canaries import Canaries
 from quire_operator.reconcile.capacity_check import CHECK_AGAIN_SECONDS, CapacityCheck, Finding
+from quire_operator.reconcile.departures import Departures
 from quire_operator.reconcile.executor import Executor
+from quire_operator.reconcile.image_volumes import images_for
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
 from quire_operator.reconcile.rollout_slots import ASK_AGAIN_SECONDS, RolloutSlots
@@ -125,11 +124,9 @@ class Reconciler:
         )
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
-        self._features, self._claims, self._capacity = (
-            features,
-            ServedNameClaims(store, enqueue, adapter_claims),
-            capacity,
-        )
+        self._features, self._capacity = features, capacity
+        self._claims = ServedNameClaims(store, enqueue, adapter_claims)
+        self._departures = Departures(cluster=cluster, store=store, enqueue=enqueue, features=features)
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
         self._revisions = revisions or ModelRevisions(None)
         self._states: dict[Key, ReconcileState] = {}
@@ -183,7 +180,7 @@ class Reconciler:
             gone = self._states.pop(key, None)
             if gone is not None:
                 gone.give_up_persisting(f"{key} is gone")
-            await self._depart(key)  # the garbage collector deletes the children
+            await self._departures.depart(key)  # the garbage collector deletes the children
             return None
         state = self._state_of(resource)
         try:
@@ -199,26 +196,6 @@ class Reconciler:
             raise
         state.conflicts = 0
         return again
-
-    async def _depart(self, key: Key) -> None:
-        """Hand what outlives an LLMDeployment over to its last pods. Its absence is read, not concluded."""
-        if self._departure(key) is None:
-            return
-        latest = await self._cluster.read_resource(key)
-        if latest is not None and not latest.deleting:
-            self._store.put_resource(latest)
-            self._enqueue(key)
-            return
-        todo = self._departure(key)
-        if todo is not None:
-            logger.info("%s: %s %s: %s", key, type(todo).__name__.lower(), POLICY.ref(key.name), todo.reason)
-        if isinstance(todo, Update):
-            self._store.put_child(key, await self._cluster.update(key, todo.manifest))
-        elif todo is not None:
-            await self._cluster.delete(key, todo.ref, todo.uid)
-
-    def _departure(self, key: Key) -> Update | Delete | None:
-        return departure(key, self._store.children(key), self._store.all_pods(key), self._features())
 
     async def _read_again(self, key: Key, state: ReconcileState) -> None:
         """Read the resource again: the watch is late or broken, and the retry must not wait for it."""
@@ -267,7 +244,7 @@ class Reconciler:
             )
 
         try:
-            images = await self._images_for(resource, spec, children, rendered)
+            images = await images_for(self._cluster, self._images, resource, spec, children, rendered)
             manifests = rendered(images)
         except (Refused, QuotaExceeded, Forbidden) as error:
             rejected = BlockingCondition(
@@ -312,7 +289,10 @@ class Reconciler:
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, again_seconds=CHECK_AGAIN_SECONDS)
-        with self._slot(resource, spec, manifests, children) as queued:
+        live = own_deployment(resource, children)
+        with self._slots.slot(
+            resource, spec, live, template_digest=manifests.template_digest, now=self._clock.now()
+        ) as queued:
             applied = manifests if queued is None else manifests.held()
             todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
             await self._mark_victims(key, state, goal.replicas)
@@ -357,47 +337,10 @@ class Reconciler:
         others = await self._tracks.unwatched(resource.key, tracked, children)
         return Chosen(tracked=tracked, manifests=manifests, goal=goal, children={**children, **others})
 
-    def _slot(
-        self, resource: Resource, spec: Spec, manifests: Manifests, children: Mapping[Ref, Child]
-    ) -> AbstractContextManager[Queued | None]:
-        """Reserve a slot if this pass starts a rollout; the context is the reason why it must wait."""
-        live = own_deployment(resource, children)
-        if spec.paused and live is not None and live.revision:  # otherwise its controller would create no replica
-            return nullcontext(PAUSED)
-        if live is None or not begins_rollout(live, template_digest=manifests.template_digest):
-            return nullcontext()
-        wait = outside_window(
-            spec.rollout,
-            live,
-            template_digest=manifests.template_digest,
-            rollout_now=resource.rollout_now,
-            now=self._clock.now(),
-        )
-        return self._slots.requested(resource) if wait is None else nullcontext(wait)
-
     async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
         if self._capacity is None:
             return Finding()
         return await self._capacity.check(resource, spec, own_deployment(resource, children))
-
-    async def _images_for(
-        self,
-        resource: Resource,
-        spec: Spec,
-        children: Mapping[Ref, Child],
-        rendered: Callable[[Images], Manifests | Invalid],
-    ) -> Images:
-        """Return the images with facts about the cluster, which are requested only if a spec needs them."""
-        if self._images.image_volumes is not None or not wants_image_volume(spec):
-            return self._images
-        with_volume = replace(self._images, image_volumes=True)
-        manifests = rendered(with_volume)
-        there = children.get(Ref("Deployment", resource.key.name))
-        is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
-        if isinstance(manifests, Invalid) or is_taken:
-            return with_volume  # the problem is reported before anything is applied
-        supported = await self._cluster.takes_image_volumes(resource.key, manifests.deployment)
-        return replace(self._images, image_volumes=supported)
 
     async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
         """Return the stored children and those that no watch shows.

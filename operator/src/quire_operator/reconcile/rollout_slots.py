@@ -5,10 +5,18 @@ the decision of a pass and its write, the key is reserved.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from quire_operator.domain.cluster_state.observed import Key, Resource, own_deployment
-from quire_operator.domain.convergence.rollout_slots import is_own_idea, queued, takes_slot
+from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource, own_deployment
+from quire_operator.domain.convergence.rollout_slots import (
+    PAUSED,
+    begins_rollout,
+    is_own_idea,
+    outside_window,
+    queued,
+    takes_slot,
+)
+from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import Queued
 from quire_operator.reconcile.store import Store
 
@@ -21,6 +29,19 @@ class RolloutSlots:
     def __init__(self, store: Store, *, limit: int) -> None:
         self._store, self._limit = store, limit
         self._reserved: set[Key] = set()
+
+    def slot(
+        self, resource: Resource, spec: Spec, live: DeploymentState | None, *, template_digest: str, now: float
+    ) -> AbstractContextManager[Queued | None]:
+        """Reserve a slot if this pass starts a rollout; the context is the reason why it must wait."""
+        if spec.paused and live is not None and live.revision:  # otherwise its controller would create no replica
+            return nullcontext(PAUSED)
+        if live is None or not begins_rollout(live, template_digest=template_digest):
+            return nullcontext()
+        wait = outside_window(
+            spec.rollout, live, template_digest=template_digest, rollout_now=resource.rollout_now, now=now
+        )
+        return self.requested(resource) if wait is None else nullcontext(wait)
 
     @contextmanager
     def requested(self, resource: Resource) -> Iterator[Queued | None]:

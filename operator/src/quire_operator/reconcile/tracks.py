@@ -11,7 +11,7 @@ from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.convergence.tracks import Tracked, tracks
 from quire_operator.domain.manifests.canary import canary_manifests, canary_refs, revision_manifests
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import Manifests
+from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.conditions import BlockingCondition

@@ -23,7 +23,8 @@ from quire_operator.domain.cluster_state.observed import (
 )
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.canary import KINDS
-from quire_operator.domain.manifests.desired import OPTIONAL_KINDS, Manifest
+from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
+from quire_operator.domain.manifests.objects import Manifest
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden

@@ -4,7 +4,7 @@ from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.domain.convergence.plan import is_adoptable
-from quire_operator.domain.manifests.desired import Manifest
+from quire_operator.domain.manifests.objects import Manifest
 
 
 class KubeDryRun:

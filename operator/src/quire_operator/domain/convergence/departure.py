@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref
 from quire_operator.domain.convergence.plan import Delete, Update, is_adoptable
+from quire_operator.domain.manifests.child_kinds import POLICY, departed_policy
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import POLICY, departed_policy
 from quire_operator.domain.resource.names import CANARY_SUFFIX
 
 JSON = Mapping[str, object]

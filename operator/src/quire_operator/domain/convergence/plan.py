@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.observed import Child, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField, breaks_contract, exists_in, removal_patch
-from quire_operator.domain.manifests.desired import POLICY, UNOWNED_KINDS, Manifest, Manifests
+from quire_operator.domain.manifests.child_kinds import POLICY, UNOWNED_KINDS
+from quire_operator.domain.manifests.objects import Manifest, Manifests
 from quire_operator.domain.resource.names import KIND
 
 

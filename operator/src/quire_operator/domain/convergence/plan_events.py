@@ -6,7 +6,7 @@ from typing import assert_never
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Conflict, Create, Delete, RemoveFields, Update
-from quire_operator.domain.manifests.desired import NONBLOCKING_KINDS
+from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.status import Event
 

@@ -13,8 +13,18 @@ from typing import Any
 
 from quire_operator.domain.cluster_state.observed import Child as ObservedChild
 from quire_operator.domain.cluster_state.observed import Ref, Resource
-from quire_operator.domain.manifests import desired as d
-from quire_operator.domain.manifests.cluster_features import ClusterFeatures
+from quire_operator.domain.manifests.child_kinds import (
+    CHILDREN,
+    Child,
+    Content,
+    Parent,
+    object_of,
+    port,
+    progress_deadline_seconds,
+    render,
+)
+from quire_operator.domain.manifests.cluster_features import NO_FEATURES, ClusterFeatures
+from quire_operator.domain.manifests.objects import Manifest, Manifests, labels, owner_reference
 from quire_operator.domain.manifests.pod_template import Images, pod_template
 from quire_operator.domain.manifests.served_names import served_names
 from quire_operator.domain.resource import HubSource, Invalid, Spec, names
@@ -78,29 +88,29 @@ def canary_manifests(
     uid: str,
     revision: str,
     images: Images,
-    features: ClusterFeatures = d.NO_FEATURES,
-    stable: d.Manifests,
-) -> tuple[d.Manifest, ...] | Invalid:
+    features: ClusterFeatures = NO_FEATURES,
+    stable: Manifests,
+) -> tuple[Manifest, ...] | Invalid:
     """Return the objects of a canary, with the cache of its model if the stable revision has none."""
     component = names.CANARY_COMPONENT
     template = pod_template(
         spec,
         images,
-        labels=d.labels(spec.name, component=component),
+        labels=labels(spec.name, component=component),
         selector=_selector(spec.name),
         served_names=served_names(spec, features.served_names),
     )
     if not isinstance(template, dict):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=template)
-    parent = d.Parent(spec=spec, uid=uid, created="", target=replicas, template=template, features=features)
+    parent = Parent(spec=spec, uid=uid, created="", target=replicas, template=template, features=features)
     there = {manifest.ref for manifest in stable}
-    claims = (child for child in d.CHILDREN if child.kind == _CLAIM and child.is_wanted(spec, features))
+    claims = (child for child in CHILDREN if child.kind == _CLAIM and child.is_wanted(spec, features))
     shared = [claim for claim in claims if claim.ref(spec.name) not in there]
     deployment = replace(_DEPLOYMENT, render=lambda parent: _deployment(parent, revision))
-    return tuple(d.render(child, parent) for child in (*shared, _SERVICE, deployment))
+    return tuple(render(child, parent) for child in (*shared, _SERVICE, deployment))
 
 
-def revision_manifests(resource: Resource, revisions: Mapping[str, Revision]) -> tuple[d.Manifest, ...]:
+def revision_manifests(resource: Resource, revisions: Mapping[str, Revision]) -> tuple[Manifest, ...]:
     """Return the ControllerRevisions of a resource."""
     return tuple(_revision(resource, name, revision) for name, revision in sorted(revisions.items()))
 
@@ -110,7 +120,7 @@ def canary_refs(name: str) -> tuple[Ref, ...]:
     return _SERVICE.ref(name), _DEPLOYMENT.ref(name)
 
 
-def _no_content(parent: d.Parent) -> d.Content:
+def _no_content(parent: Parent) -> Content:
     raise AssertionError("a revision is needed to render this child")
 
 
@@ -118,33 +128,33 @@ def _selector(name: str) -> dict[str, str]:
     return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: names.CANARY_COMPONENT}
 
 
-def _service(parent: d.Parent) -> d.Content:
-    return d.Content(fields={"spec": {"selector": _selector(parent.spec.name), "ports": [d.port()]}})
+def _service(parent: Parent) -> Content:
+    return Content(fields={"spec": {"selector": _selector(parent.spec.name), "ports": [port()]}})
 
 
-def _deployment(parent: d.Parent, revision: str) -> d.Content:
+def _deployment(parent: Parent, revision: str) -> Content:
     deployment: dict[str, object] = {
         "replicas": parent.target,
         "selector": {"matchLabels": _selector(parent.spec.name)},
         # Another revision gets no requests before it is ready, so nothing is lost, and no GPU is needed twice.
         "strategy": {"type": "Recreate"},
-        "progressDeadlineSeconds": d.progress_deadline_seconds(parent.spec),
+        "progressDeadlineSeconds": progress_deadline_seconds(parent.spec),
         "revisionHistoryLimit": 0,
         "template": parent.template,
     }
     # The replicas of one revision must never be taken for those of the next.
-    return d.Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: revision})
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: revision})
 
 
-def _revision(resource: Resource, name: str, revision: Revision) -> d.Manifest:
-    content = d.Content(fields={"revision": 1, "data": revision.data})
+def _revision(resource: Resource, name: str, revision: Revision) -> Manifest:
+    content = Content(fields={"revision": 1, "data": revision.data})
     key = resource.key
-    owner = d.owner_reference(key.name, resource.uid)
+    owner = owner_reference(key.name, resource.uid)
     child = replace(REVISION, suffix=f"-{name}")
-    return d.object_of(child, content, name=key.name, namespace=key.namespace, owners=(owner,))
+    return object_of(child, content, name=key.name, namespace=key.namespace, owners=(owner,))
 
 
-_SERVICE = d.Child(
+_SERVICE = Child(
     kind="Service",
     api_version="v1",
     plural="services",
@@ -152,7 +162,7 @@ _SERVICE = d.Child(
     suffix=names.CANARY_SUFFIX,
     component=names.CANARY_COMPONENT,
 )
-_DEPLOYMENT = d.Child(
+_DEPLOYMENT = Child(
     kind="Deployment",
     api_version="apps/v1",
     plural="deployments",
@@ -160,6 +170,6 @@ _DEPLOYMENT = d.Child(
     suffix=names.CANARY_SUFFIX,
     component=names.CANARY_COMPONENT,
 )
-REVISION = d.Child(kind="ControllerRevision", api_version="apps/v1", plural="controllerrevisions", render=_no_content)
-KINDS = (*d.CHILDREN, REVISION)
+REVISION = Child(kind="ControllerRevision", api_version="apps/v1", plural="controllerrevisions", render=_no_content)
+KINDS = (*CHILDREN, REVISION)
 """One or more children of every kind that the operator creates: the watches and the adapter read it."""

@@ -43,3 +43,6 @@ class ClusterFeatures:
     def creates(self, kind: str) -> bool:
         """Return True if the operator creates objects of this optional kind for specs that ask for them."""
         return self.monitoring is not None and kind in self.served_kinds
+
+
+NO_FEATURES = ClusterFeatures()

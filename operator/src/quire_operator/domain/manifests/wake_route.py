@@ -11,7 +11,7 @@ from datetime import datetime
 
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Pod
-from quire_operator.domain.manifests.desired import digest, owner_reference
+from quire_operator.domain.manifests.objects import digest, owner_reference
 from quire_operator.domain.resource import Spec, names
 
 JSON = Mapping[str, object]

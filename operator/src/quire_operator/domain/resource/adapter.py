@@ -9,9 +9,10 @@ from quire_common.model_source import ClaimSource, Source
 from quire_common.names import object_name_problem
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.deployment import Invalid, check_kind
+from quire_operator.domain.resource.field_kinds import Choice, ObjectName, Text
 from quire_operator.domain.resource.fields import Fields, Problem
 from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, served_name_problem
-from quire_operator.domain.resource.schema import Choice, ObjectName, Rule, Section, Text, read_section
+from quire_operator.domain.resource.schema import Rule, Section, read_section
 
 _ON_A_CLAIM = (
     "an adapter cannot bring a claim into running replicas: put it on the claim of the model and use file://./folder"

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from quire_operator.domain.resource.schema import Integer, Rule, SecretReference
+from quire_operator.domain.resource.field_kinds import Integer, SecretReference
+from quire_operator.domain.resource.schema import Rule
 
 _IN_MEMORY_PER_SLOT = 4
 

@@ -6,8 +6,9 @@ from enum import StrEnum
 from math import ceil
 from typing import Annotated, Any, ClassVar
 
+from quire_operator.domain.resource.field_kinds import Choice, Duration, Integer
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.schema import JSON, Choice, Duration, Integer, Kind, Rule, SectionList
+from quire_operator.domain.resource.schema import JSON, Kind, Rule, SectionList
 
 _MAX_STEPS, _MAX_GATES, _MAX_WEIGHT = 10, 8, 90
 _MOST_REQUESTS = 40

@@ -11,21 +11,13 @@ from typing import Annotated, ClassVar
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.engine import Engine, Resources
 from quire_operator.domain.resource.engine_flags import extra_args_problems
+from quire_operator.domain.resource.field_kinds import Boolean, Integer, PassedOn, SecretReference
 from quire_operator.domain.resource.fields import Fields, Problem, shown
 from quire_operator.domain.resource.model import AccessMode, Model
 from quire_operator.domain.resource.parallelism import Parallelism
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
-from quire_operator.domain.resource.schema import (
-    Boolean,
-    Integer,
-    PassedOn,
-    Rule,
-    SecretReference,
-    Section,
-    flag_owners,
-    read_section,
-)
+from quire_operator.domain.resource.schema import Rule, Section, flag_owners, read_section
 
 HOSTNAME = "kubernetes.io/hostname"
 """The label of a node with its name."""

@@ -9,20 +9,9 @@ from typing import Annotated, Any, ClassVar
 
 from quire_common.quantities import parse_bytes, parse_quantity
 from quire_operator.domain.resource.adapter_slots import AdapterSlots
+from quire_operator.domain.resource.field_kinds import ByteSize, Choice, Integer, ObjectName, Text, quantity_schema
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.schema import (
-    JSON,
-    ByteSize,
-    Choice,
-    Integer,
-    Kind,
-    ObjectName,
-    Rule,
-    Section,
-    SectionList,
-    Text,
-    quantity_schema,
-)
+from quire_operator.domain.resource.schema import JSON, Kind, Rule, Section, SectionList
 from quire_operator.domain.resource.speculation import Speculation
 
 GPU_RESOURCE = "nvidia.com/gpu"

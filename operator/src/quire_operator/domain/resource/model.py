@@ -7,16 +7,9 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from quire_common.model_source import EXAMPLES, FileSource, Source, expected, parse_source
+from quire_operator.domain.resource.field_kinds import ByteSize, Choice, ObjectName, SecretReference, Text
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.schema import (
-    ByteSize,
-    Choice,
-    ObjectName,
-    Rule,
-    SecretReference,
-    Section,
-    Text,
-)
+from quire_operator.domain.resource.schema import Rule, Section
 
 _NO_CLAIM_FORMS = (
     r"self.matches('^hf://[A-Za-z0-9][\\w.-]*(/[A-Za-z0-9][\\w.-]*)?(@[A-Za-z0-9][\\w./-]*)?$') "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from quire_operator.domain.resource.schema import Integer
+from quire_operator.domain.resource.field_kinds import Integer
 
 MAX_SIZE = 64
 

@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from quire_operator.domain.resource.canary import Canary
-from quire_operator.domain.resource.schema import Choice, CountOrPercent, Duration, Rule, Section, SectionList
+from quire_operator.domain.resource.field_kinds import Choice, CountOrPercent, Duration
+from quire_operator.domain.resource.schema import Rule, Section, SectionList
 from quire_operator.domain.resource.windows import RecurringWindow
 
 _NONE = (0, "0%")

@@ -6,19 +6,10 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from quire_common.quantities import format_duration
+from quire_operator.domain.resource.field_kinds import Choice, Duration, Integer
 from quire_operator.domain.resource.fields import Fields
 from quire_operator.domain.resource.scaling_targets import ScalingTargets
-from quire_operator.domain.resource.schema import (
-    JSON,
-    Choice,
-    Duration,
-    Integer,
-    Rule,
-    Section,
-    SectionList,
-    read_section,
-    section_schema,
-)
+from quire_operator.domain.resource.schema import JSON, Rule, Section, SectionList, read_section, section_schema
 from quire_operator.domain.resource.windows import RecurringWindow
 
 _MAX_SCHEDULES = 16

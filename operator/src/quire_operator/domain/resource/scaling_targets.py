@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from quire_operator.domain.resource.schema import Duration, Integer, Section
+from quire_operator.domain.resource.field_kinds import Duration, Integer
+from quire_operator.domain.resource.schema import Section
 
 _PERCENTILE = Integer("Percentage of requests that must meet the threshold.", minimum=1, maximum=99)
 

@@ -6,9 +6,10 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from quire_common.model_source import EXAMPLES, ClaimSource, Source
+from quire_operator.domain.resource.field_kinds import Boolean, Choice, Integer, SecretReference
 from quire_operator.domain.resource.fields import Fields
 from quire_operator.domain.resource.model import SOURCE_RULES, ModelSource
-from quire_operator.domain.resource.schema import Boolean, Choice, Integer, Rule, SecretReference, Section
+from quire_operator.domain.resource.schema import Rule, Section
 
 
 class SpeculationMethod(StrEnum):

@@ -15,8 +15,9 @@ from zoneinfo import ZoneInfo, available_timezones
 from cronsim import CronSim, CronSimError
 
 from quire_common.quantities import format_duration
+from quire_operator.domain.resource.field_kinds import Duration, Text
 from quire_operator.domain.resource.fields import Fields, shown
-from quire_operator.domain.resource.schema import Duration, Rule, Text
+from quire_operator.domain.resource.schema import Rule
 
 _MAX_SECONDS = 7 * 86_400.0
 _FIELDS = 5

@@ -14,7 +14,7 @@ from quire_operator.domain.canary.progress import REJECTED, Phase, Record
 from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.manifests.desired import progress_deadline_seconds
+from quire_operator.domain.manifests.child_kinds import progress_deadline_seconds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status import rollout

@@ -11,7 +11,7 @@ from quire_common.contract import engine
 from quire_operator.domain.canary.progress import Phase
 from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.cluster_state.observed import Resource
-from quire_operator.domain.manifests.desired import selector
+from quire_operator.domain.manifests.objects import selector
 from quire_operator.domain.manifests.served_names import status_section
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged

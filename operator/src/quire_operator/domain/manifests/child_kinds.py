@@ -1,0 +1,306 @@
+"""The kinds of children of an LLMDeployment: ``CHILDREN`` is their table, and how each of them is rendered.
+
+The watches, the adapter to the API server and the plan read the table. Fields that Kubernetes would default are
+omitted. The operator owns every field it renders and reverts changes of others. ``replicas`` is always rendered from
+the target, because omitting it would reset it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from quire_common.contract import engine
+from quire_common.contract.adapters_file import AdapterEntry
+from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.manifests.adapters import config_map
+from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
+from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
+from quire_operator.domain.manifests.network_policy import network_policy
+from quire_operator.domain.manifests.objects import (
+    COMPONENT,
+    HEADLESS_COMPONENT,
+    JSON,
+    Manifest,
+    all_tracks,
+    digest,
+    labels,
+    owner_reference,
+    selector,
+)
+from quire_operator.domain.manifests.pod_template import STARTUP_SECONDS
+from quire_operator.domain.resource import RemoteSource, Retention, RolloutStrategy, Spec, names
+
+_MONITORING = "monitoring.coreos.com/v1"
+# A rollout may wait this long for the scheduler and the image in addition to the model; a hub needs time to download.
+_PROGRESS_MARGIN_SECONDS, _DOWNLOAD_SECONDS = 600, 3600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parent:
+    """Everything from which children are rendered."""
+
+    spec: Spec
+    uid: str
+    created: str
+    target: int
+    template: JSON
+    features: ClusterFeatures
+    adapters: Sequence[AdapterEntry] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The parts of a child that its kind determines."""
+
+    fields: JSON
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def _always(spec: Spec, features: ClusterFeatures) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """One kind of child: where the API serves it, when it is wanted, and how it is rendered."""
+
+    kind: str
+    api_version: str
+    plural: str
+    render: Callable[[Parent], Content]
+    suffix: str = ""
+    """Follows the name of the LLMDeployment in the child's name."""
+    component: str = COMPONENT
+    is_wanted: Callable[[Spec, ClusterFeatures], bool] = _always
+    is_optional: bool = False
+    """True if a cluster may lack the kind, which may also come and go."""
+    is_nonblocking: bool = False
+    """True if replicas serve without it: a problem with it degrades an LLMDeployment and does not make it unready."""
+    is_owned: Callable[[Spec], bool] = lambda spec: True
+    """Return whether the garbage collector removes it as soon as its LLMDeployment is deleted."""
+
+    def ref(self, deployment: str) -> Ref:
+        """Return the reference to the child of the LLMDeployment with this name."""
+        return Ref(self.kind, f"{deployment}{self.suffix}")
+
+    @property
+    def group_and_version(self) -> tuple[str, str]:
+        """The API group, which is empty for the core group, and the version."""
+        group, _, version = self.api_version.rpartition("/")
+        return group, version
+
+
+def render(child: Child, parent: Parent) -> Manifest:
+    """Return a child as it is applied."""
+    spec = parent.spec
+    owners = (owner_reference(spec.name, parent.uid),) if child.is_owned(spec) else ()
+    return object_of(child, child.render(parent), name=spec.name, namespace=spec.namespace, owners=owners)
+
+
+def object_of(child: Child, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
+    """Return the object of a child of the LLMDeployment with this name."""
+    ref = child.ref(name)
+    metadata: JSON = {
+        "name": ref.name,
+        "namespace": namespace,
+        "labels": {**content.labels, **labels(name, component=child.component)},
+    }
+    if owners:
+        metadata["ownerReferences"] = list(owners)
+    if content.annotations:
+        metadata["annotations"] = content.annotations
+    body = {"apiVersion": child.api_version, "kind": child.kind, "metadata": metadata, **content.fields}
+    return Manifest(ref=ref, body=body)
+
+
+def _cache_claim(parent: Parent) -> Content:
+    cache = parent.spec.model.cache
+    assert cache is not None
+    claim: JSON = {
+        "accessModes": [cache.access_mode.value],
+        "resources": {"requests": {"storage": str(cache.size_bytes)}},
+    }
+    if cache.storage_class_name is not None:
+        claim["storageClassName"] = cache.storage_class_name
+    return Content(fields={"spec": claim})
+
+
+def _adapters(parent: Parent) -> Content:
+    return Content(fields=config_map(parent.adapters))
+
+
+def _service_account(parent: Parent) -> Content:
+    return Content(fields={"automountServiceAccountToken": False})
+
+
+def _service(parent: Parent) -> Content:
+    # Gateways of 0.1 route by these until an upgrade has replaced them; later ones read status.servedName.
+    served = {names.ANNOTATION_SERVED_NAME: parent.spec.model.served_name}
+    if parent.created:
+        served[names.ANNOTATION_SENIORITY] = f"{parent.created}/{parent.uid}"
+    return Content(fields={"spec": {"selector": selector(parent.spec.name), "ports": [port()]}}, annotations=served)
+
+
+def _headless_service(parent: Parent) -> Content:
+    service: JSON = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": selector(parent.spec.name),
+        "ports": [port()],
+    }
+    return Content(fields={"spec": service})
+
+
+def port() -> JSON:
+    """Return the port of a Service of replicas."""
+    return {
+        "name": engine.HTTP_PORT_NAME,
+        "port": engine.HTTP_PORT,
+        "protocol": "TCP",
+        "targetPort": engine.HTTP_PORT_NAME,
+    }
+
+
+def _network_policy(parent: Parent) -> Content:
+    return _policy_content(parent.spec.name, parent.features)
+
+
+def _policy_content(name: str, features: ClusterFeatures) -> Content:
+    assert features.network_peers is not None
+    return Content(fields={"spec": network_policy(features.network_peers, selector=all_tracks(name))})
+
+
+def departed_policy(name: str, namespace: str, features: ClusterFeatures, *, owners: Sequence[JSON]) -> Manifest:
+    """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its Deployment and pods."""
+    return object_of(POLICY, _policy_content(name, features), name=name, namespace=namespace, owners=owners)
+
+
+def _pod_disruption_budget(parent: Parent) -> Content:
+    budget: JSON = {
+        "maxUnavailable": 1,
+        # A replica that is not ready serves no requests, so a drain need not wait for it.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": all_tracks(parent.spec.name),
+    }
+    return Content(fields={"spec": budget})
+
+
+def _deployment(parent: Parent) -> Content:
+    spec = parent.spec
+    deployment: JSON = {
+        "replicas": parent.target,
+        "selector": {"matchLabels": selector(spec.name)},
+        "strategy": _strategy(spec),
+        "progressDeadlineSeconds": progress_deadline_seconds(spec),
+        "revisionHistoryLimit": 3,
+        "template": parent.template,
+    }
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: digest(parent.template)})
+
+
+def progress_deadline_seconds(spec: Spec) -> int:
+    """Return the maximum time between two replicas becoming ready during a rollout."""
+    if spec.rollout.progress_deadline_seconds is not None:
+        return ceil(spec.rollout.progress_deadline_seconds)
+    speculation = spec.engine.speculation
+    draft = None if speculation is None or speculation.draft is None else speculation.draft.source
+    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource) for source in (spec.model.source, draft))
+    return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
+
+
+def _strategy(spec: Spec) -> JSON:
+    if spec.rollout.strategy is RolloutStrategy.RECREATE:
+        return {"type": "Recreate"}
+    if spec.replaces_in_place:
+        return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    limits = {"maxSurge": spec.rollout.max_surge, "maxUnavailable": spec.rollout.max_unavailable}
+    return {"type": "RollingUpdate", "rollingUpdate": limits}
+
+
+def _pod_monitor(parent: Parent) -> Content:
+    options = parent.features.monitoring
+    assert options is not None
+    monitor = pod_monitor(options, selector=all_tracks(parent.spec.name))
+    return Content(fields={"spec": monitor}, labels=options.pod_monitor_labels)
+
+
+def _prometheus_rule(parent: Parent) -> Content:
+    options = parent.features.monitoring
+    assert options is not None
+    rule = prometheus_rule(parent.spec, options)
+    assert rule is not None
+    return Content(fields={"spec": rule}, labels=options.rule_labels)
+
+
+POLICY = Child(
+    kind="NetworkPolicy",
+    api_version="networking.k8s.io/v1",
+    plural="networkpolicies",
+    render=_network_policy,
+    is_wanted=lambda spec, features: features.network_peers is not None,
+    is_nonblocking=True,
+    # Its pods drain for up to an hour after the LLMDeployment was deleted; until then the policy must apply.
+    is_owned=lambda spec: False,
+)
+CHILDREN = (
+    # In the order in which they are created: the objects that pods need come before the Deployment.
+    Child(
+        kind="PersistentVolumeClaim",
+        api_version="v1",
+        plural="persistentvolumeclaims",
+        render=_cache_claim,
+        suffix=names.CACHE_CLAIM_SUFFIX,
+        is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
+        is_owned=lambda spec: spec.model.cache is None or spec.model.cache.retain is Retention.DELETE,
+    ),
+    Child(
+        kind="ConfigMap",
+        api_version="v1",
+        plural="configmaps",
+        render=_adapters,
+        suffix=names.ADAPTERS_SUFFIX,
+        is_wanted=lambda spec, features: spec.engine.adapters is not None,
+        is_nonblocking=True,
+    ),
+    Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
+    Child(kind="Service", api_version="v1", plural="services", render=_service),
+    Child(
+        kind="Service",
+        api_version="v1",
+        plural="services",
+        render=_headless_service,
+        suffix=names.HEADLESS_SUFFIX,
+        component=HEADLESS_COMPONENT,
+    ),
+    POLICY,
+    Child(
+        kind="PodDisruptionBudget",
+        api_version="policy/v1",
+        plural="poddisruptionbudgets",
+        render=_pod_disruption_budget,
+    ),
+    Child(kind="Deployment", api_version="apps/v1", plural="deployments", render=_deployment),
+    Child(
+        kind=POD_MONITOR,
+        api_version=_MONITORING,
+        plural="podmonitors",
+        render=_pod_monitor,
+        is_wanted=lambda spec, features: features.creates(POD_MONITOR),
+        is_optional=True,
+        is_nonblocking=True,
+    ),
+    Child(
+        kind=PROMETHEUS_RULE,
+        api_version=_MONITORING,
+        plural="prometheusrules",
+        render=_prometheus_rule,
+        is_wanted=lambda spec, features: features.creates(PROMETHEUS_RULE) and spec.autoscaling is not None,
+        is_optional=True,
+        is_nonblocking=True,
+    ),
+)
+OPTIONAL_KINDS = frozenset(child.kind for child in CHILDREN if child.is_optional)
+NONBLOCKING_KINDS = frozenset(child.kind for child in CHILDREN if child.is_nonblocking)
+UNOWNED_KINDS = frozenset({POLICY.kind, "PersistentVolumeClaim"})
+"""Kinds whose objects may outlive their LLMDeployment, so that they have no controller."""
