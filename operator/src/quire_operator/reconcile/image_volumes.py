@@ -1,4 +1,4 @@
-"""Whether the cluster mounts images as volumes, which is requested only if a spec needs it."""
+"""The support for images as volumes in this cluster, which is requested only if a spec needs it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
