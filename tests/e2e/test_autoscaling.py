@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-import httpx
 import pytest
 
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.scaling import looks as seen
-from e2e_support.scaling.ramp import AUTOSCALING, TICK_SECONDS, At, Play, Ramp
+from e2e_support.scaling.ramp import TICK_SECONDS, At, Play, Ramp
+from e2e_support.scaling.recorded import AUTOSCALING, recorded_decisions
 from e2e_support.space import Space
 from e2e_support.target import Target
 from e2e_support.waiting import until
@@ -108,27 +108,15 @@ def test_the_metrics_of_the_operator_agree(ramp: Ramp) -> None:
 @pytest.mark.needs("machine")
 def test_prometheus_records_the_same_history(ramp: Ramp, target: Target) -> None:
     """The server that the operator reads also scrapes the metrics of its decisions."""
-    assert target.machine is not None
-    query = f"{AUTOSCALING}desired_replicas{{namespace='{ramp.deployment.namespace}'}}[15m]"
-    url = f"{target.machine.prometheus_url}/api/v1/query"
+    machine, namespace = target.machine, ramp.deployment.namespace
+    assert machine is not None
     # The last decision is scraped a moment after it was made.
     until(
-        lambda: changes_of(url, query) == [1, 2, 3, 2, 1],
+        lambda: recorded_decisions(machine, namespace) == [1, 2, 3, 2, 1],
         what="1, 2, 3, 2, 1",
         seconds=60,
-        explain=lambda: str(changes_of(url, query)),
+        explain=lambda: str(recorded_decisions(machine, namespace)),
     )
-
-
-def changes_of(url: str, query: str) -> list[int]:
-    """Return the decisions of consecutive leaders, each change once, as sampled by Prometheus.
-
-    Do not use `max` over the operators: Prometheus keeps the last sample of a dead one for five minutes.
-    """
-    answer = httpx.get(url, params={"query": query}, trust_env=False).raise_for_status().json()
-    samples = sorted((time, int(value)) for series in answer["data"]["result"] for time, value in series["values"])
-    values = [value for _, value in samples]
-    return [value for before, value in zip([None, *values], values, strict=False) if value != before]
 
 
 @pytest.mark.needs("machine")

@@ -25,12 +25,16 @@ def long_streams(
     beside: Traffic | None = None,
     prompts: Sequence[Prompt] | None = None,
 ) -> Traffic:
-    """Return long streams with `beyond` additional tokens. `begin_one_by_one` spreads them evenly."""
+    """Return long streams with `beyond` additional tokens. `begin_one_by_one` spreads them evenly.
+
+    None finds its prompt in a prefix cache: otherwise the replica that has it would get them all.
+    """
     return Traffic(
         url,
         model=model,
         prompts=prompts or of_kind(Kind.LONG),
         forms=(Form.STREAM_TOKENS,),
+        salted_share=1.0,
         beyond=beyond,
         concurrency=concurrency,
         beside=beside,

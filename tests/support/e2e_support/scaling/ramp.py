@@ -18,6 +18,7 @@ from e2e_support.objects import Event, Pod
 from e2e_support.release import Release
 from e2e_support.scaling.explanation import explain, explain_json
 from e2e_support.scaling.looks import Look, lines, reason_changes
+from e2e_support.scaling.recorded import AUTOSCALING, recorded_decisions
 from e2e_support.scaling.watch import ReplicaWatch
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
@@ -38,7 +39,6 @@ BUSY: Final = 20
 """A number for which two replicas are too few: each is planned for 0.8 × SEQUENCES."""
 STREAMS, STREAM_SECONDS = 5, 15.0
 """The number of long streams during scale-down. With one more request, one replica still suffices."""
-AUTOSCALING: Final = "quire_operator_autoscaling_"
 PATIENCE: Final = Patience(silence_seconds=240.0)
 """The patience of a client that waits in a queue for a non-streamed answer, on a busy machine."""
 TICK_SECONDS: Final = 15.0
@@ -169,6 +169,11 @@ class Play:
 
     def _lose_prometheus(self, machine: RealCluster, seconds: float) -> None:
         chat, ramp, kube = self._chat, self.ramp, self._target.kube
+        until(
+            lambda: recorded_decisions(machine, chat.namespace)[-1:] == [2],
+            what="Prometheus has recorded the decision for two replicas",
+            seconds=DECIDE_SECONDS,
+        )
         down = self._mark(At.PROMETHEUS_DOWN)
         with without_prometheus(machine):
             chat.wait_condition("Autoscaling", "False", reason="PrometheusUnavailable", seconds=DECIDE_SECONDS)
