@@ -146,11 +146,36 @@ class ParallelOptions:
 
     tensor: int = 1
     """The number of ranks that share each layer."""
+    pipeline: int = 1
+    """The number of stages, which each have a part of the layers."""
+    nodes: int = 1
+    node_rank: int = 0
+    """The number of this node; node 0 has rank 0, which schedules and serves the API."""
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29501
+    join_timeout_seconds: float = 600.0
+    """The longest time at a start to wait for the other nodes."""
+    secret_file: Path | None = None
+    """The file of the group's secret; None means the variable ``SECRET_VARIABLE``."""
 
     @property
     def ranks(self) -> int:
         """The number of processes that run the model together."""
-        return self.tensor
+        return self.tensor * self.pipeline
+
+    @property
+    def local_ranks(self) -> int:
+        """The number of ranks on each node."""
+        return self.ranks // self.nodes
+
+    @property
+    def flags(self) -> str:
+        """The sizes as flags, for messages."""
+        sizes = {"--tensor-parallel-size": self.tensor, "--pipeline-parallel-size": self.pipeline}
+        return " ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
+
+
+SECRET_VARIABLE = "QUIRE_GROUP_SECRET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,12 +253,28 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, on "
               "a CPU, for quire's own model families. Each has its share of the weights, of the KV cache and of "
               "--threads", "1"),
-        _flag("pipeline-parallel-size", Integer(1), "the number of devices that share the layers; only 1 is supported",
-              "1"),
+        _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages that each have as many of the layers, "
+              "one after the other, on a CPU, for quire's own model families. As many steps run at once as there are "
+              "stages, each with other sequences. Each stage has --tensor-parallel-size processes", "1"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "
               "--tensor-parallel-size divide among them",
               unset="the CPUs that this process may use"),
+    ),
+    "Several nodes": (
+        _flag("nnodes", Integer(1, 64), "the number of nodes that divide the processes of --tensor-parallel-size and "
+              "--pipeline-parallel-size evenly among them. Each node runs this command with the same flags, except for "
+              "--node-rank; its --model may be another path to the same files", "1"),
+        _flag("node-rank", Integer(0, 63), "this node's number. Node 0 serves the API. The others serve /livez, "
+              "/readyz, /metrics and /version on --port; /readyz turns 200 when the node has joined its group", "0"),
+        _flag("master-addr", Text(), "the name or address of node 0, which listens there for the others", "127.0.0.1"),
+        _flag("master-port", Integer(1, 65535), "the TCP port on which node 0 listens. Where more than two nodes take "
+              "part, node N also listens on this port plus N", "29501"),
+        _flag("distributed-timeout-seconds", Duration(), "the longest time at a start to wait for the other nodes",
+              "600s"),
+        _flag("group-secret-file", PathName(), "a file with the secret that all nodes of a group share, of at least 16 "
+              "characters. It never goes over the network: each side proves that it knows it (HMAC-SHA256), before "
+              "anything else is sent. The data itself is not encrypted", unset="the variable QUIRE_GROUP_SECRET"),
     ),
     "Server": (
         _flag("host", Text(), "the address to listen on", "0.0.0.0"),

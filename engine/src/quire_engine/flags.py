@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from quire_common.flags.table import FlagValues
 from quire_common.tls import TlsFiles
 from quire_engine.config import (
+    SECRET_VARIABLE,
     AccessOptions,
     AdapterOptions,
     AdmissionOptions,
@@ -28,13 +29,8 @@ from quire_engine.model_folder import ConfigOverrides
 from quire_engine.pooling_setup import pooler_options, pooler_problems
 from quire_engine.speculation_flags import speculation_options, speculation_problems
 
-_PARALLEL = {
-    "pipeline-parallel-size": "--tensor-parallel-size divides a model among processes",
-    "data-parallel-size": "start several engines, and let quire-gateway balance requests between them (spec.replicas)",
-}
-"""The flags that spread a model over devices, and what to use instead."""
-
-
+MOST_RANKS = 64
+"""The most processes that run a model together."""
 _OF_ADAPTERS = ("lora-modules", "adapters-file", "adapter-roots")
 """The flags that imply --enable-lora."""
 _IN_MEMORY_PER_SLOT = 4
@@ -45,15 +41,22 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
     """Return the configuration, or raise ``FlagsError`` with every problem."""
     values = FLAGS.read(argv, environ)
     values.problems.extend(_contradictions(values))
+    if (values["nnodes"] or 1) > 1 and not values.is_set("group-secret-file") and not environ.get(SECRET_VARIABLE):
+        values.problems.append(
+            f"--nnodes {values['nnodes']} needs a secret that all nodes share: set --group-secret-file, or the variable"
+            f" {SECRET_VARIABLE}"
+        )
     values.check()
     return _configuration(values)
 
 
 def _contradictions(values: FlagValues) -> Iterator[str]:
     """Yield what is wrong with flags in combination."""
-    for name, instead in _PARALLEL.items():
-        if (values[name] or 1) > 1:
-            yield f"--{name} {values[name]}: an engine runs on one device, so 1 is the only value; {instead}"
+    if (values["data-parallel-size"] or 1) > 1:
+        yield (
+            f"--data-parallel-size {values['data-parallel-size']}: an engine serves one copy of its model, so 1 is the"
+            " only value; start several engines, and let quire-gateway balance requests between them (spec.replicas)"
+        )
     if values.is_set("api-key") and values.is_set("api-key-file"):
         yield "--api-key and --api-key-file contradict each other: put all keys into the file"
     for name in ("ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs"):
@@ -95,23 +98,55 @@ def _adapter_contradictions(values: FlagValues) -> Iterator[str]:
 
 
 def _parallel_contradictions(values: FlagValues) -> Iterator[str]:
-    """Yield what is wrong with the division of the model among ranks."""
-    ranks = values["tensor-parallel-size"] or 1
+    """Yield what is wrong with the division of the model among ranks and nodes."""
+    parallel = _parallel_options(values)
+    yield from _node_contradictions(parallel)
+    ranks, flags = parallel.ranks, parallel.flags
     if ranks == 1:
         return
+    if ranks > MOST_RANKS:
+        yield f"{flags} are {ranks} processes: at most {MOST_RANKS} can run a model together"
     if values["device"] == "cuda":
         yield (
-            f"--tensor-parallel-size {ranks} is for CPUs in this version, and --device is cuda: several GPUs cannot be"
-            " used together yet; remove one of them"
+            f"{flags} is for CPUs in this version, and --device is cuda: several GPUs cannot be used together yet;"
+            " remove one of them"
         )
     if values["model-impl"] == "transformers":
         yield (
-            f"--tensor-parallel-size {ranks} is for quire's own model families, and --model-impl transformers selects"
-            " other code: remove one of them"
+            f"{flags} is for quire's own model families, and --model-impl transformers selects other code: remove one"
+            " of them"
         )
     threads = values["threads"]
-    if threads is not None and threads < ranks:
-        yield f"--threads {threads} is less than one for each of the {ranks} ranks of --tensor-parallel-size"
+    if threads is not None and threads < parallel.local_ranks:
+        yield f"--threads {threads} is less than one for each of the {parallel.local_ranks} ranks of {flags}"
+
+
+def _node_contradictions(parallel: ParallelOptions) -> Iterator[str]:
+    nodes, ranks = parallel.nodes, parallel.ranks
+    if parallel.node_rank >= nodes:
+        yield f"--node-rank {parallel.node_rank}: with --nnodes {nodes}, nodes have the numbers 0 to {nodes - 1}"
+    if ranks % nodes:
+        yield (
+            f"--nnodes {nodes} does not divide the {ranks} processes of --tensor-parallel-size {parallel.tensor} times"
+            f" --pipeline-parallel-size {parallel.pipeline}: every node has as many"
+        )
+    if parallel.master_port + nodes - 1 > 65535:
+        yield f"--master-port {parallel.master_port}: the {nodes} nodes use this port and those after it, up to 65535"
+
+
+def _parallel_options(values: FlagValues) -> ParallelOptions:
+    """Return the options; a value that could not be read counts as the default."""
+    standard = ParallelOptions()
+    return ParallelOptions(
+        tensor=values["tensor-parallel-size"] or 1,
+        pipeline=values["pipeline-parallel-size"] or 1,
+        nodes=values["nnodes"] or 1,
+        node_rank=values["node-rank"] or 0,
+        master_addr=values["master-addr"] or standard.master_addr,
+        master_port=values["master-port"] or standard.master_port,
+        join_timeout_seconds=values["distributed-timeout-seconds"] or standard.join_timeout_seconds,
+        secret_file=values["group-secret-file"],
+    )
 
 
 def _device_contradictions(values: FlagValues) -> Iterator[str]:
@@ -138,7 +173,7 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
 
 
 def _configuration(values: FlagValues) -> EngineConfig:
-    parallel = ParallelOptions(tensor=values["tensor-parallel-size"] or 1)
+    parallel = _parallel_options(values)
     return EngineConfig(
         model=ModelOptions(
             path=values["model"],
@@ -174,7 +209,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
         ),
         server=_server_options(values),
         adapters=_adapter_options(values),
-        threads=max(1, (values["threads"] or usable_cpus()) // parallel.ranks),
+        threads=max(1, (values["threads"] or usable_cpus()) // parallel.local_ranks),
         parallel=parallel,
         device=DeviceOptions(
             device=values["device"],

@@ -10,6 +10,8 @@ ALIASES = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
     "-dp": "data-parallel-size",
+    "-n": "nnodes",
+    "-r": "node-rank",
     "--device-memory-utilization": "gpu-memory-utilization",
     "--enable-log-requests": "log-requests",
     "--max-num-queued-reqs": "max-queued-requests",
@@ -62,8 +64,7 @@ _PROFILING = "use a profiler of the operating system, or the times of steps at /
 _REASONS = (
     (
         _ONE_DEVICE,
-        "api-server-count -asc headless distributed-executor-backend master-addr master-port nnodes -n node-rank -r"
-        " distributed-timeout-seconds cpu-distributed-timeout-seconds device-ids decode-context-parallel-size -dcp"
+        "api-server-count -asc device-ids decode-context-parallel-size -dcp"
         " dcp-comm-backend dcp-q-replicate dcp-kv-cache-interleave-size cp-kv-cache-interleave-size"
         " prefill-context-parallel-size -pcp data-parallel-rank -dpn data-parallel-start-rank -dpr"
         " data-parallel-size-local -dpl data-parallel-address -dpa data-parallel-rpc-port -dpp data-parallel-backend"
@@ -75,6 +76,11 @@ _REASONS = (
         " disable-nccl-for-dp-synchronization enable-eplb eplb-config expert-placement-strategy"
         " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
         " enable-scale-out",
+    ),
+    ("nodes other than the first never serve the API; see --node-rank", "headless"),
+    (
+        "processes of one node share memory, and nodes exchange data over TCP; see --nnodes",
+        "distributed-executor-backend cpu-distributed-timeout-seconds",
     ),
     (
         "the CPUs and memory nodes of a process are those of its cpuset; see --threads",

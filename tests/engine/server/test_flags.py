@@ -42,6 +42,8 @@ EVERY_FLAG = """\
     --kv-cache-dtype fp8 --gpu-memory-utilization 0.5
     --no-enable-prefix-caching --share-prefixes all
     --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
+    --nnodes 1 --node-rank 0 --master-addr leader.example --master-port 7000 --distributed-timeout-seconds 5
+    --group-secret-file gs
     --host 127.0.0.1
     --port 1234 --drain-timeout 90s --resumable-streams --lenient
     --max-body-bytes 1KiB --body-memory 1MiB --sse-keepalive-seconds 15
@@ -53,6 +55,9 @@ EVERY_FLAG = """\
     --enable-lora --max-loras 8 --max-lora-rank 32 --max-cpu-loras 99 --lora-modules fr=./fr
     --adapters-file adapters.json --adapter-roots ./fr ./de
     --ssl-ca-certs ca --otlp-traces-endpoint http://c:4318"""
+
+
+SECRET = ("--group-secret-file", "s")
 
 
 def test_every_flag_reaches_the_configuration() -> None:
@@ -71,6 +76,9 @@ def test_every_flag_reaches_the_configuration() -> None:
         "device.enforce_eager",
         "model.path",
         "model.quantization",
+        "parallel.node_rank",
+        "parallel.nodes",
+        "parallel.pipeline",
         "parallel.tensor",
         "pooling",
         "server.access.api_keys",
@@ -160,7 +168,7 @@ def test_variables_of_a_kubernetes_service_are_ignored() -> None:
 
 def test_every_problem_is_listed_at_once() -> None:
     found = problems_of(
-        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--pipeline-parallel-size", "2", "--host"],
+        ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--data-parallel-size", "2", "--host"],
         {"QUIRE_ENGINE_SEEDS": "1"},
     )
     assert [re.match(r"\S+( \S+)?", problem)[0] for problem in found] == [  # type: ignore[index]
@@ -170,13 +178,16 @@ def test_every_problem_is_listed_at_once() -> None:
         "--dtype: expected",
         "--host: a",
         "--model is",
-        "--pipeline-parallel-size 2:",
+        "--data-parallel-size 2:",
     ]
 
 
 def test_ranks_divide_the_threads() -> None:
     config = parse(["m", "-tp", "2", "--threads", "5"], {})
     assert (config.parallel.tensor, config.parallel.ranks, config.threads) == (2, 2, 2)
+    config = parse(["m", "-tp", "2", "-pp", "4", "-n", "4", "-r", "3", "--threads", "5"], {"QUIRE_GROUP_SECRET": "s"})
+    parallel = config.parallel
+    assert (parallel.ranks, parallel.local_ranks, parallel.node_rank, config.threads) == (8, 2, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +215,17 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "-tp", "2", "--model-impl", "transformers"], "--tensor-parallel-size 2 is for quire's own"),
         (["m", "-tp", "4", "--threads", "3"], "--threads 3 is less than one for each of the 4 ranks"),
         (["m", "-tp", "65"], "--tensor-parallel-size: expected"),
+        (["m", "-pp", "2", "--device", "cuda"], "--pipeline-parallel-size 2 is for CPUs in this version"),
+        (["m", "-tp", "16", "-pp", "8"], "are 128 processes: at most 64"),
+        (["m", "-tp", "4", "-n", "3", *SECRET], "--nnodes 3 does not divide the 4 processes"),
+        (["m", "-n", "2", *SECRET], "--nnodes 2 does not divide the 1 processes"),
+        (["m", "-tp", "2", "-n", "2"], "--nnodes 2 needs a secret that all nodes share"),
+        (
+            ["m", "-tp", "2", "-n", "2", "-r", "2", *SECRET],
+            "--node-rank 2: with --nnodes 2, nodes have the numbers 0 to 1",
+        ),
+        (["m", "-r", "1"], "--node-rank 1: with --nnodes 1, nodes have"),
+        (["m", "-tp", "2", "-n", "2", "--master-port", "65535", *SECRET], "--master-port 65535: the 2 nodes use"),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
         (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),
         (["m", "--no-enable-lora", "--adapters-file", "a"], "--adapters-file and --no-enable-lora contradict"),
@@ -239,7 +261,7 @@ def test_ranks_divide_the_threads() -> None:
         ),
         (["m", "--block-size", "17"], "expected one of 16, 32, 64, 128"),
         (["m", "--max-num-seqs", "512", "--max-num-batched-tokens", "100"], "a step must have room"),
-        (["m", "--pipeline-parallel-size", "4"], "an engine runs on one device"),
+        (["m", "--data-parallel-size", "4"], "an engine serves one copy of its model"),
         (["m", "n"], "unexpected argument 'n'"),
         (["m", "--model", "n"], "given twice"),
         (["m", "--lenient=yes"], "--lenient: takes no value"),

@@ -66,7 +66,7 @@ def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        ("-pp 2", "--pipeline-parallel-size 2: an engine runs on one device"),
+        ("-tp 2 -n 2 --headless", "--headless does not exist here: nodes other than the first never serve"),
         ("--data-parallel-size 4", "spec.replicas"),
         ("--enable-lora --lora-dtype bfloat16", "--lora-dtype does not exist here: adapters have the type"),
         ("--no-enable-chunked-prefill", "long prompts always run in chunks"),

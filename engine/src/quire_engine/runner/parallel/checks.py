@@ -17,7 +17,9 @@ def parallel_problems(config: EngineConfig, candidate: Candidate, *, device: str
     parallel = config.parallel
     if parallel.ranks == 1:
         return
-    flag = f"--tensor-parallel-size {parallel.tensor}"
+    flag = parallel.flags
+    if parallel.pipeline > 1 or parallel.nodes > 1:
+        yield f"{flag} on {parallel.nodes} nodes: this build runs --tensor-parallel-size on one node only"
     if device is not None:
         yield (
             f"{flag} is for CPUs in this version, and the model would run on {device}: several GPUs cannot be used"

@@ -17,6 +17,7 @@ from quire_operator.domain.resource.fields import one_of, shown
 RESERVED_FLAGS = frozenset(
     {
         *("host", "port", "flag-schema", "help", "version", "pipeline-parallel-size", "data-parallel-size"),
+        *("nnodes", "node-rank", "master-addr", "master-port", "group-secret-file"),
         *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )
