@@ -9,4 +9,5 @@ compile clients.in -o clients.lock
 compile --no-deps triton-3.6.in -o triton-3.6.lock
 compile --no-deps tokenizers.in -o tokenizers.lock
 compile --no-deps schema-suite.in -o schema-suite.lock
+compile --no-deps llama-cpp-source.in -o llama-cpp-source.lock
 for name in bootstrap kernels engine gateway operator cli runtime; do compile -c pins.txt -c dev.lock "$name.in" -o "$name.lock"; done

@@ -6,27 +6,21 @@ from the source distribution of jsonschema, which is unpacked into the cache of 
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
-import tarfile
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import llguidance
+import package_sources
 import pytest
 
 from quire_engine.grammar.compiler import LIMITS, compile_grammar, make_tokenizer
 from quire_engine.grammar.spec import GrammarError, GrammarSpec, Vocabulary
 
-ROOT = Path(__file__).parents[3]
 EOS = 256
 VOCABULARY = Vocabulary(
     tokens=[*(bytes([byte]) for byte in range(256)), b""], special_tokens={"<|end|>": EOS}, eos_token_ids=(EOS,)
@@ -89,20 +83,7 @@ def judge(file: Path) -> Iterator[Judged]:
 @pytest.fixture(scope="module")
 def suite() -> Path:
     """Return the folder of the suite's draft 2020-12, unpacked into the cache of the tests."""
-    lock = ROOT / "requirements" / "schema-suite.lock"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
-    name = lock.read_text().split()[0].replace("==", "-")
-    target = home / f"{name}-source"
-    if not target.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home) as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-            subprocess.run([*command, "--no-binary", "jsonschema", "-d", scratch, "-r", str(lock)], check=True)
-            with tarfile.open(Path(scratch) / f"{name}.tar.gz") as archive:
-                archive.extractall(scratch, filter="data")
-            with suppress(OSError):  # another process was first
-                (Path(scratch) / name).rename(target)
-    return target / "json" / "tests" / "draft2020-12"
+    return package_sources.source("schema-suite.lock") / "json" / "tests" / "draft2020-12"
 
 
 @pytest.fixture(scope="module")

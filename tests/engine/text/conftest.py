@@ -1,19 +1,14 @@
 """Small tokenizers of every kind that the engine supports, built here without downloads."""
 
-import os
-import subprocess
-import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
+import package_sources
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from quire_engine.text.tokenizer import Tokenizer
 
-ROOT = Path(__file__).parents[3]
 SPECIAL = ["<|bos|>", "<|eos|>"]
 
 
@@ -81,18 +76,7 @@ def metaspace() -> Tokenizer:
 @pytest.fixture(scope="session")
 def mistral_files() -> Path:
     """Return the folder of real tokenizer files of mistral-common, unpacked into the cache of the tests."""
-    lock = ROOT / "requirements" / "tokenizers.lock"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quire"
-    target = home / lock.read_text().split()[0].replace("==", "-")
-    if not target.is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home) as scratch:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-            subprocess.run([*command, "--target", scratch, "-r", str(lock)], check=True)
-            with suppress(OSError):  # another process was first
-                Path(scratch).rename(target)
-            Path(scratch).mkdir(exist_ok=True)
-    return target / "mistral_common" / "data"
+    return package_sources.installed("tokenizers.lock") / "mistral_common" / "data"
 
 
 @pytest.fixture

@@ -7,82 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
+from template_reference import CONVERSATIONS, NAMED, OPTIONS, ours, reference_tokenizer, theirs
 
 from quire_engine.errors import InvalidRequest, ModelFolderError
 from quire_engine.text.chat_template import ChatTemplate, load_chat_template
 
 FAMILIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
-NAMED = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}
-Message = dict[str, Any]
-
-CONVERSATIONS: dict[str, list[Message]] = {
-    "one turn": [{"role": "user", "content": "  What is a list?\n"}],
-    "system": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "<b>&\"'</b> é 😀"}],
-    "three turns": [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": " Hello. "},
-        {"role": "user", "content": "And?", "name": "ann"},
-    ],
-    "tools": [
-        {"role": "user", "content": "2+2?"},
-        {
-            "role": "assistant",
-            "content": "",
-            "reasoning_content": "add",
-            "tool_calls": [
-                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "é"}}}
-            ],
-        },
-        {"role": "tool", "tool_call_id": "c1", "content": "4"},
-    ],
-    "nulls": [
-        {"role": "user", "content": "Hi", "name": None},
-        {"role": "assistant", "content": "x", "tool_calls": None},
-    ],
-    "reasoning by another name": [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "x", "reasoning": "y"},
-    ],
-}
 
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), **NAMED)
-
-
-def ours(source: str, messages: list[Message], **options: Any) -> str:
-    try:
-        return ChatTemplate(source, NAMED).render(messages, **options)
-    except InvalidRequest:
-        return "refused"
-
-
-def theirs(reference: Any, source: str, messages: list[Message], **options: Any) -> str:
-    variables = options.pop("variables", {})
-    try:
-        text: str = reference.apply_chat_template(
-            messages, chat_template=source, tokenize=False, **options, **variables
-        )
-    except Exception:
-        return "refused"
-    return text
+    return reference_tokenizer()
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_renders_as_transformers_does(reference: Any, family: str, conversation: str) -> None:
     source, messages = FAMILIES[family], CONVERSATIONS[conversation]
-    option_sets: list[dict[str, Any]] = [
-        {"add_generation_prompt": True},
-        {"add_generation_prompt": False},
-        {"add_generation_prompt": True, "variables": {"enable_thinking": False, "bos_token": "<other>"}},
-        {"add_generation_prompt": False, "continue_final_message": True},
-    ]
-    for options in option_sets:
+    for options in OPTIONS:
         expected = theirs(reference, source, messages, **dict(options))
         assert ours(source, messages, **options) == expected, options
 

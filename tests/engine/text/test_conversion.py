@@ -1,11 +1,11 @@
 """Folders with only a SentencePiece model or a tekken.json: the ids are those of their own libraries."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sentencepiece_file import sentencepiece_file
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -73,41 +73,33 @@ def test_settings_of_the_folder_decide_about_the_ends(mistral_files: Path, tmp_p
     assert 32000 in tokenizer.special_ids
 
 
-def proto(pieces: list[tuple[str, float, int]], *training: tuple[int, int]) -> bytes:
-    """Return a SentencePiece model with these pieces (text, score, type) and settings of the training."""
-
-    def field(number: int, content: bytes) -> bytes:
-        return bytes([number << 3 | 2, len(content)]) + content
-
-    def piece(text: str, score: float, kind: int) -> bytes:
-        return field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + bytes([3 << 3, kind])
-
-    settings = b"".join(bytes([number << 3, value]) for number, value in training)
-    return b"".join(field(1, piece(*entry)) for entry in pieces) + field(2, settings)
-
-
 PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1), ("▁a", -0.5, 1)]
 
 
 def test_extra_spaces_are_removed_where_the_model_says_so(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(folder_with(tmp_path, "tokenizer.model", proto(PIECES, (3, 2))))
+    tokenizer = load_tokenizer(folder_with(tmp_path, "tokenizer.model", sentencepiece_file(PIECES, (3, 2))))
     assert tokenizer.encode("  a   a ", add_special_tokens=False) == [5, 5]
 
 
 @pytest.mark.parametrize(
     ("name", "data", "settings", "part"),
     [
-        ("tokenizer.model", proto(PIECES, (3, 1)), {}, "of kind unigram"),
-        ("tokenizer.model", proto(PIECES), {}, "of kind unigram"),
+        ("tokenizer.model", sentencepiece_file(PIECES, (3, 1)), {}, "of kind unigram"),
+        ("tokenizer.model", sentencepiece_file(PIECES), {}, "of kind unigram"),
         ("tokenizer.model", b"IQ== 0\nIg== 1\n", {}, "is a tiktoken file"),
         ("tiktoken.model", b"IQ== 0\nIg== 1\n", {}, "is a tiktoken file"),
         ("tokenizer.model", b"not a model", {}, "is not a SentencePiece model"),
         ("tokenizer.model", b"", {}, "is not a SentencePiece model"),
-        ("tokenizer.model", proto(PIECES, (3, 2))[:-9], {}, "is not a SentencePiece model"),
-        ("tokenizer.model", proto([*PIECES, ("▁▁", 0.0, 4)], (3, 2)), {}, "user-defined pieces contain spaces"),
+        ("tokenizer.model", sentencepiece_file(PIECES, (3, 2))[:-9], {}, "is not a SentencePiece model"),
         (
             "tokenizer.model",
-            proto(PIECES, (3, 2)),
+            sentencepiece_file([*PIECES, ("▁▁", 0.0, 4)], (3, 2)),
+            {},
+            "user-defined pieces contain spaces",
+        ),
+        (
+            "tokenizer.model",
+            sentencepiece_file(PIECES, (3, 2)),
             {"added_tokens_decoder": {"9": {"content": "<x>"}}},
             "'<x>' has the id 9",
         ),
