@@ -29,7 +29,7 @@ WORDS = {
     "llama-bpe": _CASE_INSENSITIVE_ENDINGS + _WORDS + r"|\p{N}{1,3}" + _REST,
     "qwen2": _CASE_INSENSITIVE_ENDINGS + _WORDS + r"|\p{N}" + _REST,
 }
-"""How each vocabulary of bytes cuts a text into words."""
+"""The pattern with which each vocabulary of bytes cuts a text into words."""
 BYTES_OF_BPE = 2
 
 
