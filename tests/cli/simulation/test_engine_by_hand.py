@@ -29,6 +29,12 @@ def test_a_prompt_longer_than_the_token_budget_takes_several_steps(play):
     assert run.requests[0].own_prefill_seconds == pytest.approx(0.55)
 
 
+def test_no_step_of_a_prompt_alone_takes_over_two_seconds(play):
+    """Expect steps of 1,900, 1,900 and 200 tokens, although the token budget has room for one of 4.1 s."""
+    run = play((0.0, 4000, 1), engine={"max_batched_tokens": 8000}).run
+    assert first_tokens(run) == [3 * 0.1 + 4.0]
+
+
 def test_those_that_arrive_together_share_a_step(play):
     run = play((0.0, 100, 3), (0.0, 50, 2)).run
     assert first_tokens(run) == [0.25, 0.25]

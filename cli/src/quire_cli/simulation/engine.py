@@ -221,7 +221,7 @@ class Engine:
         preempted = self._make_room(0)
         decoding = len(self._decoding)
         seconds = self._model.step_seconds + self._decode_seconds()
-        self._stall_bound.begin(seconds if decoding else None)
+        self._stall_bound.begin(seconds, decoding=decoding > 0)
         budget = self._model.max_batched_tokens - decoding
         self._chunks = []
         if self._prefilling:

@@ -5,7 +5,10 @@ from math import ceil, sqrt
 from quire_cli.simulation.scenario import EngineModel
 
 _LEAST_SHARE_OF_PROMPTS = 0.25
-"""As the engine's ``stall_bound`` has it: where decoding alone takes the whole bound, prompts get so much of it."""
+"""The share of a bound that prompts get even if decoding alone takes the whole bound, as in the engine."""
+
+_MAX_STEP_SECONDS = 2.0
+"""The bound on a step while no sequence decodes, as in the engine."""
 
 
 class Stretch:
@@ -65,14 +68,11 @@ class StallBound:
         self._left: float | None = None
         self._tokens = 0
 
-    def begin(self, decode_seconds: float | None) -> None:
-        """Start a step with this decode time; None if no sequence decodes, so that none would wait."""
+    def begin(self, seconds: float, *, decoding: bool) -> None:
+        """Start a step that takes this time without prompts; ``decoding`` says whether sequences would wait for it."""
         self._tokens = 0
-        bound = self._max_seconds
-        if decode_seconds is None or bound is None:
-            self._left = None
-        else:
-            self._left = max(bound - decode_seconds, _LEAST_SHARE_OF_PROMPTS * bound)
+        bound = self._max_seconds if decoding else _MAX_STEP_SECONDS
+        self._left = None if bound is None else max(bound - seconds, _LEAST_SHARE_OF_PROMPTS * bound)
 
     def limit(self, count: int, start: int) -> int:
         """Return how many of ``count`` tokens of a prompt, from token ``start`` on, the step may compute."""
