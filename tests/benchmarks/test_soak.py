@@ -8,12 +8,12 @@ from threading import Event, Thread
 
 import pytest
 
+from benchmarks.serving.livez_probe import Answers, probe
 from benchmarks.serving.soak import poisonable
 from benchmarks.serving.soak.__main__ import details
 from benchmarks.serving.soak.clients import Cut, PoisonAnswer, Tally
 from benchmarks.serving.soak.expectations import Observed, judge, memory_medians
 from benchmarks.serving.soak.memory import Sample
-from benchmarks.serving.soak.probe import Answers, probe
 from benchmarks.serving.soak.servers import Death
 from quire_engine.core.batch import Admission, Batch
 from quire_engine.core.sampling_params import SamplingParams

@@ -35,10 +35,10 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.report import ROOT, at_least_one, machine, parser, save, show_table
+from benchmarks.serving.livez_probe import Answers
 from benchmarks.serving.soak.clients import Clients
 from benchmarks.serving.soak.expectations import Expectation, Observed, judge
 from benchmarks.serving.soak.memory import Sample, sample
-from benchmarks.serving.soak.probe import Answers
 from benchmarks.serving.soak.servers import Fleet, metrics
 
 INTERRUPTED = 130
@@ -146,7 +146,7 @@ async def _load(
 
 async def _start_probe(fleet: Fleet) -> Process:
     targets = [f"{server.name}=127.0.0.1:{server.port}" for server in fleet.servers]
-    command = ("-m", "benchmarks.serving.soak.probe", str(_PROBE_SECONDS), *targets)
+    command = ("-m", "benchmarks.serving.livez_probe", str(_PROBE_SECONDS), *targets)
     return await asyncio.create_subprocess_exec(sys.executable, *command, stdin=PIPE, stdout=PIPE, cwd=ROOT)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.serving.livez_probe import Answers
 from benchmarks.serving.soak.clients import Cut, PoisonAnswer, Tally
 from benchmarks.serving.soak.memory import Sample
-from benchmarks.serving.soak.probe import Answers
 from benchmarks.serving.soak.servers import HANG_SECONDS, Death
 
 Verdict = Literal["held", "failed", "not judged"]

@@ -1,6 +1,6 @@
 """Requests to the ``/livez`` of every server, from a process of its own that nothing else delays.
 
-    python -m benchmarks.serving.soak.probe INTERVAL_SECONDS NAME=HOST:PORT …
+    python -m benchmarks.serving.livez_probe INTERVAL_SECONDS NAME=HOST:PORT …
 
 It ends with its standard input, and prints what it found as JSON. ``late_ms`` is the longest time by which the probe's
 own sleeps were too long: on a machine that is too busy, a server cannot answer sooner either.
