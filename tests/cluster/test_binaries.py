@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from quire_cluster import binaries, build
-from quire_cluster.binaries import HELM, KUBERNETES, KWOK
+from quire_cluster.binaries import HELM, KUBERNETES, KWOK, LWS
 from quire_cluster.errors import BinaryUnavailable, BuildFailed
 from quire_cluster.progress import Progress
 
@@ -197,3 +197,19 @@ def test_the_modules_checksums_are_part_of_the_key(
         sums.write(f"example.org/module v1.0.0 h1:abc={os.linesep}")
     monkeypatch.setattr(build, "MODULES", source.parent)
     assert binaries.ensure(["etcd"], Progress(io.StringIO()))["etcd"] != before
+
+
+def test_files_of_a_module_are_kept_with_its_program(machine: Machine, tmp_path: Path) -> None:
+    """The module cache is removed after a build, and with it the definitions of the kinds that the program serves."""
+    crds = tmp_path / "module" / "config" / "crd" / "bases"
+    crds.mkdir(parents=True)
+    for file in LWS.files:
+        (crds / Path(file).name).write_text(f"kind: {file}")
+    machine.put_go_on_path()
+    go = machine.path / "go"
+    go.write_text(
+        go.read_text().replace("#!/bin/sh", f'#!/bin/sh\nif [ "$1" = list ]; then echo {tmp_path / "module"}; exit; fi')
+    )
+    built = binaries.ensure(["lws"], Progress(io.StringIO()))["lws"]
+    assert {path.name for path in built.parent.glob("*.yaml")} == {Path(file).name for file in LWS.files}
+    assert any(command.endswith("sigs.k8s.io/lws/cmd") for command in machine.go_commands())

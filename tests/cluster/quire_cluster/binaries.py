@@ -96,7 +96,23 @@ KSTATUS: Final = Package(
     compiled_packages=250,
     cold_minutes=1,
 )
-PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE, KSTATUS, KUBE_SCORE)
+_LWS_CRDS: Final = "config/crd/bases"
+LWS: Final = Package(
+    name="lws",
+    version="0.9.0",
+    programs=("lws",),
+    install=None,
+    version_flags=("sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0",),
+    compiled_packages=900,
+    cold_minutes=3,
+    main="sigs.k8s.io/lws/cmd",
+    # Its manager does not start without both kinds.
+    files=(
+        f"{_LWS_CRDS}/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
+        f"{_LWS_CRDS}/disaggregatedset.x-k8s.io_disaggregatedsets.yaml",
+    ),
+)
+PACKAGES: Final = (KUBERNETES, HELM, KWOK, COREDNS, PAUSE, KSTATUS, KUBE_SCORE, LWS)
 
 Binaries: TypeAlias = Mapping[str, Path]
 Build: TypeAlias = Callable[[Package, Path], None]
@@ -147,7 +163,7 @@ def _package_of(program: str) -> Package:
 def _home(package: Package) -> Path:
     """Return the cache folder, keyed by everything that affects the result."""
     machine = f"{platform.system()}-{platform.machine()}".lower()
-    digest = hashlib.sha256("\0".join((*package.programs, *package.version_flags)).encode())
+    digest = hashlib.sha256("\0".join((*package.programs, *package.version_flags, *package.files)).encode())
     if package.module is not None:
         for source in ("main.go", "go.mod", "go.sum"):  # in this order: the digest names what is in the cache
             if (package.module / source).exists():

@@ -4,6 +4,7 @@ This module knows no cache and no lock: `binaries` calls it and moves the result
 """
 
 import os
+import shutil
 import subprocess
 import time
 from collections import deque
@@ -30,6 +31,8 @@ class Package:
     version_flags: tuple[str, ...]
     compiled_packages: int  # about how many; only to say how far a build is
     cold_minutes: int  # on 2 cores
+    main: str = "."  # the package to build, if it is that of a module which the own module requires
+    files: tuple[str, ...] = ()  # files of that module which are kept with the programs
 
     @property
     def title(self) -> str:
@@ -63,6 +66,8 @@ def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Pa
         for program in package.programs:
             if program != package.name:
                 (into / program).symlink_to(package.name)
+    if package.files:
+        _copy_files(package, toolchain.go, _environment(toolchain.go, workspace, into), into)
     progress.say(f"    {package.title}: built in {minutes_and_seconds(time.monotonic() - started)}")
 
 
@@ -70,8 +75,18 @@ def _command(package: Package, go: Path, into: Path) -> tuple[list[str], Path]:
     linker = " ".join(["-s", "-w", *(f"-X {flag}" for flag in package.version_flags)])
     options = ["-v", "-trimpath", "-ldflags", linker]
     if package.module is not None:
-        return [str(go), "build", *options, "-o", str(into / package.name), "."], package.module
+        return [str(go), "build", *options, "-o", str(into / package.name), package.main], package.module
     return [str(go), "install", *options, f"{package.install}@v{package.version}"], into
+
+
+def _copy_files(package: Package, go: Path, environment: dict[str, str], into: Path) -> None:
+    """Copy files of the module that contains the program, which the module cache loses after the build."""
+    command = [str(go), "list", "-f", "{{.Module.Dir}}", package.main]
+    listed = subprocess.run(command, cwd=package.module, env=environment, capture_output=True, text=True)
+    if listed.returncode != 0:
+        raise BuildFailed(f"{package.title}: its files were not found: {listed.stderr.strip()}")
+    for file in package.files:
+        shutil.copyfile(Path(listed.stdout.strip()) / file, into / Path(file).name)
 
 
 def _environment(go: Path, workspace: Path, into: Path) -> dict[str, str]:

@@ -15,14 +15,19 @@ from typing import Final
 import pytest
 
 from quire_cluster import fake_nodes as fake
+from quire_cluster import group_controller as group_controller_module
 from quire_cluster.binaries import HELM, KSTATUS, KUBE_SCORE, Binaries, ensure
 from quire_cluster.control_plane import PROGRAMS, ControlPlane
 from quire_cluster.crds import wait_established
 from quire_cluster.errors import ClusterError
+from quire_cluster.group_controller import GroupController
 from quire_cluster.progress import Progress
 
 FIXTURES: Final = frozenset(
-    {"cluster_binaries", "api_server", "crd_server", "fake_nodes", "kstatus_program", "kube_score", "namespace"}
+    {
+        *("cluster_binaries", "api_server", "crd_server", "fake_nodes", "group_controller"),
+        *("kstatus_program", "kube_score", "namespace"),
+    }
 )
 CRDS: Final = Path(__file__).parents[3] / "crds"
 OUTCOME: Final = pytest.StashKey[Binaries | ClusterError]()
@@ -46,7 +51,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     programs: set[str] = set(KSTATUS.programs if "kstatus_program" in wanted else ())
     if wanted != {"kstatus_program"}:
-        more = {"fake_nodes": fake.PROGRAMS, "kube_score": KUBE_SCORE.programs}
+        more = {
+            "fake_nodes": fake.PROGRAMS,
+            "group_controller": group_controller_module.PROGRAMS,
+            "kube_score": KUBE_SCORE.programs,
+        }
         programs |= {*PROGRAMS, *HELM.programs, *(name for use in wanted & more.keys() for name in more[use])}
     with uncaptured(session.config):
         try:
@@ -119,6 +128,14 @@ def fake_nodes(api_server: ControlPlane) -> Iterator[fake.FakeNodes]:
         yield nodes
     finally:
         nodes.stop()
+
+
+@pytest.fixture(scope="module")
+def group_controller(api_server: ControlPlane, cluster_binaries: Binaries) -> Iterator[GroupController]:
+    """Provide the controller of LeaderWorkerSets, which a test installs. It is removed after the module's tests."""
+    controller = GroupController(api_server, cluster_binaries["lws"])
+    yield controller
+    controller.uninstall()
 
 
 @pytest.fixture
