@@ -125,6 +125,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
     "ranks": {"parallelism": {"tensor": 2}, "resources": {"limits": {"cpu": 2, "memory": "64Gi"}}},
     "ranks of as many CPUs as the node has": {"parallelism": {"tensor": 64}},
+    "ranks on several nodes": {"parallelism": {"tensor": 2, "pipeline": 4, "nodes": 4}},
     "one rank on less than a CPU": {"resources": {"limits": {"cpu": "500m"}}},
     "durations": {"drain": {"timeout": "1h"}, "autoscaling": {"maxReplicas": 2, "scaleDown": {"window": "1h30m0.5s"}}},
     "no spare GPU": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}},
@@ -315,6 +316,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.parallelism.tensor",
         "less than or equal to 64",
     ),
+    "nodes that do not divide the ranks": (
+        {"parallelism": {"tensor": 2, "pipeline": 2, "nodes": 3}},
+        "spec.parallelism.nodes",
+        "must divide tensor",
+    ),
+    "nodes without ranks": ({"parallelism": {"nodes": 2}}, "spec.parallelism.nodes", "must divide tensor"),
     "much memory": ({"resources": {"limits": {"memory": "much"}}}, "spec.resources.limits[memory]", QUANTITY),
     "negative replicas": ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
     "replicas as a word": ({"replicas": "two"}, "spec.replicas", "must be of type integer"),
@@ -631,3 +638,15 @@ def test_the_schema_file_is_what_is_served(crd_server: ControlPlane) -> None:
     """The server knows every field of the file; it would drop unknown ones."""
     crd = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
     assert crd_server.kubectl("diff", "--server-side", "-f", str(crd)) == ""
+
+
+def test_one_pod_never_becomes_a_group(crd_server: ControlPlane, namespace: str) -> None:
+    """Not in either direction; the number of pods of a group may change."""
+    stored = Stored(crd_server, namespace)
+    with pytest.raises(KubectlFailed, match="cannot change between 1 and more"):
+        stored.apply(parallelism={"tensor": 4, "nodes": 2})
+    crd_server.kubectl("delete", "llmd", "chat", "-n", namespace)
+    stored = Stored(crd_server, namespace, parallelism={"tensor": 4, "nodes": 2})
+    stored.apply(parallelism={"tensor": 4, "nodes": 4})
+    with pytest.raises(KubectlFailed, match="cannot change between 1 and more"):
+        stored.apply(parallelism={"tensor": 4})

@@ -17,7 +17,7 @@ from quire_common.contract import engine as engine_names
 from quire_common.errors import FlagsError
 from quire_common.kv_size import CacheLimits
 from quire_engine import flag_table, flags
-from quire_engine.config import EngineConfig
+from quire_engine.config import SECRET_VARIABLE, EngineConfig, ParallelOptions
 from quire_engine.errors import Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
@@ -70,6 +70,21 @@ def test_the_engine_gets_the_ranks_of_the_spec(tensor: int, cache_size: int | No
     assert config.parallel.tensor == tensor
     assert config.cache.kv_cache_memory_bytes == (None if cache_size is None else cache_size // tensor)
     assert config.cache.swap_space_bytes == 2**31 // tensor
+
+
+def test_pods_of_a_group_join_as_the_engine_expects() -> None:
+    spec = spec_of({}, parallelism={"tensor": 2, "pipeline": 2, "nodes": 2})
+    args = engine_contract.engine_args(spec, model_path="/models/m", join_seconds=1800)
+    lws = {"$(LWS_WORKER_INDEX)": "1", "$(LWS_LEADER_ADDRESS)": "chat-group-0.chat-group.prod"}
+    environ = {engine_names.GROUP_SECRET_VARIABLE: "0123456789abcdef"}
+    parallel = flags.parse([lws.get(arg, arg) for arg in args], environ).parallel
+    assert (parallel.tensor, parallel.pipeline, parallel.nodes, parallel.node_rank) == (2, 2, 2, 1)
+    assert parallel.master_addr == "chat-group-0.chat-group.prod"
+    assert parallel.master_port == engine_names.GROUP_PORT == ParallelOptions().master_port
+    assert parallel.join_timeout_seconds == 1800
+    assert engine_names.GROUP_SECRET_VARIABLE == SECRET_VARIABLE
+    local = flags.parse(engine_contract.engine_args(spec, model_path="/models/m"), {}).parallel
+    assert (local.ranks, local.nodes) == (4, 1), "quire up runs all ranks on one machine"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_init_container_puts_the_model_where_the_engine_looks(environment: d
     assert isinstance(spec, Spec)
     manifests = desired(spec, 1, uid="uid", images=Images(engine="engine:1"))
     assert isinstance(manifests, Manifests)
-    body: Any = manifests.deployment.body
+    body: Any = manifests.workload.body
     made = body["spec"]["template"]["spec"]
     (init,), (engine,) = made["initContainers"], made["containers"]
     volume = tmp_path / "volume"

@@ -159,6 +159,14 @@ class Cluster(Protocol):
         """
         ...
 
+    async def check_template(self, key: Key, deployment: Manifest) -> None:
+        """Have the API server check a Deployment without storing it. Raises ``Refused`` if it rejects its pods."""
+        ...
+
+    async def create_secret(self, key: Key, manifest: Manifest) -> None:
+        """Create a Secret; it is no error if it exists, and neither is its content read."""
+        ...
+
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """Return the object with this name and any owner, or None if it does not exist."""
         ...

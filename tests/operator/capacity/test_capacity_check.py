@@ -172,3 +172,18 @@ def test_a_spec_that_was_carried_out_is_not_judged_anew(generation: int, reason:
         created="",
     )
     assert is_let_in(resource) == let_in
+
+
+def test_group_has_the_memory_of_all_its_pods() -> None:
+    """The weights of 15 GiB fit two pods of 12 GiB together, and not one of them."""
+    resources = {"limits": {"memory": "12Gi"}}
+    engine = {"maxModelLength": 1024}
+    one = spec_of(resources=resources, engine=engine, parallelism={"tensor": 2})
+    two = spec_of(resources=resources, engine=engine, parallelism={"tensor": 2, "nodes": 2})
+    alone = judge(one, facts(), replica_memory(one, None))
+    assert alone is not None and alone.reason == "InsufficientMemory"
+    assert judge(two, facts(), replica_memory(two, None)) is None
+
+    small = spec_of(resources={"limits": {"memory": "6Gi"}}, engine=engine, parallelism={"tensor": 2, "nodes": 2})
+    refused = judge(small, facts(), replica_memory(small, None))
+    assert refused is not None and "that of its 2 pods together" in refused.message

@@ -5,7 +5,7 @@ import pytest
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
-from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem
+from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
 from quire_operator.domain.resource import Parallelism, Spec
 
 LLAMA_3_8B = {
@@ -28,10 +28,10 @@ def config_of(**changes: object) -> ModelConfig:
     return config
 
 
-def needs_of(tensor: int, **engine: object) -> Footprint:
+def needs_of(tensor: int, *, shape: dict[str, int] | None = None, **engine: object) -> Footprint:
     body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
     spec = Spec.parse(
-        body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": {"tensor": tensor}, "engine": engine}}
+        body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape or {"tensor": tensor}, "engine": engine}}
     )
     assert isinstance(spec, Spec), spec
     config = config_of()
@@ -76,3 +76,48 @@ def test_each_rank_is_a_process_and_weights_are_counted_once() -> None:
     one, four = needs_of(1), needs_of(4)
     assert four.workspace_bytes == 4 * one.workspace_bytes
     assert four.weight_bytes == one.weight_bytes
+
+
+@pytest.mark.parametrize(("pipeline", "fits"), [(2, None), (32, None), (3, 2), (33, 32), (24, 16)])
+def test_stages_have_as_many_layers_as_each_other(pipeline: int, fits: int | None) -> None:
+    problem = parallelism_problem(Parallelism(pipeline=pipeline), config_of())
+    if fits is None:
+        assert problem is None
+    else:
+        words = f"must divide the 32 layers of the model, got {pipeline}; set it to {fits}"
+        assert problem == f"spec.parallelism.pipeline: {words}"
+
+
+def test_each_rank_of_each_stage_is_a_process() -> None:
+    one, four = needs_of(1), needs_of(1, shape={"tensor": 2, "pipeline": 2})
+    assert four.workspace_bytes == 4 * one.workspace_bytes
+    assert four.weight_bytes == one.weight_bytes and four.kv_groups == one.kv_groups
+
+
+def test_last_stage_has_a_copy_of_a_tied_table() -> None:
+    tied = config_of(tie_word_embeddings=True)
+
+    def weights(**shape: int) -> int:
+        body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
+        spec = Spec.parse(body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape}})
+        assert isinstance(spec, Spec)
+        needs = capacity.footprint(spec, tied, parameters=tied.parameters, dtype="bfloat16", device="cpu")
+        return needs.weight_bytes
+
+    assert weights(pipeline=2) - weights(tensor=2) == table_bytes(tied, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tables"),
+    [
+        ({"tensor": 2, "nodes": 2}, 0.0),  # every pod has half of both tables
+        ({"pipeline": 2, "nodes": 2}, 0.0),  # each pod has one of them
+        ({"pipeline": 2}, 0.0),  # one pod has all
+        ({"pipeline": 4, "nodes": 4}, 0.5),  # two of four pods have one
+        ({"tensor": 2, "pipeline": 2, "nodes": 4}, 0.0),
+        ({"tensor": 2, "pipeline": 4, "nodes": 4}, 0.5),
+    ],
+)
+def test_largest_pod_of_a_group(shape: dict[str, int], tables: float) -> None:
+    config = config_of()
+    assert uneven_bytes(Parallelism(**shape), config, 2) == tables * table_bytes(config, 2)

@@ -128,7 +128,7 @@ class Fleet:
         live, resource = self.live(key), self.store.resource(key)
         assert resource is not None
         if begins_rollout(live, template_digest="new"):
-            with self.slots.requested(resource) as wait:
+            with self.slots.requested(resource, 0.0) as wait:
                 is_held = wait is not None
                 changed = replace(live, template_digest="new", is_held=is_held, generation=live.generation + 1)
                 self.put(key, changed)
@@ -172,9 +172,9 @@ def test_passes_at_the_same_time_share_the_slots() -> None:
     fleet = Fleet(2, 1)
     first, second = (fleet.store.resource(key) for key in fleet.keys)
     assert first is not None and second is not None
-    with fleet.slots.requested(first) as granted, fleet.slots.requested(second) as wait:
+    with fleet.slots.requested(first, 0.0) as granted, fleet.slots.requested(second, 0.0) as wait:
         assert granted is None and wait is not None
-    with fleet.slots.requested(second) as granted:
+    with fleet.slots.requested(second, 0.0) as granted:
         assert granted is None
 
 
@@ -185,7 +185,7 @@ def test_a_changed_spec_takes_a_slot_and_does_not_wait() -> None:
     assert second is not None and third is not None
     changed = replace(second, generation=2)
     assert not is_own_idea(changed)
-    with fleet.slots.requested(changed) as granted, fleet.slots.requested(third) as wait:
+    with fleet.slots.requested(changed, 0.0) as granted, fleet.slots.requested(third, 0.0) as wait:
         assert granted is None and wait is not None and str(second.key) in wait.message
 
 

@@ -41,7 +41,7 @@ def admission(space: Namespace, **spec: Any) -> str:
     assert isinstance(parsed, Spec), str(parsed)
     manifests = desired(parsed, 1, uid="u", images=IMAGES)
     assert isinstance(manifests, Manifests), str(manifests)
-    template: Any = manifests.deployment.body["spec"]
+    template: Any = manifests.workload.body["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template["template"]}
     pod["metadata"] = {**pod["metadata"], "name": "chat-0"}
     answer = space.server.client().post(f"{space.path('pods')}?dryRun=All", pod)

@@ -19,7 +19,7 @@ from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
 
 ENGINES = "127.0.77.4"
-OPTIONAL_GROUPS = frozenset({"monitoring.coreos.com", "networking.k8s.io"})
+OPTIONAL_GROUPS = frozenset({"leaderworkerset.x-k8s.io", "monitoring.coreos.com", "networking.k8s.io"})
 """Children that a setting requires, or that another project's CRDs define; they have their own tests."""
 UNUSED = {
     (
@@ -27,6 +27,7 @@ UNUSED = {
         "llmdeployments/finalizers",
         "update",
     ): "asked for only where OwnerReferencesPermissionEnforcement is on",
+    ("", "secrets", "create"): "the secret of groups of pods, as in test_groups.py",
     ("coordination.k8s.io", "leases", "list"): "kopf lists before it watches; counted with the watch of all kinds",
 }
 """Permissions that this life does not use, and their purpose."""
@@ -126,7 +127,8 @@ def test_no_right_is_a_wildcard_or_reads_secrets_or_logs(crd_installed: ControlP
     given = rights(crd_installed, "any", everywhere=everywhere)
     assert given and not [right for right in given if "*" in (right.group, right.resource, right.verb)]
     # The lists of adapters are ConfigMaps (ADR 0078); RBAC cannot restrict the rights to those with our label.
-    assert not {right.resource for right in given} & {"secrets", "pods/log", "pods/exec"}
+    assert not {right.resource for right in given} & {"pods/log", "pods/exec"}
+    assert {right.verb for right in given if right.resource == "secrets"} == {"create"}, "they are never read"
     # The nodes' labels are for the capacity check; test_capacity.py uses them.
     assert {right.verb for right in given if right.resource == "nodes"} == ({"list"} if everywhere else set())
 

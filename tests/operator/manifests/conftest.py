@@ -53,7 +53,7 @@ def pod(children: Callable[..., Manifests]) -> Callable[..., Any]:
     """Return a function that renders the pod's spec."""
 
     def made(**spec: Any) -> Any:
-        body: Any = children(**spec).deployment.body
+        body: Any = children(**spec).workload.body
         return body["spec"]["template"]["spec"]
 
     return made

@@ -167,7 +167,7 @@ def test_pods_mount_the_list_and_engines_read_it() -> None:
     found: Any = next(child.body for child in made if child.ref.kind == "ConfigMap")
     entries, problems = parse_adapters(found["data"][ADAPTERS_KEY])
     assert ([entry.name for entry in entries], problems) == (["a"], [])
-    pod: Any = made.deployment.body["spec"]
+    pod: Any = made.workload.body["spec"]
     engine = pod["template"]["spec"]["containers"][0]
     volume = next(each for each in pod["template"]["spec"]["volumes"] if each["name"] == "adapters")
     assert volume["configMap"]["name"] == found["metadata"]["name"] == "chat-adapters"
@@ -188,11 +188,11 @@ def test_adapters_change_no_pod_template() -> None:
 def test_without_room_for_adapters_there_is_nothing() -> None:
     made = children()
     assert all(child.ref.kind != "ConfigMap" for child in made)
-    assert "lora" not in str(made.deployment.body)
+    assert "lora" not in str(made.workload.body)
 
 
 def test_credentials_are_optional_variables_of_the_engine() -> None:
-    pod: Any = children(adapters={"credentials": {"secretName": "keys"}}).deployment.body["spec"]
+    pod: Any = children(adapters={"credentials": {"secretName": "keys"}}).workload.body["spec"]
     variables = [each for each in pod["template"]["spec"]["containers"][0]["env"] if "valueFrom" in each]
     assert {each["name"] for each in variables} >= {"HF_TOKEN", "AWS_ACCESS_KEY_ID", "DOCKER_AUTH_CONFIG"}
     assert all(each["valueFrom"]["secretKeyRef"]["optional"] for each in variables)

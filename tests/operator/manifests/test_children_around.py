@@ -104,7 +104,9 @@ def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> No
 @pytest.mark.parametrize("kind", sorted(OPTIONAL_KINDS))
 def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
     features = ClusterFeatures(monitoring=Monitoring(), served_kinds=frozenset({kind}))
-    kinds = {m.ref.kind for m in made(features, autoscaling={"maxReplicas": 2})}
+    nodes = 2 if kind == "LeaderWorkerSet" else 1
+    shape = {"tensor": nodes, "nodes": nodes}
+    kinds = {m.ref.kind for m in made(features, autoscaling={"maxReplicas": 2}, parallelism=shape)}
     assert kinds & OPTIONAL_KINDS == {kind}
 
 

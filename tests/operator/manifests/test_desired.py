@@ -67,13 +67,13 @@ def test_the_names_of_children_are_known_beforehand(children: Children, cache: d
 
 @pytest.mark.parametrize("target", [0, 1, 7])
 def test_replicas_are_rendered_from_the_target_and_always(children: Children, target: int) -> None:
-    body: Any = children(target=target, replicas=3).deployment.body
+    body: Any = children(target=target, replicas=3).workload.body
     assert body["spec"]["replicas"] == target
 
 
 def test_no_label_of_a_person_is_in_the_selector(children: Children) -> None:
     template = {"metadata": {"labels": {"team": "a"}}}
-    body: Any = children(podTemplate=template).deployment.body
+    body: Any = children(podTemplate=template).workload.body
     assert body["spec"]["selector"]["matchLabels"] == SELECTOR == selector("chat")
     assert body["spec"]["template"]["metadata"]["labels"]["team"] == "a"
 
@@ -96,7 +96,7 @@ PINNED = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}}
 )
 def test_the_only_replica_frees_its_volume_first(children: Children, spec: dict[str, Any], surge: int) -> None:
     """A successor on another node could not mount a ReadWriteOnce volume while the old replica runs."""
-    body: Any = children(**spec).deployment.body
+    body: Any = children(**spec).workload.body
     limits = body["spec"]["strategy"]["rollingUpdate"]
     assert limits == {"maxSurge": surge, "maxUnavailable": 1 - surge}
 
@@ -117,20 +117,20 @@ def test_the_only_replica_frees_its_volume_first(children: Children, spec: dict[
     ],
 )
 def test_rollout_strategy(children: Children, rollout: dict[str, Any], strategy: dict[str, Any]) -> None:
-    body: Any = children(rollout=rollout).deployment.body
+    body: Any = children(rollout=rollout).workload.body
     assert body["spec"]["strategy"] == strategy
 
 
 def test_a_rollout_has_time_to_load_and_to_download(children: Children) -> None:
-    local: Any = children().deployment.body
-    hub: Any = children(model={"source": "hf://a/b"}).deployment.body
+    local: Any = children().workload.body
+    hub: Any = children(model={"source": "hf://a/b"}).workload.body
     probe = local["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
     startup = probe["periodSeconds"] * probe["failureThreshold"]
     assert startup == 1800 < local["spec"]["progressDeadlineSeconds"] < hub["spec"]["progressDeadlineSeconds"]
 
 
 def test_a_rollout_may_be_given_a_deadline_in_whole_seconds(children: Children) -> None:
-    body: Any = children(rollout={"progressDeadline": "90500ms"}).deployment.body
+    body: Any = children(rollout={"progressDeadline": "90500ms"}).workload.body
     assert body["spec"]["progressDeadlineSeconds"] == 91
 
 
@@ -217,7 +217,7 @@ def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: in
     assert isinstance(spec, Spec)
     manifests = desired(spec, target, uid="u", images=Images(engine="e"))
     assert isinstance(manifests, Manifests)
-    deployment: Any = manifests.deployment.body
+    deployment: Any = manifests.workload.body
     pod = deployment["spec"]["template"]["spec"]
     pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + engine_contract.kill_grace_seconds(spec) >= pause + seconds

@@ -25,7 +25,7 @@ def deployment(model: dict[str, Any], *, image_volumes: bool | None = None, **sp
     images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
     made = desired(parsed, 1, uid="uid", images=images)
     assert isinstance(made, Manifests), str(made)
-    return made.deployment.body["spec"]
+    return made.workload.body["spec"]
 
 
 def pod(model: dict[str, Any], **more: Any) -> Any:

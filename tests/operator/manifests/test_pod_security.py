@@ -71,7 +71,7 @@ def test_command_of_a_socket_thief_is_refused(make: Callable[..., Any]) -> None:
 def test_cluster_may_choose_the_user_of_replicas(make: Callable[..., Any]) -> None:
     """OpenShift's restricted-v2 rejects every user outside the range of the namespace."""
     manifests = make(images=Images(engine="engine:1", user_id=None))
-    body: Any = manifests.deployment.body
+    body: Any = manifests.workload.body
     assert body["spec"]["template"]["spec"]["securityContext"] == {
         "runAsNonRoot": True,
         "fsGroupChangePolicy": "OnRootMismatch",

@@ -154,7 +154,7 @@ def test_no_volume_of_a_pod_can_fill_its_node(pod: Pod) -> None:
 def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any]) -> None:
     images = Images(engine="e", hub_endpoint="http://mirror")
     model = {"source": "hf://org/m@v1", "credentials": {"secretName": "hub"}}
-    body: Any = make(images=images, model=model).deployment.body
+    body: Any = make(images=images, model=model).workload.body
     (fetch,) = body["spec"]["template"]["spec"]["initContainers"]
     assert fetch["image"] == "e", "the engine's, so that an upgrade of the operator restarts nothing"
     command = [*fetch["command"], *fetch["args"]]

@@ -21,6 +21,8 @@ from quire_operator.reconcile.store import Store
 
 KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")
+CHANGED = "2023-11-14T22:13:20Z"
+"""The time at which LeaderWorkerSets were changed: that of the clock at the beginning."""
 
 
 class FakeClock:
@@ -54,6 +56,7 @@ class FakeCluster:
     kinds: frozenset[str] = frozenset()
     """The optional kinds that it serves."""
     image_volumes: bool = False
+    secrets: dict[str, Manifest] = field(default_factory=dict)
     manifests: dict[Ref, Manifest] = field(default_factory=dict)
     """The manifests that were applied last."""
     version: int = 100
@@ -81,6 +84,13 @@ class FakeCluster:
         if self.errors.get("image volumes"):
             raise self.errors["image volumes"].pop(0)
         return self.image_volumes
+
+    async def check_template(self, key: Key, deployment: Manifest) -> None:
+        self._ask(f"check {deployment.ref}")
+
+    async def create_secret(self, key: Key, manifest: Manifest) -> None:
+        self._ask(f"create {manifest.ref}")
+        self.secrets.setdefault(manifest.ref.name, manifest)
 
     async def read_resource(self, key: Key) -> Resource | None:
         return self.resources.get(key)
@@ -115,7 +125,7 @@ class FakeCluster:
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
-            deployment=_state(body, old) if manifest.ref.kind == "Deployment" else None,
+            deployment=_state(body, old) if manifest.ref.kind in ("Deployment", "LeaderWorkerSet") else None,
             data=body["data"] if manifest.ref.kind == "ControllerRevision" else None,
         )
         self.children[manifest.ref] = child
@@ -169,6 +179,8 @@ def _state(body: Any, old: Child | None) -> DeploymentState:
     there = before.replicas if before else 0
     digest = body["metadata"]["annotations"]["quire.dev/template"]
     is_same = before is not None and before.template_digest == digest
+    groups = body["spec"].get("leaderWorkerTemplate")
+    deadline = body["metadata"]["annotations"].get("quire.dev/progress-deadline-seconds", "0")
     return DeploymentState(
         replicas_asked=body["spec"]["replicas"],
         template_digest=digest,
@@ -182,6 +194,9 @@ def _state(body: Any, old: Child | None) -> DeploymentState:
         revision="1",
         progressing=None,
         failure=None,
+        nodes=1 if groups is None else groups["size"],
+        changed="" if groups is None else CHANGED,
+        deadline_seconds=int(deadline),
     )
 
 

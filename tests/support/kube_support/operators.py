@@ -28,7 +28,7 @@ order, not by a clock.
 """
 _LAST_LINES: Final = 20
 ZYGOTE: Final = Path(__file__).parent / "zygote.py"
-CUSTOM: Final = frozenset({"llmdeployments", "llmadapters", "podmonitors", "prometheusrules"})
+CUSTOM: Final = frozenset({"llmdeployments", "llmadapters", "podmonitors", "prometheusrules", "leaderworkersets"})
 
 
 def until(
@@ -213,6 +213,7 @@ class Namespace:
             "llmadapters": "/apis/quire.dev/v1alpha1",
             "leases": "/apis/coordination.k8s.io/v1",
             "networkpolicies": "/apis/networking.k8s.io/v1",
+            "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1",
             "podmonitors": "/apis/monitoring.coreos.com/v1",
             "prometheusrules": "/apis/monitoring.coreos.com/v1",
             "horizontalpodautoscalers": "/apis/autoscaling/v2",

@@ -67,9 +67,10 @@ class KubeReader:
         return [trim_resource(item) async for item in self._list(_RESOURCES, names.PLURAL, namespace)]
 
     async def replicas(self, namespace: str | None) -> list[tuple[Key, Pod]]:
-        """Return the pods of LLMDeployments."""
+        """Return the pods that stand for replicas of LLMDeployments: of a group of pods, its leader."""
         found = self._list("/api/v1", "pods", namespace, ("labelSelector", names.LABEL_DEPLOYMENT))
-        return [(key, trim_pod(item)) async for item in found if (key := key_of_child(item)) is not None]
+        pods = [(key, trim_pod(item)) async for item in found if (key := key_of_child(item)) is not None]
+        return [(key, pod) for key, pod in pods if not pod.is_worker]
 
     async def operators(self, namespace: str | None) -> list[Key]:
         """Return the running pods of quire's operators."""

@@ -31,6 +31,8 @@ class Place:
     on_gpu: bool
     divided: bool = False
     """True if it is one replica's share of a memory that all replicas use."""
+    nodes: int = 1
+    """The number of pods that have the memory together."""
     cpu: str | None = None
     """The instructions of the machine's CPU that work, if they are known."""
 
@@ -67,7 +69,7 @@ def places(
             raise CapacityProblem(
                 "--quantization int8 is for CPUs", hint="remove it from spec.engine.extraArgs, or do not use --gpu"
             )
-        if spec.parallelism.tensor > 1:
+        if spec.parallelism.ranks > 1:
             raise CapacityProblem(
                 "spec.parallelism is for CPUs in this version", hint="remove it from the spec, or do not use --gpu"
             )
@@ -79,7 +81,9 @@ def places(
     if on_gpu:
         return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in GPUS]
     limit = spec.resources.memory_limit_bytes
-    pod = [] if limit is None else [Place(label="a pod's memory limit", memory_bytes=limit, on_gpu=False)]
+    nodes = spec.parallelism.nodes
+    limits = "a pod's memory limit" if nodes == 1 else f"{nodes} pods' memory limits"
+    pod = [] if limit is None else [Place(label=limits, memory_bytes=limit * nodes, on_gpu=False, nodes=nodes)]
     replicas = replicas_on_cpus(specs)
     label = "this machine" if replicas == 1 else f"this machine ÷ {replicas} replicas"
     return [
@@ -97,7 +101,10 @@ def answers(
         needs, limits = measure(
             spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16, draft=draft
         )
-        outcome = capacity.fit(spec, needs, limits, memory_bytes=place.memory_bytes)
+        memory = place.memory_bytes
+        if place.nodes > 1:
+            memory = capacity.group_memory(spec, facts.config, needs.dtype, memory // place.nodes)
+        outcome = capacity.fit(spec, needs, limits, memory_bytes=memory)
         found.append(Answer(place=place, needs=needs, limits=limits, outcome=outcome))
     return found
 
@@ -136,7 +143,7 @@ def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answ
             f"{config.layers} layers{windows}, {config.heads} heads on {config.kv_heads} KV heads of "
             f"{config.head_dim}{experts}",
         ),
-        *([("Ranks", _ranks(spec, needs))] if spec.parallelism.tensor > 1 else []),
+        *([("Ranks", _ranks(spec, needs))] if spec.parallelism.ranks > 1 else []),
         (
             "Memory per token",
             f"{format_bytes(alone.kv_bytes_per_token)} = 2 × {per_token} × {needs.kv_width} bytes ({needs.kv_dtype})",
@@ -167,9 +174,17 @@ def _draft(spec: Spec, draft: ModelFacts, needs: Footprint) -> str:
 
 
 def _ranks(spec: Spec, needs: Footprint) -> str:
-    ranks = spec.parallelism.tensor
-    share = format_bytes(needs.weight_bytes // ranks)
-    return f"{ranks}, each with {share} of the weights; together they use the memory below"
+    shape = spec.parallelism
+    share = format_bytes(needs.weight_bytes // shape.ranks)
+    stages = f" in {shape.pipeline} stages of {shape.tensor}" if shape.pipeline > 1 else ""
+    ranks = f"{shape.ranks}{stages}, each with {'about ' if stages else ''}{share} of the weights"
+    if not shape.is_group:
+        return f"{ranks}; together they use the memory below"
+    node = format_bytes(needs.weight_bytes // shape.nodes)
+    return (
+        f"{ranks}; {shape.nodes} pods of {shape.ranks_per_node} with {node} each, which are a group and use the memory "
+        "below together"
+    )
 
 
 def _adapters(spec: Spec, needs: Footprint) -> str:

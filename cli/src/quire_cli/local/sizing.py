@@ -59,7 +59,7 @@ def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
         first = sum(_gpus(other) for other in specs[: specs.index(spec)])
         return Share(memory_bytes=memory, threads=1, gpus=tuple(range(first, first + _gpus(spec))))
     replicas = replicas_on_cpus(specs)
-    threads = max(spec.parallelism.tensor, machine.cpus // replicas)
+    threads = max(spec.parallelism.ranks, machine.cpus // replicas)
     return Share(memory_bytes=machine.memory_bytes // replicas, threads=threads)
 
 

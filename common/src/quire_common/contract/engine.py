@@ -11,6 +11,11 @@ ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
 """Variables with this prefix are flags to the engine."""
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
+GROUP_PORT = 29501
+"""The port on which the leader of a group of pods listens for the others. With more than two, each listens on a port of
+its own: this one plus its number."""
+GROUP_SECRET_VARIABLE = "QUIRE_GROUP_SECRET"
+"""The variable with the secret that the pods of a group share."""
 READY_PATH = "/readyz"
 """200 once a token was produced and while requests are accepted; 503 while loading and draining."""
 LIVE_PATH = "/livez"

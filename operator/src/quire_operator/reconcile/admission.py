@@ -78,7 +78,7 @@ class Reviewer:
             async with asyncio.timeout(DRY_RUN_SECONDS):
                 if (review := await self._name_conflicts(resource, manifests, is_new=is_new)) is not None:
                     return review
-                await self._dry_run.apply(resource.key, manifests.deployment)
+                await self._dry_run.apply(resource.key, manifests.trial)
         except Refused as error:
             refused = Problem(path="", message=f"the API server rejected the Deployment of this spec: {error}")
             return Review(problems=(refused,))

@@ -102,7 +102,7 @@ class CapacityCheck:
         if source is None:
             return None
         state = replica_memory(spec, await self._node_labels() if spec.resources.gpus else None)
-        if state is None and spec.parallelism.tensor == 1:
+        if state is None and spec.parallelism.ranks == 1:
             return None
         named = draft_hub_source(spec)
         sources = [source, *([] if named is None else [named])]

@@ -47,7 +47,11 @@ class Downloads:
 
     async def poll(self) -> None:
         """Read all downloads once, and enqueue the LLMDeployments whose report changes."""
-        pods = {key: found for key in self._store.live_keys() if (found := _downloading(self._store.pods(key)))}
+        pods = {
+            key: found
+            for key in self._store.live_keys()
+            if (found := _downloading((*self._store.pods(key), *self._store.workers(key))))
+        }
         asked = [pod for found in pods.values() for pod in found]
         answers = await asyncio.gather(*(self._reader.read(_url(pod)) for pod in asked))
         now = self._clock.now()

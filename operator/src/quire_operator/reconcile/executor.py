@@ -15,14 +15,16 @@ from quire_operator.domain.convergence.plan import Action, Applied, Create, Dele
 from quire_operator.domain.convergence.plan_events import listed, refused, removed, repaired
 from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS, OPTIONAL_KINDS
 from quire_operator.domain.status.conditions import BlockingCondition
+from quire_operator.domain.status.groups import unanswered_webhook
 from quire_operator.domain.status.status import Event
-from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused
+from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused, Unavailable
 from quire_operator.reconcile.state import ReconcileResult, ReconcileState, Refusal, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
 
 _QUOTA_SECONDS, _FORBIDDEN_SECONDS, _KIND_GONE_SECONDS = 30.0, 60.0, 30.0
+_WEBHOOK_SECONDS = 10.0
 
 
 class Executor:
@@ -56,6 +58,10 @@ class Executor:
                 again = _QUOTA_SECONDS
             except Forbidden as error:
                 refusal, again = BlockingCondition(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
+            except Unavailable as error:
+                if (unanswered := unanswered_webhook(_ref(action), str(error))) is None:
+                    raise
+                refusal, again = unanswered, soonest(again, _WEBHOOK_SECONDS)
             except NotFound:
                 if _ref(action).kind not in OPTIONAL_KINDS:
                     raise

@@ -28,5 +28,5 @@ async def images_for(
     is_taken = there is not None and (there.owner is None or there.owner.uid != resource.uid)
     if isinstance(manifests, Invalid) or is_taken:
         return with_volume  # the problem is reported before anything is applied
-    supported = await cluster.takes_image_volumes(resource.key, manifests.deployment)
+    supported = await cluster.takes_image_volumes(resource.key, manifests.trial)
     return replace(images, image_volumes=supported)

@@ -17,7 +17,14 @@ from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.canary.record import read as read_record
-from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
+from quire_operator.domain.cluster_state.observed import (
+    LEADER_WORKER_SET,
+    Child,
+    Key,
+    Ref,
+    Resource,
+    own_deployment,
+)
 from quire_operator.domain.cluster_state.other_autoscalers import following_replicas
 from quire_operator.domain.convergence.plan import plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
@@ -32,6 +39,7 @@ from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.cache_check import cache_refusal
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, last_metrics_problem
 from quire_operator.domain.status.download import Download
+from quire_operator.domain.status.groups import UNSETTLED_SECONDS, is_settled, missing_kind
 from quire_operator.domain.status.model_status import Resolution, model_section, stored_resolution, with_revision
 from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.ports import (
@@ -52,6 +60,7 @@ from quire_operator.reconcile.canaries import Canaries
 from quire_operator.reconcile.capacity_check import CHECK_AGAIN_SECONDS, CapacityCheck, Finding
 from quire_operator.reconcile.departures import Departures
 from quire_operator.reconcile.executor import Executor
+from quire_operator.reconcile.groups import Groups
 from quire_operator.reconcile.image_volumes import images_for
 from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.reporting import Reporter
@@ -125,6 +134,7 @@ class Reconciler:
         self._executor = Executor(cluster=cluster, store=store, clock=clock, record_events=self._reporter.record_events)
         self._clock = clock
         self._features, self._capacity = features, capacity
+        self._groups = Groups(cluster)
         self._claims = ServedNameClaims(store, enqueue, adapter_claims)
         self._departures = Departures(cluster=cluster, store=store, enqueue=enqueue, features=features)
         self._slots = RolloutSlots(store, limit=max_concurrent_rollouts)
@@ -212,7 +222,15 @@ class Reconciler:
             return await self._report(resource, state, None, result)
         result = await self._converge(resource, state, spec)
         wait = await self._report(self._latest(resource), state, spec, result)
+        wait = soonest(self._until_read_again(resource, spec, result), wait)
         return soonest(self._next_change(self._latest(resource), spec), soonest(result.again_seconds, wait))
+
+    def _until_read_again(self, resource: Resource, spec: Spec, result: ReconcileResult) -> float | None:
+        """Return in how many seconds a LeaderWorkerSet has to be read again; None if its groups are as requested."""
+        if not spec.parallelism.is_group or result.blocking is not None:
+            return None
+        live = own_deployment(resource, self._store.children(resource.key))
+        return UNSETTLED_SECONDS if live is None or not is_settled(live) else None
 
     def _next_change(self, resource: Resource, spec: Spec) -> float | None:
         """Return in how many seconds a schedule may change the bounds."""
@@ -284,11 +302,15 @@ class Reconciler:
     ) -> ReconcileResult:
         key = resource.key
         refused, unshared = cache_refusal(resource, spec)
+        refused = refused or missing_kind(spec, self._features())
         if refused is not None:
             return ReconcileResult(blocking=refused)
         found = await self._fits(resource, spec, children)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, again_seconds=CHECK_AGAIN_SECONDS)
+        unprepared = await self._groups.prepare(resource, state, manifests, self._store.all_pods(key))
+        if unprepared is not None:
+            return ReconcileResult(blocking=unprepared, again_seconds=REFUSED_SECONDS)
         live = own_deployment(resource, children)
         with self._slots.slot(
             resource, spec, live, template_digest=manifests.template_digest, now=self._clock.now()
@@ -345,11 +367,12 @@ class Reconciler:
     async def _children(self, key: Key, spec: Spec, features: ClusterFeatures) -> Mapping[Ref, Child]:
         """Return the stored children and those that no watch shows.
 
-        No watch shows objects without our label, objects of other owners, and those just created.
+        No watch shows objects without our label, objects of other owners, those just created, and LeaderWorkerSets.
         """
         children = dict(self._store.children(key))
         for ref in child_refs(spec, features):
-            if ref in children:
+            known = children.get(ref)
+            if known is not None and ref.kind != LEADER_WORKER_SET:
                 continue
             try:
                 child = await self._cluster.read_child(key, ref)
@@ -357,7 +380,19 @@ class Reconciler:
                 continue  # it may not be created either, which the executor reports
             if child is not None:
                 children[ref] = child
+            if ref.kind == LEADER_WORKER_SET:
+                # Optional kinds are listed at long intervals, and pods show that this one has changed.
+                self._remember(key, known, child)
+                if child is None:
+                    children.pop(ref, None)
         return children
+
+    def _remember(self, key: Key, known: Child | None, child: Child | None) -> None:
+        """Store a child that was read, or that it is gone."""
+        if child is not None and child.owner is not None and child.owner.name == key.name:
+            self._store.put_child(key, child)
+        elif child is None and known is not None:
+            self._store.drop_child(key, known.ref, known.uid)
 
     async def _persist(self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target) -> None:
         """Write the decision before it is applied, so that a successor applies the same after a crash."""
@@ -390,7 +425,7 @@ class Reconciler:
         return resolution
 
     async def _mark_victims(self, key: Key, state: ReconcileState, replicas: int) -> None:
-        pods = self._store.pods(key)
+        pods = [pod for pod in self._store.pods(key) if not pod.group]  # LeaderWorkerSets ignore the cost
         if state.victims and replicas < sum(not pod.deleting for pod in pods):
             try:
                 await self._cluster.set_deletion_costs(key, deletion_costs(pods, state.victims))

@@ -14,7 +14,9 @@ from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import BlockingCondition, View
 from quire_operator.domain.status.download import Download
+from quire_operator.domain.status.groups import judged, kept_failure
 from quire_operator.domain.status.model_status import mixed_versions
+from quire_operator.domain.status.pod_failures import worst_failure
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.domain.status.status import Event, events, status
 from quire_operator.ports import Clock, Cluster, ClusterError, NotLeading
@@ -50,7 +52,10 @@ class Reporter:
     ) -> float | None:
         """Write the status of this pass; return how long to wait if other clients write it too, else None."""
         now, other = self._clock.now(), state.other_autoscaler
-        deployment, pods = own_deployment(resource, self._store.children(resource.key)), self._store.pods(resource.key)
+        pods, workers = self._store.pods(resource.key), self._store.workers(resource.key)
+        deployment = judged(own_deployment(resource, self._store.children(resource.key)), pods, now=now)
+        seen = worst_failure((*pods, *workers), deployment)
+        state.group_failure = kept_failure(state.group_failure, seen, deployment)
         is_rolling = deployment is None or deployment.is_rolling
         mixed = None if spec is None else mixed_versions(spec, pods, is_rolling=is_rolling)
         view = View(
@@ -59,6 +64,8 @@ class Reporter:
             target=result.target,
             deployment=deployment,
             pods=pods,
+            workers=workers,
+            kept_failure=None if state.group_failure is None else state.group_failure.failure,
             additions=result.additions,
             contested=None if other is None or not other.is_on(now) else other.manager,
             metrics_problem=state.metrics_problem,

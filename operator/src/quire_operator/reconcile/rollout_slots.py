@@ -18,6 +18,7 @@ from quire_operator.domain.convergence.rollout_slots import (
 )
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import Queued
+from quire_operator.domain.status.groups import judged
 from quire_operator.reconcile.store import Store
 
 ASK_AGAIN_SECONDS = 30.0
@@ -41,13 +42,13 @@ class RolloutSlots:
         wait = outside_window(
             spec.rollout, live, template_digest=template_digest, rollout_now=resource.rollout_now, now=now
         )
-        return self.requested(resource) if wait is None else nullcontext(wait)
+        return self.requested(resource, now) if wait is None else nullcontext(wait)
 
     @contextmanager
-    def requested(self, resource: Resource) -> Iterator[Queued | None]:
+    def requested(self, resource: Resource, now: float) -> Iterator[Queued | None]:
         """Reserve a slot while the pass writes, or yield the reason why it has to wait."""
         if self._limit and is_own_idea(resource):
-            wait = queued(self._rolling() - {resource.key}, self._limit)
+            wait = queued(self._rolling(now) - {resource.key}, self._limit)
             if wait is not None:
                 yield wait
                 return
@@ -57,11 +58,12 @@ class RolloutSlots:
         finally:
             self._reserved.discard(resource.key)
 
-    def _rolling(self) -> set[Key]:
+    def _rolling(self, now: float) -> set[Key]:
         rolling = set(self._reserved)
         for key in self._store.live_keys():
             resource = self._store.resource(key)
-            state = None if resource is None else own_deployment(resource, self._store.children(key))
+            live = None if resource is None else own_deployment(resource, self._store.children(key))
+            state = judged(live, self._store.pods(key), now=now)
             if state is not None and takes_slot(state):
                 rolling.add(key)
         return rolling

@@ -16,6 +16,7 @@ from quire_operator.domain.convergence.plan import Action, Applied
 from quire_operator.domain.convergence.repairs import RepairLog
 from quire_operator.domain.convergence.tracks import Tracked
 from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued
+from quire_operator.domain.status.groups import GroupFailure
 from quire_operator.ports import ScalingNotDone
 
 REFUSED_SECONDS = 60.0
@@ -68,6 +69,13 @@ class ReconcileState:
     """Conflicts in a row: a few mean that other clients were faster, more need a pause."""
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """The status that was written last, and the one that the server stored."""
+
+    tried_template: str = ""
+    """The digest of the template of groups that the API server accepted in a dry run."""
+    group_secret: str = ""
+    """The name of the Secret of groups that this process created or found."""
+    group_failure: GroupFailure | None = None
+    """The cause for which a group was recreated, while groups are not ready."""
 
     claim: Claim | None = None
     """The claim to the served name that this process recorded last. It outlasts edits of the status by others."""

@@ -57,8 +57,12 @@ class Store:
         return () if family is None else tuple(pod for _, pod in sorted(family.pods.items()))
 
     def pods(self, key: Key) -> tuple[Pod, ...]:
-        """Return the pods of the stable revision, sorted by name."""
-        return tuple(pod for pod in self.all_pods(key) if not pod.is_canary)
+        """Return the pods that stand for the replicas of the stable revision, sorted by name: leaders of groups."""
+        return tuple(pod for pod in self.all_pods(key) if not pod.is_canary and not pod.is_worker)
+
+    def workers(self, key: Key) -> tuple[Pod, ...]:
+        """Return the pods that work for the leaders of groups, sorted by name."""
+        return tuple(pod for pod in self.all_pods(key) if pod.is_worker)
 
     def canary_pods(self, key: Key) -> tuple[Pod, ...]:
         """Return the pods of a canary, sorted by name."""

@@ -11,6 +11,7 @@ from uuid import uuid4
 from quire_operator.adapters.kubernetes.connection import JSON, Connection, listed
 from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
 from quire_operator.domain.cluster_state.observed import (
+    LEADER_WORKER_SET,
     Child,
     Key,
     Pod,
@@ -21,6 +22,7 @@ from quire_operator.domain.cluster_state.observed import (
     trim_pod,
     trim_resource,
 )
+from quire_operator.domain.cluster_state.ownership import merge_removal
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.canary import KINDS
 from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
@@ -35,8 +37,8 @@ _MERGE = "application/merge-patch+json"
 _MANAGER = ("fieldManager", names.FIELD_MANAGER)
 _CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
-_PODS, _EVENTS = ("/api/v1", "pods"), ("/api/v1", "events")
-_MONITORING = "/apis/monitoring.coreos.com/v1"
+_PODS, _EVENTS, _SECRETS = ("/api/v1", "pods"), ("/api/v1", "events"), ("/api/v1", "secrets")
+_OPTIONAL_APIS = sorted({child.api_version for child in KINDS if child.is_optional})
 _CHILDREN = {
     child.kind: (f"/{'apis' if '/' in child.api_version else 'api'}/{child.api_version}", child.plural)
     for child in KINDS
@@ -69,15 +71,30 @@ class KubeCluster:
 
     async def served_kinds(self) -> frozenset[str]:
         """See ``ports.Cluster``."""
-        try:
-            body = await self._connection.read(_MONITORING)
-        except NotFound:
-            return frozenset()
-        return OPTIONAL_KINDS & {resource.get("kind") for resource in body.get("resources") or []}
+        found: set[str] = set()
+        for api in _OPTIONAL_APIS:
+            try:
+                body = await self._connection.read(f"/apis/{api}")
+            except NotFound:
+                continue
+            found |= {resource.get("kind") for resource in body.get("resources") or []}
+        return OPTIONAL_KINDS & found
 
     async def takes_image_volumes(self, key: Key, deployment: Manifest) -> bool:
         """See ``ports.Cluster``."""
         return await self._image_volumes.supported(key.namespace, deployment.body)
+
+    async def check_template(self, key: Key, deployment: Manifest) -> None:
+        """See ``ports.Cluster``."""
+        await self.try_apply(key, deployment)
+
+    async def create_secret(self, key: Key, manifest: Manifest) -> None:
+        """See ``ports.Cluster``."""
+        path = _path(_SECRETS, key.namespace)
+        try:
+            await self._connection.write("create", "Secret", "POST", path, query=(_MANAGER,), body=manifest.body)
+        except Conflict:
+            return  # it exists
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
         """See ``ports.Cluster``."""
@@ -118,9 +135,14 @@ class KubeCluster:
         """See ``ports.Cluster``."""
         kind = action.ref.kind
         path = _path(_CHILDREN[kind], key.namespace, action.ref.name)
-        patch = {**action.patch, "metadata": {"resourceVersion": action.version}}
+        fields, content_type = action.patch, _STRATEGIC
+        if kind == LEADER_WORKER_SET:
+            # A custom resource has no strategic merge patch, and a merge patch replaces whole lists.
+            live = await self._connection.read(path)
+            fields, content_type = merge_removal(live, [field.path for field in action.fields]), _MERGE
+        patch = {**fields, "metadata": {"resourceVersion": action.version}}
         body = await self._connection.write(
-            "remove-fields", kind, "PATCH", path, query=(_MANAGER,), body=patch, content_type=_STRATEGIC
+            "remove-fields", kind, "PATCH", path, query=(_MANAGER,), body=patch, content_type=content_type
         )
         return trim_child(body, kind=kind)
 

@@ -2,8 +2,8 @@
 
 ``quire plan`` uses it, ``quire up`` before it starts processes, and the operator before it creates pods. One replica
 may fill the share ``kvCache.memoryPercent`` altogether: weights, workspace and swap space first, and the KV cache gets
-the rest. Ranks of a replica share this memory, so that the needs are those of all. ``kv_groups`` divides the cache
-among layers with and without a sliding window.
+the rest. Ranks of a replica share this memory, so that the needs are those of all; a group of pods has the memory of
+all its pods. ``kv_groups`` divides the cache among layers with and without a sliding window.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from quire_operator.domain.capacity.kv_groups import (
     share_groups,
 )
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, DTypeName, ModelConfig, ModelFacts
-from quire_operator.domain.capacity.ranks import kv_copies
+from quire_operator.domain.capacity.ranks import kv_copies, table_bytes, uneven_bytes
 from quire_operator.domain.resource import DType, Spec
 
 Device = Literal["gpu", "cpu"]
@@ -136,7 +136,7 @@ def footprint(
     """Return the needs of one replica. ``parameters`` is counted in the files, or ``config.parameters``."""
     width = DTYPE_BYTES[dtype]
     in_fp8, copies = spec.engine.kv_cache_in_fp8, kv_copies(config, spec.parallelism)
-    workspace = _CPU_RUNTIME_BYTES * spec.parallelism.tensor
+    workspace = _CPU_RUNTIME_BYTES * spec.parallelism.ranks
     if device == "gpu":
         # A client may request the logprobs of every prompt token, and each then has logits.
         per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
@@ -151,7 +151,7 @@ def footprint(
     return Footprint(
         dtype=dtype,
         parameters=parameters,
-        weight_bytes=weights(config, parameters),
+        weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
         draft_bytes=0 if draft is None else weights(draft.config, draft.parameters),
         without_draft=None
         if draft is None
@@ -172,6 +172,12 @@ def footprint(
         kv_in_fp8=in_fp8,
         weights_in_int8=spec.engine.weights_in_int8,
     )
+
+
+def _second_table(spec: Spec, config: ModelConfig, width: int) -> int:
+    """Return the bytes of a tied embedding table in the last of several stages, which needs it as LM head."""
+    is_copied = config.tied_embeddings and spec.parallelism.pipeline > 1
+    return table_bytes(config, width) if is_copied else 0
 
 
 def _adapter_bytes(spec: Spec, config: ModelConfig, width: int, device: Device) -> int:
@@ -199,6 +205,12 @@ def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
         max_batched_tokens=spec.engine.max_batched_tokens,
         block_size=spec.engine.block_size,
     )
+
+
+def group_memory(spec: Spec, config: ModelConfig, dtype: DTypeName, pod_bytes: int) -> int:
+    """Return the memory of a replica whose pods have ``pod_bytes`` each, less what the largest pod needs more."""
+    uneven = uneven_bytes(spec.parallelism, config, DTYPE_BYTES[dtype])
+    return max(0, pod_bytes - uneven) * spec.parallelism.nodes
 
 
 def measure(

@@ -1,7 +1,8 @@
-"""The division of a model among the ranks of a replica (tensor parallelism). Pure arithmetic.
+"""The division of a model among the ranks of a replica, and of the ranks among its pods. Pure arithmetic.
 
-Every rank has a share of each layer, of the embedding table and of the LM head. If there are fewer KV heads than ranks,
-several ranks keep the same head.
+With tensor parallelism, every rank has a share of each layer, of the embedding table and of the LM head. If there are
+fewer KV heads than ranks, several ranks keep the same head. With pipeline parallelism, each stage has as many layers as
+the others; the first one has the embedding table, the last one the LM head.
 """
 
 from quire_operator.domain.capacity.model_config import ModelConfig
@@ -10,6 +11,12 @@ from quire_operator.domain.resource.parallelism import MAX_SIZE, Parallelism
 
 def parallelism_problem(shape: Parallelism, config: ModelConfig) -> str | None:
     """Return why the model cannot be divided as ``spec.parallelism`` says, or None; the engine has the same rules."""
+    if config.layers % shape.pipeline:
+        fits = max(size for size in range(1, shape.pipeline) if config.layers % size == 0)
+        return (
+            f"spec.parallelism.pipeline: must divide the {config.layers} layers of the model, got {shape.pipeline}; "
+            f"set it to {fits}"
+        )
     rule = _broken_rule(config, shape.tensor)
     if rule is None:
         return None
@@ -30,3 +37,20 @@ def _broken_rule(config: ModelConfig, tensor: int) -> str | None:
 def kv_copies(config: ModelConfig, shape: Parallelism) -> int:
     """Return the number of ranks that keep the same KV head."""
     return max(1, shape.tensor // config.kv_heads)
+
+
+def table_bytes(config: ModelConfig, width: int) -> int:
+    """Return the size of the embedding table with numbers of ``width`` bytes; the LM head has the same size."""
+    return config.vocab_size * config.hidden_size * width
+
+
+def uneven_bytes(shape: Parallelism, config: ModelConfig, width: int) -> int:
+    """Return by how much the weights of the largest pod of a group exceed the mean of its pods.
+
+    Layers are divided evenly; the two tables are in the first and in the last stage.
+    """
+    if shape.pipeline == 1 or not shape.is_group:
+        return 0
+    table = table_bytes(config, width)
+    largest = table * min(shape.ranks_per_node, shape.tensor) // shape.tensor
+    return max(0, largest - 2 * table // shape.nodes)

@@ -8,23 +8,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.contract.engine import FETCHED_VERSION
-from quire_operator.domain.cluster_state.ownership import ForeignField, fingerprint, foreign_fields, managed_fields
+from quire_operator.domain.cluster_state.ownership import (
+    ForeignField,
+    fingerprint,
+    foreign_fields,
+    managed_fields,
+    own_entry_time,
+)
 from quire_operator.domain.resource.names import (
     ADAPTER_KIND,
+    ANNOTATION_PROGRESS_DEADLINE,
     ANNOTATION_REFRESH_MODEL,
     ANNOTATION_ROLLOUT_NOW,
     ANNOTATION_TEMPLATE,
     API_VERSION,
     CANARY_COMPONENT,
     CANARY_SUFFIX,
+    GROUP_SUFFIX,
     KIND,
     LABEL_COMPONENT,
     LABEL_DEPLOYMENT,
+    LABEL_GROUP_INDEX,
+    LABEL_GROUP_REVISION,
+    WORKER_COMPONENT,
 )
 
 JSON = Mapping[str, object]
 _MAX_ANNOTATION, _MAX_VERSION = 128, 128
 _PAUSED = ("f:spec", "f:paused")
+LEADER_WORKER_SET = "LeaderWorkerSet"
+HELD_PARTITION = 2**31 - 1
+"""The partition of a LeaderWorkerSet whose groups keep their template: updates begin at the group with this index."""
+_PARTITION = ("f:spec", "f:rolloutStrategy", "f:rollingUpdateConfiguration", "f:partition")
 
 _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
 """Kinds whose spec Kubernetes' own controllers write (such as a claim's volume): foreign fields there are expected."""
@@ -104,7 +119,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentState:
-    """The requested state of a Deployment and the progress of its controller."""
+    """The requested state of a Deployment or LeaderWorkerSet and the progress of its controller.
+
+    All counts are replicas: a group of pods counts once.
+    """
 
     replicas_asked: int
     generation: int
@@ -121,6 +139,12 @@ class DeploymentState:
     """The digest of the pod template that we applied last; empty if an older operator applied it."""
     is_held: bool = False
     """True if we paused it, so that its newest template replaces no pods yet."""
+    nodes: int = 1
+    """The number of pods of a replica; those of a LeaderWorkerSet have several."""
+    changed: str = ""
+    """The time at which we last changed a LeaderWorkerSet; empty for a Deployment."""
+    deadline_seconds: int = 0
+    """The progress deadline of a LeaderWorkerSet, which its controller does not know; 0 for a Deployment."""
 
     @property
     def is_rolling(self) -> bool:
@@ -164,7 +188,7 @@ class ContainerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A replica."""
+    """A replica, or one of the pods of a replica that is a group."""
 
     name: str
     uid: str
@@ -185,6 +209,10 @@ class Pod:
     model_version: str = ""
     """The version that its download reported; empty without a download and while it runs."""
     is_canary: bool = False
+    is_worker: bool = False
+    """True if it belongs to a group and is not its leader, which stands for the replica."""
+    group: str = ""
+    """The index of its group; empty for a replica of one pod."""
     ready_changed: str = ""
     """The time at which it became ready or lost readiness; empty before the first report of its kubelet."""
 
@@ -209,10 +237,19 @@ def key_of_child(body: JSON) -> Key | None:
 def own_deployment(
     resource: Resource, children: Mapping[Ref, Child], *, of_canary: bool = False
 ) -> DeploymentState | None:
-    """Return the state of the Deployment that the resource owns, or of the one of its canary; None without it."""
-    child = children.get(Ref("Deployment", f"{resource.key.name}{CANARY_SUFFIX if of_canary else ''}"))
-    is_ours = child is not None and child.owner is not None and child.owner.uid == resource.uid
-    return child.deployment if child is not None and is_ours else None
+    """Return the state of the Deployment or LeaderWorkerSet that the resource owns; None without it.
+
+    With ``of_canary``, it is that of the Deployment of its canary.
+    """
+    name = resource.key.name
+    refs = [Ref("Deployment", f"{name}{CANARY_SUFFIX}")] if of_canary else list(workload_refs(name))
+    owned = (child for ref in refs if (child := children.get(ref)) is not None)
+    return next((c.deployment for c in owned if c.owner is not None and c.owner.uid == resource.uid), None)
+
+
+def workload_refs(name: str) -> tuple[Ref, Ref]:
+    """Return the names of the Deployment and the LeaderWorkerSet of an LLMDeployment, which has one of them."""
+    return Ref("Deployment", name), Ref(LEADER_WORKER_SET, f"{name}{GROUP_SUFFIX}")
 
 
 def trim_resource(body: JSON) -> Resource:
@@ -257,7 +294,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
         deleting="deletionTimestamp" in metadata,
         fingerprint=fingerprint(body),
         foreign=foreign,
-        deployment=_deployment(body, foreign) if kind == "Deployment" else None,
+        deployment=_STATES[kind](body, foreign) if kind in _STATES else None,
         owner_uids=frozenset(_text(owner, "uid") for owner in _maps(metadata, "ownerReferences")),
         data=_map(body, "data") if kind == "ControllerRevision" else None,
     )
@@ -266,6 +303,7 @@ def trim_child(body: JSON, *, kind: str) -> Child:
 def trim_pod(body: JSON) -> Pod:
     """Return the fields of a pod that the operator keeps."""
     metadata, status = _map(body, "metadata"), _map(body, "status")
+    labels = _map(metadata, "labels")
     conditions = {_text(c, "type"): c for c in _maps(status, "conditions")}
     scheduled = conditions.get("PodScheduled", {})
     return Pod(
@@ -276,7 +314,7 @@ def trim_pod(body: JSON) -> Pod:
         phase=_text(status, "phase"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
-        revision=_text(_map(metadata, "labels"), "pod-template-hash"),
+        revision=_text(labels, LABEL_GROUP_REVISION) or _text(labels, "pod-template-hash"),
         created=_text(metadata, "creationTimestamp"),
         unschedulable=_text(scheduled, "message") if scheduled.get("reason") == "Unschedulable" else "",
         containers=(
@@ -286,7 +324,9 @@ def trim_pod(body: JSON) -> Pod:
         deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
         failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
         model_version=_model_version(status),
-        is_canary=_map(metadata, "labels").get(LABEL_COMPONENT) == CANARY_COMPONENT,
+        is_canary=labels.get(LABEL_COMPONENT) == CANARY_COMPONENT,
+        is_worker=labels.get(LABEL_COMPONENT) == WORKER_COMPONENT,
+        group=_text(labels, LABEL_GROUP_INDEX),
         ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 
@@ -315,6 +355,37 @@ def _deployment(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
         template_digest=_text(_map(metadata, "annotations"), ANNOTATION_TEMPLATE),
         is_held=spec.get("paused") is True and not any(field.path == _PAUSED for field in foreign),
     )
+
+
+def _leader_worker_set(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
+    metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
+    annotations = _map(metadata, "annotations")
+    rules = _map(_map(spec, "rolloutStrategy"), "rollingUpdateConfiguration")
+    digest, observed = _text(annotations, ANNOTATION_TEMPLATE), _number(status, "observedGeneration")
+    deadline = _text(annotations, ANNOTATION_PROGRESS_DEADLINE)
+    is_held = rules.get("partition") == HELD_PARTITION and not any(field.path == _PARTITION for field in foreign)
+    return DeploymentState(
+        replicas_asked=_number(spec, "replicas"),
+        generation=_number(metadata, "generation"),
+        observed_generation=observed,
+        replicas=_number(status, "replicas"),
+        updated=_number(status, "updatedReplicas"),
+        ready=_number(status, "readyReplicas"),
+        available=_number(status, "readyReplicas"),
+        # Its controller numbers no revisions, so the template stands for them as soon as it has been observed.
+        revision=digest[:_REVISION_LENGTH] if observed else "",
+        progressing=None,
+        failure=None,
+        template_digest=digest,
+        is_held=is_held,
+        nodes=_number(_map(spec, "leaderWorkerTemplate"), "size"),
+        changed=own_entry_time(body),
+        deadline_seconds=int(deadline) if deadline.isdecimal() and len(deadline) < 10 else 0,
+    )
+
+
+_REVISION_LENGTH = 10
+_STATES = {"Deployment": _deployment, LEADER_WORKER_SET: _leader_worker_set}
 
 
 def _condition(body: JSON) -> Condition:

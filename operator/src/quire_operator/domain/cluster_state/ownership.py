@@ -5,7 +5,9 @@ tuple of FieldsV1 elements: ``f:name`` (a field), ``k:{"name":"engine"}`` (a lis
 item).
 """
 
+import copy
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,11 @@ Path = tuple[str, ...]
 Tree = Mapping[str, "Tree"]
 
 _ENGINE = 'k:{"name":"engine"}'
-_POD_SPEC: Path = ("f:spec", "f:template", "f:spec")
+_POD_SPECS: tuple[Path, ...] = (
+    ("f:spec", "f:template", "f:spec"),
+    ("f:spec", "f:leaderWorkerTemplate", "f:leaderTemplate", "f:spec"),
+    ("f:spec", "f:leaderWorkerTemplate", "f:workerTemplate", "f:spec"),
+)
 # A field of Services with which replicas would get requests before they are ready.
 _UNREADY_ADDRESSES: Path = ("f:spec", "f:publishNotReadyAddresses")
 # Paths below the pod spec. A field that another client adds here or below changes how the gateway, the probes or the
@@ -75,6 +81,11 @@ def fingerprint(body: Mapping[str, object]) -> str:
     return ""
 
 
+def own_entry_time(body: Mapping[str, object]) -> str:
+    """Return the time at which we last changed a field of an object; empty if no field is ours."""
+    return next((str(entry.get("time", "")) for entry in managed_fields(body) if _is_ours(entry)), "")
+
+
 def managed_fields(body: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
     """Return the entries of ``metadata.managedFields``."""
     metadata = body.get("metadata")
@@ -115,9 +126,10 @@ def breaks_contract(path: Path) -> bool:
     """Return True if an added field changes how the gateway, the probes or the security rules see a replica."""
     if path == _UNREADY_ADDRESSES:
         return True
-    if path[: len(_POD_SPEC)] != _POD_SPEC:
+    prefix = next((prefix for prefix in _POD_SPECS if path[: len(prefix)] == prefix), None)
+    if prefix is None:
         return False
-    below = path[len(_POD_SPEC) :]
+    below = path[len(prefix) :]
     if below[:1] and below[0] in _CONTAINER_LISTS and len(below) <= 2:
         return True
     if below[:3] == _ENGINE_SETTINGS and below[3:] and below[3].startswith(_ENGINE_SETTING):
@@ -148,6 +160,38 @@ def removal_patch(paths: Sequence[Path]) -> dict[str, object]:
     for path in paths:
         _remove(patch, path)
     return patch
+
+
+def merge_removal(body: Mapping[str, object], paths: Sequence[Path]) -> dict[str, object]:
+    """Return a JSON merge patch that removes these fields of an object; it repeats the rest of lists that have them."""
+    patch: dict[str, object] = {}
+    changed = copy.deepcopy(dict(body))
+    for path in paths:
+        _delete(changed, path)
+        fields = tuple(itertools.takewhile(lambda element: element.startswith("f:"), path))
+        here, left = patch, changed
+        for element in fields[:-1]:
+            name = element.removeprefix("f:")
+            here, left = here.setdefault(name, {}), left.get(name, {})  # type: ignore[assignment]
+        last = fields[-1].removeprefix("f:")
+        here[last] = left.get(last)
+    return patch
+
+
+def _delete(here: object, path: Path) -> None:
+    """Remove the field or list item at a path from a copy of an object."""
+    for element in path[:-1]:
+        kind, _, text = element.partition(":")
+        if kind == "f" and isinstance(here, dict):
+            here = here.get(text)
+        elif kind == "k" and isinstance(here, list):
+            here = _item(here, json.loads(text))
+    kind, _, text = path[-1].partition(":")
+    if kind == "f" and isinstance(here, dict):
+        here.pop(text, None)
+    elif kind == "k" and isinstance(here, list):
+        item = _item(here, json.loads(text))
+        here[:] = [each for each in here if each is not item]
 
 
 def path_text(path: Path) -> str:

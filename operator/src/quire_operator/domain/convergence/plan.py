@@ -119,7 +119,7 @@ def plan(
 
 def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[ForeignField]:
     """Yield the additions that may stay, each with its object; those of the Deployment first."""
-    for manifest in sorted(desired, key=lambda manifest: manifest is not desired.deployment):
+    for manifest in sorted(desired, key=lambda manifest: manifest is not desired.workload):
         child = observed.get(manifest.ref)
         if child is not None and child.owner is not None and child.owner.uid == uid:
             for field in _added(child, manifest, breaking=False):

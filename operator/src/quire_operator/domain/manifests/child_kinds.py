@@ -11,7 +11,7 @@ from math import ceil
 
 from quire_common.contract import engine
 from quire_common.contract.adapters_file import AdapterEntry
-from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.observed import LEADER_WORKER_SET, Ref
 from quire_operator.domain.manifests.adapters import config_map
 from quire_operator.domain.manifests.cluster_features import POD_MONITOR, PROMETHEUS_RULE, ClusterFeatures
 from quire_operator.domain.manifests.monitoring import pod_monitor, prometheus_rule
@@ -23,6 +23,7 @@ from quire_operator.domain.manifests.objects import (
     Manifest,
     all_tracks,
     digest,
+    group_members,
     labels,
     owner_reference,
     selector,
@@ -44,8 +45,19 @@ class Parent:
     created: str
     target: int
     template: JSON
+    """The template of a replica, or of the leader of a group."""
     features: ClusterFeatures
     adapters: Sequence[AdapterEntry] = ()
+    worker_template: JSON | None = None
+    """The template of the other pods of a group; None if a replica is one pod."""
+
+    @property
+    def template_digest(self) -> str:
+        """A hash that is equal for equal pods."""
+        shape = self.spec.parallelism
+        if self.worker_template is None:
+            return digest(self.template)
+        return digest({"leader": self.template, "worker": self.worker_template, "size": shape.nodes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,25 +175,34 @@ def port() -> JSON:
 
 
 def _network_policy(parent: Parent) -> Content:
-    return _policy_content(parent.spec.name, parent.features)
+    return _policy_content(parent.spec.name, parent.features, nodes=parent.spec.parallelism.nodes)
 
 
-def _policy_content(name: str, features: ClusterFeatures) -> Content:
+def _policy_content(name: str, features: ClusterFeatures, *, nodes: int) -> Content:
     assert features.network_peers is not None
-    return Content(fields={"spec": network_policy(features.network_peers, selector=all_tracks(name))})
+    selector = all_tracks(name) if nodes == 1 else group_members(name)
+    return Content(fields={"spec": network_policy(features.network_peers, selector=selector, nodes=nodes)})
 
 
-def departed_policy(name: str, namespace: str, features: ClusterFeatures, *, owners: Sequence[JSON]) -> Manifest:
-    """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its Deployment and pods."""
-    return object_of(POLICY, _policy_content(name, features), name=name, namespace=namespace, owners=owners)
+def departed_policy(
+    name: str, namespace: str, features: ClusterFeatures, *, owners: Sequence[JSON], nodes: int
+) -> Manifest:
+    """Return the NetworkPolicy of an LLMDeployment that is gone, for what is left of it: its workload and pods.
+
+    ``nodes`` is the number of pods of a replica.
+    """
+    content = _policy_content(name, features, nodes=nodes)
+    return object_of(POLICY, content, name=name, namespace=namespace, owners=owners)
 
 
 def _pod_disruption_budget(parent: Parent) -> Content:
+    name = parent.spec.name
     budget: JSON = {
+        # Without one of its pods, no pod of a group is ready. So one unavailable pod is one unavailable group.
         "maxUnavailable": 1,
         # A replica that is not ready serves no requests, so a drain need not wait for it.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": all_tracks(parent.spec.name),
+        "selector": group_members(name) if parent.spec.parallelism.is_group else all_tracks(name),
     }
     return Content(fields={"spec": budget})
 
@@ -196,7 +217,48 @@ def _deployment(parent: Parent) -> Content:
         "revisionHistoryLimit": 3,
         "template": parent.template,
     }
-    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: digest(parent.template)})
+    return Content(fields={"spec": deployment}, annotations={names.ANNOTATION_TEMPLATE: parent.template_digest})
+
+
+def _leader_worker_set(parent: Parent) -> Content:
+    spec = parent.spec
+    # All fields that its controller or webhook would default are rendered, so that they change nothing of ours.
+    groups: JSON = {
+        "replicas": parent.target,
+        "leaderWorkerTemplate": {
+            "size": spec.parallelism.nodes,
+            "leaderTemplate": parent.template,
+            "workerTemplate": parent.worker_template,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+        },
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": _group_limits(spec, parent.target)},
+        # A leader is not ready before its workers have joined.
+        "startupPolicy": "LeaderCreated",
+        "networkConfig": {"subdomainPolicy": "Shared"},
+    }
+    annotations = {
+        names.ANNOTATION_TEMPLATE: parent.template_digest,
+        names.ANNOTATION_PROGRESS_DEADLINE: str(progress_deadline_seconds(spec)),
+    }
+    return Content(fields={"spec": groups}, annotations=annotations)
+
+
+def _group_limits(spec: Spec, groups: int) -> JSON:
+    """Return the limits of a rollout as numbers, because LeaderWorkerSets refuse percentages that both round to 0."""
+    if spec.rollout.strategy is RolloutStrategy.RECREATE:
+        surge, unavailable = 0, max(1, groups)
+    else:
+        surge = rounded(spec.rollout.max_surge, groups, up=True)
+        unavailable = rounded(spec.rollout.max_unavailable, groups, up=False)
+    return {"partition": 0, "maxSurge": surge, "maxUnavailable": unavailable if surge else max(1, unavailable)}
+
+
+def rounded(limit: int | str, replicas: int, *, up: bool) -> int:
+    """Return a number or percentage of replicas as a number."""
+    if isinstance(limit, int):
+        return limit
+    share = int(limit.removesuffix("%")) * replicas
+    return -(-share // 100) if up else share // 100
 
 
 def progress_deadline_seconds(spec: Spec) -> int:
@@ -280,7 +342,22 @@ CHILDREN = (
         plural="poddisruptionbudgets",
         render=_pod_disruption_budget,
     ),
-    Child(kind="Deployment", api_version="apps/v1", plural="deployments", render=_deployment),
+    Child(
+        kind="Deployment",
+        api_version="apps/v1",
+        plural="deployments",
+        render=_deployment,
+        is_wanted=lambda spec, features: not spec.parallelism.is_group,
+    ),
+    Child(
+        kind=LEADER_WORKER_SET,
+        api_version="leaderworkerset.x-k8s.io/v1",
+        plural="leaderworkersets",
+        render=_leader_worker_set,
+        suffix=names.GROUP_SUFFIX,
+        is_wanted=lambda spec, features: spec.parallelism.is_group,
+        is_optional=True,
+    ),
     Child(
         kind=POD_MONITOR,
         api_version=_MONITORING,

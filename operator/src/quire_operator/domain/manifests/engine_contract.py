@@ -5,11 +5,13 @@ Constants are ``quire_common.contract.engine``; tests/contract compares the argu
 
 from collections.abc import Sequence
 
-from quire_common.contract.engine import HTTP_PORT
+from quire_common.contract.engine import GROUP_PORT, HTTP_PORT
 from quire_operator.domain.resource import AdapterSlots, Draft, Engine, KVCache, Parallelism, Spec, Speculation
 from quire_operator.domain.resource.schema import declared
 
 _SIGKILL_MARGIN_SECONDS = 10.0
+_WORKER_INDEX, _LEADER_ADDRESS = "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)"
+"""Variables that LeaderWorkerSets set in containers; Kubernetes replaces these references to them."""
 
 
 def kill_grace_seconds(spec: Spec) -> float:
@@ -29,12 +31,14 @@ def engine_args(
     api_key_file: str | None = None,
     served_names: Sequence[str] = (),
     adapters_file: str | None = None,
+    join_seconds: int | None = None,
 ) -> list[str]:
     """Return the engine's arguments for one replica, without the command itself.
 
     ``served_names`` are the model names that it accepts; by default the one of the spec. ``kv_cache_bytes``, which is
     for all ranks, overrides ``kvCache`` if several replicas share a machine. Without ``draft_path``, an optional draft
-    model is left out. ``adapters_file`` lists the adapters, if ``engine.adapters`` is set. ``extraArgs`` come last.
+    model is left out. ``adapters_file`` lists the adapters, if ``engine.adapters`` is set. ``join_seconds`` is how long
+    pods of a group wait for each other; without it all ranks run on one machine. ``extraArgs`` come last.
     """
     engine = spec.engine
     args = ["--model", model_path, "--served-model-name", *(served_names or (spec.model.served_name,))]
@@ -52,6 +56,8 @@ def engine_args(
         else:
             args += field.kind.arguments(value)
     args += _parallel_args(spec.parallelism)
+    if join_seconds is not None:
+        args += _group_args(spec.parallelism, join_seconds)
     args += ["--drain-timeout", f"{spec.drain.timeout_seconds:g}"]
     if threads is not None:
         args += ["--threads", str(threads)]
@@ -75,13 +81,21 @@ def _speculation_args(speculation: Speculation, draft_path: str | None) -> list[
 
 def _parallel_args(shape: Parallelism) -> list[str]:
     """Return sizes above 1, so that a replica of one rank has the same pod template as without the field."""
-    sizes = [(field.kind, getattr(shape, field.attribute)) for field in declared(Parallelism)]
+    fields = [field for field in declared(Parallelism) if field.attribute != "nodes"]
+    sizes = [(field.kind, getattr(shape, field.attribute)) for field in fields]
     return [argument for kind, size in sizes if size > 1 for argument in kind.arguments(size)]
+
+
+def _group_args(shape: Parallelism, join_seconds: int) -> list[str]:
+    """Return the arguments of each pod of a group, which are equal for all: their values differ by variables."""
+    place = ["--nnodes", str(shape.nodes), "--node-rank", _WORKER_INDEX]
+    leader = ["--master-addr", _LEADER_ADDRESS, "--master-port", str(GROUP_PORT)]
+    return [*place, *leader, "--distributed-timeout-seconds", str(join_seconds)]
 
 
 def _of_one_rank(spec: Spec, size_bytes: int) -> int:
     """Return the share of one rank, to which the engine's flags for sizes refer, as those of vLLM."""
-    return size_bytes // spec.parallelism.tensor
+    return size_bytes // spec.parallelism.ranks
 
 
 def _adapter_args(slots: AdapterSlots, adapters_file: str | None) -> list[str]:

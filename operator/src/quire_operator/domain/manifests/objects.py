@@ -6,7 +6,7 @@ from hashlib import blake2b
 from json import dumps
 from typing import Any
 
-from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.observed import HELD_PARTITION, LEADER_WORKER_SET, Ref
 from quire_operator.domain.resource import names
 
 JSON = dict[str, object]
@@ -37,14 +37,26 @@ class Manifests:
         return iter(self.children)
 
     @property
-    def deployment(self) -> Manifest:
-        """The Deployment, which every LLMDeployment has."""
-        return next(manifest for manifest in self if manifest.ref.kind == "Deployment")
+    def workload(self) -> Manifest:
+        """The Deployment or LeaderWorkerSet, of which every LLMDeployment has one."""
+        return next(manifest for manifest in self if manifest.ref.kind in ("Deployment", LEADER_WORKER_SET))
+
+    @property
+    def trial(self) -> Manifest:
+        """A Deployment with the template of a replica, for dry runs: the API server checks no LeaderWorkerSet."""
+        workload: Any = self.workload.body
+        if self.workload.ref.kind == "Deployment":
+            return self.workload
+        template = workload["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
+        labels = {names.LABEL_DEPLOYMENT: template["metadata"]["labels"][names.LABEL_DEPLOYMENT]}
+        spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+        body = {**workload, "apiVersion": "apps/v1", "kind": "Deployment", "spec": spec}
+        return Manifest(ref=Ref("Deployment", self.workload.ref.name), body=body)
 
     @property
     def template_digest(self) -> str:
         """A hash that is equal for equal pod templates."""
-        metadata: Any = self.deployment.body["metadata"]
+        metadata: Any = self.workload.body["metadata"]
         return str(metadata["annotations"][names.ANNOTATION_TEMPLATE])
 
     def with_others(self, others: Sequence[Manifest], *, before: bool = False) -> "Manifests":
@@ -52,9 +64,14 @@ class Manifests:
         return Manifests(children=(*others, *self.children) if before else (*self.children, *others))
 
     def held(self) -> "Manifests":
-        """Return the same children with a paused Deployment, which is scaled but replaces no replicas."""
-        body: Any = self.deployment.body
-        held = Manifest(ref=self.deployment.ref, body={**body, "spec": {**body["spec"], "paused": True}})
+        """Return the same children with a workload that is scaled but replaces no replicas."""
+        body: Any = self.workload.body
+        pause: JSON = {"paused": True}
+        if self.workload.ref.kind == LEADER_WORKER_SET:
+            # New groups have the previous template too, because every index is below the partition.
+            rules = {"partition": HELD_PARTITION, "maxSurge": 0, "maxUnavailable": 1}
+            pause = {"rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": rules}}
+        held = Manifest(ref=self.workload.ref, body={**body, "spec": {**body["spec"], **pause}})
         return Manifests(children=tuple(held if child.ref == held.ref else child for child in self))
 
 
@@ -69,21 +86,26 @@ def labels(name: str, *, component: str = COMPONENT) -> dict[str, str]:
     }
 
 
-def selector(name: str) -> dict[str, str]:
-    """Return the labels that select the pods of one LLMDeployment.
+def selector(name: str, *, component: str = COMPONENT) -> dict[str, str]:
+    """Return the labels that select the pods of one LLMDeployment: its replicas, or another component.
 
     A Deployment's selector is immutable, so it contains no labels that users choose.
     """
-    return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: COMPONENT}
+    return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: component}
 
 
 def all_tracks(name: str) -> JSON:
-    """Return the selector of the pods of one LLMDeployment with those of its canary."""
-    components: JSON = {
-        "key": names.LABEL_COMPONENT,
-        "operator": "In",
-        "values": [names.COMPONENT, names.CANARY_COMPONENT],
-    }
+    """Return the selector of the pods of one LLMDeployment that serve, with those of its canary."""
+    return _of_components(name, names.COMPONENT, names.CANARY_COMPONENT)
+
+
+def group_members(name: str) -> JSON:
+    """Return the selector of all pods of one LLMDeployment whose replicas are groups."""
+    return _of_components(name, names.COMPONENT, names.WORKER_COMPONENT)
+
+
+def _of_components(name: str, *values: str) -> JSON:
+    components: JSON = {"key": names.LABEL_COMPONENT, "operator": "In", "values": [*values]}
     return {"matchLabels": {names.LABEL_DEPLOYMENT: name}, "matchExpressions": [components]}
 
 

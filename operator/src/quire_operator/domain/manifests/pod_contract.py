@@ -7,7 +7,7 @@ Users may change all other fields.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from quire_common.contract import engine
-from quire_common.contract.engine import ENVIRONMENT_PREFIX
+from quire_common.contract.engine import ENVIRONMENT_PREFIX, GROUP_SECRET_VARIABLE
 from quire_operator.domain.manifests.pod_security import (
     Loosened,
     loosened_annotations,
@@ -137,10 +137,16 @@ def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
     for variable in _items(after, "env"):
         if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
             yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
+    if _variable(after, GROUP_SECRET_VARIABLE) != _variable(before, GROUP_SECRET_VARIABLE):
+        yield _problem(f"{where}.env[name={GROUP_SECRET_VARIABLE}]", "may not be changed: the operator sets it")
     mounts = {mount.get("mountPath"): mount for mount in _items(after, "volumeMounts")}
     for mount in _items(before, "volumeMounts"):
         if mounts.get(mount["mountPath"]) != mount:
             yield _problem(f"{where}.volumeMounts[mountPath={mount['mountPath']}]", "may not be changed")
+
+
+def _variable(container: JSON, name: str) -> JSON | None:
+    return next((variable for variable in _items(container, "env") if variable.get("name") == name), None)
 
 
 def _action(probe: JSON) -> dict[str, object]:

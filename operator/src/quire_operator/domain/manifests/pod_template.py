@@ -20,7 +20,13 @@ from quire_operator.domain.manifests.source_credentials import credentials_envir
 from quire_operator.domain.manifests.strategic_merge import merge
 from quire_operator.domain.resource import HubSource, PullPolicy, RemoteSource, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.names import ADAPTERS_SUFFIX, LABEL_APP, LABEL_INSTANCE
+from quire_operator.domain.resource.names import (
+    ADAPTERS_SUFFIX,
+    LABEL_APP,
+    LABEL_DEPLOYMENT,
+    LABEL_GROUP_KEY,
+    LABEL_INSTANCE,
+)
 
 JSON = dict[str, object]
 
@@ -31,6 +37,8 @@ STARTUP_SECONDS = 1800
 """The time that weights may take to load before the kubelet restarts the container."""
 PRE_STOP_SECONDS = 5
 """The time between the pod leaving the endpoints and SIGTERM, in which clients notice that it leaves."""
+GROUP_SECRET_KEY = "secret"
+"""The key of a group's Secret."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
 _SHARED_MEMORY = "256Mi"
 # Far above what is needed, so that a bug fills the pod's own limit instead of the node.
@@ -67,15 +75,15 @@ def pod_template(
     labels: Mapping[str, str],
     selector: Mapping[str, str],
     served_names: Sequence[str],
+    group_secret: str | None = None,
 ) -> JSON | tuple[Problem, ...]:
-    """Return the Deployment's pod template, or every reason why ``spec.podTemplate`` cannot be merged into it.
+    """Return the template of pods, or every reason why ``spec.podTemplate`` cannot be merged into it.
 
-    ``served_names`` are the model names that the engine accepts; its answers contain the first.
+    ``served_names`` are the model names that the engine accepts; its answers contain the first. ``group_secret`` is the
+    name of the Secret that the pods of a group share; None if a replica is one pod.
     """
-    base: JSON = {
-        "metadata": {"labels": dict(labels), "annotations": _scrape_annotations()},
-        "spec": _pod_spec(spec, images, selector=selector, served_names=served_names),
-    }
+    pod = _pod_spec(spec, images, selector=selector, served_names=served_names, group_secret=group_secret)
+    base: JSON = {"metadata": {"labels": dict(labels), "annotations": _scrape_annotations()}, "spec": pod}
     problems: list[Problem] = []
     if (message := file_problem(spec.model.source)) is not None:
         problems.append(Problem(path="spec.model.source", message=message))
@@ -103,7 +111,14 @@ def _scrape_annotations() -> JSON:
     }
 
 
-def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served_names: Sequence[str]) -> JSON:
+def _pod_spec(
+    spec: Spec,
+    images: Images,
+    *,
+    selector: Mapping[str, str],
+    served_names: Sequence[str],
+    group_secret: str | None,
+) -> JSON:
     image_volumes, size_limit = bool(images.image_volumes), images.model_size_limit
     volume = model_volume(spec, image_volumes=image_volumes, size_limit=size_limit)
     draft = draft_volume(spec, volume, image_volumes=image_volumes, size_limit=size_limit)
@@ -113,16 +128,8 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": PRE_STOP_SECONDS + ceil(engine_contract.kill_grace_seconds(spec)),
         "securityContext": _pod_security(images.user_id),
-        "topologySpreadConstraints": [
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": "ScheduleAnyway",
-                "labelSelector": {"matchLabels": dict(selector)},
-                "matchLabelKeys": ["pod-template-hash"],
-            }
-        ],
-        "containers": [_engine_container(spec, images, volume, draft, served_names)],
+        "topologySpreadConstraints": [_spread(spec, selector, in_group=group_secret is not None)],
+        "containers": [_engine_container(spec, images, volume, draft, served_names, group_secret)],
         "volumes": _volumes(spec, volume, draft),
     }
     init: list[JSON] = []
@@ -140,6 +147,21 @@ def _pod_spec(spec: Spec, images: Images, *, selector: Mapping[str, str], served
     if pull_secrets := _pull_secrets(spec, volume, draft):
         pod["imagePullSecrets"] = [{"name": name} for name in pull_secrets]
     return pod
+
+
+def _spread(spec: Spec, selector: Mapping[str, str], *, in_group: bool) -> JSON:
+    """Return the constraint that spreads replicas over nodes, or the pods of each group.
+
+    A pod may have one constraint of this kind, and the memory of several nodes is what a group is for.
+    """
+    labels, key = ({LABEL_DEPLOYMENT: spec.name}, LABEL_GROUP_KEY) if in_group else (selector, "pod-template-hash")
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": dict(labels)},
+        "matchLabelKeys": [key],
+    }
 
 
 def _pod_security(user_id: int | None) -> JSON:
@@ -161,7 +183,12 @@ def _pull_secrets(spec: Spec, volume: ModelVolume, draft: DraftVolume | None) ->
 
 
 def _engine_container(
-    spec: Spec, images: Images, volume: ModelVolume, draft: DraftVolume | None, served_names: Sequence[str]
+    spec: Spec,
+    images: Images,
+    volume: ModelVolume,
+    draft: DraftVolume | None,
+    served_names: Sequence[str],
+    group_secret: str | None,
 ) -> JSON:
     container: JSON = {
         "name": ENGINE,
@@ -174,9 +201,10 @@ def _engine_container(
             served_names=served_names,
             api_key_file=None if spec.auth_secret is None else keys.KEY_FILE,
             adapters_file=None if spec.engine.adapters is None else lora.ADAPTERS_FILE,
+            join_seconds=None if group_secret is None else STARTUP_SECONDS,
         ),
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
-        "env": _engine_environment(spec, images),
+        "env": _engine_environment(spec, images, group_secret),
         "resources": _resources(spec),
         "startupProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5),
         "readinessProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=2),
@@ -250,9 +278,12 @@ def _image(spec: Spec, images: Images) -> JSON:
     return image if policy is None else {**image, "imagePullPolicy": policy.value}
 
 
-def _engine_environment(spec: Spec, images: Images) -> list[JSON]:
+def _engine_environment(spec: Spec, images: Images, group_secret: str | None) -> list[JSON]:
     """Return the variables of the engine, which downloads adapters itself."""
     env = _environment()
+    if group_secret is not None:
+        reference: JSON = {"secretKeyRef": {"name": group_secret, "key": GROUP_SECRET_KEY}}
+        env.append({"name": engine.GROUP_SECRET_VARIABLE, "valueFrom": reference})
     if spec.engine.adapters is not None and images.hub_endpoint is not None:
         env.append({"name": "HF_ENDPOINT", "value": images.hub_endpoint})
     return env + lora.adapters_environment(spec)

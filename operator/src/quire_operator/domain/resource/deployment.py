@@ -55,8 +55,8 @@ class Spec:
     parallelism: Annotated[
         Parallelism,
         Section(
-            "Ranks over which each replica spreads the model. They run in one pod and share its CPUs and memory. "
-            "On CPUs, for model families that quire implements itself. Default is one rank.",
+            "Ranks over which each replica spreads the model, and the pods in which they run. The ranks of a pod share "
+            "its CPUs and memory. On CPUs, for model families that quire implements itself. Default is one rank.",
             is_default_stored=False,
         ),
     ] = Parallelism()
@@ -136,29 +136,44 @@ class Spec:
         Rule(
             at="parallelism.tensor",
             holds=lambda spec, document: (
-                spec.parallelism.tensor == 1
+                spec.parallelism.ranks_per_node <= 1
                 or spec.resources.cpu_limit is None
-                or spec.resources.cpu_limit >= spec.parallelism.tensor
+                or spec.resources.cpu_limit >= spec.parallelism.ranks_per_node
             ),
-            message="must be at most resources.limits.cpu, because ranks compute at the same time: lower it, or raise "
-            "the limit",
+            message="must be at most resources.limits.cpu for the ranks of each pod (tensor × pipeline ÷ nodes), "
+            "because ranks compute at the same time: lower it, raise the limit, or use more nodes",
         ),
         Rule(
             at="parallelism.tensor",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.tensor == 1,
-            message="is for CPUs in this version: remove it, or spec.resources' nvidia.com/gpu",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.ranks == 1,
+            message="is for CPUs in this version, as is pipeline: remove both, or spec.resources' nvidia.com/gpu",
         ),
         Rule(
             at="parallelism.tensor",
-            holds=lambda spec, document: spec.engine.adapters is None or spec.parallelism.tensor == 1,
-            message="does not work with engine.adapters in this version: remove one of them",
+            holds=lambda spec, document: spec.engine.adapters is None or spec.parallelism.ranks == 1,
+            message="does not work with engine.adapters in this version, nor does pipeline: remove one of them",
         ),
         Rule(
             at="parallelism.tensor",
             holds=lambda spec, document: (
-                spec.parallelism.tensor == 1 or spec.engine.speculation is None or spec.engine.speculation.draft is None
+                spec.parallelism.ranks == 1 or spec.engine.speculation is None or spec.engine.speculation.draft is None
             ),
-            message="does not work with engine.speculation.draft in this version: remove one of them",
+            message="does not work with engine.speculation.draft in this version, nor does pipeline: remove one of "
+            "them",
+        ),
+        Rule(
+            at="parallelism",
+            cel="((has(self.parallelism) && has(self.parallelism.nodes) ? self.parallelism.nodes : 1) == 1) == "
+            "((has(oldSelf.parallelism) && has(oldSelf.parallelism.nodes) ? oldSelf.parallelism.nodes : 1) == 1)",
+            message="nodes cannot change between 1 and more, because one pod and a group of pods are objects of "
+            "different kinds: create another LLMDeployment, and delete this one when the other is Ready",
+        ),
+        Rule(
+            at="rollout.strategy",
+            holds=lambda spec, document: (
+                spec.rollout.strategy is not RolloutStrategy.CANARY or not spec.parallelism.is_group
+            ),
+            message="Canary does not work with parallelism.nodes in this version: use RollingUpdate",
         ),
         Rule(
             at="engine.speculation",
@@ -168,12 +183,18 @@ class Spec:
     )
 
     def check(self, document: Fields) -> None:
-        """Note a canary whose weight is too small for the number of replicas."""
+        """Note a canary whose weight is too small for the number of replicas, and a name too long for a group."""
         policy = self.rollout.canary_policy
         found = None if policy is None else policy.too_few(self.max_replicas)
         if found is not None:
             place, message = found
             document.problem(f"rollout.canary.steps[{place}].weightPercent", message)
+        if self.parallelism.is_group and len(self.name) > names.MAX_GROUP_NAME_LENGTH:
+            document.problem(
+                "parallelism.nodes",
+                f"with several nodes, metadata.name must have at most {names.MAX_GROUP_NAME_LENGTH} characters: "
+                f"pods and labels are named after it; has {len(self.name)}",
+            )
 
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "Spec | Invalid":
@@ -194,6 +215,11 @@ class Spec:
         return spec
 
     @property
+    def max_pods(self) -> int:
+        """The largest number of pods at once, without a rollout's surge."""
+        return self.max_replicas * self.parallelism.nodes
+
+    @property
     def has_one_node_cache(self) -> bool:
         """True if the volume that caches the model is mounted on one node, which the pod template does not name."""
         cache = self.model.cache
@@ -211,7 +237,7 @@ class Spec:
         would wait for the successor.
         """
         is_rolling = self.rollout.strategy is RolloutStrategy.ROLLING_UPDATE
-        return is_rolling and self.max_replicas < 2 and self.has_one_node_cache
+        return is_rolling and self.max_pods < 2 and self.has_one_node_cache
 
     @property
     def initial_replicas(self) -> int:

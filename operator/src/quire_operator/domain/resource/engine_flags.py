@@ -16,8 +16,7 @@ from quire_operator.domain.resource.fields import one_of, shown
 
 RESERVED_FLAGS = frozenset(
     {
-        *("host", "port", "flag-schema", "help", "version", "pipeline-parallel-size", "data-parallel-size"),
-        *("nnodes", "node-rank", "master-addr", "master-port", "group-secret-file"),
+        *("host", "port", "flag-schema", "help", "version", "data-parallel-size"),
         *("uds", "ssl-certfile", "ssl-keyfile", "ssl-keyfile-password-file", "ssl-ca-certs", "metrics-key-file"),
     }
 )

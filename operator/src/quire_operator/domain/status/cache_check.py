@@ -18,7 +18,10 @@ def unshared_cache(spec: Spec) -> Problem | None:
     if not spec.has_one_node_cache:
         return None
     most = spec.max_replicas
-    if most >= 2:
+    if spec.parallelism.is_group and most:
+        why = f"a replica has {spec.parallelism.nodes} pods: those on other nodes never start"
+        remedy = "set spec.parallelism.nodes to 1"
+    elif most >= 2:
         why = f"up to {most} replicas may run: those on other nodes never start"
         remedy = "allow only one replica"
     elif spec.rollout.strategy is RolloutStrategy.CANARY and most:

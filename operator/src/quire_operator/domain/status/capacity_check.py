@@ -5,7 +5,7 @@ Unknown values never block a spec, because the engine checks again before it loa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
@@ -35,6 +35,7 @@ class ReplicaMemory:
     """The memory of one replica."""
 
     size_bytes: int
+    """The memory of one of its pods."""
     on_gpu: bool
     where: str
     """The memory's name in a sentence."""
@@ -67,6 +68,8 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
         return _largest_gpu(_pod_spec(spec), nodes or ())
     limit = spec.resources.memory_limit_bytes
     where = "spec.resources.limits.memory"
+    if spec.parallelism.is_group:
+        where = f"that of its {spec.parallelism.nodes} pods together ({where} is that of one)"
     return None if limit is None else ReplicaMemory(size_bytes=limit, on_gpu=False, where=where)
 
 
@@ -85,6 +88,7 @@ def judge(
     # Which CPU will run it is unknown, so this assumes the smaller of its possible needs.
     device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
     needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True, draft=draft)
+    memory = replace(memory, size_bytes=capacity.group_memory(spec, facts.config, needs.dtype, memory.size_bytes))
     outcome = capacity.fit(spec, needs, asked, memory_bytes=memory.size_bytes)
     if not isinstance(outcome, TooSmall):
         return None

@@ -11,7 +11,7 @@ from enum import StrEnum
 from quire_common.served_names import Claim
 from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.canary.progress import REJECTED, Phase, Record
-from quire_operator.domain.cluster_state.observed import DeploymentState, Pod
+from quire_operator.domain.cluster_state.observed import LEADER_WORKER_SET, DeploymentState, Pod
 from quire_operator.domain.cluster_state.other_autoscalers import other_autoscaler_message
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.manifests.child_kinds import progress_deadline_seconds
@@ -95,6 +95,7 @@ class View:
     """The number of replicas to request; None while it is unknown."""
     deployment: DeploymentState | None
     pods: tuple[Pod, ...]
+    """The replicas: their pods, or the leaders of groups."""
     additions: tuple[ForeignField, ...]
     contested: str | None
     """The field manager of another client that sets the number of replicas."""
@@ -116,6 +117,10 @@ class View:
     """The progress of strategy Canary; None without it."""
     rollout: JSON | None = None
     """``status.rollout``; None if this pass did not get that far."""
+    workers: tuple[Pod, ...] = ()
+    """The other pods of groups."""
+    kept_failure: Failure | None = None
+    """The cause for which a group was recreated, until all groups are ready."""
     fought_over: str = ""
     """The changes of other clients that come back whenever they are reverted."""
 
@@ -130,7 +135,7 @@ class ConditionState:
 
 def conditions(view: View) -> tuple[ConditionState, ...]:
     """Return all conditions, in the order of the CRD."""
-    failure = _advised(worst_failure(view.pods, view.deployment), view)
+    failure = _advised(worst_failure((*view.pods, *view.workers), view.deployment) or view.kept_failure, view)
     ready = _ready(view, failure)
     stalled = _stalled(view, ready, failure)
     return (
@@ -184,7 +189,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if view.rival is not None:
         return no("ServedNameConflict", view.rival)
     if deployment is None:
-        return no("Creating", "the Deployment does not exist yet")
+        return no("Creating", f"the {_workload(view.spec)} does not exist yet")
     if deployment.replicas_asked == 0:
         return _at_zero(view, view.spec)
     counts = rollout.standing(deployment, view.pods)
@@ -193,6 +198,10 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
     return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", _with_download(counts, view))
+
+
+def _workload(spec: Spec | None) -> str:
+    return LEADER_WORKER_SET if spec is not None and spec.parallelism.is_group else "Deployment"
 
 
 def _with_download(counts: str, view: View) -> str:
@@ -263,7 +272,7 @@ def _foreign_fields(view: View) -> ConditionState:
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
     deployment = view.deployment
-    is_true, reason, message = True, "Creating", "the Deployment is being created"
+    is_true, reason, message = True, "Creating", f"the {_workload(view.spec)} is being created"
     if view.blocking is not None:
         is_true, reason, message = False, view.blocking.reason, "the spec was not applied; see the condition Ready"
     elif deployment is not None and view.spec is not None and rollout.is_overdue(deployment):
@@ -344,6 +353,8 @@ def _autoscaling(view: View) -> ConditionState:
         is_true, enforced = True, autoscaling.mode is AutoscalingMode.ENFORCE
         reason = "Enforcing" if enforced else "Recommending"
         bounds = _bounds_text(autoscaling, view.bounds)
+        if view.spec.parallelism.is_group:
+            bounds = f"{bounds}; a scale-down removes the group with the highest index, as LeaderWorkerSets do"
         message = bounds if enforced else f"recommends without applying; {bounds}"
     return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
 

@@ -61,6 +61,7 @@ def worst_failure(pods: Sequence[Pod], deployment: DeploymentState | None) -> Fa
     if deployment is not None and deployment.ready < deployment.replicas_asked:
         # An evicted pod stays in the list, and matters only until another one has replaced it.
         found += [_failed(pod) for pod in pods if not pod.deleting and pod.phase == "Failed"]
+        found += [failure for pod in pods if pod.group for failure in _restart_failures(pod)]
     if deployment is not None:
         found += _deployment_failures(deployment)
     order = list(FailureReason)
@@ -74,6 +75,13 @@ def _pod_failures(pod: Pod) -> Iterator[Failure]:
         yield _failure(reason, f"no node can run pod {pod.name}: {pod.unschedulable}")
     for container in pod.containers:
         if not container.ready:
+            yield from _container_failures(pod, container)
+
+
+def _restart_failures(pod: Pod) -> Iterator[Failure]:
+    """Yield why containers restarted, for which the pods of a group are deleted."""
+    for container in pod.containers:
+        if container.restarts:
             yield from _container_failures(pod, container)
 
 
