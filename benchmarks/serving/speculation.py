@@ -30,7 +30,7 @@ from time import perf_counter
 from benchmarks.models.shapes import SHAPES
 from benchmarks.models.successor_model import write_successor_model
 from benchmarks.report import machine, parser, save, show_table, usable_cpus
-from benchmarks.serving.draft_pairs import demo_pair
+from benchmarks.serving.draft_pairs import DRAFTS, demo_pair
 from benchmarks.serving.steps import Bench
 from quire_engine.config import SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
@@ -218,7 +218,14 @@ def compare_by_lookup(arguments: argparse.Namespace) -> Iterator[Result]:
 def compare_pair(kind: str, arguments: argparse.Namespace) -> Iterator[Result]:
     """Yield the results of the demo pair. Rounding may differ between steps of other sizes, so answers may, too."""
     layers = arguments.layers if kind == "padded" else 0
-    pair = demo_pair(layers, arguments.answer, arguments.drafts, threads=arguments.threads, dtype=arguments.dtype)
+    pair = demo_pair(
+        arguments.method,
+        layers,
+        arguments.answer,
+        arguments.drafts,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+    )
     with pair as both:
         for sequences in arguments.sequences:
             prompts = both.some_prompts(sequences * (1 + _ROUNDS))
@@ -240,6 +247,12 @@ def parse_arguments() -> argparse.Namespace:
     options.add_argument(
         "--answer", type=int, default=256, help="the tokens of each answer (default 256; at most about 64 for a pair)"
     )
+    options.add_argument(
+        "--method",
+        choices=tuple(DRAFTS),
+        default="draft_model",
+        help="the source of drafts for demo and padded: the demo draft model (default) or the demo draft head",
+    )
     options.add_argument("--layers", type=int, default=18, help="the further layers of padded (default 18)")
     options.add_argument("--drafts", type=int, default=SpeculationOptions().max_tokens, help="--spec-tokens")
     options.add_argument("--runs", type=int, default=5, help="pairs of runs (default 5)")
@@ -257,7 +270,7 @@ def main() -> None:
     for kind in (text for text in arguments.texts if text in PAIR_TEXTS):
         results += compare_pair(kind, arguments)
     show_table(
-        f"speculation, up to {arguments.drafts} drafts; prompt lookup with {arguments.shape}, draft model: demo pair",
+        f"speculation, up to {arguments.drafts} drafts; prompt lookup with {arguments.shape}, demo and padded with {arguments.method}",
         ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted", "step"],
         [
             [

@@ -181,7 +181,7 @@ def train(
 
     With a teacher, half of the loss comes from the text and half from the teacher's distribution.
     """
-    optimizers = _optimizers(model, schedule)
+    optimizers = make_optimizers(model, schedule)
     model.train()
     for step in range(schedule.steps):
         length = schedule.row_length(step)
@@ -220,7 +220,7 @@ def step_loss(
     return 0.5 * own + 0.5 * functional.kl_div(chosen, wanted, reduction="batchmean", log_target=True)
 
 
-def _optimizers(model: LlamaForCausalLM, schedule: Schedule) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: nn.Module, schedule: Schedule) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers, and AdamW for embeddings and norms.
 
     At equal time per step, Muon reaches after 160 steps what AdamW reaches after several times as many (measured).

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps=options.steps,
         draft_steps=options.draft_steps,
         threads=options.threads,
-        precision=_precision(options.precision),
+        precision=precision_of(options.precision),
         seed=options.seed,
     )
     try:
@@ -285,7 +285,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _precision(name: str) -> torch.dtype:
+def precision_of(name: str) -> torch.dtype:
     """Return bfloat16 if the processor supports it. Emulated bfloat16 is several times slower."""
     if name == "auto":
         name = "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"

@@ -243,22 +243,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "speculation by an unknown method": (
         {"engine": {"speculation": {"method": "Draft"}}},
         "spec.engine.speculation.method",
-        'supported values: "NGram", "DraftModel"',
+        'supported values: "NGram", "DraftModel", "Eagle"',
     ),
     "a draft model without a source": (
         {"engine": {"speculation": {"method": "DraftModel"}}},
         "spec.engine.speculation.draft",
-        "is required with method DraftModel",
+        "is required with methods DraftModel and Eagle",
     ),
     "a draft model for prompt lookup": (
         {"engine": {"speculation": {"method": "NGram", "draft": {"source": "hf://a/b"}}}},
         "spec.engine.speculation.draft",
-        "applies only to method DraftModel",
+        "applies only to methods DraftModel and Eagle",
     ),
     "prompt lookup that is not required": (
         {"engine": {"speculation": {"method": "NGram", "required": True}}},
         "spec.engine.speculation.required",
-        "applies only to method DraftModel",
+        "applies only to methods DraftModel and Eagle",
     ),
     "an optional draft model on a claim": (
         {"engine": {"speculation": {"method": "DraftModel", "draft": {"source": "pvc://c/s"}, "required": False}}},

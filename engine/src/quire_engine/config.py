@@ -17,6 +17,7 @@ DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "fp8"]
 Quantization = Literal["none", "int8"]
 DeviceName = Literal["auto", "cpu", "cuda"]
+SpeculationMethod = Literal["ngram", "draft_model", "eagle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +83,12 @@ class SchedulerOptions:
 class SpeculationOptions:
     """Options of speculative decoding."""
 
-    method: Literal["ngram", "draft_model"] = "ngram"
-    """``ngram`` is prompt lookup."""
+    method: SpeculationMethod = "ngram"
+    """``ngram`` is prompt lookup; ``eagle`` is a draft head over the model's hidden states."""
     model: Path | None = None
-    """The draft model: a folder, or the name of a model to download. None for other methods."""
+    """The draft model or the head: a folder, or the name of a model to download. None for prompt lookup."""
     required: bool = True
-    """False lets the engine start without speculation if the draft model cannot be used."""
+    """False lets the engine start without speculation if the draft model or the head cannot be used."""
     max_tokens: int = 8
     """The most drafts of a sequence in a step, less than a block of the KV cache; the engine chooses how many."""
     shortest_match: int = 2

@@ -344,7 +344,7 @@ def _speculation(options: SpeculationOptions, config: SchedulerConfig, model: Lo
         max_tokens=options.max_tokens,
         most_drafts=config.max_prompt_logprobs_positions,
         costs=model.step_costs,
-        seconds_per_pass=model.seconds_per_draft if options.method == "draft_model" else None,
+        seconds_per_pass=None if options.method == "ngram" else model.seconds_per_draft,
     )
 
 

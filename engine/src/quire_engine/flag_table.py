@@ -181,14 +181,15 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "the counts are wrong; slow, for debugging"),
     ),
     "Speculative decoding": (
-        _flag("spec-method", Choice("none", "ngram", "draft_model"), "propose tokens and verify several of them in one "
-              "step, on a CPU. The answers are those without it. ngram proposes what followed the most recent tokens "
-              "where they occurred before, in the prompt or the answer; draft_model asks --spec-model. The engine "
+        _flag("spec-method", Choice("none", "ngram", "draft_model", "eagle"), "propose tokens and verify several of "
+              "them in one step, on a CPU. The answers are those without it. ngram proposes what followed the most "
+              "recent tokens where they occurred before, in the prompt or the answer; draft_model asks a smaller "
+              "model, and eagle a head over the model's hidden states (EAGLE-1), which --spec-model names. The engine "
               "verifies as many as the measured cost of steps allows, also none",
               unset="draft_model with --spec-model, else none"),
-        _flag("spec-model", PathName(), "the draft model for --spec-method draft_model: a smaller model with the same "
-              "tokenizer, as a folder or on a hub"),
-        _flag("spec-required", Switch(negatable=True), "stop the start if the draft model cannot be used; "
+        _flag("spec-model", PathName(), "for --spec-method draft_model, a smaller model with the same tokenizer; for "
+              "eagle, a head that was trained for this model; as a folder or on a hub"),
+        _flag("spec-required", Switch(negatable=True), "stop the start if the draft model or head cannot be used; "
               "--no-spec-required serves without speculation instead", "true"),
         _flag("spec-tokens", Integer(1, MOST_TOKENS), "the most proposed tokens of a sequence to verify in a step, "
               "less than --block-size", unset=str(SpeculationOptions().max_tokens)),

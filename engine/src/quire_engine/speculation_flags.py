@@ -9,9 +9,12 @@ from quire_engine.config import SpeculationOptions
 
 NGRAM: Final = "ngram"
 DRAFT_MODEL: Final = "draft_model"
+EAGLE: Final = "eagle"
+_WITH_MODEL = (DRAFT_MODEL, EAGLE)
 _DEFAULTS = SpeculationOptions()
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "required")
 _PLAIN = ("spec-method", "spec-model", "spec-tokens", "spec-required")
+_NOUNS = {DRAFT_MODEL: "draft model", EAGLE: "draft head"}
 MOST_TOKENS = 127
 """The largest number of drafts with the largest block size."""
 
@@ -38,10 +41,10 @@ def speculation_problems(values: FlagValues) -> Iterator[str]:
 
 def _plain_problems(values: FlagValues) -> Iterator[str]:
     method, model = values["spec-method"], values["spec-model"]
-    if method == DRAFT_MODEL and model is None:
-        yield "--spec-method draft_model needs --spec-model: the folder of the draft model, or org/name on a hub"
+    if method in _WITH_MODEL and model is None:
+        yield f"--spec-method {method} needs --spec-model: the folder of the {_NOUNS[method]}, or org/name on a hub"
     if model is not None and method in (NGRAM, "none") and values.is_set("spec-method"):
-        yield f"--spec-model needs --spec-method draft_model, and it is {method}: remove one of them"
+        yield f"--spec-model needs --spec-method draft_model or eagle, and it is {method}: remove one of them"
     if values.is_set("spec-tokens") and model is None and method in (None, "none"):
         yield "--spec-tokens needs a method: add --spec-method ngram, or --spec-model"
 
@@ -59,11 +62,14 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if key not in _KEYS:
             yield f"--speculative-config {key}: is not known here; the keys are {', '.join(_KEYS)}"
     method, model = _method_of(config), config.get("model")
-    if method not in (NGRAM, DRAFT_MODEL):
+    if method not in (NGRAM, *_WITH_MODEL):
         found = "missing" if method is None else method
-        yield f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup) and "{DRAFT_MODEL}"'
-    elif method == DRAFT_MODEL and not (isinstance(model, str) and model.strip()):
-        yield "--speculative-config model: is missing; name the folder of the draft model, or org/name on a hub"
+        yield (
+            f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup), "{DRAFT_MODEL}" and'
+            f' "{EAGLE}" (a head over hidden states, EAGLE-1)'
+        )
+    elif method in _WITH_MODEL and not (isinstance(model, str) and model.strip()):
+        yield f"--speculative-config model: is missing; name the folder of the {_NOUNS[method]}, or org/name on a hub"
     if config.get("required") not in (None, True, False):
         yield f"--speculative-config required: {config['required']!r} is neither true nor false"
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
@@ -83,7 +89,7 @@ def speculation_options(values: FlagValues) -> SpeculationOptions | None:
         if method in (None, "none") and model is None:
             return None
         return SpeculationOptions(
-            method=DRAFT_MODEL if model is not None else NGRAM,
+            method=EAGLE if method == EAGLE else DRAFT_MODEL if model is not None else NGRAM,
             model=model,
             required=values["spec-required"] is not False,
             max_tokens=values["spec-tokens"] or _DEFAULTS.max_tokens,
@@ -91,11 +97,11 @@ def speculation_options(values: FlagValues) -> SpeculationOptions | None:
     if any(_config_problems(config)):
         return None
     lowest, highest = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
-    draft = _method_of(config) == DRAFT_MODEL
+    method = next(known for known in (NGRAM, *_WITH_MODEL) if known == _method_of(config))
     # As in vLLM, one of the two lengths of a match alone stands for both.
     return SpeculationOptions(
-        method=DRAFT_MODEL if draft else NGRAM,
-        model=Path(config["model"]).expanduser() if draft else None,
+        method=method,
+        model=None if method == NGRAM else Path(config["model"]).expanduser(),
         required=config.get("required") is not False,
         max_tokens=config.get("num_speculative_tokens") or _DEFAULTS.max_tokens,
         shortest_match=lowest or highest or _DEFAULTS.shortest_match,

@@ -246,15 +246,19 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ),
         (
             {"engine": {"speculation": {"method": "DraftModel"}}},
-            "spec.engine.speculation.draft: is required with method DraftModel",
+            "spec.engine.speculation.draft: is required with methods DraftModel and Eagle",
+        ),
+        (
+            {"engine": {"speculation": {"method": "Eagle"}}},
+            "spec.engine.speculation.draft: is required with methods DraftModel and Eagle",
         ),
         (
             {"engine": {"speculation": {"method": "NGram", "draft": {"source": "hf://a/b"}}}},
-            "spec.engine.speculation.draft: applies only to method DraftModel",
+            "spec.engine.speculation.draft: applies only to methods DraftModel and Eagle",
         ),
         (
             {"engine": {"speculation": {"method": "NGram", "required": False}}},
-            "spec.engine.speculation.required: applies only to method DraftModel",
+            "spec.engine.speculation.required: applies only to methods DraftModel and Eagle",
         ),
         (
             {"engine": {"speculation": {"method": "DraftModel", "draft": {}}}},

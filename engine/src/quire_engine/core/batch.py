@@ -126,6 +126,8 @@ class Batch:
     num_drafts: list[int] = field(default_factory=list)
     """[B] how many of the scheduled tokens, the last ones, are drafts to verify; empty if no sequence has any. Only
     sequences that sample have drafts. All their tokens are known, except the drafts of a runner's own draft model."""
+    prepares_drafts: bool = True
+    """False if drafts do not pay now, so that a runner's draft model should not compute the prompts of the step."""
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
     """The adapters to copy into slots before the model runs, in order; no earlier step reads these slots later."""
     rank_count: int = 1

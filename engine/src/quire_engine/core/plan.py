@@ -159,6 +159,7 @@ class Plan:
         released_rows: list[int],
         constrained: ConstrainedSequences | None,
         adapter_loads: list[AdapterLoad],
+        prepares_drafts: bool,
     ) -> Batch:
         return Batch(
             step=step,
@@ -178,6 +179,7 @@ class Plan:
             constrained=constrained,
             num_drafts=[self.drafted.get(place, 0) for place in range(len(self.sequences))] if self.drafted else [],
             adapter_loads=adapter_loads,
+            prepares_drafts=prepares_drafts,
         )
 
 

@@ -221,6 +221,7 @@ class Scheduler:
             released_rows=self._rows.take_released(),
             constrained=_constrained(plan.sampled) if self._num_constrained else None,
             adapter_loads=self.adapters.take_loads() if self.adapters.count else [],
+            prepares_drafts=self._speculation is None or self._speculation.pays,
         )
         if batch.adapter_loads:
             self.counters.adapter_loads += len(batch.adapter_loads)

@@ -77,7 +77,7 @@ def _tensor_shapes(traits: Traits, config: ModelConfig, names: Collection[str]) 
         shapes[_LM_HEAD] = (config.vocab_size, hidden)
     for index in range(config.num_layers):
         layer, experts = f"model.layers.{index}", _experts(config, index)
-        for name, shape in _layer_shapes(traits, config).items():
+        for name, shape in layer_shapes(traits, config).items():
             if experts is None or not name.startswith("mlp."):
                 shapes[f"{layer}.{name}"] = shape
         if experts is not None and traits.experts is not None:
@@ -90,7 +90,7 @@ def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:
     return config.experts if config.experts is not None and config.experts.in_layer[index] else None
 
 
-def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the tensor shapes of a layer without experts, by name within the layer."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -113,7 +113,7 @@ def _layer_shapes(traits: Traits, config: ModelConfig) -> dict[str, tuple[int, .
 def joined_linears(config: ModelConfig) -> tuple[JoinedLinear, ...]:
     """Return the linear layers that can have adapters: all but those of experts, the embedding and the LM head."""
     traits = FAMILIES[config.architecture].traits
-    shapes = _layer_shapes(traits, config)
+    shapes = layer_shapes(traits, config)
     parts: tuple[tuple[LinearName, str, tuple[str, ...]], ...] = (
         ("qkv", "self_attn", ("qkv_proj",) if traits.fused else _QKV),
         ("out", "self_attn", ("o_proj",)),
@@ -173,14 +173,7 @@ def _build(
     links: Links | None = None,
 ) -> DecoderStack | DividedDecoder:
     embedding = in_own_memory(read(_EMBEDDING))
-    tables = {
-        rope: _rotary_table(rope, config.rotary_dim, positions).to(embedding.device)
-        for rope in dict.fromkeys(config.ropes)
-    }
-    layers = tuple(
-        _build_layer(traits, config, index, read, backend, tables[rope], links)
-        for index, rope in enumerate(config.ropes)
-    )
+    layers = build_layers(traits, config, read, backend, positions, embedding.device, links)
     # The scale is rounded to the embedding's dtype, as in training.
     scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype)) if traits.scale_embedding else None
     norm = _norm(traits, config, read, _NORM)
@@ -197,6 +190,25 @@ def _build(
         lm_head=lm_head,
         embedding_scale=scale,
         logit_soft_cap=config.logit_soft_cap,
+    )
+
+
+def build_layers(
+    traits: Traits,
+    config: ModelConfig,
+    read: ReadTensor,
+    backend: LinearBackend,
+    positions: int,
+    device: torch.device,
+    links: Links | None = None,
+) -> tuple[DecoderLayer, ...]:
+    """Read and return the layers of a model, for sequences of at most ``positions`` tokens."""
+    tables = {
+        rope: _rotary_table(rope, config.rotary_dim, positions).to(device) for rope in dict.fromkeys(config.ropes)
+    }
+    return tuple(
+        _build_layer(traits, config, index, read, backend, tables[rope], links)
+        for index, rope in enumerate(config.ropes)
     )
 
 
@@ -282,7 +294,7 @@ def _build_layer(
     experts = _experts(config, index)
     names = _layer_norms(traits)
     return DecoderLayer(
-        attention_norm=norm(names.attention),
+        attention_norm=None if traits.bare_first_layer and index == 0 else norm(names.attention),
         attention=Attention(
             qkv=linear("self_attn", ("qkv_proj",) if traits.fused else _QKV),
             out=summed("self_attn", "o_proj"),

@@ -146,7 +146,8 @@ class SparseMlp:
 class DecoderLayer:
     """A decoder layer. The ``out`` norms, if a family has them, apply before the addition to the residual stream."""
 
-    attention_norm: Norm
+    attention_norm: Norm | None
+    """None for a first layer whose attention reads its input as it is."""
     attention: Attention
     attention_out_norm: Norm | None
     mlp_norm: Norm
@@ -167,13 +168,14 @@ class DecoderStack:
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer."""
-        hidden = self.hidden_states(inputs, caches)
         # Only rows that are sampled go through the LM head, which is a fifth of a small model's work.
-        return self.logits(hidden) if hidden.shape[0] else hidden.new_empty((0, self.embedding.shape[0]))
+        return self.logits(self.hidden_states(inputs, caches))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, V] of normalized hidden states [R, H]."""
         assert self.lm_head is not None, "this model was built without its LM head"
+        if not hidden.shape[0]:
+            return hidden.new_empty((0, self.embedding.shape[0]))
         logits = self.lm_head(hidden)
         return logits if self.logit_soft_cap is None else cap(logits, self.logit_soft_cap)
 
@@ -203,7 +205,7 @@ def run_layers(
     ``addend`` is None before the first layer of a model; ``residual`` is changed.
     """
     for layer, cache in zip(layers, caches, strict=True):
-        x = normalise(addend, residual, layer.attention_norm)
+        x = residual if layer.attention_norm is None else normalise(addend, residual, layer.attention_norm)
         addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
         x = normalise(addend, residual, layer.mlp_norm)
         addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)

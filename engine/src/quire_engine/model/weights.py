@@ -283,6 +283,25 @@ def check_tensors(
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the tensors to read. Raise ModelFolderError that names missing, misshapen and unexpected ones."""
     expected = family.tensor_shapes(config, found.keys())
+    compare_tensors(
+        expected,
+        found,
+        is_ignorable=lambda name: family.is_ignorable(config, name),
+        architecture=config.architecture,
+        where=where,
+    )
+    return expected
+
+
+def compare_tensors(
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    *,
+    is_ignorable: Callable[[str], bool],
+    architecture: str,
+    where: str,
+) -> None:
+    """Raise ModelFolderError that names missing, misshapen and unexpected tensors of a checkpoint."""
     problems = [f"tensor {name} is missing" for name in expected if name not in found]
     problems += [
         f"tensor {name} has shape {list(found[name])}; config.json makes it {list(shape)}"
@@ -290,13 +309,12 @@ def check_tensors(
         if name in found and found[name] != shape
     ]
     problems += [
-        f"tensor {name} is unexpected for {config.architecture}"
+        f"tensor {name} is unexpected for {architecture}"
         for name in found
-        if name not in expected and not family.is_ignorable(config, name)
+        if name not in expected and not is_ignorable(name)
     ]
     if problems:
         shown = problems[:_SHOWN_PROBLEMS]
         if len(problems) > len(shown):
             shown.append(f"and {len(problems) - len(shown)} more")
         raise ModelFolderError("\n  - ".join([f"{where} does not fit its config.json:", *shown]))
-    return expected

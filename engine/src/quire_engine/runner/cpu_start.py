@@ -6,10 +6,12 @@ from typing import cast
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
+from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
 from quire_engine.model.layers import DecoderStack
 from quire_engine.runner.arithmetic import Arithmetic
-from quire_engine.runner.cache_size import CacheTooSmall, size_cache
+from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
@@ -21,6 +23,7 @@ from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser
 from quire_engine.runner.waiting import Waits
 from quire_engine.runner.warm_up import warm_up
 from quire_kernels.cpu_runtime.spin_switch import SpinSwitch
+from quire_kernels.kv_cache import KVCache
 
 
 def start_on_cpu(
@@ -74,7 +77,7 @@ def start_on_cpu(
             threads=chooser,
             deterministic=deterministic,
             adapters=model.adapters,
-            draft=None if model.draft is None else model.draft.built.model,
+            drafter=_make_drafter(model, caches, layout, size),
             draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
         )
     if group is not None:
@@ -99,6 +102,15 @@ def start_on_cpu(
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
+
+
+def _make_drafter(
+    model: ModelInMemory, caches: tuple[KVCache, ...], layout: KVCacheLayout, size: CacheSize
+) -> Drafter | None:
+    if model.draft is None:
+        return None
+    own = caches[model.shape.num_layers :]
+    return model.draft.make_drafter(own, layout, max_rows=model.demand.max_sequences, max_model_len=size.max_model_len)
 
 
 def make_threads(threads: int, shared_from: SharedFrom) -> ThreadChooser:

@@ -6,6 +6,7 @@
 
 import time
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,8 +14,10 @@ import torch
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
+from quire_engine.model.layers import DecoderStack, ModelInputs
 from quire_engine.runner.adapter_store import RunnerAdapters
-from quire_engine.runner.draft_model import DraftModel
+from quire_engine.runner.draft_model import Drafter
+from quire_engine.runner.eagle_drafts import EagleDrafts, HiddenRows
 from quire_engine.runner.inputs import RowState, build, table_blocks
 from quire_engine.runner.logprobs import (
     LogitsRows,
@@ -70,10 +73,10 @@ class ModelRunner:
         threads: ThreadChooser,
         deterministic: bool = False,
         adapters: RunnerAdapters | None = None,
-        draft: CausalLM | None = None,
+        drafter: Drafter | None = None,
         draft_layers: int = 0,
     ) -> None:
-        """Create the runner. ``caches`` has the layers of the model, then those of a ``draft`` model.
+        """Create the runner. ``caches`` has the layers of the model, then the ``draft_layers`` of the ``drafter``.
 
         ``deterministic`` attention does not depend on how a sequence is divided into steps.
         """
@@ -88,9 +91,8 @@ class ModelRunner:
         max_blocks = table_blocks(layout, max_model_len)
         self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
         self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
-        self._draft = None
-        if draft is not None:
-            self._draft = DraftModel(draft, caches[own:], layout, max_rows=max_rows, max_model_len=max_model_len)
+        self._drafter = drafter
+        self._head = drafter if isinstance(drafter, EagleDrafts) else None
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "ComputedLogits":
@@ -106,23 +108,44 @@ class ModelRunner:
         self._rows.apply(batch)
         self._threads.prepare(batch.num_tokens)
         drafting = time.perf_counter()
-        if self._draft is not None:
-            batch = self._draft.run(batch, self._rows, self._sampler)
+        if self._drafter is not None:
+            batch = self._drafter.propose(batch, self._rows.tables[0], self._sampler)
         drafted = time.perf_counter()
         wanted = logits_rows(batch)
         inputs = build(batch, self._rows, self._layout, wanted.rows, deterministic=self._deterministic)
         prepared = time.perf_counter()
-        logits = self._model(inputs, self._caches)  # [R, V]
+        hidden = None
+        if self._head is None:
+            logits = self._model(inputs, self._caches)  # [R, V]
+        else:
+            logits, hidden = self._run_for_head(self._head, batch, inputs, wanted)
+        ran = time.perf_counter()
+        if self._head is not None and hidden is not None:
+            self._head.observe(batch, self._rows.tables[0], hidden)
+        observed = time.perf_counter()
         return ComputedLogits(
             runner=self,
             batch=batch,
             wanted=wanted,
             logits=logits,
             prepare_seconds=prepared - drafted + drafting - began,
-            draft_seconds=drafted - drafting,
-            run_seconds=time.perf_counter() - prepared,
+            draft_seconds=drafted - drafting + observed - ran,
+            run_seconds=ran - prepared,
             swap_seconds=began - arrived,
         )
+
+    def _run_for_head(
+        self, head: EagleDrafts, batch: Batch, inputs: ModelInputs, wanted: LogitsRows
+    ) -> tuple[torch.Tensor, HiddenRows]:
+        """Return the logits [R, V] of a step, and the hidden states that a draft head reads."""
+        model = cast("DecoderStack", self._model)
+        if head.wants_all(batch):
+            every = np.arange(batch.num_tokens)
+            states = model.hidden_states(replace(inputs, logits_rows=torch.from_numpy(every)), self._caches)  # [T, H]
+            return model.logits(states.index_select(0, inputs.logits_rows)), HiddenRows(states=states, places=every)
+        states = model.hidden_states(inputs, self._caches)  # [R, H]
+        sampled = states if not batch.prompt_logprobs else states[torch.from_numpy(wanted.sampled)]
+        return model.logits(states), HiddenRows(states=sampled, places=wanted.rows[wanted.sampled])
 
     def close(self) -> None:
         """Release the threads; the caches and weights are released with the object."""

@@ -24,7 +24,7 @@ class ModelInMemory:
     demand: CacheDemand
     adapters: RunnerAdapters | None = None
     reserved_bytes: int = 0
-    """Host memory that is left to adapters which are not loaded yet."""
+    """Host memory that is left to adapters which are not loaded yet, and to the states of a draft head."""
     draft: Draft | None = None
 
     @property
@@ -35,7 +35,7 @@ class ModelInMemory:
     @property
     def weight_bytes(self) -> int:
         """The bytes of the weights of all models."""
-        return self.built.weight_bytes + (0 if self.draft is None else self.draft.built.weight_bytes)
+        return self.built.weight_bytes + (0 if self.draft is None else self.draft.weight_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

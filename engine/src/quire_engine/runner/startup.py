@@ -79,7 +79,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     candidate = candidate.limited_to(model_limit(config, candidate.shape))
     if config.pooling is not None and config.pooling.task == "embed" and isinstance(candidate, NativeCandidate):
         candidate = candidate.without_lm_head()
-    draft = find_draft(config, candidate.shape, longest=model_limit(config, candidate.shape))
+    draft = find_draft(config, candidate, longest=model_limit(config, candidate.shape))
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
     if config.parallel.ranks > 1:
         assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
@@ -100,7 +100,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     built = _build(config, candidate, place, dtype, backend, group)
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
-    drafting = build_draft(config, draft, _build_options(config, place, dtype, backend))
+    drafting = build_draft(config, draft, _build_options(config, place, dtype, backend), started_adapters.built)
     model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, drafting)
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
@@ -116,7 +116,9 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         except FlagsError as error:
             if drafting is None or config.speculation is None or config.speculation.required:
                 raise
-            _log.warning("serves without speculation, because with the draft model, %s", "; ".join(error.problems))
+            _log.warning(
+                "serves without speculation, because with the draft model or head, %s", "; ".join(error.problems)
+            )
             drafting = None  # the next assignment frees its weights
             model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, None)
         warm = warmed or start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
@@ -309,10 +311,10 @@ def _attention_problem(
 
 
 def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
-    """Return an estimate until steps were measured: a step of the draft model costs by its weights."""
+    """Return an estimate until steps were measured: a pass of the draft model costs by the weights that it reads."""
     if model.draft is None:
         return None
-    return costs.fixed * min(1.0, max(0.1, model.draft.built.weight_bytes / model.built.weight_bytes))
+    return costs.fixed * min(1.0, max(0.1, model.draft.pass_bytes / model.built.weight_bytes))
 
 
 def _build_options(config: EngineConfig, place: _Place, dtype: torch.dtype, backend: LinearBackend) -> BuildOptions:
@@ -370,7 +372,7 @@ def _in_memory(
             max_batched_tokens=config.scheduler.max_num_batched_tokens,
         ),
         adapters=started.adapters,
-        reserved_bytes=started.host_bytes,
+        reserved_bytes=started.host_bytes + (0 if draft is None else draft.state_bytes),
     )
 
 

@@ -167,6 +167,8 @@ class Speculation:
         """The steps without drafts by the number of decoding sequences, in parts of the curve."""
         self._rest, self._resting, self._undrafted = 0, 0, Counter[str]()
         """The steps that rest without a decision, the running sequences meanwhile, and why they take no drafts."""
+        self.pays = True
+        """False if the last decision was against drafts, so that computing prompts for them is probably in vain."""
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
@@ -231,7 +233,8 @@ class Speculation:
             )
 
         lengths = choose(self._curve.seconds, LEAST_GAIN)
-        if any(lengths):
+        self.pays = any(lengths)
+        if self.pays:
             self._pause, self._waited = _FIRST_PAUSE, 0
             if self._is_plain_due(len(candidates) + others):
                 return []

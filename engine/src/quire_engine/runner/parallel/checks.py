@@ -33,7 +33,7 @@ def parallel_problems(config: EngineConfig, candidate: Candidate, *, device: str
         yield f"{flag} is for models that generate text, and this one pools (embeddings, scores): leave it out"
     if config.adapters.enabled:
         yield f"{flag} and --enable-lora exclude each other: slots for adapters are not divided among ranks yet"
-    if config.speculation is not None and config.speculation.method == "draft_model":
+    if config.speculation is not None and config.speculation.method != "ngram":
         yield (
             f"{flag} and --spec-model exclude each other: the drafts of a model are known only inside a step of rank 0;"
             " --spec-method ngram works"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
+from quire_operator.domain.capacity.drafts import draft_parameters, head_state_bytes
 from quire_operator.domain.capacity.kv_groups import (
     KVGroup,
     group_layers,
@@ -48,7 +49,8 @@ class Footprint:
     """Swap space in the same memory as the weights; 0 on a GPU, where it is in host memory."""
     kv_groups: tuple[KVGroup, ...]
     draft_bytes: int = 0
-    """The weights of the draft model; the keys and values of its layers are in ``kv_groups``."""
+    """The weights of the draft model or head, and the hidden states kept for a head; its layers' keys and values are in
+    ``kv_groups``."""
     without_draft: "Footprint | None" = None
     """The needs without the draft model, if there is one."""
     adapter_bytes: int = 0
@@ -151,8 +153,10 @@ def footprint(
     return Footprint(
         dtype=dtype,
         parameters=parameters,
-        weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
-        draft_bytes=0 if draft is None else weights(draft.config, draft.parameters),
+weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
+        draft_bytes=0
+        if draft is None
+        else weights(draft.config, draft_parameters(spec, draft)) + head_state_bytes(spec, draft.config, width),
         without_draft=None
         if draft is None
         else footprint(spec, config, parameters=parameters, dtype=dtype, device=device),

@@ -1,0 +1,191 @@
+"""The tokens of each row for a draft model or a draft head, and which of their keys and values it has stored.
+
+A draft model's layers share blocks with the target's, but it does not compute all tokens that the target computes: it
+skips prompts while drafts do not pay, and tokens of sequences without drafts. A block remembers how many of its first
+tokens have keys and values of the draft model, so that a sequence that finds the block as a prefix knows it too.
+
+What is missing is computed when the sequence gets drafts, but at most the most recent tokens. The layers then attend
+from there on: blocks before it are left out of the block table.
+
+Legend: B scheduled sequences, T tokens, R rows of a pass, S block size, M blocks per sequence.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quire_engine.core.batch import Batch
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_kernels.paged_attention import plan_attention
+
+MOST_MISSED = 64
+"""The tokens that are computed at once of those that a row misses: older ones are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftColumns:
+    """The columns of a batch for drafts, [B] int64 each."""
+
+    rows: np.ndarray
+    computed: np.ndarray
+    scheduled: np.ndarray
+    drafts: np.ndarray
+    begins: np.ndarray
+    """The place of each sequence's first token among all of the batch."""
+
+    @property
+    def known_ends(self) -> np.ndarray:
+        """The number of tokens of each sequence that are known after the step's own, without drafts."""
+        return self.computed + self.scheduled - self.drafts
+
+
+class DraftedRows:
+    """The state of all rows, for a target without windows: its KV cache has one group."""
+
+    def __init__(self, layout: KVCacheLayout, *, max_rows: int, max_model_len: int) -> None:
+        assert len(layout.groups) == 1, "draft models are refused for targets with windows"
+        self._block_size = layout.block_size
+        self.history = np.zeros((max_rows, max_model_len + layout.block_size), dtype=np.int32)
+        """The tokens of each row, those of the prompt and of the answer."""
+        self.stored = np.zeros(max_rows, dtype=np.int64)
+        """The tokens of each row whose keys and values are stored."""
+        self._firsts = np.zeros(max_rows, dtype=np.int64)
+        """The first block of each row that is attended to."""
+        self._is_new = np.zeros(max_rows, dtype=np.bool_)
+        """True until ``stored`` was found from the blocks of a row that was admitted."""
+        self._filled = np.zeros(layout.groups[0].num_blocks, dtype=np.int32)
+        """The first tokens of each block that have keys and values."""
+        self._filled_swapped = np.zeros(max(1, layout.groups[0].num_swap_blocks), dtype=np.int32)
+
+    def begin(self, batch: Batch, table: np.ndarray) -> DraftColumns:
+        """Apply a batch, whose target computes its tokens after this; ``table`` [rows, M] includes it already."""
+        for copies, sources, targets in (
+            (batch.swap_out, self._filled, self._filled_swapped),
+            (batch.swap_in, self._filled_swapped, self._filled),
+        ):
+            for blocks in copies:
+                targets[blocks.targets] = sources[blocks.sources]
+        for admission in batch.admitted:
+            known = [*admission.prompt_token_ids, *admission.output_token_ids]
+            self.history[admission.row, : len(known)] = known
+            self.stored[admission.row] = self._firsts[admission.row] = 0
+            self._is_new[admission.row] = True
+        rows = np.asarray(batch.rows, dtype=np.int64)
+        computed = np.asarray(batch.num_computed, dtype=np.int64)
+        scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)
+        columns = DraftColumns(
+            rows=rows,
+            computed=computed,
+            scheduled=scheduled,
+            drafts=np.asarray(batch.num_drafts, dtype=np.int64) if batch.num_drafts else np.zeros_like(rows),
+            begins=np.cumsum(scheduled) - scheduled,
+        )
+        self._overwrite(columns, np.asarray(batch.token_ids, dtype=np.int64), table)
+        return columns
+
+    def _overwrite(self, columns: DraftColumns, token_ids: np.ndarray, table: np.ndarray) -> None:
+        """Note the tokens that the target computes: what is stored in their slots belongs to other tokens."""
+        rows, computed, size = columns.rows, columns.computed, self._block_size
+        blocks = table[rows, computed // size]
+        self._filled[blocks] = np.minimum(self._filled[blocks], computed % size)
+        # Rejected drafts of the step before are not part of the text.
+        self.stored[rows] = np.minimum(self.stored[rows], computed)
+        if len(token_ids) == len(rows):  # the common step: one token each
+            self.history[rows, computed] = token_ids
+            return
+        for row, start, count, drafts, begin in zip(
+            *(column.tolist() for column in (rows, computed, columns.scheduled, columns.drafts, columns.begins)),
+            strict=True,
+        ):
+            known = count - drafts
+            self.history[row, start : start + known] = token_ids[begin : begin + known]
+            self._filled[table[row, start // size + 1 : (start + count - 1) // size + 1]] = 0
+
+    def starts(self, table: np.ndarray, rows: np.ndarray, ends: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+        """Return the tokens from which a pass up to ``ends`` must compute; all [R] int64.
+
+        ``lowest`` are the first tokens that it may compute. Rows that miss earlier ones attend from there on.
+        """
+        for row, end in zip(rows[self._is_new[rows]].tolist(), ends[self._is_new[rows]].tolist(), strict=True):
+            self.stored[row] = self._found(table[row], end)
+        self._is_new[rows] = False
+        starts = np.minimum(self.stored[rows], ends - 1)
+        late = starts < lowest
+        if late.any():
+            size = self._block_size
+            firsts = -(-lowest // size)
+            # Without a whole block the earlier tokens of the last one are attended to, whatever they are.
+            firsts = np.where(firsts * size < ends, firsts, lowest // size)
+            self._firsts[rows] = np.where(late, firsts, self._firsts[rows])
+            starts = np.where(late, np.maximum(lowest, firsts * size), starts)
+        return starts
+
+    def _found(self, blocks: np.ndarray, end: int) -> int:
+        """Return the number of tokens up to ``end`` of a row that its blocks have keys and values of."""
+        filled = self._filled[blocks[: -(-end // self._block_size)]]
+        partly = np.flatnonzero(filled < self._block_size)
+        if not len(partly):
+            return end
+        return min(end, int(partly[0]) * self._block_size + int(filled[partly[0]]))
+
+    def store(self, table: np.ndarray, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        """Note that a pass has stored tokens ``starts`` to ``ends`` of some rows."""
+        size = self._block_size
+        self.stored[rows] = ends
+        for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            first, last = start // size, (end - 1) // size
+            self._filled[table[row, first:last]] = size
+            self._filled[table[row, last]] = end - last * size
+
+    def tokens(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Return tokens ``starts`` to ``ends`` of some rows, one row after the other, [T] int64."""
+        owners, positions = positions_of(starts, ends)
+        found: np.ndarray = self.history[rows[owners], positions].astype(np.int64)
+        return found
+
+    def inputs(
+        self,
+        table: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        token_ids: np.ndarray,
+        wanted: np.ndarray,
+    ) -> ModelInputs:
+        """Return the inputs of a pass over positions ``starts`` to ``ends`` of some rows.
+
+        token_ids  [T] int64, their tokens
+        wanted     [W] int64, the places in ``token_ids`` that are read
+        """
+        size, firsts = self._block_size, self._firsts[rows]
+        owners, positions = positions_of(starts, ends)
+        places, offsets = np.divmod(positions, size)
+        slots = table[rows[owners], places].astype(np.int64) * size + offsets
+        contexts = ends - firsts * size
+        columns = firsts[:, None] + np.arange(-(-int(contexts.max()) // size))
+        blocks = table[rows[:, None], np.minimum(columns, table.shape[1] - 1)]  # [R, M]
+        plan = plan_attention(
+            block_tables=torch.from_numpy(np.ascontiguousarray(blocks)),
+            query_lens=ends - starts,
+            context_lens=contexts,
+            block_size=size,
+            window=None,
+            chunked=False,
+            deterministic=False,
+        )
+        return ModelInputs(
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(positions),
+            groups=(GroupInputs(slots=torch.from_numpy(slots), plan=plan),),
+            logits_rows=torch.from_numpy(wanted),
+        )
+
+
+def positions_of(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for each token of consecutive spans the place of its span, and its position."""
+    counts = ends - starts
+    owners = np.repeat(np.arange(len(starts)), counts)
+    positions = np.arange(len(owners)) + (starts - np.cumsum(counts) + counts)[owners]
+    return owners, positions

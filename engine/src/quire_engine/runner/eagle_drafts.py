@@ -1,0 +1,181 @@
+"""A draft head on a CPU: it proposes tokens from the target's hidden states, one layer instead of a model.
+
+Pair i of a sequence is the hidden state of token i with token i + 1; its keys and values are in slot i of the layers
+that the head has in the target's KV cache group. Pairs of prompts are computed after the target's pass over them,
+unless drafts do not pay. The hidden states of each sequence's most recent tokens are kept, so that pairs of accepted
+drafts, and those missed without drafts, are computed before the next ones.
+
+The last pair of a block depends on the first token after it. A sequence that finds the block as a prefix, and goes on
+with another token, has one pair of another text: this costs acceptance, never correctness.
+
+Legend: T tokens, R rows, W kept tokens of a row, H hidden size.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_engine.core.batch import Batch
+from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.eagle import EagleHead
+from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns, DraftedRows, positions_of
+from quire_engine.runner.sampler import Sampler
+from quire_kernels.kv_cache import KVCache
+
+
+def kept_tokens(max_drafts: int) -> int:
+    """Return the number of tokens of a row whose hidden states are kept: at least those of one step."""
+    return max(MOST_MISSED, max_drafts + 1)
+
+
+def kept_bytes(*, max_rows: int, max_drafts: int, hidden_size: int, dtype: torch.dtype) -> int:
+    """Return the memory in bytes of the hidden states that ``EagleDrafts`` keeps."""
+    return max_rows * kept_tokens(max_drafts) * hidden_size * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenRows:
+    """Hidden states that a step computed, as they enter the LM head."""
+
+    states: Tensor  # [N, H]
+    places: np.ndarray  # [N] int64, ascending: their tokens' places in the batch
+
+
+class _KeptStates:
+    """The hidden states of the most recent tokens of each row."""
+
+    def __init__(self, *, max_rows: int, tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
+        self._tokens = tokens
+        self._states = torch.zeros((max_rows * tokens, hidden_size), dtype=dtype)  # [rows W, H]
+        self.begins = np.zeros(max_rows, dtype=np.int64)
+        """The first token of each row whose state is kept."""
+        self.ends = np.zeros(max_rows, dtype=np.int64)
+
+    def forget(self, row: int, position: int) -> None:
+        """Forget the states of a row whose next token is ``position``."""
+        self.begins[row] = self.ends[row] = position
+
+    def read(self, rows: np.ndarray, positions: np.ndarray) -> Tensor:
+        """Return the states [N, H] of ``positions`` [N] of ``rows`` [N]."""
+        return self._states.index_select(0, torch.from_numpy(rows * self._tokens + positions % self._tokens))
+
+    def write(self, rows: np.ndarray, positions: np.ndarray, states: Tensor) -> None:
+        """Keep the states [N, H] of consecutive tokens of each row; rejected drafts are overwritten."""
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        ends = np.append(starts[1:], len(rows))
+        own, first, end = rows[starts], positions[starts], positions[ends - 1] + 1
+        follows = (self.ends[own] >= first) & (self.begins[own] <= first)
+        self.begins[own] = np.maximum(np.where(follows, self.begins[own], first), end - self._tokens)
+        self.ends[own] = end
+        last = np.repeat(end, ends - starts) - self._tokens <= positions
+        if not last.all():
+            rows, positions, states = rows[last], positions[last], states[torch.from_numpy(np.flatnonzero(last))]
+        self._states.index_copy_(0, torch.from_numpy(rows * self._tokens + positions % self._tokens), states)
+
+
+class EagleDrafts:
+    """A ``Drafter`` that is a head over the target's hidden states."""
+
+    def __init__(
+        self,
+        head: EagleHead,
+        caches: tuple[KVCache, ...],
+        layout: KVCacheLayout,
+        *,
+        max_rows: int,
+        max_model_len: int,
+        max_drafts: int,
+    ) -> None:
+        self._head, self._caches = head, caches
+        self._rows = DraftedRows(layout, max_rows=max_rows, max_model_len=max_model_len)
+        embedding = head.target.embedding
+        self._kept = _KeptStates(
+            max_rows=max_rows,
+            tokens=kept_tokens(max_drafts),
+            hidden_size=embedding.shape[1],
+            dtype=embedding.dtype,
+        )
+        self._columns: DraftColumns | None = None
+
+    def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
+        """See ``Drafter``; this also computes the pairs of the drafts that were accepted before."""
+        starts_of = dict(zip(batch.rows, batch.num_computed, strict=True))
+        for admission in batch.admitted:
+            self._kept.forget(admission.row, starts_of.get(admission.row, 0))
+        self._columns = columns = self._rows.begin(batch, table)
+        still = np.flatnonzero(columns.drafts)
+        if not len(still):
+            return batch
+        rows, ends, drafts = columns.rows[still], columns.computed[still], columns.drafts[still]
+        starts = self._rows.starts(table, rows, ends, self._kept.begins[rows])
+        owners, positions = positions_of(starts, ends)
+        hidden = self._kept.read(rows[owners], positions)
+        hidden = self._pass(table, rows, starts, ends, hidden, np.cumsum(ends - starts) - 1)  # [R, H]
+        self._rows.store(table, rows, starts, ends)
+        token_ids = np.asarray(batch.token_ids, dtype=np.int64)
+        places = columns.begins[still] + 1
+        for number in range(int(drafts.max())):
+            guessed = sampler.guess(self._head.logits(hidden), rows, ends + 1 + number)
+            token_ids[places + number] = guessed
+            self._rows.history[rows, ends + 1 + number] = guessed
+            going_on = drafts > number + 1
+            if not going_on.all():
+                rows, ends, drafts, places = rows[going_on], ends[going_on], drafts[going_on], places[going_on]
+                hidden = hidden[torch.from_numpy(going_on)]
+            if len(rows):
+                starts = ends + number
+                hidden = self._pass(table, rows, starts, starts + 1, hidden, np.arange(len(rows)))
+        return replace(batch, token_ids=token_ids.tolist())
+
+    def wants_all(self, batch: Batch) -> bool:
+        """Return whether ``observe`` needs the hidden states of all tokens of a batch, not only those with logits."""
+        assert self._columns is not None
+        return batch.prepares_drafts and bool(((self._columns.scheduled > 1) & (self._columns.drafts == 0)).any())
+
+    def observe(self, batch: Batch, table: np.ndarray, computed: HiddenRows) -> None:
+        """Keep the hidden states of a step, and compute the pairs of its prompts if those of all tokens are given."""
+        columns = self._columns
+        assert columns is not None
+        owners = np.repeat(np.arange(len(columns.rows)), columns.scheduled)[computed.places]
+        positions = columns.computed[owners] + computed.places - columns.begins[owners]
+        prompts = (columns.scheduled > 1) & (columns.drafts == 0)
+        if prompts.any() and self.wants_all(batch):
+            self._compute_prompts(batch, table, computed.states, np.flatnonzero(prompts))
+        if len(owners):
+            self._kept.write(columns.rows[owners], positions, computed.states)
+
+    def _compute_prompts(self, batch: Batch, table: np.ndarray, states: Tensor, prompts: np.ndarray) -> None:
+        """Compute the pairs of prompts, given the hidden states [T, H] of all tokens of the batch."""
+        columns = self._columns
+        assert columns is not None
+        rows, computed = columns.rows[prompts], columns.computed[prompts]
+        # The token after the last one is not known if it is sampled now.
+        samples = np.asarray(batch.samples, dtype=np.int64)[prompts]
+        ends = columns.known_ends[prompts] - samples
+        kept = np.where(self._kept.ends[rows] == computed, self._kept.begins[rows], computed)
+        starts = self._rows.starts(table, rows, ends, np.maximum(kept, computed - MOST_MISSED))
+        owners, positions = positions_of(starts, ends)
+        is_older = positions < computed[owners]
+        older = self._kept.read(rows[owners[is_older]], positions[is_older])
+        places = (columns.begins[prompts][owners] + positions - computed[owners])[~is_older]
+        hidden = states.new_empty((len(owners), states.shape[1]))
+        hidden[torch.from_numpy(np.flatnonzero(is_older))] = older
+        hidden[torch.from_numpy(np.flatnonzero(~is_older))] = states[torch.from_numpy(places)]
+        self._pass(table, rows, starts, ends, hidden, np.zeros(0, dtype=np.int64))
+        self._rows.store(table, rows, starts, ends)
+
+    def _pass(
+        self,
+        table: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        hidden: Tensor,
+        wanted: np.ndarray,
+    ) -> Tensor:
+        """Compute pairs ``starts`` to ``ends`` of some rows; return the expected states of the ``wanted`` ones."""
+        tokens = self._rows.tokens(rows, starts + 1, ends + 1)
+        inputs = self._rows.inputs(table, rows, starts, ends, tokens, wanted)
+        return self._head(inputs, hidden, self._caches)
