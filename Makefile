@@ -133,6 +133,7 @@ peers: $(VENV)/.runtime ## Install the other servers for benchmarks/serving/comp
 soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage tests with realistic durations
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
+	$(BIN)/python -m benchmarks.serving.same_answers --requests 1000
 
 generate: ## Generate the CRD's spec, the chart's copy of the CRD and docs/crd.md
 	@test -x $(BIN)/python || $(MAKE) setup

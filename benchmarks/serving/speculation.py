@@ -270,7 +270,7 @@ def main() -> None:
     for kind in (text for text in arguments.texts if text in PAIR_TEXTS):
         results += compare_pair(kind, arguments)
     show_table(
-        f"speculation, up to {arguments.drafts} drafts; prompt lookup with {arguments.shape}, demo and padded with {arguments.method}",
+        f"speculation, up to {arguments.drafts} drafts; lookup with {arguments.shape}, pairs with {arguments.method}",
         ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted", "step"],
         [
             [

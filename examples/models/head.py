@@ -168,19 +168,30 @@ class Chain:
 
 @torch.inference_mode()
 def greedy_steps(
-    head: EagleHead, target: LlamaForCausalLM, token_ids: Sequence[int], start: int, drafts: int
+    head: EagleHead,
+    target: LlamaForCausalLM,
+    token_ids: Sequence[int],
+    start: int,
+    drafts: int,
+    *,
+    limit: int | None = None,
 ) -> list[Chain]:
     """Return the greedy drafts of each step that speculation takes for a text, from token ``start`` on.
 
     The drafts of a step at position p follow the known tokens up to p, of which the target has computed those before p.
-    The next step is at the first token after the accepted drafts and the one that follows them.
+    The next step is at the first token after the accepted drafts and the one that follows them. With the ``limit`` of
+    an engine, the text may have ended by itself before it, and drafts end one token before it.
     """
     ids = torch.tensor([list(token_ids)])
     hidden = target.model(input_ids=ids, use_cache=False).last_hidden_state
+    end = len(token_ids)
     chains: list[Chain] = []
     position = start
-    while position < len(token_ids) - 1:
-        wanted = tuple(token_ids[position + 1 : position + 1 + drafts])
+    while position < end - 1:
+        count = drafts if limit is None else min(drafts, limit - position - 2)
+        # A draft after the end of the text is never right.
+        following = token_ids[position + 1 : position + 1 + count]
+        wanted = (*following, *[-1] * (0 if limit is None else count - len(following)))
         known, states = ids[:, 1 : position + 1], hidden[:, :position]
         found: list[int] = []
         for _ in wanted:

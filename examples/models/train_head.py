@@ -114,13 +114,13 @@ def _train(
 def evaluate(
     head: EagleHead, target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, material: Material, seed: int
 ) -> dict[str, Any]:
-    """Return how often each of several drafts in a row is right along the target's greedy answers."""
+    """Return the share of accepted drafts by their place in a step, along the target's greedy answers."""
     reached, right = [0] * DRAFTED_TOKENS, [0] * DRAFTED_TOKENS
     tokens = steps = 0
     for question in held_out_questions(material.subjects, AGREEMENT_QUESTIONS, random.Random(seed)):
         token_ids, start = greedy_answer(target, tokenizer, question, max_new_tokens=_LONGEST_ANSWER)
         for chain in greedy_steps(head, target, token_ids, start, DRAFTED_TOKENS):
-            for number in range(min(chain.accepted + 1, len(chain.drafts))):
+            for number in range(len(chain.drafts)):
                 reached[number] += 1
                 right[number] += number < chain.accepted
             tokens, steps = tokens + chain.accepted + 1, steps + 1

@@ -26,12 +26,14 @@ from quire_engine.config import (
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
+from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 PAIR = ("quire-demo", "quire-demo-draft")
-MAX_PAIR_BYTES = 16_000_000
+HEAD = "quire-demo-eagle"
+MAX_PAIR_BYTES, MAX_HEAD_BYTES = 16_000_000, 1_000_000
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def script() -> Iterator[SimpleNamespace]:
     """Yield the modules of the training script, which are next to it and not in a package."""
-    names = ("corpus", "dialogues", "vocabulary", "learning", "checkpoint", "evaluation", "train")
+    names = ("corpus", "dialogues", "vocabulary", "learning", "checkpoint", "evaluation", "train", "head")
     sys.path.insert(0, str(MODELS))
     try:
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -63,6 +65,16 @@ def test_pair_fits_in_sixteen_megabytes() -> None:
     sizes = [path.stat().st_size for name in PAIR for path in (MODELS / name).iterdir()]
     assert len(sizes) == 14
     assert sum(sizes) <= MAX_PAIR_BYTES
+
+
+def test_the_head_is_small_and_the_one_that_its_record_describes() -> None:
+    folder = MODELS / HEAD
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_HEAD_BYTES
+    record = read_json(folder / "training.json")
+    assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() == record["weights_sha256"]
+    base = hashlib.sha256((MODELS / PAIR[0] / "model.safetensors").read_bytes()).hexdigest()
+    assert record["base_sha256"] == base
+    assert record["acceptance"]["tokens_per_step"] > 2.0
 
 
 @pytest.mark.parametrize("name", PAIR)
@@ -180,13 +192,15 @@ def test_draft_mostly_says_what_the_target_says(script: SimpleNamespace, pair: S
     assert measured.tokens_per_step > 2.0
 
 
+TOPICS = ("slicings", "lambda expressions", "dictionaries", "the assert statement", "exceptions", "sequence types")
+
+
 def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
     script: SimpleNamespace, pair: SimpleNamespace
 ) -> None:
     """The models' choices along the target's answers predict how many of four drafts a step are accepted."""
     evaluation, drafts, longest = script.evaluation, 4, 64
-    topics = ("slicings", "lambda expressions", "dictionaries", "the assert statement", "exceptions", "sequence types")
-    questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in topics)]
+    questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in TOPICS)]
     predicted = [0, 0]
     for question in questions:
         matches = evaluation.greedy_matches(pair.target, pair.draft, pair.tokenizer, question, max_new_tokens=longest)
@@ -196,7 +210,35 @@ def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
             accepted = next((n for n, match in enumerate(matches[position:]) if not match), proposed)
             predicted = [predicted[0] + min(accepted, proposed), predicted[1] + proposed]
             position += min(accepted, proposed) + 1
+    prompts = [evaluation.prompt_ids(pair.tokenizer, question)[0].tolist() for question in questions]
     options = SpeculationOptions(method="draft_model", model=MODELS / PAIR[1], max_tokens=drafts)
+    counters = answer_with_drafts(options, prompts, longest)
+    assert counters.draft_tokens > 500
+    assert counters.accepted_tokens / counters.draft_tokens == pytest.approx(predicted[0] / predicted[1], rel=0.03)
+
+
+def test_the_engine_accepts_as_many_drafts_of_the_head_as_evaluation_predicts(
+    script: SimpleNamespace, pair: SimpleNamespace
+) -> None:
+    """The head over whole texts, without any cache, predicts how many of four drafts a step are accepted."""
+    evaluation, drafts, longest = script.evaluation, 4, 48
+    questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in TOPICS[:3])]
+    head = script.head.load_head(MODELS / HEAD)
+    predicted, prompts = [0, 0], []
+    for question in questions:
+        text, start = evaluation.greedy_answer(pair.target, pair.tokenizer, question, max_new_tokens=longest)
+        prompts.append(text[:start])
+        # As in the engine, the last token within the limit has no draft.
+        for chain in script.head.greedy_steps(head, pair.target, text, start, drafts, limit=start + longest):
+            predicted = [predicted[0] + chain.accepted, predicted[1] + len(chain.drafts)]
+    options = SpeculationOptions(method="eagle", model=MODELS / HEAD, max_tokens=drafts)
+    counters = answer_with_drafts(options, prompts, longest)
+    assert counters.draft_tokens > 300
+    assert counters.accepted_tokens / counters.draft_tokens == pytest.approx(predicted[0] / predicted[1], rel=0.03)
+
+
+def answer_with_drafts(options: SpeculationOptions, prompts: list[list[int]], longest: int) -> Counters:
+    """Answer greedily in float32 with as many drafts as possible, and return the engine's counters."""
     config = EngineConfig(
         model=ModelOptions(path=MODELS / PAIR[0], dtype="float32", max_model_len=512),
         cache=CacheOptions(kv_cache_memory_bytes=2**27),
@@ -208,14 +250,11 @@ def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
     engine = make_engine(load_model(config), scheduler=config.scheduler, cache=config.cache, speculation=options)
     draft_always(engine)
     params = SamplingParams(max_tokens=longest, temperature=0.0)
-    for key, question in enumerate(questions):
-        prompt = evaluation.prompt_ids(pair.tokenizer, question)[0].tolist()
+    for key, prompt in enumerate(prompts):
         assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0)) is None
     while engine.has_work:
         engine.step()
-    counters = engine.counters
-    assert counters.draft_tokens > 500
-    assert counters.accepted_tokens / counters.draft_tokens == pytest.approx(predicted[0] / predicted[1], rel=0.03)
+    return engine.counters
 
 
 def draft_always(engine: Engine) -> None:

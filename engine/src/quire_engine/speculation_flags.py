@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from quire_common.flags.table import FlagValues
-from quire_engine.config import SpeculationOptions
+from quire_engine.config import SpeculationMethod, SpeculationOptions
 
 NGRAM: Final = "ngram"
 DRAFT_MODEL: Final = "draft_model"
 EAGLE: Final = "eagle"
-_WITH_MODEL = (DRAFT_MODEL, EAGLE)
+_WITH_MODEL: tuple[SpeculationMethod, ...] = (DRAFT_MODEL, EAGLE)
+_METHODS: tuple[SpeculationMethod, ...] = (NGRAM, *_WITH_MODEL)
 _DEFAULTS = SpeculationOptions()
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "required")
 _PLAIN = ("spec-method", "spec-model", "spec-tokens", "spec-required")
@@ -62,7 +63,7 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if key not in _KEYS:
             yield f"--speculative-config {key}: is not known here; the keys are {', '.join(_KEYS)}"
     method, model = _method_of(config), config.get("model")
-    if method not in (NGRAM, *_WITH_MODEL):
+    if method not in _METHODS:
         found = "missing" if method is None else method
         yield (
             f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup), "{DRAFT_MODEL}" and'
@@ -97,7 +98,7 @@ def speculation_options(values: FlagValues) -> SpeculationOptions | None:
     if any(_config_problems(config)):
         return None
     lowest, highest = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
-    method = next(known for known in (NGRAM, *_WITH_MODEL) if known == _method_of(config))
+    method = next(known for known in _METHODS if known == _method_of(config))
     # As in vLLM, one of the two lengths of a match alone stands for both.
     return SpeculationOptions(
         method=method,

@@ -141,6 +141,20 @@ def test_dear_drafts_are_not_verified_but_learned_from(speculating: Callable[...
     assert counters.undrafted_sequences == {"cost": 28, "no_proposal": 1}  # nothing fits before the last token
 
 
+@pytest.mark.parametrize(("costs", "pays"), [(CHEAP, True), (DEAR, False)])
+def test_batches_say_whether_prompts_are_computed_for_drafts(
+    speculating: Callable[..., Any], costs: StepCosts, pays: bool
+) -> None:
+    """At first they are; later they are if the last decision was for drafts."""
+    world, _ = speculating([[1, 2, 3]] * 3, SamplingParams(max_tokens=12), costs=costs)
+    found = []
+    for _ in range(4):
+        batch = world.scheduler.schedule()
+        found.append(batch.prepares_drafts)
+        world.scheduler.commit(batch, world.runner.execute(batch).sample().wait())
+    assert found == [True, pays, pays, pays]
+
+
 def test_promising_drafts_are_tried_from_time_to_time(speculating: Callable[..., Any]) -> None:
     here, _ = speculating([[1, 2, 3]], plain(190), costs=DEAR)
     here.run()

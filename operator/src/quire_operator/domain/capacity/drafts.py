@@ -1,4 +1,4 @@
-"""What a draft model or a draft head needs, and why it cannot propose tokens for a target. Pure.
+"""The needs of a draft model or a draft head, and the reasons why it cannot propose tokens for a target. Pure.
 
 The engine checks this too, and the tokenizers, when it starts: after both models were downloaded.
 """
