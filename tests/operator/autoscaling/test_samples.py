@@ -90,11 +90,16 @@ def test_counters_grow_by_their_difference():
         arrived_requests=10.0, arrived_prompt_tokens=100.0, generation_tokens=50.0, steps=5.0, busy_seconds=1.0
     )
     after = sample(
-        arrived_requests=13.0, arrived_prompt_tokens=150.0, generation_tokens=90.0, steps=25.0, busy_seconds=2.0
+        arrived_requests=13.0,
+        arrived_prompt_tokens=150.0,
+        generation_tokens=90.0,
+        rejected_drafts=7.0,
+        steps=25.0,
+        busy_seconds=2.0,
     )
     grown = increment(before, after, Thresholds(wait=1.0))
     assert (grown.requests, grown.prompt_tokens, grown.generation_tokens) == (3, 50, 40)
-    assert (grown.work.steps, grown.work.busy_seconds) == (20, 1.0)
+    assert (grown.work.steps, grown.work.decode_tokens, grown.work.busy_seconds) == (20, 47, 1.0)
 
 
 def test_engine_that_restarted_counts_from_zero():

@@ -23,6 +23,8 @@ vllm:cache_config_info{block_size="16",cache_dtype="float32",engine="0",num_gpu_
 quire_queued_tokens{engine="0"} 77
 vllm:prompt_tokens_total{engine="0"} 1000
 vllm:generation_tokens_total{engine="0"} 500
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 90
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 60
 vllm:prefix_cache_hits_total{engine="0"} 100
 vllm:request_success_total{engine="0",finished_reason="stop"} 8
 vllm:request_success_total{engine="0",finished_reason="length"} 2
@@ -75,6 +77,7 @@ async def test_page_becomes_a_sample(read):
     assert (sample.kv_tokens_capacity, sample.kv_tokens_used) == (1600, 400)
     assert (sample.prompt_tokens, sample.cached_prompt_tokens, sample.generation_tokens) == (1000, 100, 500)
     assert (sample.finished_requests, sample.steps, sample.busy_seconds) == (10, 400, 10.0)
+    assert sample.rejected_drafts == 30
     assert (sample.arrived_requests, sample.arrived_prompt_tokens) == (15, 1400)
     assert sample.first_token_waits.bounds == (0.5, 1.0, math.inf)
     assert sample.first_token_waits.counts == (6, 8, 10)

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from quire_common.contract.engine import (
+    ACCEPTED_TOKENS,
     ARRIVED_REQUESTS,
     CACHE_CONFIG,
     CACHE_HITS,
+    DRAFT_TOKENS,
     FINISHED,
     FIRST_TOKEN_TIME_BUCKET,
     FIRST_TOKEN_WAIT_BUCKET,
@@ -36,6 +38,8 @@ NAMES = frozenset(
         CACHE_CONFIG,
         PROMPT_TOKENS,
         GENERATION_TOKENS,
+        DRAFT_TOKENS,
+        ACCEPTED_TOKENS,
         CACHE_HITS,
         FINISHED,
         STEPS,
@@ -88,6 +92,7 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
         prompt_tokens=sums.get(PROMPT_TOKENS, 0.0),
         cached_prompt_tokens=sums.get(CACHE_HITS, 0.0),
         generation_tokens=sums.get(GENERATION_TOKENS, 0.0),
+        rejected_drafts=sums.get(DRAFT_TOKENS, 0.0) - sums.get(ACCEPTED_TOKENS, 0.0),
         finished_requests=sums.get(FINISHED, 0.0),
         steps=sums.get(STEPS),
         busy_seconds=sums.get(STEP_SECONDS),

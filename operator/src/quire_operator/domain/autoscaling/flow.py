@@ -58,6 +58,7 @@ def increment(before: ReplicaSample, after: ReplicaSample, thresholds: Threshold
     prompts = after.prompt_tokens - base.prompt_tokens
     cached = min(prompts, max(0.0, after.cached_prompt_tokens - base.cached_prompt_tokens))
     generated = after.generation_tokens - base.generation_tokens
+    rejected = max(0.0, after.rejected_drafts - base.rejected_drafts)
     finished = after.finished_requests - base.finished_requests
     waits = _late(base.first_token_waits, after.first_token_waits, thresholds.wait)
     return Increment(
@@ -68,7 +69,7 @@ def increment(before: ReplicaSample, after: ReplicaSample, thresholds: Threshold
         late_first_tokens=waits.late,
         whole_first_tokens=_late(base.first_token_times, after.first_token_times, thresholds.whole_first_token),
         token_gaps=_late(base.token_gaps, after.token_gaps, thresholds.token_gap),
-        work=_work(base, after, prefill_tokens=prompts - cached, generation_tokens=generated),
+        work=_work(base, after, prefill_tokens=prompts - cached, decode_tokens=generated + rejected),
         finished_requests=finished,
         all_prompt_tokens=prompts,
         generation_tokens=generated,
@@ -191,14 +192,12 @@ def _late(before: Histogram | None, after: Histogram | None, threshold: float | 
     return LateCount(max(0.0, total), max(0.0, late))
 
 
-def _work(
-    before: ReplicaSample, after: ReplicaSample, *, prefill_tokens: float, generation_tokens: float
-) -> Work | None:
+def _work(before: ReplicaSample, after: ReplicaSample, *, prefill_tokens: float, decode_tokens: float) -> Work | None:
     if before.steps is None or after.steps is None or before.busy_seconds is None or after.busy_seconds is None:
         return None
     return Work(
         steps=after.steps - before.steps,
         prefill_tokens=prefill_tokens,
-        generation_tokens=generation_tokens,
+        decode_tokens=decode_tokens,
         busy_seconds=after.busy_seconds - before.busy_seconds,
     )

@@ -55,6 +55,8 @@ class ReplicaSample:
     """Prompt tokens that were computed or found in the cache so far."""
     cached_prompt_tokens: float = 0.0
     generation_tokens: float = 0.0
+    rejected_drafts: float = 0.0
+    """Draft tokens that steps computed in addition to the generated tokens."""
     finished_requests: float = 0.0
     steps: float | None = None
     busy_seconds: float | None = None

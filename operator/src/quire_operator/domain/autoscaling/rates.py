@@ -2,7 +2,7 @@
 
 Part of ``autoscaler.decide``, which converts arrivals to replicas with it. The model of a step's time is
 
-    busy seconds = step · steps + prefill · prompt tokens computed + decode · tokens generated
+    busy seconds = step · steps + prefill · prompt tokens computed + decode · tokens computed after prompts
 
 and the three costs are the non-negative least-squares fit over decaying sums. Pure: the evidence is a value.
 """
@@ -32,7 +32,9 @@ class Work:
 
     steps: float
     prefill_tokens: float
-    generation_tokens: float
+    decode_tokens: float
+    """The generated tokens, and the draft tokens that were computed and rejected: a step may compute several tokens of
+    a sequence, and a full batch has no drafts, so that generated tokens alone say too little about its speed."""
     busy_seconds: float
 
 
@@ -111,7 +113,7 @@ class Evidence:
         if y <= 0:
             return self
         fade = 0.5 ** (y / _HALF_LIFE_BUSY_SECONDS)
-        s, p, g = work.steps, work.prefill_tokens, work.generation_tokens
+        s, p, g = work.steps, work.prefill_tokens, work.decode_tokens
         row = (s * s / y, s * p / y, s * g / y, p * p / y, p * g / y, g * g / y)
         m, v = self.matrix, self.vector
         return Evidence(
