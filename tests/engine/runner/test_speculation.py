@@ -162,7 +162,7 @@ def test_1000_random_requests_answer_as_without_speculation(
     counters = drafting.engine.counters
     assert sum(counters.preemptions.values()) > 0
     assert (0 if changes.get("head") else 160) < counters.accepted_tokens < counters.draft_tokens
-    assert counters.steps < plain.engine.counters.steps
+    assert changes.get("head") or counters.steps < plain.engine.counters.steps
     assert {"penalties", "bad_words", "min_tokens"} <= set(counters.undrafted_sequences)
     assert drafting.engine.gauges().blocks_used == 0
 
