@@ -153,7 +153,7 @@ def footprint(
     return Footprint(
         dtype=dtype,
         parameters=parameters,
-weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
+        weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
         draft_bytes=0
         if draft is None
         else weights(draft.config, draft_parameters(spec, draft)) + head_state_bytes(spec, draft.config, width),
