@@ -29,6 +29,7 @@ _CONTRACT = ("contract",)
 _LN_2 = math.log(2.0)
 _LOG2_E = 1.0 / _LN_2
 _UNSEEN = float("-inf")
+_COMPARED = 4  # Strips of scores that are compared with each other.
 _POWER_OF_2 = (0.013534168, 0.052011464, 0.24144275, 0.69300383, 1.0000026)
 """2 ** x for x from 0 to 1, the highest power first."""
 
@@ -42,13 +43,23 @@ def largest_score(typingctx: Any, scores: Any, low: Any, high: Any) -> Any:
         cell = cgutils.alloca_once(builder, _VECTOR)
         builder.store(_floats(_UNSEEN), cell)
 
+        def load(index: Any) -> Any:
+            return builder.load(_at(builder, address, index, _VECTOR), align=4)
+
         def body(index: Any, visible: Any | None) -> None:
-            vector = builder.load(_at(builder, address, index, _VECTOR), align=4)
+            vector = load(index)
             if visible is not None:
                 vector = builder.select(visible, vector, _floats(_UNSEEN))
             builder.store(_larger(builder, vector, builder.load(cell)), cell)
 
-        _over_strips(builder, low, high, body)
+        def several(index: Any) -> None:
+            """Compare strips with each other first: a comparison with ``cell`` waits for the one before."""
+            found = [load(builder.add(index, _number(strip))) for strip in range(_COMPARED)]
+            while len(found) > 1:
+                found = [_larger(builder, *pair) for pair in zip(found[::2], found[1::2], strict=True)]
+            builder.store(_larger(builder, found[0], builder.load(cell)), cell)
+
+        _over_strips(builder, low, high, body, several)
         return _reduced(builder, builder.load(cell), _larger)
 
     return types.float32(types.int64, types.int64, types.int64), codegen
@@ -164,8 +175,12 @@ class _PairsOut:
         kind = ir.FunctionType(_OCTET, [_OCTET, pairs, pairs])
         product = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.256", (), kind)
         ones = ir.Constant(pairs, [0x3F803F80] * 8)
-        summed = builder.call(product, [builder.load(self._sums), builder.bitcast(halves, pairs), ones])
+        summed = self._add(lambda sums: builder.call(product, [sums, builder.bitcast(halves, pairs), ones]))
         builder.store(summed, self._sums)
+
+    def _add(self, to: Callable[[Any], Any]) -> Any:
+        """Return the sums with a strip's weights, given a function that adds the weights to sums."""
+        return to(self._builder.load(self._sums))
 
     def total(self) -> Any:
         return _reduced(self._builder, self._builder.load(self._sums), lambda builder, a, b: builder.fadd(a, b))
@@ -197,6 +212,11 @@ class _ShortPairsOut(_PairsOut):
         )
         self._keep(builder.call(convert, [weight]), address, index)
 
+    def _add(self, to: Callable[[Any], Any]) -> Any:
+        """Add the pairs first, because only an addition of floats is fast enough to wait for the strip before."""
+        builder = self._builder
+        return builder.fadd(builder.load(self._sums), to(ir.Constant(_OCTET, [0.0] * 8)))
+
 
 def _scaled(builder: Any, value: Any, exponent: Any) -> Any:
     """Return value * 2 ** floor(exponent) by one instruction."""
@@ -215,8 +235,17 @@ def _nearest(builder: Any, x: Any) -> Any:
     return builder.call(builder.module.declare_intrinsic("llvm.rint.v16f32", (), kind), [x])
 
 
-def _over_strips(builder: Any, low: Any, high: Any, body: Callable[[Any, Any | None], None]) -> None:
-    """Call ``body(strip, visible lanes)`` for each strip of low:high; None means all lanes."""
+def _over_strips(
+    builder: Any,
+    low: Any,
+    high: Any,
+    body: Callable[[Any, Any | None], None],
+    several: Callable[[Any], None] | None = None,
+) -> None:
+    """Call ``body(strip, visible lanes)`` for each strip of low:high; None means all lanes.
+
+    Call ``several(strip)`` instead for each ``_COMPARED`` whole strips, if it is given.
+    """
     first, last = _strips(builder, low, high)
     whole_from = builder.udiv(builder.add(low, _number(WIDTH - 1)), _number(WIDTH))
     whole_to = builder.udiv(high, _number(WIDTH))
@@ -227,9 +256,15 @@ def _over_strips(builder: Any, low: Any, high: Any, body: Callable[[Any, Any | N
     def larger(a: Any, b: Any) -> Any:
         return builder.select(builder.icmp_signed(">", a, b), a, b)
 
+    begin_whole = whole_from
+    if several is not None:
+        count = builder.sdiv(larger(builder.sub(whole_to, whole_from), _number(0)), _number(_COMPARED))
+        with cgutils.for_range(builder, count) as loop:
+            several(builder.add(whole_from, builder.mul(loop.index, _number(_COMPARED))))
+        begin_whole = builder.add(whole_from, builder.mul(count, _number(_COMPARED)))
     for begin, end, is_whole in (
         (first, smaller(whole_from, last), False),
-        (whole_from, whole_to, True),
+        (begin_whole, whole_to, True),
         (larger(whole_from, whole_to), last, False),
     ):
         with cgutils.for_range_slice(builder, begin, end, _number(1), _I64) as (index, _):

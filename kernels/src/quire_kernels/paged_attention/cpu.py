@@ -287,7 +287,8 @@ def _attend_worker(block: Any) -> None:
     configuration = np.zeros(64, np.uint8)
     last_values = np.empty((value_units, value_dim), np.int32)
     all_queries = np.empty((held_rows, units), dtype=np.float32)
-    all_scores = np.empty((held_rows, piece_tokens), dtype=np.float32)
+    # Rows that are a power of two apart would share a few sets of the nearest cache, and displace each other.
+    all_scores = np.empty((held_rows, piece_tokens + WIDTH), dtype=np.float32)
     all_attended = np.empty((held_rows, value_dim), dtype=np.float32)
     largest, totals = np.empty(max_rows, dtype=np.float32), np.empty(max_rows, dtype=np.float32)
     # The addresses of the keys and the values of each 16 tokens of a piece.

@@ -5,6 +5,9 @@ a prompt visits its pieces in one item. In a sequence with few queries, as in de
 one long sequence still occupies all threads. Tiles and pieces do not depend on the batch or on the number of threads,
 and neither does a result.
 
+Where AMX multiplies, a tile of a longer prompt has 32 tokens, because loading keys and values from the second-level
+cache takes longer than the products. A row's result does not depend on the size of its tile.
+
 Legend: B sequences, M blocks of the longest.
 """
 
@@ -13,7 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from quire_kernels.cpu_runtime.amx import may_use_tiles
+
 _TILE_TOKENS = 16
+_AMX_TILE_TOKENS = 32
 _PIECE_TOKENS = 256
 # Larger than any sequence, small enough that adding to it does not overflow.
 _NO_WINDOW = 1 << 40
@@ -76,10 +82,11 @@ def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach
     The rows are: row of the block tables, first query, queries, context up to and including the last query, first
     visible piece, visible pieces, and items (filled in by the caller).
     """
-    counts = -(-query // _TILE_TOKENS)
+    tile_tokens = _AMX_TILE_TOKENS if may_use_tiles() else _TILE_TOKENS
+    counts = -(-query // tile_tokens)
     owner = np.repeat(np.arange(len(query)), counts)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * _TILE_TOKENS
-    tokens = np.minimum(_TILE_TOKENS, query[owner] - offset)
+    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
+    tokens = np.minimum(tile_tokens, query[owner] - offset)
     ends = (context - query)[owner] + offset + tokens
     first = ends - tokens
     first_seen = first // reach * reach if chunked else np.maximum(0, first + 1 - reach)
