@@ -27,6 +27,7 @@ def multiplies_bfloat16() -> bool:
     return "+avx512bf16" in _features() and has_avx512()
 
 
+@functools.cache
 def multiplies_tiles() -> bool:
     """Return whether the target has AMX: products of whole tiles of bfloat16 and of bytes.
 

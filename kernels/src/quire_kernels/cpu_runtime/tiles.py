@@ -12,6 +12,7 @@ configures must release before it returns, because the system saves a thread's t
 A sum is accumulated tile by tile along K, so its bits depend on the number of units in a tile, not on the other rows.
 """
 
+import functools
 from typing import Any, Literal
 
 from llvmlite import ir
@@ -88,6 +89,7 @@ def copy_line(typingctx: Any, target: Any, source: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+@functools.cache  # A model has few sizes, and each layer asks in every step.
 def units_of_tile(units: int) -> int | None:
     """Return the largest tile size that divides ``units``, so that tiles of one size cover K without padding.
 

@@ -9,6 +9,7 @@ This is 1.3 to 2.8 times faster than gathering a sequence and calling torch's sc
 as well (ADR 0006).
 """
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,8 @@ def paged_attention(
     value_dim = cache.value_dim
     # A partial result has, for each row, the largest score, the sum of weights, and the weighted values.
     partials = torch.empty(plan.num_partials * cache.kv_heads * rows * (value_dim + 2))
-    finished = np.zeros(plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0, dtype=np.int64)
+    # Counters of finished items; an array gives its address in a quarter of numpy's time.
+    finished = array("q", bytes(8 * plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0))
     # With tiles, a unit has two tokens of values, and a tile does not extend from one block into the next.
     key_units = units_of_tile(-(-dim // 2)) if cache.in_pairs and may_use_tiles() else None
     value_units = TILE_UNITS if cache.block_size % (2 * TILE_UNITS) == 0 else WIDTH // 2
@@ -84,9 +86,9 @@ def paged_attention(
         cache.values.data_ptr(),
         plan.block_tables.data_ptr(),
         plan.block_tables.shape[1],
-        plan.tiles.ctypes.data,
+        plan.tiles_address,
         plan.tiles.shape[1],
-        plan.items.ctypes.data,
+        plan.items_address,
         plan.items.shape[1],
         heads,
         cache.kv_heads,
@@ -100,7 +102,7 @@ def paged_attention(
         float_bits(scale),
         q.element_size(),
         partials.data_ptr(),
-        finished.ctypes.data,
+        finished.buffer_info()[0],
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),

@@ -36,6 +36,8 @@ class CpuPlan:
     piece_tokens: int
     tiles: np.ndarray  # int64 [7, tiles]
     items: np.ndarray  # int64 [3, items]
+    tiles_address: int  # Every layer needs the addresses, and numpy takes a microsecond for one.
+    items_address: int
     num_partials: int
     max_tile_tokens: int
     products: int  # query tokens x context tokens
@@ -70,6 +72,8 @@ def plan_attention(
         piece_tokens=piece_tokens,
         tiles=tiles,
         items=items,
+        tiles_address=tiles.ctypes.data,
+        items_address=items.ctypes.data,
         num_partials=len(tile) if is_split.any() else 0,
         max_tile_tokens=int(tiles[2].max()),
         products=int((query * context).sum()),
