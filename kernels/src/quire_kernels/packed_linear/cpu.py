@@ -191,6 +191,8 @@ def _by_tiles(x: Tensor, weights: Int8Weights | BFloat16Weights, units: int, out
         steps,
         -(-steps // parts),
         int(is_bytes),
+        threads,
+        *(0,) * threads,
     )
     launch(TILES, x.dtype, laying + cut.items, arguments, parallel=cut.parallel)
     return out

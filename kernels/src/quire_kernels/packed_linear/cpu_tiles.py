@@ -31,6 +31,9 @@ from quire_kernels.packed_linear import INT8_UNIT
 from quire_kernels.packed_linear.cpu_rows import PANEL_UNIT_BYTES, QUANTISED, quantise, store_bytes, store_sums
 from quire_kernels.packed_linear.cpu_sweep import BLOCK_BYTES, BLOCK_ROWS, PENDING, sweep_rows
 
+STRETCHES = 26
+"""The place in the argument block of the counters of the items that were taken from each stretch."""
+
 # The first row tiles that use a part of a panel prefetch the next part.
 _PAIRS_1 = tile_product("tdpbf16ps", down=1, across=2, asks_ahead=True)
 _PAIRS_2 = tile_product("tdpbf16ps", down=2, across=2, streams=True)
@@ -145,14 +148,18 @@ def _tile_worker(block: Any) -> None:
 
     A part of a panel that fits into the nearest cache is used for all row tiles of an item before the next part is
     loaded. If a panel has several parts, the sums are kept between them.
+
+    The items are divided into stretches, and each thread begins with another one: it reads the panels that it has
+    prefetched, and the rows that are in its second-level cache. A thread that has finished helps with the others.
     """
     counter = as_int64_pointer(block)
-    a = carray(counter, 25)
+    a = carray(counter, STRETCHES)
     items, rows, inputs, outputs = a[1], a[4], a[5], a[6]
     x, x_stride, laid, weights, out, size = a[7], a[8], a[9], a[10], a[11], a[12]
     vectors = (int32_pointer(a[14]), float32_pointer(a[13]), float32_pointer(a[15]))
     laying, rows_each, chunks, chunk_rows, panels_each = a[16], a[17], a[18], a[19], a[20]
     units, steps, steps_each, is_bytes = a[21], a[22], a[23], a[24] != 0
+    stretches = a[25]
     row_tile_bytes, panel_bytes = steps * TILE_BYTES, steps * units * PANEL_UNIT_BYTES
     behind = laid + (rows + TILE_ROWS - 1) // TILE_ROWS * row_tile_bytes
     scales, zeros = carray(float32_pointer(behind), rows), carray(int32_pointer(behind + rows * 4), rows)
@@ -162,21 +169,25 @@ def _tile_worker(block: Any) -> None:
     # that cross cache lines take twice as long.
     memory = np.empty((chunk_rows if keeps else 3 * BLOCK_ROWS) * PANEL_UNIT_BYTES + ROW_BYTES, np.uint8)
     last, configuration, pending = np.empty(PANEL, np.float32), np.zeros(64, np.uint8), np.zeros(PENDING, np.int64)
-    is_ready = False
     configure(configuration, min(rows, TILE_ROWS), units)
     while True:
         item = fetch_add(counter, 0)
-        if item >= items:
+        if item >= laying:
             break
-        if item < laying:
-            first, end = item * rows_each, min(rows, (item + 1) * rows_each)
-            _lay_rows(block, is_bytes, x, x_stride, inputs, first, end, laid, units, steps, scales, zeros)
-            fetch_add(counter, QUANTISED)
+        first, end = item * rows_each, min(rows, (item + 1) * rows_each)
+        _lay_rows(block, is_bytes, x, x_stride, inputs, first, end, laid, units, steps, scales, zeros)
+        fetch_add(counter, QUANTISED)
+    await_count(counter, QUANTISED, laying)
+    products = items - laying
+    groups = products // chunks
+    stretch, left = (item - laying) % stretches, stretches
+    while left > 0:
+        begin, end = stretch * products // stretches, (stretch + 1) * products // stretches
+        item = begin + fetch_add(counter, STRETCHES + stretch)
+        if item >= end:
+            stretch, left = (stretch + 1) % stretches, left - 1
             continue
-        if not is_ready:
-            await_count(counter, QUANTISED, laying)
-            is_ready = True
-        first_panel, chunk = (item - laying) // chunks * panels_each, (item - laying) % chunks
+        first_panel, chunk = item % groups * panels_each, item // groups
         last_panel = min(panels, first_panel + panels_each)
         sums = (memory.ctypes.data + ROW_BYTES - 1) // ROW_BYTES * ROW_BYTES
         begin, end = chunk * chunk_rows, min(rows, (chunk + 1) * chunk_rows)
