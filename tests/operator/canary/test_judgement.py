@@ -60,6 +60,22 @@ def test_loaded_canary_that_is_as_fast_as_idle_replicas_passes() -> None:
     assert verdict(latencies({0: (4000, 0.2)}), latencies({3: (2000, 0.2)}, seed=2)) is Verdict.PASSED
 
 
+@pytest.mark.parametrize(
+    ("median", "expected"),
+    [
+        (0.2, Verdict.PASSED),
+        (1.0, Verdict.WAITING),  # a queue of so many requests may explain it
+        (6.0, Verdict.FAILED),
+    ],
+)
+def test_canary_at_which_requests_pile_up(median: float, expected: Verdict) -> None:
+    """Clients wait for the slow canary, so that the stable replicas never have its load."""
+    stable = latencies({0: (3000, 0.2), 1: (3000, 0.2), 4: (19, 0.2)})
+    result = judge(ONE, Tracks(stable=stable, canary=latencies({4: (2000, median)}, seed=2)))[0]
+    assert result.verdict is expected
+    assert ("pile up" in result.message) == (expected is Verdict.FAILED)
+
+
 def test_other_mix_of_loads_is_no_difference() -> None:
     """The stable replicas are mostly busy and the canary mostly idle; each load has the same latency."""
     stable = latencies({1: (500, 0.1), 5: (8000, 0.9)})

@@ -3,12 +3,15 @@
 A canary with a small weight is nearly idle, so that its raw percentiles look good. So each latency of the canary is
 compared with the stable revision's latencies at the same load of a replica. A gate such as p95 +15 % asks: is the share
 of canary requests slower than 1.15 times the stable p95 at their load above 5 %? The answer has a confidence interval,
-which includes the uncertainty of the stable percentile. Where only one track has seen a load, latencies rise with load
-decides: a canary that is slower at less load is worse, and one that is as fast at more load is not.
+which includes the uncertainty of the stable percentile. Where only one track has seen a load, the rise of latencies
+with load decides: a canary that is slower at less load is worse, and one that is as fast at more load is not. A canary
+that is so slow that its requests pile up beyond every stable load is worse if its latency has grown by more than the
+load.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from math import exp, inf, lgamma, log, log1p, sqrt
 
 from quire_common.contract.tracks import INTER_TOKEN_LATENCY, LEVELS, TIME_TO_FIRST_TOKEN, level_range
@@ -137,7 +140,8 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     canary = {level: tracks.canary.histogram(metric, level) for level in range(LEVELS)}
     stable = {level: tracks.stable.histogram(metric, level) for level in range(LEVELS)}
     total = sum(map(count, canary.values()))
-    strict, lenient = _matched(gate, canary, stable, heavier=False), _matched(gate, canary, stable, heavier=True)
+    strict, lenient = _matched(gate, canary, stable, _LIGHTER), _matched(gate, canary, stable, _HEAVIER)
+    piled_up = _matched(gate, canary, stable, _IN_PROPORTION)
     shown = [(stable[level], _weight(canary[level], stable[level])) for level in range(LEVELS)]
     figures = _figures(shown, gate.share), _figures([(each, 1.0) for each in canary.values()], gate.share)
 
@@ -162,6 +166,11 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
         slow = f"{100 * lenient.slow / lenient.count:.1f} % of {round(lenient.count)} requests"
         text = f"{slow} were more than {limit} above the stable p{round(100 * gate.share)} at equal load"
         return result(Verdict.FAILED, f"{text}; at most {100 * expected:.0f} % may be{_shown_increase(*figures)}")
+    if piled_up.count >= policy.min_requests and piled_up.deviations(expected) > _FAIL_DEVIATIONS:
+        slow = f"{100 * piled_up.slow / piled_up.count:.1f} % of {round(piled_up.count)} requests"
+        text = f"requests pile up at the canary, and {slow} were more than {limit} above the stable"
+        where = f"p{round(100 * gate.share)} even in proportion to the load"
+        return result(Verdict.FAILED, f"{text} {where}{_shown_increase(*figures)}")
     if strict.count >= policy.min_requests and strict.deviations(expected) < -_PASS_DEVIATIONS:
         return result(Verdict.PASSED, f"not more than {limit} above stable at equal load{_shown_increase(*figures)}")
     if strict.count < policy.min_requests:
@@ -174,24 +183,52 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     return result(Verdict.WAITING, f"not yet certain{_shown_increase(*figures)}", _remaining(strict, expected))
 
 
-def _matched(gate: Gate, canary: dict[int, Histogram], stable: dict[int, Histogram], *, heavier: bool) -> _Matched:
-    """Return the canary's latencies against the stable ones at the same load, or at the nearest heavier or lighter."""
+class _Nearest(Enum):
+    """The stable load with which a canary's load is compared if both have seen other loads."""
+
+    LIGHTER = auto()
+    HEAVIER = auto()
+    IN_PROPORTION = auto()
+    """A heavier one, or else the heaviest, whose percentile then counts as if it grew with the number of requests."""
+
+
+_LIGHTER, _HEAVIER, _IN_PROPORTION = _Nearest
+
+
+def _matched(
+    gate: Gate, canary: Mapping[int, Histogram], stable: Mapping[int, Histogram], nearest: _Nearest
+) -> _Matched:
+    """Return the canary's latencies against the stable ones at the same load, or at the nearest comparable one."""
     total = slow = spread = 0.0
     weights: dict[int, float] = {}
+    known = [level for level, histogram in stable.items() if count(histogram) >= _LEAST_STABLE]
     for level, histogram in canary.items():
-        others = range(level, LEVELS) if heavier else range(level, -1, -1)
-        match = next((other for other in others if count(stable[other]) >= _LEAST_STABLE), None)
+        match = _match(level, known, nearest)
         amount = count(histogram)
         if match is None or not amount:
             continue
         percentile = quantile([(stable[match], 1.0)], gate.share)
         assert percentile is not None
         total += amount
-        slow += above(histogram, gate.factor * percentile)
+        growth = _growth(match, level) if nearest is _IN_PROPORTION else 1.0
+        slow += above(histogram, gate.factor * percentile * growth)
         weights[match] = weights.get(match, 0.0) + amount
     for match, weight in weights.items():
         spread += (weight / total) ** 2 / count(stable[match])
     return _Matched(count=total, slow=slow, uncertainty=spread)
+
+
+def _match(level: int, known: Sequence[int], nearest: _Nearest) -> int | None:
+    """Return the stable load level to compare with; None without one."""
+    if nearest is _LIGHTER:
+        return max((other for other in known if other <= level), default=None)
+    heavier = min((other for other in known if other >= level), default=None)
+    return max(known, default=None) if nearest is _IN_PROPORTION and heavier is None else heavier
+
+
+def _growth(stable: int, canary: int) -> float:
+    """Return by how much more requests at most a replica at one level has than one at a lighter level, and itself."""
+    return 2.0 ** (canary - stable + 1) if canary > stable else 1.0
 
 
 def _remaining(matched: _Matched, expected: float) -> int | None:
