@@ -6,25 +6,25 @@
 
 The replicas listen on loopback. Clients send requests with temperature 0 one after the other. As in a cluster, the
 figures of the gateway are polled, the gates judged, and the record advanced; here every 2 seconds instead of 15. A
-canary is cold for a minute. "1 error in 100" is a proxy in front of an engine; "layer" has one layer whose weights are
-scaled by 1.1. The exit status is 1 if a bad canary is promoted or a good one rolled back.
+canary is cold for a minute. The faults of "1 error in 100", "layer" and "leak" are those of
+``benchmarks/canary/faults``. A replica that exceeds its memory limit is killed and started again, as in a pod. The exit
+status is 1 if a bad canary is promoted or a good one rolled back.
 """
 
 import argparse
 import asyncio
 import json
-import shutil
+import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
 import aiohttp
 import uvloop
-from aiohttp import web
 from rich.console import Console
 
 from benchmarks.report import DEMO_MODEL, at_least_one, machine, parser, save, show_table
@@ -40,8 +40,10 @@ _POLL_SECONDS = 2.0
 _LONGEST_SECONDS = 1200.0
 _START_SECONDS = 10.0
 """The time in which replicas of a canary start, and all requests go to the stable one."""
-_ONE_IN = 100
-_SCALE = 1.1
+_FAULTS = Path(__file__).with_name("faults")
+_GROWTH_BYTES = 256 << 20
+"""The memory limit of a replica, above what it uses when it is ready."""
+_LIMIT_SECONDS = 0.5
 POLICY = Canary(
     steps=(CanaryStep(weight_percent=50, duration_seconds=10.0),),
     gates=(
@@ -65,8 +67,8 @@ class Kind:
     is_good: bool
     flags: tuple[str, ...] = ()
     """The engine's flags that its spec changes."""
-    has_errors: bool = False
-    has_other_layer: bool = False
+    fault: str = ""
+    """A fault of ``benchmarks/canary/faults``."""
 
 
 KINDS = (
@@ -74,8 +76,9 @@ KINDS = (
     Kind(name="smaller batches", is_good=True, flags=("--max-num-seqs", "6")),
     Kind(name="slow under load", is_good=False, flags=("--max-num-seqs", "1")),
     Kind(name="slow", is_good=False, flags=("--max-num-batched-tokens", "8")),
-    Kind(name="1 error in 100", is_good=False, has_errors=True),
-    Kind(name="layer", is_good=False, has_other_layer=True),
+    Kind(name="1 error in 100", is_good=False, fault="errors"),
+    Kind(name="layer", is_good=False, fault="layer"),
+    Kind(name="leak", is_good=False, fault="leak"),
 )
 
 
@@ -98,55 +101,42 @@ class Row:
         return self.phase == (Phase.PROMOTING if self.is_good else Phase.ROLLED_BACK).value
 
 
-def perturbed(folder: Path) -> Path:
-    """Return a copy of the demo model in which one layer's weights are scaled."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    copy = folder / "perturbed"
-    shutil.copytree(DEMO_MODEL, copy)
-    file = copy / "model.safetensors"
-    tensors = load_file(file)
-    for name, tensor in tensors.items():
-        if ".layers.1." in name and "proj" in name:
-            tensors[name] = (tensor.to(torch.float32) * _SCALE).to(tensor.dtype)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return copy
-
-
-def engine(folder: Path, name: str, kind: Kind, model: Path) -> Server:
+def engine(folder: Path, name: str, kind: Kind) -> Server:
     """Return an engine that is not started yet."""
     port = free_port()
-    command = ["-m", "quire_engine", "--model", str(model), "--served-model-name", MODEL, "--threads", "1"]
+    command = ["-m", "quire_engine", "--model", str(DEMO_MODEL), "--served-model-name", MODEL, "--threads", "1"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048", "--drain-timeout", "1s"]
     command += ["--kv-cache-memory-bytes", "64MiB", *kind.flags]
-    return Server(name, command, port, folder / f"{name}.log")
+    fault = {"PYTHONPATH": str(_FAULTS), "CANARY_FAULT": kind.fault} if kind.fault else {}
+    return Server(name, command, port, folder / f"{name}.log", environment=fault)
 
 
-@asynccontextmanager
-async def failing(target: str, client: aiohttp.ClientSession) -> AsyncIterator[str]:
-    """Yield the URL of a proxy that fails every hundredth request."""
-    count = 0
+class MemoryLimit:
+    """The memory limit of a replica, which is killed above it and started again, as a kubelet does."""
 
-    async def forward(request: web.Request) -> web.Response:
-        nonlocal count
-        count += request.method == "POST"
-        if request.method == "POST" and count % _ONE_IN == 0:
-            return web.json_response({"error": {"message": "broken", "code": "broken"}}, status=500)
-        body, kind = await request.read(), {"Content-Type": request.content_type}
-        async with client.request(request.method, f"{target}{request.path_qs}", data=body, headers=kind) as answer:
-            return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.failure: str | None = None
+        """The reason why the replica restarted, as the operator words it; None if it has not."""
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", forward)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    async def watch(self) -> None:
+        """Apply the limit until cancelled."""
+        limit = resident_bytes(self._server.pid) + _GROWTH_BYTES
+        while True:
+            await asyncio.sleep(_LIMIT_SECONDS)
+            if resident_bytes(self._server.pid) > limit and self.failure is None:
+                self.failure = f"container engine of pod {self._server.name} restarted: OOMKilled with exit code 137"
+                await self._server.kill()
+                await self._server.start()
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process; 0 if it has ended."""
     try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class Route:
@@ -175,11 +165,13 @@ async def client_loop(client: aiohttp.ClientSession, url: str, number: int) -> N
             count % 9
         )
         body = {"model": MODEL, "prompt": text, "max_tokens": 16, "temperature": 0, "stream": True}
-        async with client.post(f"{url}/v1/completions", json=body) as response:
-            await response.read()
+        # A stream on a replica that is killed breaks, which is an error of its track.
+        with suppress(aiohttp.ClientError):
+            async with client.post(f"{url}/v1/completions", json=body) as response:
+                await response.read()
 
 
-async def judged(client: aiohttp.ClientSession, url: str, route: Route) -> tuple[Record, Tracks]:
+async def judged(client: aiohttp.ClientSession, url: str, route: Route, memory: MemoryLimit) -> tuple[Record, Tracks]:
     """Judge the canary until it is promoted or rolled back, or until the time is up."""
     record = advance(None, Situation(revision="old", differs=False), POLICY, now=monotonic())
     began, found = monotonic(), Tracks()
@@ -191,6 +183,7 @@ async def judged(client: aiohttp.ClientSession, url: str, route: Route) -> tuple
             revision="new",
             differs=True,
             canary_ready=monotonic() > began + _START_SECONDS,
+            failure=memory.failure,
             results=results,
             requests=found.canary.requests,
         )
@@ -206,8 +199,7 @@ async def judged(client: aiohttp.ClientSession, url: str, route: Route) -> tuple
 
 async def measure(kind: Kind, folder: Path, clients: int) -> Row:
     """Return how one canary ends."""
-    model = perturbed(folder) if kind.has_other_layer else DEMO_MODEL
-    servers = [engine(folder, STABLE, KINDS[0], DEMO_MODEL), engine(folder, CANARY, kind, model)]
+    servers = [engine(folder, STABLE, KINDS[0]), engine(folder, CANARY, kind)]
     port = free_port()
     endpoints = folder / "endpoints.json"
     command = ["-m", "quire_gateway", "--host", "127.0.0.1", "--port", str(port), "--drain-timeout", "1s"]
@@ -217,20 +209,19 @@ async def measure(kind: Kind, folder: Path, clients: int) -> Row:
         client = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         )
-        urls = {server.name: server.url for server in servers}
-        if kind.has_errors:
-            urls[CANARY] = await stack.enter_async_context(failing(urls[CANARY], client))
-        route = Route(endpoints, urls)
+        route = Route(endpoints, {server.name: server.url for server in servers})
         route.write(None)
         for server in (*servers, gateway):
             stack.push_async_callback(server.stop)
             await server.start()
         for server in (*servers, gateway):
             await server.until_ready(client)
+        memory = MemoryLimit(servers[1])
         tasks = [asyncio.create_task(client_loop(client, gateway.url, number)) for number in range(clients)]
+        tasks.append(asyncio.create_task(memory.watch()))
         began = monotonic()
         try:
-            record, found = await judged(client, gateway.url, route)
+            record, found = await judged(client, gateway.url, route, memory)
         finally:
             for task in tasks:
                 task.cancel()

@@ -10,6 +10,7 @@ import os
 import sys
 from asyncio.subprocess import Process
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,8 @@ class Server:
     port: int
     log: Path
     process: Process | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to those of this process. ``PYTHONPATH`` comes before the path of this process."""
 
     @property
     def url(self) -> str:
@@ -52,7 +55,9 @@ class Server:
 
     async def start(self) -> None:
         # The whole path: the packages under test are those of this process.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        first = filter(None, [self.environment.get("PYTHONPATH")])
+        path = os.pathsep.join([*first, str(ROOT), *sys.path])
+        environment = {**os.environ, **self.environment, "PYTHONPATH": path}
         with self.log.open("ab") as file:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, *self.command, stdout=file, stderr=file, env=environment, cwd=ROOT
@@ -67,6 +72,12 @@ class Server:
         except TimeoutError:
             self.process.kill()
             await self.process.wait()
+
+    async def kill(self) -> None:
+        """End the process without a shutdown."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
 
     async def until_ready(self, client: aiohttp.ClientSession) -> None:
         """Wait until ``/readyz`` answers 200. Raise SystemExit if the process ends or takes too long."""

@@ -1,0 +1,1 @@
+"""Faults that engines of bad canaries have."""
