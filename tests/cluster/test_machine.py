@@ -170,3 +170,10 @@ def test_a_port_in_use_is_named_with_instructions(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(MachineUnfit, match=f"prometheus needs port {port} .*ss -lnp 'sport = :{port}'"):
             requirements.require_port(port, "prometheus")
     requirements.require_port(port, "prometheus")
+
+
+@pytest.mark.parametrize(("file", "expected"), [("cpu.shares", "12288"), ("cpu.weight", "1200"), ("memory.max", "")])
+def test_pods_get_the_processor_time_of_several_processes(file: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    cgroups.weigh(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {file: expected}

@@ -15,6 +15,9 @@ from quire_cluster.nodes.plan import CGROUP, NodePlan
 MOUNTS: Final = Path("/proc/self/mountinfo")
 NEEDED: Final = frozenset({"cpu", "cpuset", "memory", "pids"})
 REMOVAL_SECONDS: Final = 10.0
+PROCESSES: Final = 12
+"""The processes outside with which all pods together share the processors equally. A new group counts as one process,
+so that pods on a machine that also compiles or tests would hardly start."""
 
 
 def hierarchies(mountinfo: str) -> dict[str, Path]:
@@ -57,6 +60,15 @@ def create(node: NodePlan) -> None:
             folder = folder / part
             folder.mkdir(exist_ok=True)
             _inherit_cpuset(folder)
+        weigh(root / CGROUP)
+
+
+def weigh(folder: Path) -> None:
+    """Give a group the processor time of several processes, in the hierarchy that has processors."""
+    for name, of_one_process in (("cpu.shares", 1024), ("cpu.weight", 100)):
+        file = folder / name
+        if file.exists():
+            file.write_text(str(PROCESSES * of_one_process))
 
 
 def processes(cgroup: str) -> frozenset[int]:
