@@ -1,4 +1,4 @@
-"""LLMAdapters come, fail and go beside a base model under known-answer traffic, and a pod is killed in between."""
+"""LLMAdapters come, fail and go while their base model serves known-answer traffic, and a pod is killed in between."""
 
 import json
 from pathlib import Path
