@@ -4,6 +4,7 @@ The layers below know nothing of the clients of requests, the layers above know 
 clock for both. One thread calls it: ``ipc.loop`` in the engine process, or a benchmark directly.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -44,7 +45,8 @@ class _Flight:
 class Engine:
     """A scheduler and a runner, stepped together.
 
-    ``overlap`` schedules a step while the previous one still runs, for a runner that does not wait itself.
+    ``overlap`` schedules a step while the previous one still runs, for a runner that does not wait itself. With
+    several ``stages``, as many steps run at once, of which each has other sequences.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Engine:
         matchers: Matchers | None = None,
         adapters: AdapterStore | None = None,
         overlap: bool = False,
+        stages: int = 1,
         now: Callable[[], float] = monotonic,
     ) -> None:
         """``matchers`` constrain sequences by grammars, ``adapters`` hold the adapters in host memory.
@@ -64,8 +67,9 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._overlap = overlap
+        self._most_flights = stages if stages > 1 else 1 + overlap
         self._now = now
-        self._flight: _Flight | None = None
+        self._flights: deque[_Flight] = deque()
         self._matchers = matchers
         self._unprepared: dict[int, Request] = {}
         """Requests whose grammar is being compiled, by key, in the order of their arrival."""
@@ -180,15 +184,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True while requests are unfinished, or the output of a step is still to come."""
-        return self._flight is not None or self._scheduler.has_unfinished
+        return bool(self._flights) or self._scheduler.has_unfinished
 
     def step(self) -> Step | None:
-        """Run one step and return its output; with overlap that of the previous step, None at the first."""
+        """Issue a step and return the output of the oldest one, or None while more may be issued before it ends."""
         began = self._now()
         batch = self._scheduler.schedule()
         scheduled = self._now()
         self.seconds.schedule += scheduled - began
-        issued = None
         ended = None
         if batch is not None:
             if self.on_scheduled is not None:
@@ -196,22 +199,18 @@ class Engine:
             forward = self._runner.execute(batch)
             masks = None
             if batch.constrained is not None:
-                if self._flight is not None:
+                if self._overlap and self._flights:
                     # The masks depend on the tokens of the step before, which the host has not seen yet.
-                    flight, self._flight = self._flight, None
-                    ended = self._finish(flight, scheduled)
+                    ended = self._finish(self._flights.popleft(), scheduled)
                 masks = self._masks(batch, batch.constrained, forward)
-            issued = _Flight(batch=batch, pending=forward.sample(masks), began=began)
+            self._flights.append(_Flight(batch=batch, pending=forward.sample(masks), began=began))
         if ended is not None:
-            self._flight = issued
             return ended
-        if self._overlap:
-            issued, self._flight = self._flight, issued
-        if issued is None:
-            assert self._flight is not None or not self.has_work, "there is work, but no sequence can go on"
-            self.seconds.run += self._now() - scheduled
-            return None
-        return self._finish(issued, scheduled)
+        if self._flights and (batch is None or len(self._flights) >= self._most_flights):
+            return self._finish(self._flights.popleft(), scheduled)
+        assert self._flights or not self.has_work, "there is work, but no sequence can go on"
+        self.seconds.run += self._now() - scheduled
+        return None
 
     def _finish(self, flight: _Flight, scheduled: float) -> Step:
         drawn = flight.pending.wait()
@@ -316,13 +315,15 @@ def make_engine(
         share_prefixes=cache.share_prefixes,
         pools=model.pools,
         adapter_slots=model.adapter_slots,
+        stages=model.stages,
     )
     rates = MeasuredRates(
         prefill_tokens_per_second=model.prefill_tokens_per_second,
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )
-    bound = _stall_bound(model, scheduler.max_generation_stall_seconds)
+    # A token passes through all stages, and may wait for a step with prompts at each of them.
+    bound = _stall_bound(model, scheduler.max_generation_stall_seconds / model.stages)
     drafts = None
     if speculation is not None and (speculation.method == "ngram" or model.seconds_per_draft is not None):
         drafts = _speculation(speculation, config, model)
@@ -333,6 +334,7 @@ def make_engine(
         adapters=model.adapters,
         # What a step with drafts gains is known only after it.
         overlap=model.asynchronous and drafts is None,
+        stages=model.stages,
     )
 
 

@@ -117,6 +117,7 @@ def make_world(
     adapter_slots: int = 0,
     adapters: AdapterStore | None = None,
     pools: bool = False,
+    stages: int = 1,
 ) -> World:
     """Return a function that creates a ``World``.
 
@@ -142,6 +143,7 @@ def make_world(
         max_prompt_logprobs_positions=positions,
         adapter_slots=adapter_slots,
         pools=pools,
+        stages=stages,
     )
     seconds = max_stall or max_step
     bound = None
@@ -149,7 +151,7 @@ def make_world(
         bound = StallBound(seconds, at_least=block_size, costs=step_costs, alone_seconds=max_step)
     scheduler = Scheduler(config, layout, rates, bound, speculation)
     runner = FakeRunner(layout=layout, vocab_size=vocab_size, tokens_at_once=tokens_at_once)
-    engine = Engine(scheduler=scheduler, runner=runner, adapters=adapters, overlap=overlap)
+    engine = Engine(scheduler=scheduler, runner=runner, adapters=adapters, overlap=overlap, stages=stages)
     return World(engine, scheduler, runner)
 
 

@@ -114,6 +114,8 @@ class LoadedModel:
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
     adapters: AdapterStore | None = None
     """The adapters in host memory; None where the model has no slots for adapters."""
+    stages: int = 1
+    """The steps that the runner runs at once, if they have different sequences."""
     pools: bool = False
     """True if the runner pools prompts and samples nothing."""
     adapter_slots: int = 0

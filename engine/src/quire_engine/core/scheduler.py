@@ -4,7 +4,8 @@ Every sequence has ``num_tokens`` and ``num_computed``, and each step lets it ca
 sequences first, in order, then waiting ones. Chunked prefill is the rest of a prompt that exceeds the budget; decoding
 is a sequence that lacks one token; a preempted sequence lacks all its tokens again; a prefix in the cache is already
 computed. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``. ``schedule`` may
-run once ahead of the previous commit, and then counts pending samples as unknown tokens.
+run once ahead of the previous commit, and then counts pending samples as unknown tokens. With several stages it runs
+ahead by as many steps, and no sequence is in a step while its sample is pending.
 
 Nothing here knows tensors, messages or the clock.
 """
@@ -69,6 +70,8 @@ class SchedulerConfig:
     """True if every request pools its prompt, and none samples a token."""
     adapter_slots: int = 0
     """The adapters that a step can use besides the base model; with 0, no request may have one."""
+    stages: int = 1
+    """The stages of the model, one after the other, each of which can run another step at the same time."""
 
 
 class Scheduler:
@@ -196,15 +199,18 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Return the next step, or None if no sequence can continue before a commit or a new request."""
-        assert len(self._in_flight) < 2, "schedule() runs at most one step ahead of commit()"
-        tokens, positions = self._config.max_num_batched_tokens, self._config.max_prompt_logprobs_positions
+        stages = self._config.stages
+        assert len(self._in_flight) < max(2, stages), "schedule() runs too far ahead of commit()"
+        # A step has its share of the tokens and the sequences, so that there is as much work for each stage.
+        tokens = -(-self._config.max_num_batched_tokens // stages)
+        positions = self._config.max_prompt_logprobs_positions
         # Pooled positions have no row of logits, so that only the token budget bounds them.
         plan = Plan(tokens, tokens if self._config.pools else positions)
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
         plan.bound = self._deferral.step_bound(self._running)
-        self._serve_running(plan)
+        self._serve_running(plan, self._running if stages == 1 else self._turn())
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
@@ -244,12 +250,20 @@ class Scheduler:
             self.counters.scheduled_tokens -= sum(plan.drafted.values())
         return batch
 
-    def _serve_running(self, plan: Plan) -> None:
-        """Let every running sequence catch up.
+    def _turn(self) -> list[Sequence]:
+        """Return the running sequences of the next of several steps in flight: their share, without pending samples.
+
+        A prompt of which a part is in flight continues: every stage computes the parts in order.
+        """
+        most = -(-len(self._running) // self._config.stages)
+        return [sequence for sequence in self._running if not sequence.num_pending][:most]
+
+    def _serve_running(self, plan: Plan, running: list[Sequence]) -> None:
+        """Let these running sequences, which are in order, catch up.
 
         This loop dominates the step's cost: one pass, plain attributes, no calls.
         """
-        budget, running = plan.budget, self._running
+        budget = plan.budget
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
         drafts = None if self._speculation is None else self._speculation.plan(running, self.counters)
@@ -258,8 +272,8 @@ class Scheduler:
         for sequence in running:
             behind -= 1
             start = sequence.num_computed
-            if sequence.num_tokens >= sequence.limit:
-                continue  # its last sampled token is pending
+            if sequence.num_tokens >= sequence.limit or sequence.row is None:
+                continue  # its last sampled token is pending, or an earlier sequence preempted it
             count = sequence.num_tokens - start  # more than one also after a step that sampled several
             is_prompt = start < sequence.num_prefill
             if is_prompt:

@@ -53,7 +53,8 @@ def observe_speculation(
         for sequence, drafts, count in columns:
             counters.scheduled_tokens += count - 1
             if drafts and not sequence.finished:
-                sequence.num_computed += count - 1
+                if sequence.row is not None:  # else it was preempted meanwhile, and computes these tokens again
+                    sequence.num_computed += count - 1
                 speculation.verified(sequence, drafts, count - 1)
                 counters.count_drafts(drafts, count - 1)
     if flight.prompts.tokens:
