@@ -41,7 +41,8 @@ from benchmarks.serving.comparison.levels import highest_level
 from benchmarks.serving.probes import Call, Probes
 from benchmarks.serving.steps import Bench
 from quire_engine.engine import Engine, Step
-from quire_engine.ipc.loop import Channel, outputs_message
+from quire_engine.ipc.channel import Channel
+from quire_engine.ipc.loop import outputs_message
 from quire_engine.ipc.messages import FromEngine
 from quire_engine.ipc.process import compute_environment
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from quire_engine.download import fetch_model, remote_source
 from quire_engine.errors import EngineStartError, FetchError, StartError
 from quire_engine.fetch.version_lock import hold
 from quire_engine.flag_table import FLAGS
+from quire_engine.group_secret import check_secret
 from quire_engine.ipc.process import Spawned, spawn
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
@@ -53,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         check_model_len(folder, config.model.max_model_len)
         config = replace(config, pooling=find_pooling(config))
+        check_secret(config.parallel, os.environ)
         hold(config.model.path)
         listener = listener_of(config.server)
         # One request's text is encoded on one core: more threads would compete with those of the engine.
@@ -62,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         finding = find_out(config.device)
         with _ended_by_sigterm(), ExitStack() as stack:
             cpu = finding.choice() if finding.is_known else None
+            if config.parallel.node_rank:
+                return _serve_node(config, listener, stack, cpu or finding.choice(), began)
             engine = stack.enter_context(_spawned(config, cpu)) if finding.is_known else None
             text = load_model_text(config.model.path, config.text, config.model.overrides)
             from quire_engine.server.serve import serve
@@ -83,6 +88,16 @@ def main(argv: list[str] | None = None) -> int:
     except StartError as error:
         print(f"quire-engine: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _serve_node(
+    config: EngineConfig, listener: socket.socket, stack: ExitStack, cpu: CpuChoice | None, began: float
+) -> int:
+    """Serve the probes of a node whose ranks join the group of another node."""
+    engine = stack.enter_context(_spawned(config, cpu))
+    from quire_engine.server.node import serve_node
+
+    return serve_node(config, listener, spawned=engine, cpu=cpu, began=began)
 
 
 def _with_local_model(config: EngineConfig) -> EngineConfig:

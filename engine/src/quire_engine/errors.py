@@ -32,6 +32,9 @@ from typing import ClassVar
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_common.contract.engine import KEY_LIMIT
 
+GROUP_LOST = 75
+"""The exit status of an engine process that ends because another rank of its group was lost."""
+
 
 class EngineError(Exception):
     """The root of the tree; ``str(error)`` is the whole message for the user."""

@@ -38,6 +38,7 @@ class Parity:
             # A rank has a block of its own KV heads only.
             kv_heads = case.fields.get("num_key_value_heads", 2)
             block_bytes = block_bytes * max(1, kv_heads // parallel.tensor) // kv_heads
+        block_bytes //= parallel.pipeline
         config = config_of(
             ready.folder,
             max_model_len=case.max_model_len,

@@ -25,6 +25,18 @@ def test_ranks_share_a_kv_head(parity: Any) -> None:
     parity.check(CASES["llama, biases, wide heads, tied"], SCHEDULES["in chunks"], FOUR)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "parallel"),
+    [
+        ("gemma2", "prefix hits", ParallelOptions(pipeline=2)),
+        ("llama, biases, wide heads, tied", "preemption by swap", ParallelOptions(pipeline=2)),
+        ("mixtral, window", "in chunks", ParallelOptions(tensor=2, pipeline=2)),
+    ],
+)
+def test_stages_give_the_same_tokens(name: str, schedule: str, parallel: ParallelOptions, parity: Any) -> None:
+    parity.check(CASES[name], SCHEDULES[schedule], parallel)
+
+
 def test_near_ties_are_rare(parity: Any) -> None:
     assert parity.tally.compared > 100
     assert parity.tally.near_ties <= 0.005 * parity.tally.compared, parity.tally

@@ -5,6 +5,7 @@ import os
 import random
 import select
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from quire_engine.runner import load_model
 
 VOCABULARY = 250
 TWO = ParallelOptions(tensor=2)
+STAGES = ParallelOptions(pipeline=2)
+BOTH = ParallelOptions(tensor=2, pipeline=2)
 Config = Callable[..., EngineConfig]
 Folder = Callable[..., Path]
 
@@ -60,10 +63,13 @@ EVERY = [
 ]
 
 
-def test_sampling_is_that_of_one_process(make_folder: Folder, start: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("parallel", [TWO, STAGES, BOTH], ids=["tensor", "stages", "both"])
+def test_sampling_is_that_of_one_process(
+    make_folder: Folder, start: Callable[..., Any], parallel: ParallelOptions
+) -> None:
     folder = make_folder()
     alone = answer(start(folder), EVERY)
-    shared = answer(start(folder, parallel=TWO), EVERY)
+    shared = answer(start(folder, parallel=parallel), EVERY)
     assert shared[0] == alone[0]
     for found, expected in zip(shared[1:], alone[1:], strict=True):
         for key, entries in expected.items():
@@ -80,12 +86,22 @@ def test_deterministic_answers_do_not_depend_on_the_batch(make_folder: Folder, s
     assert answer(start(folder, **options, scheduler=chunks), EVERY) == alone
 
 
-def test_ngram_drafts_change_no_token(make_folder: Folder, start: Callable[..., Any]) -> None:
+def test_deterministic_answers_are_the_same_in_stages(make_folder: Folder, start: Callable[..., Any]) -> None:
+    """Bit for bit: the stages compute in the same order as one process."""
+    folder = make_folder("qwen3", head_dim=24)
+    alone = answer(start(folder, deterministic=True), EVERY)
+    assert answer(start(folder, deterministic=True, parallel=STAGES), EVERY) == alone
+
+
+@pytest.mark.parametrize("parallel", [TWO, STAGES], ids=["tensor", "stages"])
+def test_ngram_drafts_change_no_token(
+    make_folder: Folder, start: Callable[..., Any], parallel: ParallelOptions
+) -> None:
     folder = make_folder()
     params = [replace(SAMPLED, temperature=0.0, max_tokens=30, logprobs=None)] * 4
     ngram = SpeculationOptions(max_tokens=4, shortest_match=1, longest_match=2)
     alone = answer(start(folder), params)[0]
-    assert answer(start(folder, parallel=TWO, speculation=ngram), params)[0] == alone
+    assert answer(start(folder, parallel=parallel, speculation=ngram), params)[0] == alone
 
 
 def test_ranks_share_the_weights(make_folder: Folder, engine_config: Config, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,16 +116,17 @@ def test_ranks_share_the_weights(make_folder: Folder, engine_config: Config, cap
 
 
 @pytest.mark.parametrize(
-    ("changes", "ranks", "part"),
+    ("changes", "parallel", "part"),
     [
-        ({}, 3, "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
-        ({"intermediate_size": 97}, 2, "does not divide 97 (intermediate_size)"),
+        ({}, ParallelOptions(tensor=3), "--tensor-parallel-size 3 does not divide the model's 4 attention heads"),
+        ({"intermediate_size": 97}, TWO, "does not divide 97 (intermediate_size)"),
+        ({}, ParallelOptions(pipeline=3), "--pipeline-parallel-size 3 does not divide the model's 2 layers"),
     ],
 )
 def test_sizes_that_do_not_fit_stop_the_start(
-    make_folder: Folder, engine_config: Config, changes: dict[str, Any], ranks: int, part: str
+    make_folder: Folder, engine_config: Config, changes: dict[str, Any], parallel: ParallelOptions, part: str
 ) -> None:
-    config = engine_config(make_folder(**changes), parallel=ParallelOptions(tensor=ranks))
+    config = engine_config(make_folder(**changes), parallel=parallel)
     with pytest.raises(FlagsError) as caught:
         load_model(config)
     assert any(part in problem for problem in caught.value.problems)
@@ -250,3 +267,45 @@ async def test_rank_ends_with_a_killed_engine_process(config: EngineConfig) -> N
         assert ends(rank)
     finally:
         await client.close()
+
+
+async def test_nodes_live_and_end_together(
+    make_folder: Folder, engine_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes on this machine, with both kinds of parallelism over them; the second one loses a rank."""
+    monkeypatch.setenv("QUIRE_GROUP_SECRET", "the secret of this test")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    folder = make_folder()
+    configs = [
+        engine_config(
+            folder,
+            parallel=ParallelOptions(tensor=2, nodes=2, node_rank=node, master_port=port),
+            kv_cache_memory_bytes=1 << 20,
+        )
+        for node in range(2)
+    ]
+    first, second = clients = [EngineClient(config) for config in configs]
+    try:
+        await asyncio.gather(*(client.start() for client in clients))
+        assert first.ready is not None and second.ready is not None
+        expected = (await first.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids
+        (rank,) = children(second.ready.pid)
+        assert not list(children(first.ready.pid)), "rank 0 is alone on its node"
+        before = [client.ready.pid for client in clients if client.ready is not None]
+        stream = first.submit([1, 2, 3], LONG)
+        await stream.read()
+        os.kill(rank, signal.SIGKILL)
+        with pytest.raises(Unavailable, match="lost another rank of its group"):
+            while True:
+                await stream.read()
+        assert all(ends(pid) for pid in (rank, *before))
+        async with asyncio.timeout(240):
+            while any(client.ready is None or client.ready.pid in before for client in clients):
+                await asyncio.sleep(0.05)
+        assert (await first.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids == expected
+        (rank,) = children(second.ready.pid)
+    finally:
+        for client in clients:
+            await client.close()
+    assert ends(rank)

@@ -14,12 +14,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from time import monotonic
 from typing import BinaryIO, cast
-
-import msgspec
-import zmq
 
 from quire_common.errors import ConfigurationError
 from quire_engine import logs
@@ -29,13 +25,13 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, Step, make_engine
 from quire_engine.errors import EngineError, StartError
 from quire_engine.ipc import start_up
+from quire_engine.ipc.channel import Channel
 from quire_engine.ipc.messages import (
     AdapterFailed,
     AdapterLoaded,
     Cancel,
     Connected,
     Failed,
-    FromEngine,
     LoadAdapter,
     Outputs,
     Ping,
@@ -47,63 +43,14 @@ from quire_engine.ipc.messages import (
     Stats,
     StepExpected,
     Submit,
-    ToEngine,
     UnloadAdapter,
 )
+from quire_engine.ipc.node_loop import serve_node
 from quire_engine.ipc.silence import hang_limit
 
 logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_SECONDS = 0.02
-LAST_WORDS_MILLISECONDS = 2000
-
-
-class Channel:
-    """The socket to the API process. Sending never blocks: unread messages stay in memory."""
-
-    def __init__(self, address: str) -> None:
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.SNDHWM, 0)
-        self._socket.set(zmq.RCVHWM, 0)
-        self._socket.set(zmq.LINGER, LAST_WORDS_MILLISECONDS)
-        self._socket.connect(address)
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._waker, False)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._woken, zmq.POLLIN)
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-
-    def send(self, message: FromEngine) -> None:
-        self._socket.send(self._encoder.encode(message))
-
-    def wait(self) -> None:
-        """Wait until there is a message to receive, or another thread calls ``wake``."""
-        self._poller.poll(None)
-        with suppress(BlockingIOError):
-            os.read(self._woken, 4096)
-
-    def wake(self) -> None:
-        """End a ``wait``, or the next one."""
-        with suppress(BlockingIOError):  # so many calls are unread that one more changes nothing
-            os.write(self._waker, b"\0")
-
-    def receive(self) -> ToEngine | None:
-        try:
-            frame = self._socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-        message: ToEngine = self._decoder.decode(frame)
-        return message
-
-    def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-        os.close(self._woken)
-        os.close(self._waker)
 
 
 class EngineLoop:
@@ -262,6 +209,10 @@ def serve(wanted: start_up.StartUp) -> int:
     doing = "loading the model"
     process_seconds = monotonic() - wanted.began
     try:
+        if wanted.config.parallel.node_rank:
+            doing = "running the ranks of this node"
+            serve_node(wanted.config, channel)
+            return 0
         model = _load(wanted.factory, wanted.config)
         config = wanted.config
         engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)

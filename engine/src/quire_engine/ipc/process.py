@@ -24,6 +24,7 @@ import zmq.asyncio
 
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.limits import CpuLimits
+from quire_engine.errors import GROUP_LOST
 from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import FromEngine, ToEngine
 
@@ -108,6 +109,8 @@ class Ended:
     @property
     def reason(self) -> str:
         """The reason of the end as text."""
+        if self.status == GROUP_LOST:
+            return "the engine process ended, because it lost another rank of its group; the log above says which"
         if self.status >= 0:
             return f"the engine process ended with exit status {self.status}; its own words are above"
         name = signal.Signals(-self.status).name

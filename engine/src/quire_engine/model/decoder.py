@@ -172,17 +172,16 @@ def _build(
     positions: int,
     links: Links | None = None,
 ) -> DecoderStack | DividedDecoder:
+    """See ``Family.build``."""
+    if links is not None:
+        return _build_part(traits, config, read, backend, positions, links)
     embedding = in_own_memory(read(_EMBEDDING))
-    layers = build_layers(traits, config, read, backend, positions, embedding.device, links)
-    # The scale is rounded to the embedding's dtype, as in training.
-    scale = float(torch.tensor(config.hidden_size**0.5, dtype=embedding.dtype)) if traits.scale_embedding else None
+    layers = build_layers(traits, config, read, backend, positions, embedding.device)
+    scale = _embedding_scale(traits, config, embedding.dtype)
     norm = _norm(traits, config, read, _NORM)
     lm_head = None
     if config.has_lm_head:
         lm_head = backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None)
-    if links is not None:
-        assert lm_head is not None, "a model without its LM head is not divided"
-        return _build_part(config, links, embedding, scale, layers, norm, lm_head)
     return DecoderStack(
         embedding=embedding,
         layers=layers,
@@ -202,42 +201,61 @@ def build_layers(
     device: torch.device,
     links: Links | None = None,
 ) -> tuple[DecoderLayer, ...]:
-    """Read and return the layers of a model, for sequences of at most ``positions`` tokens."""
+    """Read and return the layers of a model, for sequences of at most ``positions`` tokens.
+
+    The tensors of a part have the names of the whole model.
+    """
+    first = 0 if links is None else links.part.layers(config.num_layers * links.part.stages)[0]
     tables = {
         rope: _rotary_table(rope, config.rotary_dim, positions).to(device) for rope in dict.fromkeys(config.ropes)
     }
     return tuple(
-        _build_layer(traits, config, index, read, backend, tables[rope], links)
+        _build_layer(traits, config, index, f"model.layers.{first + index}", read, backend, tables[rope], links)
         for index, rope in enumerate(config.ropes)
     )
 
 
 def _build_part(
-    config: ModelConfig,
-    links: Links,
-    embedding: Tensor,
-    scale: float | None,
-    layers: tuple[DecoderLayer, ...],
-    norm: Norm,
-    lm_head: Linear,
+    traits: Traits, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int, links: Links
 ) -> DividedDecoder:
-    shares = [links.part.share_of(rank, config.vocab_size) for rank in range(links.part.tensor_size)]
-    return DividedDecoder(
-        embedding=DividedEmbedding(
-            weight=embedding,
-            first=shares[links.part.tensor_rank][0],
+    """Return the part of one rank. Its tensors have the names of the whole model, its layers count from 0."""
+    part = links.part
+    shares = [part.share_of(rank, config.vocab_size) for rank in range(part.tensor_size)]
+    table = in_own_memory(read(_EMBEDDING)) if part.is_first or config.tie_word_embeddings and part.is_last else None
+    embedding = None
+    if part.is_first:
+        assert table is not None
+        embedding = DividedEmbedding(
+            weight=table,
+            first=shares[part.tensor_rank][0],
             all_reduce=links.tensor.all_reduce,
-            scale=scale,
-        ),
-        layers=layers,
-        head=DividedHead(
-            norm=norm,
-            lm_head=lm_head,
+            scale=_embedding_scale(traits, config, table.dtype),
+        )
+    layers = build_layers(traits, config, read, backend, positions, torch.device("cpu"), links)
+    head = None
+    if part.is_last:
+        weight = table if config.tie_word_embeddings else read(_LM_HEAD)
+        assert weight is not None
+        head = DividedHead(
+            norm=_norm(traits, config, read, _NORM),
+            lm_head=backend.pack(weight, None),
             widths=tuple(end - begin for begin, end in shares),
             group=links.tensor,
             soft_cap=config.logit_soft_cap,
-        ),
+        )
+    return DividedDecoder(
+        hidden_size=config.hidden_size,
+        embedding=embedding,
+        before=links.before,
+        layers=layers,
+        after=links.after,
+        head=head,
     )
+
+
+def _embedding_scale(traits: Traits, config: ModelConfig, dtype: torch.dtype) -> float | None:
+    """Return the factor of embeddings, rounded to their dtype as in training; None without a factor."""
+    return float(torch.tensor(config.hidden_size**0.5, dtype=dtype)) if traits.scale_embedding else None
 
 
 def _rotary_table(rope: RopeConfig, rotary_dim: int, positions: int) -> Tensor:
@@ -262,12 +280,13 @@ def _build_layer(
     traits: Traits,
     config: ModelConfig,
     index: int,
+    prefix: str,
     read: ReadTensor,
     backend: LinearBackend,
     cos_sin: Tensor,
     links: Links | None,
 ) -> DecoderLayer:
-    prefix = f"model.layers.{index}"
+    """Return layer ``index`` of ``config``, whose tensors begin with ``prefix``."""
 
     def linear(part: str, names: tuple[str, ...]) -> Linear:
         """Return one layer for several projections of the same input; their outputs are concatenated."""

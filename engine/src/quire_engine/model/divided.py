@@ -1,4 +1,4 @@
-"""The layers of one rank's part of a model: sums over the ranks that share a layer, and the model's two ends.
+"""The layers of one rank's part of a model: sums over the ranks that share a layer, stages, and the model's two ends.
 
 Legend: T tokens, R rows of logits, H hidden size, V vocabulary, W the rank's share of the vocabulary.
 """
@@ -30,12 +30,42 @@ class TensorGroup(Protocol):
         ...
 
 
+class OneRank:
+    """The ``TensorGroup`` of a stage with one rank."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        return x
+
+
+class StageBefore(Protocol):
+    """The connection to the stage that computes the layers before this one's."""
+
+    def receive(self, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Wait for the residual stream [rows, columns] of the next step and return it."""
+        ...
+
+
+class StageAfter(Protocol):
+    """The connection to the stage that computes the layers after this one's."""
+
+    def send(self, residual: Tensor) -> None:
+        """Send the residual stream of a step; ``residual`` is not changed afterwards."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """A rank's part of the model, and its connections to the other ranks."""
 
     part: ModelPart
     tensor: TensorGroup
+    before: StageBefore | None = None
+    """None on the first stage."""
+    after: StageAfter | None = None
+    """None on the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +134,32 @@ class DividedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedDecoder:
-    """One rank's part of a pre-norm decoder, a ``CausalLM`` whose logits exist on the first rank."""
+    """One rank's part of a pre-norm decoder, a ``CausalLM`` whose logits exist on the first rank of the last stage."""
 
-    embedding: DividedEmbedding
+    hidden_size: int
+    embedding: DividedEmbedding | None
+    """None on all stages but the first."""
+    before: StageBefore | None
     layers: tuple[DecoderLayer, ...]
-    head: DividedHead
+    after: StageAfter | None
+    head: DividedHead | None
+    """None on all stages but the last."""
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Return the logits [R, V] of ``inputs.logits_rows`` on the first rank."""
-        addend, residual = run_layers(self.layers, None, self.embedding(inputs.token_ids), inputs, caches)
-        return self.head(addend, residual, inputs.logits_rows)
+        """Return the logits [R, V] of ``inputs.logits_rows`` on the first rank of the last stage.
+
+        Other ranks of that stage return a tensor without meaning, and other stages an empty one.
+        """
+        if self.embedding is not None:
+            residual = self.embedding(inputs.token_ids)
+        else:
+            assert self.before is not None
+            weight = self.layers[0].mlp_norm.weight
+            residual = self.before.receive(inputs.token_ids.shape[0], self.hidden_size, weight.dtype)
+        addend, residual = run_layers(self.layers, None, residual, inputs, caches)
+        if self.head is not None:
+            return self.head(addend, residual, inputs.logits_rows)
+        assert self.after is not None and addend is not None
+        # The next layer's norm would add and round in the same way, so that stages change no bit.
+        self.after.send(residual.add_(addend))
+        return residual.new_empty((0, 0))

@@ -13,7 +13,7 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, Mo
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.decoder import find_family
 from quire_engine.model.families import SUPPORTED
-from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided
+from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided, is_in_part
 from quire_engine.model.shape import without_idle_windows
 from quire_engine.model.text_part import decoder_config, text_config
 from quire_engine.model.upload import make_upload
@@ -65,6 +65,11 @@ class NativeCandidate:
         """Return one rank's part of this candidate; call this last."""
         return replace(self, shape=divided(self.shape, part), part=part, whole=self.shape)
 
+    def stages(self) -> list[ModelConfig]:
+        """Return the configuration of the part of this rank on every stage."""
+        whole = self.whole or self.shape
+        return [divided(whole, replace(self.part, stage=stage)) for stage in range(self.part.stages)]
+
     def build(self, options: BuildOptions) -> BuiltModel:
         """Read the weights layer by layer; each is converted to the dtype and packed before the next is read."""
         started = time.perf_counter()
@@ -78,6 +83,7 @@ class NativeCandidate:
             source = with_prefixes(source if self.part_of is None else TextTensors(source))
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
+        expected = {name: shape for name, shape in expected.items() if is_in_part(config, self.part, name)}
         # One more angle than the longest sequence has positions: a step may run ahead of the stop that ends it.
         splits = {name: family.split(config, self.part, name) for name in expected}
         read = Reader(source, options.dtype, splits.get)
@@ -85,14 +91,15 @@ class NativeCandidate:
         sizes = [_size(shape, splits[name]) for name, shape in expected.items()]
         numbers = sum(sizes)
         first, last = self.part.share(config.vocab_size)
-        table = (last - first) * config.hidden_size
+        table = (last - first) * config.hidden_size if self.part.is_first else 0
         matrices = (size for size, shape in zip(sizes, expected.values(), strict=True) if len(shape) > 1)
         multiplied = sum(matrices) - table
-        if tied := config.tie_word_embeddings and options.backend.copies:
+        tied = config.tie_word_embeddings and self.part.stages == 1
+        if tied and options.backend.copies:
             # Rows are looked up in one copy, and the LM head multiplies by the other, 2 to 5 times faster.
             numbers, multiplied = numbers + table, multiplied + table
-        elif config.tie_word_embeddings:
-            table = 0
+        elif tied:
+            tied, table = False, 0
         held = options.backend.bytes_per_weight
         weight_bytes = numbers * options.dtype.itemsize - multiplied * (options.dtype.itemsize - held)
         packed = time.perf_counter()

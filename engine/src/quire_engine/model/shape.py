@@ -36,6 +36,8 @@ class ModelShape:
     windows: Windows
     chunked: bool = False
     """True if windows do not slide: a query sees the tokens of its own chunk of this many positions, up to itself."""
+    all_groups: Windows = ()
+    """The ``kv_groups`` of the whole model if this is the shape of some of its layers, else empty."""
     uneven_heads: tuple[LayerHeads, ...] = ()
     """The heads of each layer if layers differ in them, else empty."""
 
@@ -48,7 +50,7 @@ class ModelShape:
     @property
     def kv_groups(self) -> Windows:
         """The windows that occur, in the layers' order: layers with the same one share block tables."""
-        return tuple(dict.fromkeys(self.windows))
+        return self.all_groups or tuple(dict.fromkeys(self.windows))
 
 
 AnyShape = TypeVar("AnyShape", bound=ModelShape)

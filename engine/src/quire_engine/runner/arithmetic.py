@@ -15,6 +15,7 @@ import torch
 from quire_engine import kept
 from quire_engine.config import DType, EngineConfig
 from quire_engine.cpu.machine import this_machine
+from quire_engine.errors import EngineStartError
 from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
 from quire_engine.model.linear.selection import Times, cost, fastest, times_in_words
 from quire_engine.model.linear.timing import ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
@@ -100,7 +101,10 @@ def choose_arithmetic(
 
 
 def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmetic:
-    """Return the arithmetic that another process of the same engine has chosen, by the names of its parts."""
+    """Return the arithmetic that another process of the same engine has chosen, by the names of its parts.
+
+    Raise EngineStartError if the CPU of this node does not have it.
+    """
     avoid = () if config.cpu is None else config.cpu.avoid
     if config.device.deterministic or config.model.quantization == "int8":
         found = choose_linear_backend(
@@ -111,7 +115,14 @@ def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmeti
         )
     else:
         known = candidates(_BY_NAME[dtype], may_round=True, avoid=avoid)
-        found = next(candidate for candidate in known if candidate.name == backend)
+        same = next((candidate for candidate in known if candidate.name == backend), None)
+        if same is None:
+            raise EngineStartError(
+                f"rank 0 computes in {dtype} by {backend}, which this CPU does not have: set the same --dtype and"
+                " --cpu-level on all nodes, such that every CPU has them",
+                2,
+            )
+        found = same
     return Arithmetic(dtype=_BY_NAME[dtype], backend=found)
 
 

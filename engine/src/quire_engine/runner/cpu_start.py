@@ -15,7 +15,8 @@ from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
-from quire_engine.runner.parallel.group import GroupRunner, RankGroup
+from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner, RankGroup
+from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.pooling_runner import PoolingRunner
 from quire_engine.runner.sharing import shared_from
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
@@ -43,13 +44,15 @@ def start_on_cpu(
     # Libraries also split a product by the number of threads, which must therefore be the same in every step.
     deterministic = config.device.deterministic
     sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
-    available = _left_to_cache(available_memory(), model.reserved_bytes, ranks=config.parallel.ranks)
+    available = _left_to_cache(available_memory(), model.reserved_bytes, ranks=config.parallel.local_ranks)
+    if group is not None:
+        available = _least(available, group.memory_elsewhere(), ranks=config.parallel.local_ranks)
     size = size_cache(demand, config.cache, available)
     if isinstance(size, CacheTooSmall):
         raise FlagsError([size.message])
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
     if group is not None:
-        group.allocate(layout, size.max_model_len, sharing)
+        group.allocate(size, sharing)
     caches = allocate(layout, model.cached_shape, model.cache_dtype)
     chooser = make_threads(threads, sharing)
     runner: Runner
@@ -65,6 +68,19 @@ def start_on_cpu(
             deterministic=deterministic,
             adapters=model.adapters,
         )
+    elif config.parallel.pipeline > 1:
+        assert group is not None, "stages run in other processes"
+        stage = StageRunner(
+            model=model.built.model,
+            caches=caches,
+            swap_space=allocate_swap_space(layout, caches),
+            layout=layout,
+            max_rows=demand.max_sequences,
+            max_model_len=size.max_model_len,
+            threads=chooser,
+            deterministic=deterministic,
+        )
+        runner = PipelineRunner(stage, group)
     else:
         runner = ModelRunner(
             model=model.built.model,
@@ -80,7 +96,7 @@ def start_on_cpu(
             drafter=_make_drafter(model, caches, layout, size),
             draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
         )
-    if group is not None:
+    if group is not None and config.parallel.pipeline == 1:
         runner = GroupRunner(runner, group)
     made = time.perf_counter()
     measured = warm_up(
@@ -90,6 +106,8 @@ def start_on_cpu(
         max_tokens=demand.max_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in demand.groups),
     )
+    if group is not None:
+        group.formed()
     available = available_memory()
     return WarmRunner(
         runner=runner,
@@ -124,6 +142,14 @@ def _left_to_cache(available: AvailableMemory | None, reserved_bytes: int, *, ra
     if available is None:
         return None
     return replace(available, size=max(0, (available.size - reserved_bytes) // ranks))
+
+
+def _least(here: AvailableMemory | None, elsewhere: AvailableMemory | None, *, ranks: int) -> AvailableMemory | None:
+    """Return the memory for the KV cache of the rank that has the least, of this node and the others."""
+    if elsewhere is None:
+        return here
+    there = replace(elsewhere, size=elsewhere.size // ranks)
+    return there if here is None or there.size < here.size else here
 
 
 def _sharing(model: ModelInMemory, arithmetic: Arithmetic) -> SharedFrom:

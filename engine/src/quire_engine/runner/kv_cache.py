@@ -3,6 +3,9 @@
 The attention kernel determines the layout within a block, ``cache_size`` the number of blocks.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 
 from quire_common.kv_size import CacheGroup, kv_bytes_per_token
@@ -34,6 +37,18 @@ def cache_groups(
             window=window,
         )
         for window in shape.kv_groups
+    )
+
+
+def largest_groups(stages: Sequence[ModelShape], dtype: torch.dtype, block_size: int) -> tuple[CacheGroup, ...]:
+    """Return the groups of a model in stages, with the bytes of a block on the stage where it is the largest.
+
+    All stages have as many blocks, because they share the block tables, but layers of a window may be on few of them.
+    """
+    by_stage = [cache_groups(stage, dtype, block_size) for stage in stages]
+    return tuple(
+        replace(groups[0], block_bytes=max(group.block_bytes for group in groups))
+        for groups in zip(*by_stage, strict=True)
     )
 
 

@@ -35,7 +35,7 @@ from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
-from quire_engine.runner.kv_cache import cache_groups, option_problems
+from quire_engine.runner.kv_cache import cache_groups, largest_groups, option_problems
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.parallel.checks import parallel_problems
 from quire_engine.runner.profiling import device_memory
@@ -83,7 +83,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
     if config.parallel.ranks > 1:
         assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
-        candidate = candidate.divided(ModelPart(tensor_size=config.parallel.tensor))
+        candidate = candidate.divided(ModelPart(tensor_size=config.parallel.tensor, stages=config.parallel.pipeline))
     arithmetic = _choose_arithmetic(config, candidate.shape, place, threads)
     dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
@@ -101,7 +101,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, _build_options(config, place, dtype, backend), started_adapters.built)
-    model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, drafting)
+    model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, drafting)
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
@@ -120,7 +120,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
                 "serves without speculation, because with the draft model or head, %s", "; ".join(error.problems)
             )
             drafting = None  # the next assignment frees its weights
-            model = _in_memory(config, candidate.shape, place, dtype, cache_dtype, started_adapters, None)
+            model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, None)
         warm = warmed or start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
     phases = {
         "import": import_seconds,
@@ -145,6 +145,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         weights=backend.weights,
         phase_seconds=phases,
         asynchronous=warm.asynchronous,
+        stages=config.parallel.pipeline,
         prefill_tokens_per_second=1.0 / warm.measured.step_costs.per_token,
         step_costs=warm.measured.step_costs,
         seconds_per_draft=_seconds_per_draft(model, warm.measured.step_costs),
@@ -179,7 +180,13 @@ def _start_ranks(config: EngineConfig, arithmetic: Arithmetic) -> "RankGroup | N
         return None
     from quire_engine.runner.parallel.group import RankGroup  # needs msgspec
 
-    return RankGroup(config, arithmetic)
+    group = RankGroup(config)
+    try:
+        group.begin(arithmetic)
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def _find_place(options: DeviceOptions) -> _Place:
@@ -338,7 +345,7 @@ def _build(
 ) -> BuiltModel:
     options = _build_options(config, place, dtype, backend)
     if group is not None:
-        options = replace(options, links=group.links)
+        options = replace(options, links=group.links.links)
     if place.gpu is None:
         return candidate.build(options)
     full = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
@@ -348,14 +355,19 @@ def _build(
 
 def _in_memory(
     config: EngineConfig,
-    shape: ModelShape,
+    candidate: Candidate,
     place: _Place,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     started: StartedAdapters,
     draft: Draft | None,
 ) -> ModelInMemory:
+    shape = candidate.shape
     cached = shape if draft is None else with_draft_layers(shape, draft.shape)
+    groups = cache_groups(cached, cache_dtype, config.cache.block_size, place.device)
+    if config.parallel.pipeline > 1:
+        assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
+        groups = largest_groups(candidate.stages(), cache_dtype, config.cache.block_size)
     return ModelInMemory(
         built=started.built,
         draft=draft,
@@ -364,7 +376,7 @@ def _in_memory(
         cache_dtype=cache_dtype,
         device=place.device,
         demand=CacheDemand(
-            groups=cache_groups(cached, cache_dtype, config.cache.block_size, place.device),
+            groups=groups,
             block_size=config.cache.block_size,
             sequence_tokens=model_limit(config, shape),
             must_hold_limit=config.model.max_model_len is not None,

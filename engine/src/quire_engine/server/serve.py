@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -39,6 +39,7 @@ from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.grammars.pool import GrammarPool
 from quire_engine.server.http.body_budget import BodyBudget
 from quire_engine.server.http.protocol import BoundedHttpProtocol
+from quire_engine.server.http.uvicorn_server import UvicornServer
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.pooling.served import served_pooling
@@ -114,13 +115,6 @@ def _tracing(endpoint: str) -> "OtlpTracing":
     return OtlpTracing(endpoint)
 
 
-class _Http(uvicorn.Server):
-    """A uvicorn server without signal handlers: a signal begins a drain, during which the server must still answer."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()
-
-
 class _Server:
     def __init__(
         self,
@@ -186,7 +180,7 @@ class _Server:
         most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
         exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts, self._adapters)
         app = create_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
-        self._http = _Http(
+        self._http = UvicornServer(
             uvicorn.Config(
                 app,
                 http=BoundedHttpProtocol,

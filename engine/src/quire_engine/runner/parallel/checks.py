@@ -18,8 +18,6 @@ def parallel_problems(config: EngineConfig, candidate: Candidate, *, device: str
     if parallel.ranks == 1:
         return
     flag = parallel.flags
-    if parallel.pipeline > 1 or parallel.nodes > 1:
-        yield f"{flag} on {parallel.nodes} nodes: this build runs --tensor-parallel-size on one node only"
     if device is not None:
         yield (
             f"{flag} is for CPUs in this version, and the model would run on {device}: several GPUs cannot be used"
@@ -28,7 +26,7 @@ def parallel_problems(config: EngineConfig, candidate: Candidate, *, device: str
     if not candidate.is_native:
         yield f"{flag} is for quire's own model families, and this is {candidate.served_by}: leave it out"
         return
-    yield from part_problems(cast("ModelConfig", candidate.shape), tensor=parallel.tensor)
+    yield from part_problems(cast("ModelConfig", candidate.shape), tensor=parallel.tensor, pipeline=parallel.pipeline)
     if config.pooling is not None:
         yield f"{flag} is for models that generate text, and this one pools (embeddings, scores): leave it out"
     if config.adapters.enabled:

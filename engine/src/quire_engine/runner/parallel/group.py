@@ -1,158 +1,193 @@
-"""Rank 0's side of the ranks on this machine: it starts them, sends them each batch, and ends if one of them ends.
+"""Rank 0's side of the group: it forms it, sends each rank the batches, and ends if another rank ends.
 
-A rank that ends while the others run leaves them without its part of a sum, so the engine process ends too. Its
+A rank that ends while the others run leaves them without its part of the work, so the engine process ends too. Its
 supervisor then fails the requests and starts it again, with all ranks.
 """
 
 import logging
 import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
 
-from quire_engine import config_json
 from quire_engine.config import EngineConfig
-from quire_engine.core.batch import Batch
-from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.core.ports import ForwardPass, Runner
-from quire_engine.errors import EngineStartError, StartError
-from quire_engine.model.divided import Links
-from quire_engine.model.model_part import ModelPart
+from quire_engine.errors import GROUP_LOST, EngineError, EngineStartError
+from quire_engine.group_secret import read_secret
 from quire_engine.runner.arithmetic import Arithmetic, dtype_name
-from quire_engine.runner.parallel.messages import Allocate, Begin, Frames, FromRank, Loaded, Refused, Step
-from quire_engine.runner.parallel.shared_memory import SharedMemoryGroup, create_memory
+from quire_engine.runner.cache_size import CacheSize
+from quire_engine.runner.memory import AvailableMemory
+from quire_engine.runner.parallel.agreement import membership
+from quire_engine.runner.parallel.links import RankLinks, connect_links
+from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
+from quire_engine.runner.parallel.meeting import Connections, gather, refuse_nodes
+from quire_engine.runner.parallel.messages import (
+    Allocate,
+    Begin,
+    Formed,
+    Frames,
+    FromRank,
+    Loaded,
+    MeasureMemory,
+    Memory,
+    Refused,
+    Sample,
+    Sampled,
+    Step,
+    ToRank,
+    encode,
+)
+from quire_engine.runner.parallel.node_watch import NodeWatch
+from quire_engine.runner.parallel.stage_runner import StageRunner
+from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.threads import SharedFrom
 
 _log = logging.getLogger(__name__)
-_STDERR = 2
-_CLOSE_SECONDS = 5.0
 
 
 def _end_process(reason: str) -> None:
-    os._exit(1)
+    os._exit(GROUP_LOST)
 
 
 class RankGroup:
-    """The other ranks of this machine, which rank 0 has started."""
+    """The other ranks, which run on this node and on others."""
 
-    def __init__(self, config: EngineConfig, arithmetic: Arithmetic) -> None:
-        """Start the ranks, which load their parts of the model meanwhile. Raise StartError if that is impossible."""
-        self._ranks = config.parallel.ranks
+    def __init__(self, config: EngineConfig) -> None:
+        """Wait for the other nodes and start the ranks of this one. Raise StartError or FlagsError if it fails."""
+        parallel = config.parallel
+        self._topology = topology_of(parallel)
         self.on_lost: Callable[[str], None] = _end_process
-        """It is called in another thread if a rank ends after ``allocate``."""
-        self._encoder = msgspec.msgpack.Encoder()
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._frames: list[Frames] = []
+        """It is called in another thread if a rank or a node is lost after ``allocate``."""
         self._running = False
-        self._closing = False
+        self._frames: dict[int, Frames] = {}
+        self._local = LocalRanks(config, lambda reason: self._lost(reason, silent=False))
+        self._nodes: dict[int, Frames] = {}
+        self._watch: NodeWatch | None = None
+        met = Connections()
+        if parallel.nodes > 1:
+            met = gather(parallel, membership(config), read_secret(parallel, os.environ))
         try:
-            memory = create_memory(self._ranks)
-        except (OSError, AttributeError) as error:
-            raise EngineStartError(f"the ranks cannot share memory: {error}; tensor parallelism needs Linux") from error
-        try:
-            tensor = SharedMemoryGroup(memory, rank=0, ranks=self._ranks)
-            begin = config_json.encode(
-                Begin(config=config, dtype=dtype_name(arithmetic.dtype), backend=arithmetic.backend.name)
-            )
-            for rank in range(1, self._ranks):
-                self._spawn(rank, memory)
-            for frames in self._frames:
-                frames.send(begin)
+            self._nodes = met.nodes
+            self._frames = {rank: Frames(connection) for rank, connection in met.ranks.items()}
+            sockets = open_sockets(self._topology, 0, met.streams)
+            self.links: RankLinks = connect_links(self._topology, 0, sockets.pop(0))
+            for rank, own in sockets.items():
+                here, there = socket.socketpair()
+                self._frames[rank] = Frames(here)
+                self._local.start(rank, there, own)
+            if self._nodes:
+                self._watch = NodeWatch(self._nodes, self._lost, config.engine_process.hang_timeout_seconds)
         except OSError as error:
             self.close()
             raise EngineStartError(f"the ranks cannot be started: {error}") from error
-        finally:
-            os.close(memory)
-        self.links = Links(part=ModelPart(tensor_rank=0, tensor_size=self._ranks), tensor=tensor)
+        except BaseException:
+            self.close()
+            raise
 
-    def _spawn(self, rank: int, memory: int) -> None:
-        own, other = socket.socketpair()
-        with other:
-            child = subprocess.Popen(
-                # Modules of the working directory are not imported.
-                (
-                    *(sys.executable, "-P", "-m", "quire_engine.runner.parallel.rank"),
-                    *map(str, (rank, self._ranks, other.fileno(), memory, os.getpid())),
-                ),
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                pass_fds=(other.fileno(), memory),
-            )
-        self._children.append(child)
-        self._frames.append(Frames(own))
-        threading.Thread(target=self._watch, args=(rank, child), name=f"rank {rank}", daemon=True).start()
-
-    def _watch(self, rank: int, child: "subprocess.Popen[bytes]") -> None:
-        status = child.wait()
-        if self._running and not self._closing:
-            reason = f"rank {rank} of {self._ranks} {_ended(status)}, which ends the other ranks too"
-            _log.error("%s", reason)
+    def _lost(self, reason: str, *, silent: bool) -> None:
+        # Until the group runs, the end of a connection is noticed where a message is waited for, with its reason.
+        if self._running or silent:
+            _log.error("%s, which ends the other ranks too", reason)
             self.on_lost(reason)
+
+    def begin(self, arithmetic: Arithmetic) -> None:
+        """Let the other ranks load their parts of the model, with the same arithmetic. Raise StartError."""
+        self._broadcast(Begin(dtype=dtype_name(arithmetic.dtype), backend=arithmetic.backend.name))
 
     def await_loaded(self) -> int:
         """Wait until every rank has its weights, and return their bytes. Raise StartError if a rank cannot load."""
         total = 0
-        for rank, frames in enumerate(self._frames, start=1):
-            frame = frames.receive()
-            if frame is None:
-                status = self._children[rank - 1].wait()
-                raise EngineStartError(f"rank {rank} of {self._ranks} {_ended(status)}; its own words are above")
-            message: Loaded | Refused = msgspec.msgpack.decode(frame, type=FromRank)
+        for rank in self._frames:
+            message = self._receive(rank)
             if isinstance(message, Refused):
-                error = EngineStartError(f"rank {rank} of {self._ranks}: {message.message}", message.exit_code)
-                raise error
+                reason = f"rank {rank} of {self._topology.ranks}: {message.message}"
+                refuse_nodes(self._nodes, reason, message.exit_code)
+                raise EngineStartError(reason, message.exit_code)
+            assert isinstance(message, Loaded), "a rank reports its weights first"
             total += message.weight_bytes
         return total
 
-    def allocate(self, layout: KVCacheLayout, max_model_len: int, shared_from: SharedFrom) -> None:
+    def memory_elsewhere(self) -> AvailableMemory | None:
+        """Return the memory of the other node that has the least; None without other nodes, or if it is unknown."""
+        least: AvailableMemory | None = None
+        for node in self._nodes:
+            rank = self._topology.ranks_of(node)[0]
+            self._send(rank, MeasureMemory())
+            message = self._receive(rank)
+            assert isinstance(message, Memory), "a rank answers each question"
+            if message.size is not None and (least is None or message.size < least.size):
+                least = AvailableMemory(size=message.size, is_own=message.is_own)
+        return least
+
+    def allocate(self, size: CacheSize, shared_from: SharedFrom) -> None:
         """Let every rank allocate its KV cache; from now on the loss of a rank is final."""
-        message = Allocate(
-            layout=layout,
-            max_model_len=max_model_len,
-            shared_asleep=shared_from.asleep,
-            shared_spinning=shared_from.spinning,
-        )
         self._running = True
-        self._broadcast(self._encoder.encode(message))
+        self._broadcast(Allocate(size=size, shared_asleep=shared_from.asleep, shared_spinning=shared_from.spinning))
+
+    def formed(self) -> None:
+        """Let the other nodes know that the group runs."""
+        for node, frames in self._nodes.items():
+            try:
+                frames.send(Formed())
+            except OSError as error:
+                raise EngineError(f"node {node} is gone: {error}") from error
 
     def send(self, batch: Batch) -> None:
-        """Let every rank run a batch, of which only rank 0 samples."""
-        self._broadcast(self._encoder.encode(Step(replace(batch, admitted=[], constrained=None))))
+        """Let every rank run a batch; what only sampling needs goes to the rank that samples."""
+        sampler = self._topology.sampler
+        stripped = encode(Step(replace(batch, admitted=[], constrained=None)))
+        for rank, frames in self._frames.items():
+            frame = encode(Step(replace(batch, constrained=None))) if rank == sampler else stripped
+            self._send_encoded(rank, frames, frame)
 
-    def _broadcast(self, frame: bytes) -> None:
-        for rank, frames in enumerate(self._frames, start=1):
-            try:
-                frames.send(frame)
-            except OSError as error:
-                raise StartError(f"rank {rank} of {self._ranks} is gone: {error}") from error
+    def sample(self, masks: TokenMasks | None) -> None:
+        """Let the last stage sample after the batch that was sent last."""
+        self._send(self._topology.sampler, Sample(masks))
+
+    def await_sampled(self) -> RunnerOutput:
+        """Return the tokens of the oldest ``sample`` whose tokens were not returned."""
+        message = self._receive(self._topology.sampler)
+        assert isinstance(message, Sampled), "a rank that samples sends nothing else"
+        return message.output
+
+    def _receive(self, rank: int) -> FromRank:
+        frame = self._frames[rank].receive()
+        if frame is None:
+            reason = f"rank {rank} of {self._topology.ranks} {self._local.why_ended(rank)}; its own words are above"
+            raise EngineStartError(reason)
+        message: FromRank = msgspec.msgpack.decode(frame, type=FromRank)
+        return message
+
+    def _broadcast(self, message: ToRank) -> None:
+        frame = encode(message)
+        for rank, frames in self._frames.items():
+            self._send_encoded(rank, frames, frame)
+
+    def _send(self, rank: int, message: ToRank) -> None:
+        self._send_encoded(rank, self._frames[rank], encode(message))
+
+    def _send_encoded(self, rank: int, frames: Frames, frame: bytes) -> None:
+        try:
+            frames.send_encoded(frame)
+        except OSError as error:
+            raise EngineStartError(f"rank {rank} of {self._topology.ranks} is gone: {error}") from error
 
     def close(self) -> None:
-        """End the ranks."""
-        self._closing = True
-        for frames in self._frames:
+        """End the ranks, and let the other nodes know."""
+        self._running = False
+        if self._watch is not None:
+            self._watch.close()
+        refuse_nodes(self._nodes, "node 0 has ended the group; its log has the reason", 1)
+        for frames in self._frames.values():
             frames.close()
-        for child in self._children:
-            try:
-                child.wait(_CLOSE_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-
-def _ended(status: int) -> str:
-    if status >= 0:
-        return f"ended with exit status {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+        self._local.close()
 
 
 class GroupRunner:
-    """A ``core.ports.Runner`` that lets the other ranks run each batch too."""
+    """A ``core.ports.Runner`` that lets the other ranks of its stage, the only one, run each batch too."""
 
     def __init__(self, runner: Runner, group: RankGroup) -> None:
         self._runner = runner
@@ -165,3 +200,42 @@ class GroupRunner:
     def close(self) -> None:
         self._group.close()
         self._runner.close()
+
+
+class PipelineRunner:
+    """A ``core.ports.Runner`` that runs the first stage itself; the last one samples.
+
+    ``execute`` returns when the first stage is done, so that the next step can begin there while the other stages run.
+    """
+
+    def __init__(self, stage: StageRunner, group: RankGroup) -> None:
+        self._stage = stage
+        self._group = group
+
+    def execute(self, batch: Batch) -> "StagedStep":
+        self._group.send(batch)
+        self._stage.execute(batch)
+        return StagedStep(self._group, batch)
+
+    def close(self) -> None:
+        self._group.close()
+        self._stage.close()
+
+
+class StagedStep:
+    """The ``ForwardPass`` and the ``PendingOutput`` of a step in several stages."""
+
+    def __init__(self, group: RankGroup, batch: Batch) -> None:
+        self._group = group
+        self._batch = batch
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self._batch.token_ids
+
+    def sample(self, masks: TokenMasks | None = None) -> "StagedStep":
+        self._group.sample(masks)
+        return self
+
+    def wait(self) -> RunnerOutput:
+        return self._group.await_sampled()

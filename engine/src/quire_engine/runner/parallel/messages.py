@@ -1,38 +1,52 @@
-"""The messages between rank 0 and another rank: frames of MessagePack over a socket, after one line of JSON."""
+"""The messages between rank 0 and the other ranks, and between nodes: frames of MessagePack over a stream socket."""
 
 import socket
 import struct
+import threading
+from typing import Any
 
 import msgspec
 
-from quire_engine.config import EngineConfig
-from quire_engine.core.batch import Batch
-from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
+from quire_engine.runner.cache_size import CacheSize
 
 _LENGTH = struct.Struct("<I")
 
+# --- rank 0 -> another rank ---
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of rank 0: what to load, and the arithmetic that rank 0 has chosen for all ranks."""
 
-    config: EngineConfig
+class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message: the arithmetic that rank 0 has chosen for all ranks."""
+
     dtype: str
     backend: str
+
+
+class MeasureMemory(msgspec.Struct, frozen=True, tag=True):
+    """A question for the memory of the rank's node, which ``Memory`` answers."""
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The KV cache to allocate, and from which number of tokens steps are shared among the threads of a rank."""
 
-    layout: KVCacheLayout
-    max_model_len: int
+    size: CacheSize
     shared_asleep: int
     shared_spinning: int
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A batch to run, without what only sampling needs."""
+    """A batch to run; only the rank that samples gets what sampling needs."""
 
     batch: Batch
+
+
+class Sample(msgspec.Struct, frozen=True, tag=True):
+    """A command to sample after the last step, which ``Sampled`` answers."""
+
+    masks: TokenMasks | None
+
+
+# --- another rank -> rank 0 ---
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -42,25 +56,94 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A rank cannot load its part of the model."""
+    """A rank cannot load its part of the model, or a node cannot be in the group."""
 
     message: str
     exit_code: int
 
 
-ToRank = Allocate | Step
-FromRank = Loaded | Refused
+class Memory(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The memory that is left on a node after all its ranks have their weights; None if it is unknown."""
+
+    size: int | None
+    is_own: bool
+
+
+class Sampled(msgspec.Struct, frozen=True, tag=True):
+    output: RunnerOutput
+
+
+# --- between nodes ---
+
+
+class JoinAsNode(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message of a node to node 0: what must be the same on all nodes."""
+
+    node: int
+    version: str
+    model: str
+    """The digest of the model's configuration and of the index of its tensors."""
+    settings: dict[str, Any]
+    """The options that must be the same, by name."""
+
+
+class JoinAsRank(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message of the connection over which a rank gets its batches."""
+
+    session: str
+    rank: int
+
+
+class JoinAsStream(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first message of the connection over which two ranks exchange data."""
+
+    session: str
+    source: int
+    """The rank on the node that connects."""
+    target: int
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """All nodes are there. Connections of this group name the session."""
+
+    session: str
+    addresses: dict[int, str]
+    """The addresses of the nodes other than node 0."""
+
+
+class Formed(msgspec.Struct, frozen=True, tag=True):
+    """All ranks are ready to run batches."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life."""
+
+
+ToRank = Begin | MeasureMemory | Allocate | Step | Sample
+FromRank = Loaded | Refused | Memory | Sampled
+Joining = JoinAsNode | JoinAsRank | JoinAsStream
+ToNode = Welcome | Formed | Refused | Beat
+
+_ENCODER = msgspec.msgpack.Encoder()
+LONGEST_JOINING = 1 << 16
+"""The longest frame in bytes before a node has joined."""
 
 
 class Frames:
     """Whole messages over a stream socket."""
 
     def __init__(self, stream: socket.socket) -> None:
-        self._stream = stream
+        self.stream = stream
+        self._sending = threading.Lock()
 
-    def send(self, frame: bytes) -> None:
-        """Send a frame. Raise OSError if the other side is gone."""
-        self._stream.sendall(_LENGTH.pack(len(frame)) + frame)
+    def send(self, message: msgspec.Struct) -> None:
+        """Send a message. Raise OSError if the other side is gone."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, frame: bytes) -> None:
+        """Send a message that is encoded already. Raise OSError if the other side is gone."""
+        with self._sending:
+            self.stream.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def receive(self, *, longest: int | None = None) -> bytes | None:
         """Return the next frame; None if the other side is gone. Raise ValueError if it is longer than ``longest``."""
@@ -73,16 +156,21 @@ class Frames:
         return self._read(size)
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()
 
     def _read(self, size: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < size:
             try:
-                part = self._stream.recv(size - len(parts))
+                part = self.stream.recv(size - len(parts))
             except ConnectionError:
                 return None
             if not part:
                 return None
             parts += part
         return bytes(parts)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Return the bytes of a message."""
+    return _ENCODER.encode(message)

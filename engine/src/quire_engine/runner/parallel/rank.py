@@ -1,9 +1,11 @@
 """The process of a rank other than 0: it loads its part of the model and runs the batches that rank 0 sends.
 
-Started by ``runner.parallel.group`` as ``python -m quire_engine.runner.parallel.rank``. It samples nothing: the tokens
-that rank 0 samples are in the next batch. It ends when rank 0 closes the socket or ends, whatever it is doing.
+Started by ``runner.parallel.local_ranks`` as ``python -m quire_engine.runner.parallel.rank``, with the configuration of
+its node as a line of standard input. The first rank of the last stage samples, unless that is rank 0. It ends when rank
+0 closes the connection, or when the process that started it ends, whatever it is doing.
 """
 
+import argparse
 import ctypes
 import gc
 import logging
@@ -11,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -18,70 +21,47 @@ import torch
 from quire_common.errors import ConfigurationError
 from quire_common.logs import set_up_logging
 from quire_engine import config_json
-from quire_engine.core.batch import Batch
-from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.config import EngineConfig
 from quire_engine.errors import StartError
 from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.divided import Links
-from quire_engine.model.family import CausalLM
 from quire_engine.model.loader import find_native_candidate
-from quire_engine.model.model_part import ModelPart
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import same_arithmetic
 from quire_engine.runner.cpu_start import make_threads
-from quire_engine.runner.inputs import RowState, build, table_blocks
-from quire_engine.runner.kv_cache import allocate, allocate_swap_space
-from quire_engine.runner.logprobs import logits_rows
-from quire_engine.runner.parallel.messages import Allocate, Begin, Frames, Loaded, Refused, Step, ToRank
-from quire_engine.runner.parallel.shared_memory import SharedMemoryGroup
+from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.memory import available_memory
+from quire_engine.runner.model_runner import ComputedLogits, ModelRunner
+from quire_engine.runner.parallel.links import RankLinks, connect_links
+from quire_engine.runner.parallel.local_ranks import Sockets
+from quire_engine.runner.parallel.messages import (
+    Allocate,
+    Begin,
+    Frames,
+    Loaded,
+    MeasureMemory,
+    Memory,
+    Refused,
+    Sample,
+    Sampled,
+    Step,
+    ToRank,
+)
+from quire_engine.runner.parallel.stage_runner import StageRunner
+from quire_engine.runner.parallel.streams import StreamLost
+from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.startup import ask_for_tiles, model_limit
-from quire_engine.runner.swap import Swapper
-from quire_engine.runner.threads import SharedFrom, ThreadChooser, use_threads
-from quire_kernels.kv_cache import KVCache
+from quire_engine.runner.threads import SharedFrom, use_threads
 
 _log = logging.getLogger(__name__)
-
-
-class RankRunner:
-    """The part of ``ModelRunner`` that a rank without sampling needs."""
-
-    def __init__(
-        self,
-        *,
-        model: CausalLM,
-        caches: tuple[KVCache, ...],
-        swap_space: tuple[KVCache, ...],
-        layout: KVCacheLayout,
-        max_rows: int,
-        max_model_len: int,
-        threads: ThreadChooser,
-        deterministic: bool,
-    ) -> None:
-        self._model = model
-        self._caches = caches
-        self._swapper = Swapper(layout, caches, swap_space)
-        self._layout = layout
-        self._threads = threads
-        self._deterministic = deterministic
-        max_blocks = table_blocks(layout, max_model_len)
-        self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
-
-    @torch.inference_mode()
-    def execute(self, batch: Batch) -> None:
-        self._swapper.apply(batch)
-        self._rows.apply(batch)
-        self._threads.prepare(batch.num_tokens)
-        rows = logits_rows(batch).rows
-        inputs = build(batch, self._rows, self._layout, rows, deterministic=self._deterministic)
-        self._model(inputs, self._caches)
 
 
 class _Rank:
     """A rank with its weights."""
 
-    def __init__(self, begin: Begin, links: Links) -> None:
+    def __init__(self, config: EngineConfig, begin: Begin, links: Links) -> None:
         """Load the weights. Raise StartError or ConfigurationError if they cannot be served."""
-        self._config = config = begin.config
+        self._config = config
         ask_for_tiles()
         self._threads = use_threads(config.threads)
         found = find_native_candidate(config.model.path, config.model.overrides)
@@ -100,48 +80,78 @@ class _Rank:
                 )
             )
 
-    def allocate(self, message: Allocate) -> RankRunner:
-        layout = message.layout
+    def allocate(self, message: Allocate, *, samples: bool) -> StageRunner | ModelRunner:
+        """Return the runner of this rank, with its KV cache."""
+        size = message.size
+        layout = make_layout(self._shape, self._config.cache.block_size, size)
         caches = allocate(layout, self._shape, self._dtype)
-        shared_from = SharedFrom(asleep=message.shared_asleep, spinning=message.shared_spinning)
-        return RankRunner(
+        swap_space = allocate_swap_space(layout, caches)
+        max_rows, deterministic = self._config.scheduler.max_num_seqs, self._config.device.deterministic
+        threads = make_threads(
+            self._threads, SharedFrom(asleep=message.shared_asleep, spinning=message.shared_spinning)
+        )
+        if samples:
+            return ModelRunner(
+                model=self.built.model,
+                caches=caches,
+                swap_space=swap_space,
+                layout=layout,
+                vocab_size=self._shape.vocab_size,
+                max_rows=max_rows,
+                max_model_len=size.max_model_len,
+                threads=threads,
+                deterministic=deterministic,
+            )
+        return StageRunner(
             model=self.built.model,
             caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
+            swap_space=swap_space,
             layout=layout,
-            max_rows=self._config.scheduler.max_num_seqs,
-            max_model_len=message.max_model_len,
-            threads=make_threads(self._threads, shared_from),
-            deterministic=self._config.device.deterministic,
+            max_rows=max_rows,
+            max_model_len=size.max_model_len,
+            threads=threads,
+            deterministic=deterministic,
         )
 
 
-def serve(frames: Frames, links: Links) -> int:
-    """Load, run batches until rank 0 closes the socket, and return the exit status."""
-    line = frames.receive()
-    if line is None:
-        return 0
-    begin = config_json.decode(line, Begin)
-    set_up_logging(begin.config.log.level, begin.config.log.format, process=f"rank {links.part.tensor_rank}")
-    encoder = msgspec.msgpack.Encoder()
-    try:
-        rank = _Rank(begin, links)
-    except (StartError, ConfigurationError) as error:
-        frames.send(encoder.encode(Refused(message=str(error), exit_code=error.exit_code)))
-        return 1
-    frames.send(encoder.encode(Loaded(weight_bytes=rank.built.weight_bytes)))
+def serve(config: EngineConfig, frames: Frames, rank: int, links: RankLinks) -> int:
+    """Load, run batches until rank 0 closes the connection, and return the exit status."""
     decoder = msgspec.msgpack.Decoder(ToRank)
-    runner: RankRunner | None = None
+    frame = frames.receive()
+    if frame is None:
+        return 0
+    begin = decoder.decode(frame)
+    try:
+        loaded = _Rank(config, begin, links.links)
+    except (StartError, ConfigurationError) as error:
+        frames.send(Refused(message=str(error), exit_code=error.exit_code))
+        return 1
+    frames.send(Loaded(weight_bytes=loaded.built.weight_bytes))
+    samples = rank == topology_of(config.parallel).sampler
+    runner: StageRunner | ModelRunner | None = None
+    computed: ComputedLogits | None = None
     while (frame := frames.receive()) is not None:
-        message: Allocate | Step = decoder.decode(frame)
-        if isinstance(message, Allocate):
-            runner = rank.allocate(message)
-            # Objects from loading stay alive, so the garbage collector need not visit them between steps.
-            gc.collect()
-            gc.freeze()
-        else:
-            assert runner is not None, "a batch before the KV cache"
-            runner.execute(message.batch)
+        message: ToRank = decoder.decode(frame)
+        match message:
+            case MeasureMemory():
+                available = available_memory()
+                size = None if available is None else available.size
+                frames.send(Memory(size=size, is_own=available is not None and available.is_own))
+            case Allocate():
+                runner = loaded.allocate(message, samples=samples)
+                # Objects from loading stay alive, so the garbage collector need not visit them between steps.
+                gc.collect()
+                gc.freeze()
+            case Step(batch):
+                assert runner is not None, "a batch before the KV cache"
+                links.reset_waited()
+                computed = runner.execute(batch)
+            case Sample(masks):
+                assert computed is not None, "sampling before a batch"
+                output = computed.sample(masks).wait()
+                # The time for which this stage waited for the one before is not its own.
+                own_seconds = max(0.0, output.run_seconds - links.waited_seconds)
+                frames.send(Sampled(replace(output, run_seconds=own_seconds)))
     return 0
 
 
@@ -158,15 +168,21 @@ def main() -> int:
     # Ctrl-C and a stop of the whole group reach this process too; rank 0 ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if len(sys.argv) != 6:
-        print("this is a rank of quire-engine, which starts it itself; run quire-engine", file=sys.stderr)
-        return 2
-    rank, ranks, stream, memory, parent = map(int, sys.argv[1:])
-    _end_with(parent)
-    frames = Frames(socket.socket(fileno=stream))
-    tensor = SharedMemoryGroup(memory, rank=rank, ranks=ranks)
-    os.close(memory)
-    return serve(frames, Links(part=ModelPart(tensor_rank=rank, tensor_size=ranks), tensor=tensor))
+    parser = argparse.ArgumentParser(description="A rank of quire-engine, which starts it itself; run quire-engine.")
+    for name in ("rank", "parent", "connection"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("sockets", type=lambda text: msgspec.json.decode(text, type=Sockets))
+    arguments = parser.parse_args()
+    _end_with(arguments.parent)
+    config = config_json.decode(sys.stdin.buffer.readline(), EngineConfig)
+    set_up_logging(config.log.level, config.log.format, process=f"rank {arguments.rank}")
+    frames = Frames(socket.socket(fileno=arguments.connection))
+    try:
+        links = connect_links(topology_of(config.parallel), arguments.rank, arguments.sockets)
+        return serve(config, frames, arguments.rank, links)
+    except (StreamLost, OSError) as error:
+        _log.error("rank %d ends: %s", arguments.rank, error)
+        return 1
 
 
 if __name__ == "__main__":

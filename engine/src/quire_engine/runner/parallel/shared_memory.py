@@ -1,4 +1,4 @@
-"""The tensor group of ranks on one machine: memory without a name, which the kernel frees with the last process."""
+"""The tensor group of ranks on one node: memory without a name, which the kernel frees with the last process."""
 
 import mmap
 import os
@@ -10,18 +10,12 @@ from torch import Tensor
 from quire_kernels.all_reduce import SharedRings, shared_bytes
 
 
-def create_memory(ranks: int) -> int:
-    """Return the descriptor of memory for ``ranks`` processes. Raise OSError if that is impossible."""
-    descriptor = os.memfd_create("quire-ranks")
-    os.ftruncate(descriptor, shared_bytes(ranks))
-    return descriptor
-
-
 class SharedMemoryGroup:
-    """A ``model.divided.TensorGroup`` over the memory of ``create_memory``."""
+    """A ``model.divided.TensorGroup`` over memory that all ranks have mapped."""
 
     def __init__(self, descriptor: int, *, rank: int, ranks: int) -> None:
-        """Map the memory; the descriptor may be closed afterwards."""
+        """Map the memory, and give it its size; the descriptor may be closed afterwards."""
+        os.ftruncate(descriptor, shared_bytes(ranks))
         mapped = mmap.mmap(descriptor, shared_bytes(ranks))
         self._rings = SharedRings(np.frombuffer(mapped, dtype=np.uint8), rank=rank, ranks=ranks)
 
