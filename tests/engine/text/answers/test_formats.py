@@ -409,7 +409,9 @@ _PIECES = st.sampled_from(
     )
 )
 _TEXTS = st.lists(_PIECES, max_size=25).map("".join)
-_CHOSEN = st.sampled_from([(tools, "none") for tools in TOOL_NAMES] + [("hermes", name) for name in REASONING_NAMES])
+_CHOSEN = st.tuples(st.sampled_from(["none", *TOOL_NAMES]), st.sampled_from(["none", *REASONING_NAMES])).filter(
+    lambda chosen: chosen != ("none", "none")
+)
 
 
 @settings(max_examples=400, deadline=None)

@@ -40,6 +40,8 @@ class ReasoningFormat:
     end: str
     detect: Callable[[str], bool]
     """A test of whether a chat template with this source belongs to a model of the format."""
+    label: str = ""
+    """A word that may follow the first tag, and is no reasoning."""
     always: bool = False
     """True where an answer begins with reasoning even if neither it nor the prompt has the first tag."""
 
@@ -146,8 +148,9 @@ REASONING_FORMATS = (
     ReasoningFormat(names=("mistral",), start="[THINK]", end="[/THINK]", detect=_has("[THINK]", "[/THINK]")),
     ReasoningFormat(
         names=("gemma4",),
-        start="<|channel>thought\n",
+        start="<|channel>",
         end="<channel|>",
+        label="thought\n",
         detect=_has("<|channel>thought", "<channel|>"),
     ),
     ReasoningFormat(names=("granite",), start="Here is my thought process:", end="Here is my response:", detect=_never),
@@ -162,7 +165,11 @@ REASONING_FORMATS = (
     ),
     ReasoningFormat(names=("deepseek_r1",), start="<think>", end="</think>", detect=_never, always=True),
     ReasoningFormat(
-        names=("seed_oss",), start="<seed:think>", end="</seed:think>", detect=_has("<seed:think>", "</seed:think>")
+        names=("seed_oss",),
+        start="<seed:think>",
+        end="</seed:think>",
+        detect=_has("<seed:think>", "</seed:think>"),
+        always=True,
     ),
 )
 
@@ -186,14 +193,15 @@ class AnswerFormats:
             return found
         if not self.reasoning.start:
             return (*found, *harmony.MARKERS)
-        return (*found, self.reasoning.start.strip(), *_tags_of(self.reasoning))
+        return (*found, self.reasoning.start, self.reasoning.end)
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Return whether the prompt ends within the model's reasoning."""
         if self.reasoning is None:
             return False
         end = prompt.rstrip()
-        opened = bool(self.reasoning.start) and end.endswith(self.reasoning.start.strip())
+        start = self.reasoning.start
+        opened = bool(start) and end.endswith((start, f"{start}{self.reasoning.label}".rstrip()))
         return opened or (self.reasoning.always and not end.endswith(self.reasoning.end))
 
     def parser(self, prompt: str, schemas: Schemas | None) -> AnswerParser | None:
@@ -214,15 +222,10 @@ class AnswerFormats:
         return AnswerParser(_both(self.reasoning, tools, self.opens_reasoning(prompt)), schemas or NO_SCHEMAS)
 
 
-def _tags_of(format: ReasoningFormat) -> tuple[str, ...]:
-    # Gemma 4's first tag has a word after the special token.
-    return (format.end, "<|channel>") if format.start.startswith("<|channel>") else (format.end,)
-
-
 def _both(format: ReasoningFormat, tools: ToolFormat | None, opened: bool) -> Format:
     def read(reader: Reader) -> Steps:
         interrupts = () if tools is None else tools.start
-        yield from reasoning(reader, start=format.start, end=format.end, opened=opened, interrupts=interrupts)
+        yield from reasoning(reader, format.start, format.end, label=format.label, opened=opened, interrupts=interrupts)
         if tools is not None:
             yield from tools.format(reader)
 

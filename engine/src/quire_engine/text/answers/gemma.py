@@ -26,7 +26,8 @@ class Marks:
 FUNCTION_GEMMA = Marks(start="<start_function_call>", end="<end_function_call>", quote="<escape>", quoted_is_text=False)
 GEMMA4 = Marks(start="<|tool_call>", end="<tool_call|>", quote='<|"|>', quoted_is_text=True)
 _NAME = re.compile(r"\s*call:\s*([\w.\-:/]+)\s*\{")
-_KEY = re.compile(r'\s*"?([^\s:"{}\[\],]+)"?\s*:\s*')
+_KEY = r'\s*(?:{quote}(?P<quoted>.*?){quote}|"?(?P<bare>[^\s:"{{}}\[\],]+)"?)\s*:\s*'
+"""A key: between the tags that stand for quotes, between quotes, or without any."""
 _BARE = re.compile(r"[^,{}\[\]]*")
 _MAX_DEPTH = 64
 
@@ -84,6 +85,7 @@ class _Values:
         self._text = text
         self._place = place
         self._quote = marks.quote
+        self._key = re.compile(_KEY.format(quote=re.escape(marks.quote)), re.DOTALL)
         self._quoted_is_text = marks.quoted_is_text
 
     def members(self, end: str, depth: int = 0) -> list[tuple[str, object]]:
@@ -91,12 +93,13 @@ class _Values:
         pairs: list[tuple[str, object]] = []
         while True:
             self._skip(",")
-            match = _KEY.match(self._text, self._place)
+            match = self._key.match(self._text, self._place)
             if match is None:
                 self._skip(end)
                 return pairs
             self._place = match.end()
-            pairs.append((match[1].replace(self._quote, ""), self._value(depth)))
+            quoted, bare = match["quoted"], match["bare"]
+            pairs.append((bare.replace(self._quote, "") if quoted is None else quoted, self._value(depth)))
 
     def _items(self, depth: int) -> list[object]:
         items: list[object] = []

@@ -3,10 +3,13 @@
 from quire_engine.text.answers.reader import Reader, Steps
 
 
-def reasoning(reader: Reader, *, start: str, end: str, opened: bool, interrupts: tuple[str, ...] = ()) -> Steps:
-    """Read the reasoning, and leave the answer after it.
+def reasoning(
+    reader: Reader, start: str, end: str, *, label: str = "", opened: bool = False, interrupts: tuple[str, ...] = ()
+) -> Steps:
+    """Read the reasoning between two tags, and leave the answer after it.
 
-    ``opened`` means that the prompt ends within the reasoning. One of ``interrupts`` ends it as well, and is left.
+    ``label`` is dropped where it follows the first tag. ``opened`` means that the prompt ends within the reasoning. One
+    of ``interrupts`` ends it as well, and is left.
     """
     reader.record()
     yield from reader.space()
@@ -16,6 +19,8 @@ def reasoning(reader: Reader, *, start: str, end: str, opened: bool, interrupts:
         reader.restore()
         if not opened:
             return
+    if label:
+        yield from reader.literal(label)
     tag = yield from reader.until((end, *interrupts), reader.reasoning)
     if tag in interrupts:
         reader.text = tag + reader.text
