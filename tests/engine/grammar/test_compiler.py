@@ -191,15 +191,15 @@ def test_tokens_of_several_bytes_are_allowed_where_their_text_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "reason"),
     [
-        ("json_schema", {"not": {}}, '"not"'),
+        ("json_schema", {"not": {"pattern": "a"}}, '"not"'),
         ("json_schema", {"properties": {"a": {"uniqueItems": True}}}, '"uniqueItems"'),
-        ("json_schema", {"if": {}, "then": {}}, '"if"'),
+        ("json_schema", {"if": {"pattern": "a"}, "then": {}}, '"if"'),
         ("json_schema", {"type": "frob"}, "frob"),
         ("json_schema", {"$ref": "http://localhost/x"}, "http://localhost/x"),
         ("json_schema", {"$ref": "#/nowhere"}, "/nowhere"),
         ("json_schema", False, "no value"),
         ("json_schema", {"enum": []}, "empty"),
-        ("json_schema", {"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
+        ("json_schema", {"x-guidance": {"lenient": True}, "not": {"pattern": "a"}}, '"not"'),
         ("regex", "((", "unclosed"),
         ("regex", "(?=a)b", "look-around"),
         ("choice", [str(number) for number in range(MAX_CHOICES + 1)], str(MAX_CHOICES)),

@@ -115,6 +115,7 @@ SPELLINGS: dict[Callable[[Any], list[Any]], set[Place]] = {
         ("allOf.json", "allOf", "allOf"),
         ("allOf.json", "allOf with base schema", "valid"),
         ("const.json", "const with object", "same object with different property order is valid"),
+        ("dependentRequired.json", "dependencies with escaped characters", "CRLF"),
     },
     # 1.0 is an integer as well; a grammar has integers, and integers of const and enum, without a fraction.
     integral: {
@@ -163,7 +164,7 @@ def test_no_invalid_instance_is_accepted(judged: list[Judged]) -> None:
 def test_no_fewer_schemas_and_instances_are_right(judged: list[Judged]) -> None:
     accepted = [each for each in judged if each.reason is None]
     right = sum(len(each.accepted) - len(list(each.differences())) for each in accepted)
-    assert len(judged) == 368 and len(accepted) >= 173 and right >= 630
+    assert len(judged) == 368 and len(accepted) >= 192 and right >= 690
 
 
 def named_keywords(reason: str) -> set[str] | None:
@@ -205,10 +206,10 @@ def keys_of(value: Any) -> Iterator[str]:
 def test_a_refused_schema_names_its_reason(judged: list[Judged]) -> None:
     kinds = Counter(kind_of(each) for each in judged if each.reason is not None)
     assert kinds == {
-        "keyword": 165,
+        "keyword": 144,
         "keyword of the metaschema": 2,
         "other document": 22,
-        "no valid instance": 6,
+        "no valid instance": 8,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from quire_engine.grammar.negation import rewritten
 from quire_engine.grammar.spec import GrammarError, GrammarSpec, Vocabulary
 from quire_engine.grammar.structural_tags import structural_tag_grammars
 
@@ -46,7 +47,9 @@ _ONE = ("additionalProperties", "items", "additionalItems", "not", "if", "then",
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
 _SUBSCHEMA = frozenset((*_ONE, *_ONE_MORE))
 _SUBSCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-_SUBSCHEMA_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+_SUBSCHEMA_MAPS = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+)
 
 
 def make_tokenizer(vocabulary: Vocabulary) -> llguidance.LLTokenizer:
@@ -101,7 +104,7 @@ def _json_schema(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
 def _prepared(schema: dict[str, Any], whitespace_pattern: str | None = None) -> dict[str, Any]:
     """Return a schema with the options of llguidance: a keyword that it does not know is an error."""
     options = {"lenient": False, "coerce_one_of": False, **_space(whitespace_pattern)}
-    return {**without_annotations(schema), "x-guidance": options}
+    return {**supported(schema), "x-guidance": options}
 
 
 def _space(pattern: str | None) -> dict[str, Any]:
@@ -192,8 +195,11 @@ def json_depth(value: Any) -> int:
     return depth
 
 
-def without_annotations(schema: Any) -> Any:
-    """Return a schema without formats that only describe a string, such as ``password``."""
+def supported(schema: Any) -> Any:
+    """Return a schema in keywords of llguidance where that is possible.
+
+    Formats that only describe a string, such as ``password``, are left out; ``negation`` rewrites others.
+    """
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
@@ -201,13 +207,13 @@ def without_annotations(schema: Any) -> Any:
         if name == "format" and isinstance(value, str) and value not in _FORMATS:
             continue
         if name in _SUBSCHEMA_LISTS and isinstance(value, list):
-            value = [without_annotations(each) for each in value]
+            value = [supported(each) for each in value]
         elif name in _SUBSCHEMA_MAPS and isinstance(value, dict):
-            value = {key: without_annotations(each) for key, each in value.items()}
+            value = {key: supported(each) for key, each in value.items()}
         elif name in _SUBSCHEMA:
-            value = without_annotations(value)
+            value = supported(value)
         kept[name] = value
-    return kept
+    return rewritten(kept)
 
 
 def without_anchors(pattern: str) -> str:

@@ -84,7 +84,7 @@ async def test_each_name_of_a_constraint_becomes_a_grammar(
 @pytest.mark.parametrize(
     ("fields", "param", "part"),
     [
-        ({"guided_json": {"not": {}}}, "guided_json", '"not"'),
+        ({"guided_json": {"not": {"pattern": "a"}}}, "guided_json", '"not"'),
         ({"guided_json": "{"}, "guided_json", "JSON"),
         ({"guided_regex": "(("}, "guided_regex", "unclosed"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex", "guided_choice"),
