@@ -131,6 +131,8 @@ class FakeEngine:
 
     says: str | Callable[[str], str] | None = None
     """The answer, or a function of the prompt."""
+    forced: Callable[[str], str] | None = None
+    """The answer to a request with this grammar; without it, ``says`` answers such requests too."""
     ready: Ready | None = None
     state: str = "ready"
     failure: str | None = None
@@ -150,6 +152,8 @@ class FakeEngine:
         if self.says is not None:
             stream.report_prompt()
             text = self.says if isinstance(self.says, str) else self.says(TOKENIZER.decode(prompt_token_ids))
+            if params.grammar is not None and self.forced is not None:
+                text = self.forced(params.grammar)
             ids = ids_of(text)
             for token_id in ids[: params.max_tokens - 1]:
                 stream.draw([token_id])
@@ -190,14 +194,14 @@ class Running:
         return await self.http.post("/v1/completions", json={"model": "demo", "prompt": "Hi", **fields})
 
 
-def some_ready() -> Ready:
+def some_ready(max_model_len: int = MAX_MODEL_LEN) -> Ready:
     return Ready(
         pid=1,
         model_bytes=1,
         kv_cache_bytes=1,
         num_blocks=64,
         block_size=16,
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=max_model_len,
         dtype="float32",
         weights="float32",
         phase_seconds={"import": 0.5, "weights": 0.1},
@@ -221,9 +225,10 @@ async def running(
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
     adapters: Adapters | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
     **options: Any,
 ) -> AsyncIterator[Running]:
-    metrics = Metrics("demo", MAX_MODEL_LEN)
+    metrics = Metrics("demo", max_model_len)
     admission = admission or AdmissionOptions()
     services = ServerServices(
         engine=engine,
@@ -289,8 +294,16 @@ def serving() -> Callable[..., Any]:
     ``async with serving(says="Hello") as server``
     """
 
-    def start(says: str | Callable[[str], str] | None = None, *, ready: bool = True, **options: Any) -> Any:
-        return running(FakeEngine(says=says, ready=some_ready() if ready else None), **options)
+    def start(
+        says: str | Callable[[str], str] | None = None,
+        *,
+        ready: bool = True,
+        forced: Callable[[str], str] | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
+        **options: Any,
+    ) -> Any:
+        report = some_ready(max_model_len) if ready else None
+        return running(FakeEngine(says=says, ready=report, forced=forced), max_model_len=max_model_len, **options)
 
     return start
 

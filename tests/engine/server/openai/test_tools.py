@@ -241,9 +241,17 @@ async def test_required_calls_are_an_array_whatever_the_models_form_is(serving: 
 
 async def test_a_forced_call_and_another_constraint_contradict_each_other(serving: Serving) -> None:
     async with serving("{}", template=TEMPLATE) as server:
-        fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
+        fields = {"tools": [WEATHER], "tool_choice": "required", "guided_choice": ["yes", "no"]}
         response = await server.chat(**fields)
         assert response.status_code == 400 and response.json()["error"]["param"] == "tool_choice"
+
+
+async def test_a_format_of_the_text_does_not_concern_a_forced_call(serving: Serving) -> None:
+    async with serving('[{"name": "get_weather", "parameters": {"city": "Paris"}}]', template=TEMPLATE) as server:
+        fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
+        choice = (await server.chat(**fields)).json()["choices"][0]
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+        assert '"parameters"' in (server.engine.streams[0].params.grammar or "")
 
 
 async def test_a_constrained_answer_is_content_also_where_the_prompt_opens_reasoning(serving: Serving) -> None:

@@ -54,7 +54,9 @@ async def start_chat(
         )
         body.messages, body.tools = [], None
         forced = plan.constraint()
-        if forced is not None and (wanted := grammar_of(body)) is not None:
+        wanted = None if forced is None else grammar_of(body)
+        # A response_format is about text, which an answer with forced calls does not have.
+        if wanted is not None and wanted.field != "response_format":
             raise InvalidRequest(
                 f"tool_choice: a request can have one constraint, but {wanted.field} is another", param="tool_choice"
             )
