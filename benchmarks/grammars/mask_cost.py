@@ -93,7 +93,7 @@ def built_in_cases() -> list[SchemaCase]:
             value={
                 "name": "".join(generator.choice(letters) for _ in range(20)),
                 "age": generator.randrange(100),
-                "mail": "someone@example.com",
+                "mail": "mail@example.com",
                 "tags": ["red", "blue"],
                 "notes": ["".join(generator.choice(letters) for _ in range(60)) for _ in range(3)],
             },

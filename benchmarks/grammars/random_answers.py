@@ -34,7 +34,7 @@ SPREAD = 2.0
 
 
 class RandomAnswers:
-    """Answers whose tokens are sampled from random logits, as far as the engine's masks allow them."""
+    """Answers whose tokens are sampled from random logits under the engine's masks."""
 
     def __init__(self, vocabulary: Vocabulary, seed: int) -> None:
         self._vocabulary = vocabulary
