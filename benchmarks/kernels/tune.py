@@ -17,7 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from benchmarks.kernels.tuning import Found, Parameters, Trials, merged, search
+from benchmarks.kernels.tuning import Found, Parameters, Trials, by_share, merged, search
 from benchmarks.report import show_table, write_json
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def tune_op(cases: list["Case"], tuner: "Tuner") -> None:
         # A case that this GPU cannot hold or run must not affect the others.
         except Exception as error:
             print(f"{case}: left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
-    for kernel, key in sorted({pair for _, asked in subjects for pair in asked}):
+    for kernel, key in sorted({pair for _, asked in subjects for pair in asked}, key=by_share):
         if tuner.time_is_up():
             return
         tuner.tune(kernel, key, [subject for subject, asked in subjects if (kernel, key) in asked])
@@ -166,7 +166,7 @@ def main() -> None:
 
     cases = chosen_cases(arguments, tiny=False)
     tuner = Tuner(arguments)
-    for op in dict.fromkeys(case.op for case in cases):
+    for op in sorted({case.op for case in cases}, key=lambda op: by_share((op, ""))):
         if tuner.time_is_up():
             print(f"the time was up before {op}; run again to go on", file=sys.stderr)
             break

@@ -94,6 +94,26 @@ class Trials:
         unfinished.replace(self.path)
 
 
+_BY_SHARE = (
+    "paged_attention.split",
+    "linear",
+    "moe.gate_up",
+    "moe.down",
+    "paged_attention",
+    "rms_norm",
+    "store_kv",
+    "activation",
+    "sampling",
+)
+
+
+def by_share(kernel_and_key: tuple[str, str]) -> tuple[int, str, str]:
+    """Return an order by the usual share of a served step: a run that ends early has then tuned what matters most."""
+    kernel, key = kernel_and_key
+    places = (place for place, name in enumerate(_BY_SHARE) if kernel == name or kernel.startswith(f"{name}."))
+    return next(places, len(_BY_SHARE)), kernel, key
+
+
 def merged(table: Mapping[str, Any] | None, kernel: str, key: str, parameters: Parameters) -> dict[str, Any]:
     """Return a device's table with one more configuration; the others stay."""
     table = table or {}

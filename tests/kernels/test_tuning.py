@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kernels.tuning import Parameters, Trials, merged, search
+from benchmarks.kernels.tuning import Parameters, Trials, by_share, merged, search
 
 SPACE = {"BLOCK": (16, 32, 64), "num_warps": (1, 2, 4)}
 START = {"BLOCK": 16, "num_warps": 4}
@@ -91,3 +91,16 @@ def test_a_table_keeps_its_other_entries(table: dict[str, Any] | None, kernels: 
     result = merged(table, "op.k", "wide", {"BLOCK": 32})
     assert result["kernels"] == kernels
     assert table is None or result.get("device") == table.get("device")
+
+
+def test_what_takes_most_of_a_step_is_tuned_first() -> None:
+    kernels = [
+        "activation.gated",
+        "paged_attention.attend",
+        "swap_blocks.swap",
+        "linear.multiply",
+        "paged_attention.split",
+    ]
+    ordered = sorted([(kernel, key) for kernel in kernels for key in ("b", "a")], key=by_share)
+    assert [kernel for kernel, _ in ordered[::2]] == [kernels[place] for place in (4, 3, 1, 0, 2)]
+    assert [key for _, key in ordered] == ["a", "b"] * 5

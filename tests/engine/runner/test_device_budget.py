@@ -150,6 +150,15 @@ def test_the_card_is_never_promised_beyond_what_is_free_nor_beyond_the_share(
         assert "too small for one sequence" in size.message
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, 0), (1, 300 * MIB), (24, (300 + 23 * 12) * MIB)])
-def test_graphs_share_the_largest_ones_memory(count: int, expected: int) -> None:
-    assert graphs_bytes(300 * MIB, count) == expected
+@pytest.mark.parametrize(
+    ("measured", "count", "expected"),
+    [
+        ((), 0, 0),
+        ((300,), 1, 300),
+        ((300,), 24, 300 + 23 * 2),
+        ((300, 0, 2, 1), 24, 300 + 23 * 2),
+        ((300, 4, 2, 6), 24, 300 + 23 * 4),
+    ],
+)
+def test_graphs_share_the_largest_ones_memory(measured: tuple[int, ...], count: int, expected: int) -> None:
+    assert graphs_bytes([size * MIB for size in measured], count) == expected * MIB

@@ -22,7 +22,13 @@ from quire_engine.errors import DeviceError
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device.graphs import GraphStore, default_graph_sizes
+from quire_engine.runner.device.graphs import (
+    GraphKey,
+    GraphSizes,
+    GraphStore,
+    default_decode_sizes,
+    default_mixed_sizes,
+)
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
@@ -53,35 +59,58 @@ def make_cache(num_blocks: int, device: torch.device = DEVICE) -> KVCache:
     ],
 )
 def test_the_largest_graph_holds_every_decode_batch(max_num_seqs: int, sizes: tuple[int, ...]) -> None:
-    assert default_graph_sizes(max_num_seqs) == sizes
+    assert default_decode_sizes(max_num_seqs) == sizes
 
 
 @given(st.integers(1, 1024), st.integers(1, 1024))
 def test_few_graphs_pad_little(max_num_seqs: int, sequences: int) -> None:
-    sizes = default_graph_sizes(max_num_seqs)
+    sizes = default_decode_sizes(max_num_seqs)
     assert list(sizes) == sorted(set(sizes)) and sizes[-1] == max_num_seqs and len(sizes) <= 40
     if sequences <= max_num_seqs:
         padded = min(size for size in sizes if size >= sequences)
         assert padded - sequences <= max(8, padded // 5) - 1
 
 
+@pytest.mark.parametrize(
+    ("max_num_batched_tokens", "first", "last", "count"),
+    [(16, 16, 16, 1), (64, 64, 64, 1), (100, 64, 100, 3), (1024, 64, 1024, 15), (8192, 64, 1024, 15)],
+)
+def test_mixed_graphs_have_up_to_1024_tokens(max_num_batched_tokens: int, first: int, last: int, count: int) -> None:
+    sizes = default_mixed_sizes(max_num_batched_tokens)
+    assert (sizes[0], sizes[-1], len(sizes)) == (first, last, count) and list(sizes) == sorted(set(sizes))
+
+
+def decode(size: int) -> GraphKey:
+    return GraphKey(size, is_mixed=False)
+
+
+def mixed(size: int) -> GraphKey:
+    return GraphKey(size, is_mixed=True)
+
+
 def test_graphs_are_captured_largest_first_and_the_smallest_that_fits_is_replayed() -> None:
-    done: list[int] = []
-    store = GraphStore(make_accelerator(torch.device("cpu")), (1, 4, 6))
-    assert store.size_for(3) is None, "none is captured yet"
-    asked: list[int] = []
+    done: list[GraphKey] = []
+    sizes = GraphSizes(decode=(1, 4, 6, 99), mixed=(4, 16, 32)).within(sequences=6, tokens=16)
+    store = GraphStore(make_accelerator(torch.device("cpu")), sizes)
+    assert store.key_for(sequences=3, tokens=3) is None, "none is captured yet"
+    asked: list[GraphKey] = []
 
-    def work_of(size: int) -> Callable[[], None]:
-        asked.append(size)
-        return lambda: done.append(size)
+    def work_of(key: GraphKey) -> Callable[[], None]:
+        asked.append(key)
+        return lambda: done.append(key)
 
-    store.capture(work_of)
-    assert asked == [6, 4, 1]
-    assert [store.size_for(count) for count in (1, 2, 4, 5, 6, 7)] == [1, 4, 4, 6, 6, None]
-    store.replay(4)
-    assert done[-1] == 4
+    counts: list[int] = []
+    store.capture(work_of, lambda: counts.append(len(asked)))
+    assert asked == [mixed(16), decode(6), mixed(4), decode(4), decode(1)] and counts == [1, 2, 3, 4, 5]
+    assert sizes.largest(2) == GraphSizes(decode=(6,), mixed=(16,))
+    found = [store.key_for(sequences=count, tokens=count) for count in (1, 2, 4, 5, 7, 17)]
+    assert found == [decode(1), decode(4), decode(4), decode(6), mixed(16), None]
+    found = [store.key_for(sequences=1, tokens=count) for count in (2, 5, 17)]
+    assert found == [mixed(4), mixed(16), None]
+    store.replay(decode(4))
+    assert done[-1] == decode(4)
     store.close()
-    assert store.size_for(1) is None
+    assert store.key_for(sequences=1, tokens=1) is None
 
 
 # --- uploads ---
@@ -361,12 +390,22 @@ def test_masks_are_applied_on_the_device() -> None:
         each.close()
 
 
-def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
-    def model(inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
-        return torch.linspace(-1, 1, VOCABULARY, device=device) * inputs.logits_rows[:, None].float()
+class RisingModel:
+    """A model whose logits rise with the token id, the more so the later the row."""
 
+    def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
+        return self.logits(self.hidden_states(inputs, caches))
+
+    def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
+        return inputs.logits_rows[:, None].float()
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(-1, 1, VOCABULARY, device=hidden.device) * hidden
+
+
+def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
     return DeviceRunner(
-        model=model,
+        model=RisingModel(),
         caches=(make_cache(9, device),),
         layout=KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),)),
         vocab_size=VOCABULARY,
@@ -375,7 +414,7 @@ def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
         max_tokens=16,
         max_model_len=64,
         device=device,
-        graph_sizes=(1, 2, 8),
+        graph_sizes=GraphSizes(decode=(1, 2, 8), mixed=(8,)),
         accelerator=accelerator,
     )
 

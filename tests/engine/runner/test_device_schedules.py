@@ -25,6 +25,7 @@ from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import Accelerator, EagerGraph, Mark, make_accelerator
+from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
@@ -61,19 +62,26 @@ class ReadBackModel:
     """A model with one layer per group. T queries, B sequences, L token slots that block tables reach."""
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
+        return self.logits(self.hidden_states(inputs, caches))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return (hidden == torch.arange(VOCABULARY, device=hidden.device)).float()
+
+    def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
+        """Return the next token [R, 1] of each row."""
         for group, cache in zip(inputs.groups, caches, strict=True):
             stored = torch.stack((inputs.token_ids, inputs.positions), dim=1).float()
             cache.values.view(-1, cache.values.shape[-1])[:, :2].index_copy_(0, group.slots, stored)
         total = torch.zeros_like(inputs.token_ids)
         for index, (group, cache) in enumerate(zip(inputs.groups, caches, strict=True)):
             total += self._read(index, group.plan, inputs.positions, cache)
-        drawn = total.index_select(0, inputs.logits_rows) % PRIME % VOCABULARY
-        return (drawn[:, None] == torch.arange(VOCABULARY, device=drawn.device)).float()
+        return (total.index_select(0, inputs.logits_rows) % PRIME % VOCABULARY)[:, None]
 
     def _read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
         queries = torch.arange(len(positions), device=positions.device)
         ends = plan.query_starts[1:].long()
-        owner = torch.searchsorted(ends, queries, right=True)  # [T]
+        # [T]; tokens of padding have no owner, and what is computed for them is not read.
+        owner = torch.searchsorted(ends, queries, right=True).clamp(max=len(ends) - 1)
         slots = plan.block_tables.long()[:, :, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=positions.device)
         read = cache.values.view(-1, cache.values.shape[-1]).index_select(0, slots.reshape(-1))[:, :2]
         tokens, stored_at = read.view(len(ends), -1, 2)[owner].unbind(2)  # [T, L]
@@ -113,6 +121,9 @@ class LateAccelerator:
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
+    def upload(self, source: Tensor, target: Tensor | None = None) -> Tensor:
+        return source if target is None else target.copy_(source)
+
     def download(self, tensor: Tensor) -> Tensor:
         target = torch.full_like(tensor, 123_456)
         self.under_way.append((target, tensor.clone()))
@@ -145,7 +156,7 @@ class World:
     budget: int
     overlap: bool
     caching: bool
-    graph_sizes: tuple[int, ...]
+    graph_sizes: GraphSizes
     preemption_mode: PreemptionMode
 
 
@@ -275,7 +286,11 @@ worlds = st.builds(
     budget=st.integers(6, 40),
     overlap=st.sampled_from([True, True, False]),
     caching=st.booleans(),
-    graph_sizes=st.sampled_from([(), (1,), (2, 3), (1, 2, 4, 6), (6,)]),
+    graph_sizes=st.builds(
+        GraphSizes,
+        decode=st.sampled_from([(), (1,), (2, 3), (1, 2, 4, 6), (6,)]),
+        mixed=st.sampled_from([(), (3, 8, 40), (16,)]),
+    ),
     preemption_mode=st.sampled_from(["swap", "swap", "recompute"]),
 )
 

@@ -1,5 +1,6 @@
 """The trial step and graph before a GPU's memory is divided, with fakes for both."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -102,10 +103,12 @@ class FakeRunner:
         self.device.kept += 120
         return FakePending(self.device)
 
-    def capture_graphs(self) -> None:
-        self.device.settle()  # as torch does before it captures
-        self.device.take(50)
-        self.device.log.append("capture")
+    def capture_graphs(self, captured: Callable[[], None]) -> None:
+        for size in (50, 7):
+            self.device.settle()  # as torch does before it captures
+            self.device.take(size)
+            self.device.log.append("capture")
+            captured()
 
     def close(self) -> None:
         self.device.log.append("close")
@@ -116,14 +119,14 @@ def made(device: FakeDevice, *, fails: bool = False) -> FakeRunner:
     return FakeRunner(device, fails)
 
 
-@pytest.mark.parametrize(("captures", "graph"), [(True, 50), (False, 0)])
-def test_what_the_step_and_a_graph_take_is_told_apart(captures: bool, graph: int) -> None:
+@pytest.mark.parametrize(("captures", "graphs"), [(True, (50, 7)), (False, ())])
+def test_the_memory_of_the_step_and_of_each_graph_is_told_apart(captures: bool, graphs: tuple[int, ...]) -> None:
     device = FakeDevice(kept=200)
     found = profile(lambda: made(device), step(2, 9), device, captures=captures)
     # The rest of the loading is freed before; what the runner keeps for its steps counts with the step.
-    assert found == Profile(free=800, activations=400, graph=graph)
+    assert found == Profile(free=800, activations=400, graphs=graphs)
     # What the step leaves for reuse is freed before a graph is measured, otherwise it would reduce the graph's size.
-    capture = ["settle", "settle", "capture", "settle"] if captures else []
+    capture = ["settle", *["settle", "capture", "settle"] * 2] if captures else []
     assert device.log == ["settle", "wait", *capture, "close"]
 
 

@@ -52,6 +52,7 @@ def test_a_gpus_memory_is_told_to_the_last_part() -> None:
             activations=GIB,
             graphs=200 * MIB,
             graph_sizes=(1, 2, 256),
+            mixed_graph_sizes=(64, 1024),
             before=GIB // 2,
             free=3 * GIB,
         )
@@ -67,7 +68,7 @@ def test_a_gpus_memory_is_told_to_the_last_part() -> None:
         "free",
     ]
     assert len({line.index("iB") for line in lines[1:]}) == 1, "sizes stand in one column"
-    assert "3, up to 256 sequences" in lines[5]
+    assert "3 decode, up to 256 sequences; 2 mixed, up to 1,024 tokens" in lines[5]
 
 
 def test_no_graphs_are_said_to_be_none() -> None:

@@ -28,6 +28,7 @@ from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.runner.device.accelerator import Accelerator
+from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.threads import ALWAYS_SHARED, ThreadChooser
@@ -100,7 +101,7 @@ class World:
     max_rows: int = 6
     budget: int = 64
     overlap: bool = True
-    graph_sizes: tuple[int, ...] = (1, 2, 4, 6)
+    graph_sizes: GraphSizes = GraphSizes(decode=(1, 2, 4, 6), mixed=(32,))
     caching: bool = True
     policy: PolicyName = "fcfs"
     preemption_mode: PreemptionMode = "auto"

@@ -13,6 +13,7 @@ from quire_parity import cases
 from quire_parity.reference import Answer, Tally, compare
 
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.runner.device.graphs import GraphSizes
 
 ANSWER = 4
 LENGTHS = (3, 17, 22)
@@ -24,14 +25,14 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "llama in chunks, padded, overlapped, with fixed splits": {
         "family": "llama",
         "budget": 16,
-        "graph_sizes": (4,),
+        "graph_sizes": GraphSizes(decode=(4,), mixed=(8, 16)),
         "deterministic": True,
     },
     "qwen3 preempted and recomputed, launch by launch, one step at a time": {
         "family": "qwen3",
         "num_blocks": 4,
         "preemption_mode": "recompute",
-        "graph_sizes": (),
+        "graph_sizes": GraphSizes(),
         "overlap": False,
     },
     "gemma2 with windows, preempted and swapped": {
@@ -40,7 +41,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "num_swap_blocks": 20,
         "preemption_mode": "swap",
     },
-    "mixtral, padded": {"family": "mixtral", "graph_sizes": (4,)},
+    "mixtral, padded": {"family": "mixtral", "graph_sizes": GraphSizes(decode=(4,), mixed=(24, 64))},
 }
 
 

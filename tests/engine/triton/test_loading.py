@@ -28,6 +28,7 @@ from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.runner import load_model
 from quire_engine.runner.cache_size import CacheDemand
+from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_start import start_on_device
 from quire_engine.runner.kv_cache import cache_groups
 from quire_engine.runner.profiling import DeviceMemory
@@ -163,13 +164,15 @@ def test_a_gpus_memory_is_tried_out_and_divided(small: Path) -> None:
         demand=demand,
     )
     memory = DeviceMemory(meter=FakeMeter(), total=1 << 30, free_before=512 << 20)
-    warm = start_on_device(config, model, sizes=(1, 2), memory=memory)
+    sizes = GraphSizes(decode=(1, 2), mixed=(32,))
+    warm = start_on_device(config, model, sizes=sizes, memory=memory)
     assert warm.memory == MemoryUse(
         activations=1 << 20,
-        graphs=(1 << 20) + (12 << 20),
+        graphs=(1 << 20) + 2 * (2 << 20),
         graph_sizes=(1, 2),
+        mixed_graph_sizes=(32,),
         before=512 << 20,
-        free=506 << 20,
+        free=504 << 20,
     )
     assert warm.size.num_blocks == (2 * 3,), "what two sequences of 48 tokens can use, and no more"
     assert warm.measured.swap_bytes_per_second is not None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,6 +28,19 @@ class ReadTensor(Protocol):
 class CausalLM(Protocol):
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return logits [R, V]; read and write each layer's cache."""
+        ...
+
+
+@runtime_checkable
+class CapturableLM(CausalLM, Protocol):
+    """A model whose steps can be captured as CUDA graphs, in two parts: only the first one is in the graph."""
+
+    def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
+        """Return the hidden states [R, H] of ``inputs.logits_rows``."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [R, V] of hidden states [R, H]."""
         ...
 
 

@@ -5,6 +5,7 @@ the same GPU has its own share. Memory that others already use is not available,
 remaining share and the free memory.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -16,8 +17,9 @@ _KEPT_FREE = 256 << 20
 """The reserve if all free memory may be used: for later allocations of the driver and libraries, and for rounding.
 torch allocates memory in steps of 2 MiB, so each layer's keys and values may take that much more: 160 MiB with 80
 layers."""
-# The launch parameters of each captured graph after the first. The first one's working memory serves all.
-_BYTES_PER_FURTHER_GRAPH = 12 << 20
+_LEAST_BYTES_PER_FURTHER_GRAPH = 2 << 20
+"""The launch parameters of a captured graph after the first, whose working memory serves all. A measurement of a few
+graphs shows less if they fitted into memory that the driver had in reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,13 @@ class DeviceUse:
         return self.weights + self.activations + self.graphs
 
 
-def graphs_bytes(first: int, count: int) -> int:
-    """Return the bytes of ``count`` graphs if capturing the largest took ``first``."""
-    return first + (count - 1) * _BYTES_PER_FURTHER_GRAPH if count else 0
+def graphs_bytes(measured: Sequence[int], count: int) -> int:
+    """Return the bytes of ``count`` graphs if capturing the largest ones took ``measured``, in order."""
+    if not count or not measured:
+        return 0
+    first, further = measured[0], measured[1:]
+    mean = sum(further) / len(further) if further else 0.0
+    return first + (count - 1) * max(_LEAST_BYTES_PER_FURTHER_GRAPH, ceil(mean))
 
 
 def size_device_cache(

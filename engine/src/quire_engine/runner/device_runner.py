@@ -3,7 +3,7 @@
 ``execute`` issues a step and returns while it runs: the next step may be issued before this one is waited for, and uses
 the tokens that this one samples without a read by the host. The host waits only in ``PendingStep.wait``, for the
 sampled tokens. A step: write the inputs into pinned memory, upload them with the other changes, copy swapped blocks,
-run the model (a captured graph if every sequence decodes, else launch by launch), sample, download the tokens.
+run the model (a captured graph, unless the batch is too large for one), sample, download the tokens.
 
 With Triton's interpreter the same runner works on CPU tensors: see ``device.accelerator``.
 """
@@ -18,15 +18,16 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.model.family import CausalLM
+from quire_engine.model.family import CapturableLM, CausalLM
+from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.device.accelerator import Accelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
-from quire_engine.runner.device.graphs import GraphStore
+from quire_engine.runner.device.graphs import GraphKey, GraphSizes, GraphStore
 from quire_engine.runner.device.inputs import (
-    DECODE,
     DeviceRows,
     QueryLens,
+    captured_lens,
     model_inputs,
     of_all_tokens,
     padded_sizes,
@@ -60,8 +61,9 @@ _FULL_IN_CAPTURE = (
 class DeviceRunner:
     """The runner of a GPU.
 
-    ``caches`` have one block more than the layout says, for padding. ``graph_sizes`` are the ascending batch sizes that
-    ``capture_graphs`` captures, up to the number of rows; ``num_heads`` are the query heads of the widest layer.
+    ``caches`` have one block more than the layout says, for padding. ``capture_graphs`` captures those of
+    ``graph_sizes`` that a step can have; ``model`` must then be native. ``num_heads`` are the query heads of the
+    widest layer.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class DeviceRunner:
         max_tokens: int,
         max_model_len: int,
         device: torch.device,
-        graph_sizes: tuple[int, ...] = (),
+        graph_sizes: GraphSizes = GraphSizes(),  # noqa: B008  (frozen)
         deterministic: bool = False,
         accelerator: Accelerator | None = None,
         adapters: RunnerAdapters | None = None,
@@ -90,6 +92,7 @@ class DeviceRunner:
         self._adapter_slots = 0 if adapters is None else adapters.pool.num_slots
         self._caches = caches
         self._layout = layout
+        self._vocab_size = vocab_size
         max_blocks = table_blocks(layout, max_model_len)
         self._rows = DeviceRows(
             layout=layout, max_rows=max_rows, max_blocks=max_blocks, max_tokens=max_tokens, device=device
@@ -100,7 +103,7 @@ class DeviceRunner:
             largest=InputSizes(
                 tokens=max_tokens,
                 sequences=max_rows,
-                logits=max_tokens,
+                logits=max(max_tokens, max_rows),
                 draws=max_rows,
                 adapter_slots=self._adapter_slots,
             ),
@@ -114,9 +117,10 @@ class DeviceRunner:
             max_context=max_blocks * layout.block_size,
             split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
         )
-        self._graphs = GraphStore(self._accelerator, tuple(size for size in graph_sizes if size <= max_rows))
-        self._captured_inputs: dict[int, StepInputs[Tensor]] = {}
-        self._logits: Tensor | None = None  # [largest graph, V], written by captured steps
+        self._max_rows = max_rows
+        self._graphs = GraphStore(self._accelerator, graph_sizes.within(sequences=max_rows, tokens=max_tokens))
+        self._captured_inputs: dict[GraphKey, StepInputs[Tensor]] = {}
+        self._hidden: Tensor | None = None  # [rows, H], written by captured steps
         self._clock = GpuClock()
 
     @torch.inference_mode()
@@ -125,15 +129,18 @@ class DeviceRunner:
             return self._execute(batch)
 
     @torch.inference_mode()
-    def capture_graphs(self) -> None:
-        """Capture the graphs after every kernel has run once; earlier steps and larger batches run without graphs."""
+    def capture_graphs(self, captured: Callable[[], None] = lambda: None) -> None:
+        """Capture the graphs after every kernel has run once; earlier steps and larger batches run without graphs.
+
+        Call ``captured`` after each graph.
+        """
         with device_faults("capturing CUDA graphs", when_full=_FULL_IN_CAPTURE):
-            self._graphs.capture(self._decode_work)
+            self._graphs.capture(self._captured_work, captured)
 
     def close(self) -> None:
         self._graphs.close()
         self._captured_inputs.clear()
-        self._logits = None
+        self._hidden = None
         self._accelerator.close()
 
     @property
@@ -194,13 +201,14 @@ class DeviceRunner:
         self._rows.stage(batch, transfer)
         columns = step_columns(batch, self._rows.host.tables, self._layout.block_size)
         wanted = logits_rows(batch)
-        decodes = len(columns.rows) == batch.num_tokens
-        graph_size = self._graphs.size_for(len(columns.rows)) if decodes else None
-        if graph_size is not None:
+        graph = self._graphs.key_for(sequences=len(columns.rows), tokens=batch.num_tokens)
+        if graph is not None and not graph.is_mixed:
             wanted = of_all_tokens(wanted, batch.num_tokens)
+        if len(wanted.rows) > self._max_rows:
+            graph = None  # Many positions of prompts are reported.
         adapted = group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None
-        if graph_size is not None:
-            sizes = padded_sizes(graph_size, adapter_slots=self._adapter_slots)
+        if graph is not None:
+            sizes = padded_sizes(graph, max_rows=self._max_rows, adapter_slots=self._adapter_slots)
         else:
             sizes = sizes_of(columns, wanted, adapter_slots=0 if adapted is None else self._adapter_slots)
         samples = np.asarray(batch.samples, dtype=np.bool_)
@@ -214,10 +222,11 @@ class DeviceRunner:
         transfer.send()
         self._rows.apply()
         self._sampler.apply()
-        inputs = self._captured_inputs[graph_size] if graph_size is not None else self._staging.on_device(sizes)
+        inputs = self._captured_inputs[graph] if graph is not None else self._staging.on_device(sizes)
         return _Issued(
             inputs=inputs,
-            graph_size=graph_size,
+            graph=graph,
+            num_logits=len(wanted.rows),
             query_lens=QueryLens.of(columns.scheduled),
             draw=draw,
             all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
@@ -226,22 +235,20 @@ class DeviceRunner:
 
     def _run(self, issued: "_Issued") -> Tensor:
         """Return logits [R, V]."""
-        if issued.graph_size is not None:
-            assert self._logits is not None
-            self._graphs.replay(issued.graph_size)
-            return self._logits[: issued.graph_size]
-        return self._forward(issued.inputs, issued.query_lens)()
+        if issued.graph is not None:
+            assert self._hidden is not None and isinstance(self._model, CapturableLM)
+            self._graphs.replay(issued.graph)
+            # The LM head is outside of graphs: it has exactly the rows of the batch, and its result is not copied.
+            hidden = self._hidden[: issued.num_logits]
+            return self._model.logits(hidden) if issued.num_logits else hidden.new_empty((0, self._vocab_size))
+        prepared = self._prepared(issued.inputs, issued.query_lens)
+        self._rows.fill_in(issued.inputs)
+        return self._model(prepared, self._caches)
 
-    def _forward(self, inputs: StepInputs[Tensor], query_lens: QueryLens) -> Callable[[], Tensor]:
-        """Return a function that runs the model on the content that ``inputs`` will have."""
+    def _prepared(self, inputs: StepInputs[Tensor], query_lens: QueryLens) -> ModelInputs:
+        """Return the model's inputs with the content that ``inputs`` will have."""
         tables = self._rows.block_tables(len(inputs.rows))
-        prepared = model_inputs(inputs, tables, self._layout, self._workspace, query_lens)
-
-        def forward() -> Tensor:
-            self._rows.fill_in(inputs)
-            return self._model(prepared, self._caches)
-
-        return forward
+        return model_inputs(inputs, tables, self._layout, self._workspace, query_lens)
 
     def _draw(self, issued: "_Issued", logits: Tensor, masks: TokenMasks | None) -> DeviceDraw | None:
         count = issued.draw.count
@@ -254,27 +261,30 @@ class DeviceRunner:
         self._rows.remember(inputs.drawn_rows[:count], drawn.token_ids)
         return drawn
 
-    def _decode_work(self, size: int) -> Callable[[], None]:
-        sizes = padded_sizes(size, adapter_slots=self._adapter_slots)
+    def _captured_work(self, key: GraphKey) -> Callable[[], None]:
+        sizes = padded_sizes(key, max_rows=self._max_rows, adapter_slots=self._adapter_slots)
         # During the capture only padding is computed, without an adapter; the graph has the launches for adapters.
         target = self._staging.begin(sizes)
-        write_padding(target, self._rows, sequences=0)
+        write_padding(target, self._rows, tokens=0, sequences=0, logits=0)
         if sizes.adapter_slots:
             write_adapters(target, None)
         self._staging.upload(sizes)
         inputs = self._staging.on_device(sizes)
-        forward = self._forward(inputs, DECODE)
-        if self._logits is None:  # The largest graph is captured first.
-            made = forward()
-            self._logits = made.new_empty((size, made.shape[1]))
-        self._captured_inputs[size] = inputs
-        logits = self._logits[:size]
+        self._captured_inputs[key] = inputs
+        model, caches = self._model, self._caches
+        assert isinstance(model, CapturableLM), "only native models are captured"
+        prepared = self._prepared(inputs, captured_lens(key))
+        if self._hidden is None:
+            self._rows.fill_in(inputs)
+            made = model.hidden_states(prepared, caches)
+            self._hidden = made.new_empty((self._max_rows, made.shape[1]))
+        hidden = self._hidden[: len(inputs.logits_rows)]
 
-        def decode() -> None:
-            # All graphs share this memory: separate logits would need as much again for every size.
-            logits.copy_(forward())
+        def run() -> None:
+            self._rows.fill_in(inputs)
+            hidden.copy_(model.hidden_states(prepared, caches))
 
-        return decode
+        return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +292,9 @@ class _Issued:
     """A step whose inputs are being uploaded."""
 
     inputs: StepInputs[Tensor]
-    graph_size: int | None
-    """The size of the captured graph to replay; None runs launch by launch."""
+    graph: GraphKey | None
+    """The captured graph to replay; None runs launch by launch."""
+    num_logits: int  # R
     query_lens: QueryLens
     draw: DrawPlan
     all_drawn: bool

@@ -13,7 +13,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device.graphs import default_graph_sizes
+from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
@@ -24,25 +24,32 @@ from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
+_PROFILED_GRAPHS = 4
+"""The largest graph has the memory that all share; the others show what each further one needs for its launches."""
 _MOST_CAPTURED_SEQUENCES = 512
 """The maximum size of captured batches. A larger step keeps the GPU busy for longer than its launches take."""
 
 
-def graph_sizes(config: EngineConfig, *, is_native: bool) -> tuple[int, ...]:
-    """Return the ascending batch sizes to capture; an empty tuple if steps run launch by launch."""
-    options = config.device
+def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
+    """Return the sizes of batches to capture; none if steps run launch by launch."""
+    options, scheduler = config.device, config.scheduler
     if options.enforce_eager:
-        return ()
+        return GraphSizes()
     if not is_native:
         _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot hold")
-        return ()
+        return GraphSizes()
+    mixed = default_mixed_sizes(scheduler.max_num_batched_tokens)
     if options.cudagraph_capture_sizes is not None:
-        return tuple(sorted(set(options.cudagraph_capture_sizes)))
-    return default_graph_sizes(min(config.scheduler.max_num_seqs, _MOST_CAPTURED_SEQUENCES))
+        decode = tuple(sorted(set(options.cudagraph_capture_sizes)))
+    else:
+        decode = default_decode_sizes(min(scheduler.max_num_seqs, _MOST_CAPTURED_SEQUENCES))
+    return GraphSizes(decode=decode, mixed=mixed).within(
+        sequences=scheduler.max_num_seqs, tokens=scheduler.max_num_batched_tokens
+    )
 
 
 def start_on_device(
-    config: EngineConfig, model: ModelInMemory, *, sizes: tuple[int, ...], memory: DeviceMemory | None
+    config: EngineConfig, model: ModelInMemory, *, sizes: GraphSizes, memory: DeviceMemory | None
 ) -> WarmRunner:
     """Return a warm runner. ``memory`` is the GPU's; None means Triton's interpreter.
 
@@ -74,7 +81,7 @@ def start_on_device(
     )
 
 
-def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...], memory: DeviceMemory) -> DeviceUse:
+def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory) -> DeviceUse:
     demand, meter = model.demand, memory.meter
     few = CacheSize(
         num_blocks=(_PROFILED_BLOCKS,) * len(demand.groups),
@@ -87,7 +94,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
     meter.settle()
     loaded = meter.free()
     found = profile(
-        lambda: _make_runner(config, model, layout, demand.sequence_tokens, sizes[-1:]),
+        lambda: _make_runner(config, model, layout, demand.sequence_tokens, sizes.largest(_PROFILED_GRAPHS)),
         largest_step(
             layout,
             sequences=demand.max_sequences,
@@ -98,7 +105,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
             adapter_slots=0 if model.adapters is None else model.adapters.pool.num_slots,
         ),
         meter,
-        captures=bool(sizes),
+        captures=bool(sizes.in_order()),
     )
     meter.settle()
     return DeviceUse(
@@ -107,7 +114,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: tuple[int, ...],
         before=memory.total - memory.free_before,
         weights=memory.free_before - loaded,
         activations=found.activations,
-        graphs=graphs_bytes(found.graph, len(sizes)),
+        graphs=graphs_bytes(found.graphs, len(sizes.in_order())),
     )
 
 
@@ -123,7 +130,7 @@ def _size_cache(config: EngineConfig, model: ModelInMemory, use: DeviceUse | Non
 
 
 def _make_runner(
-    config: EngineConfig, model: ModelInMemory, layout: KVCacheLayout, max_model_len: int, sizes: tuple[int, ...]
+    config: EngineConfig, model: ModelInMemory, layout: KVCacheLayout, max_model_len: int, sizes: GraphSizes
 ) -> DeviceRunner:
     full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
     with device_faults("making the KV cache", when_full=full):
@@ -163,14 +170,21 @@ def _warm_up(
     )
 
 
-def _capture(runner: DeviceRunner, sizes: tuple[int, ...]) -> None:
-    if sizes:
+def _capture(runner: DeviceRunner, sizes: GraphSizes) -> None:
+    if count := len(sizes.in_order()):
         began = time.perf_counter()
         runner.capture_graphs()
-        _log.info("captured %d CUDA graphs in %.2f s", len(sizes), time.perf_counter() - began)
+        _log.info("captured %d CUDA graphs in %.2f s", count, time.perf_counter() - began)
 
 
-def _memory_use(use: DeviceUse | None, sizes: tuple[int, ...], free: int | None) -> MemoryUse:
+def _memory_use(use: DeviceUse | None, sizes: GraphSizes, free: int | None) -> MemoryUse:
     if use is None:
         return MemoryUse()
-    return MemoryUse(activations=use.activations, graphs=use.graphs, graph_sizes=sizes, before=use.before, free=free)
+    return MemoryUse(
+        activations=use.activations,
+        graphs=use.graphs,
+        graph_sizes=sizes.decode,
+        mixed_graph_sizes=sizes.mixed,
+        before=use.before,
+        free=free,
+    )

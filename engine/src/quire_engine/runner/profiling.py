@@ -8,6 +8,7 @@ its results are discarded.
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -20,7 +21,7 @@ from quire_engine.core.sampling_params import every_parameter
 
 
 class CapturingRunner(Runner, Protocol):
-    def capture_graphs(self) -> None: ...
+    def capture_graphs(self, captured: Callable[[], None]) -> None: ...
 
 
 class Meter(Protocol):
@@ -71,29 +72,32 @@ class Profile:
     free: int
     """The free bytes while everything that the step allocated is held."""
     activations: int
-    graph: int
-    """0 without a graph."""
+    graphs: tuple[int, ...]
+    """The bytes of each captured graph, in the order of their capture."""
 
 
 def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Meter, *, captures: bool) -> Profile:
-    """Run the largest step. ``make_runner`` creates a runner of the final size, with the largest graph only, if any."""
+    """Run the largest step. ``make_runner`` creates a runner of the final size, with the largest graphs only."""
     meter.settle()
     before = meter.free()
     runner = make_runner()
     try:
         runner.execute(batch).sample().wait()
         after = meter.free()
-        graph = 0
+        left: list[int] = []
+
+        def measure() -> None:
+            # Capturing releases the cached memory, which would hide a graph's own.
+            meter.settle()
+            left.append(meter.free())
+
         if captures:
-            # Capturing releases the cached memory, which would hide the graph's own.
-            meter.settle()
-            held = meter.free()
-            runner.capture_graphs()
-            meter.settle()
-            graph = max(0, held - meter.free())
+            measure()
+            runner.capture_graphs(measure)
     finally:
         runner.close()
-    return Profile(free=after, activations=max(0, before - after), graph=graph)
+    graphs = tuple(max(0, earlier - later) for earlier, later in pairwise(left))
+    return Profile(free=after, activations=max(0, before - after), graphs=graphs)
 
 
 def largest_step(

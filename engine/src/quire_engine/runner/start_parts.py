@@ -45,6 +45,9 @@ class MemoryUse:
     activations: int | None = None
     graphs: int | None = None
     graph_sizes: tuple[int, ...] = ()
+    """Numbers of decoding sequences."""
+    mixed_graph_sizes: tuple[int, ...] = ()
+    """Numbers of tokens."""
     before: int | None = None
     free: int | None = None
 

@@ -35,6 +35,9 @@ class StartReport:
     max_num_batched_tokens: int
     graphs: int | None = None
     graph_sizes: tuple[int, ...] = ()
+    """Numbers of decoding sequences."""
+    mixed_graph_sizes: tuple[int, ...] = ()
+    """Numbers of tokens."""
     before: int | None = None
     """The bytes used on the device before this process loaded anything."""
     free: int | None = None
@@ -87,8 +90,9 @@ def _rows(report: StartReport) -> Iterator[_ReportRow]:
         tokens = f"{report.max_num_batched_tokens:,}"
         yield _ReportRow("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
     if report.graphs is not None:
-        few = f"{len(report.graph_sizes)}, up to {report.graph_sizes[-1]} sequences" if report.graph_sizes else "none"
-        yield _ReportRow("CUDA graphs", shown(report.graphs), few)
+        kinds = (("decode", report.graph_sizes, "sequences"), ("mixed", report.mixed_graph_sizes, "tokens"))
+        few = [f"{len(sizes)} {kind}, up to {sizes[-1]:,} {unit}" for kind, sizes, unit in kinds if sizes]
+        yield _ReportRow("CUDA graphs", shown(report.graphs), "; ".join(few) or "none")
     if report.before is not None:
         yield _ReportRow("taken before", shown(report.before), "CUDA itself, and other processes")
     if report.free is not None:

@@ -416,6 +416,7 @@ def _report(
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         graphs=memory.graphs,
         graph_sizes=memory.graph_sizes,
+        mixed_graph_sizes=memory.mixed_graph_sizes,
         before=memory.before,
         free=memory.free,
         arithmetic=tuple(arithmetic.lines) if place.gpu is None else (),

@@ -15,6 +15,7 @@ from torch import Tensor
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -55,13 +56,17 @@ def _run(op: str, gate_up: Tensor, *, gelu: bool) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel():
-        launch = _launch(width, target_of(gate_up.device))
-        grid = (rows, cdiv(width, launch["BLOCK"]))
-        _gated_kernel[grid](gate_up, out, gate_up.stride(0), W=width, GELU=gelu, **launch)
+        launch = _launch(width, gelu, target_of(gate_up.device))
+        launch((rows, cdiv(width, launch.constants["BLOCK"])), gate_up, out, gate_up.stride(0))
     return out
 
 
-def _launch(width: int, target: Target) -> dict[str, int]:
+@launches
+def _launch(width: int, gelu: bool, target: Target) -> Launch:
+    return Launch(_gated_kernel, W=width, GELU=gelu, **_options(width, target))
+
+
+def _options(width: int, target: Target) -> dict[str, int]:
     widest = next_power_of_2(width)
     launch = config_for("activation.gated", target, f"block={widest}").options
     return {**launch, "BLOCK": min(launch["BLOCK"], widest)}
@@ -69,7 +74,7 @@ def _launch(width: int, target: Target) -> dict[str, int]:
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, width: int, *, gelu: bool) -> AotCase:
-        launch = _launch(width, target)
+        launch = _options(width, target)
         return AotCase(
             name=f"{'gelu' if gelu else 'silu'} {dtype} {width}",
             kernel=_gated_kernel,

@@ -20,6 +20,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv
 from quire_kernels.triton_runtime.target import Target
 
@@ -128,7 +129,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     apart = splits > 1 and 2 * tiles <= device_properties(x.device).multiprocessors
     sums = torch.empty((splits, rows, outputs), dtype=torch.float32, device=x.device) if apart else out
     given_bias = x if bias is None else bias  # An argument that is not read still needs a pointer.
-    _multiply_kernel[(tiles, splits if apart else 1)](
+    multiply = _multiply(inputs, splits, x.dtype, (apart, bias is not None), target)
+    multiply(
+        (tiles, splits if apart else 1),
         x,
         weight,
         given_bias,
@@ -138,18 +141,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         outputs,
         x.stride(0),
         split_inputs,
-        C=splits,
-        APART=apart,
-        BIAS=bias is not None,
-        EVEN_K=inputs % config.blocks["BLOCK_K"] == 0,
-        **config.options,
     )
     if apart:
-        adding = config_for("linear.add_up", target)
-        _add_up_kernel[(cdiv(out.numel(), adding.blocks["BLOCK"]),)](
-            sums, given_bias, out, out.numel(), outputs, C=splits, BIAS=bias is not None, **adding.options
-        )
+        add_up = _add_up(splits, bias is not None, target)
+        add_up((cdiv(out.numel(), add_up.constants["BLOCK"]),), sums, given_bias, out, out.numel(), outputs)
     return out
+
+
+@launches
+def _multiply(inputs: int, splits: int, dtype: torch.dtype, variant: tuple[bool, bool], target: Target) -> Launch:
+    """Return the launch of the product. ``variant``: whether splits are apart, and whether there is a bias."""
+    config = config_for("linear.multiply", target, _key(dtype))
+    even = inputs % config.blocks["BLOCK_K"] == 0
+    apart, biased = variant
+    return Launch(_multiply_kernel, C=splits, APART=apart, BIAS=biased, EVEN_K=even, **config.options)
+
+
+@launches
+def _add_up(splits: int, biased: bool, target: Target) -> Launch:
+    return Launch(_add_up_kernel, C=splits, BIAS=biased, **config_for("linear.add_up", target).options)
 
 
 def cut(inputs: int, outputs: int, config: LaunchConfig) -> tuple[int, int]:

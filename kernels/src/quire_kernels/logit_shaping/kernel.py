@@ -15,6 +15,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv
 from quire_kernels.triton_runtime.target import Target
 
@@ -190,7 +191,9 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
         return
     target = target_of(logits.device)
     shares = cdiv(vocabulary, _SHARE)
-    _allow_kernel[(count, shares)](
+    allow, shape, _ = _launches(target)
+    allow(
+        (count, shares),
         logits,
         logits.stride(0),
         lines,
@@ -200,10 +203,9 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
         vocabulary,
         logits.shape[0],
         edits.bounds.shape[0],
-        SHARE=_SHARE,
-        **config_for("logit_shaping.allow", target).options,
     )
-    _shape_kernel[(count,)](
+    shape(
+        (count,),
         logits,
         logits.stride(0),
         lines,
@@ -216,7 +218,6 @@ def shape_logits(logits: Tensor, lines: Tensor, rows: Tensor, edits: LogitEdits)
         edits.num_drawn,
         edits.tails,
         vocabulary,
-        **config_for("logit_shaping.shape", target).options,
     )
 
 
@@ -227,7 +228,9 @@ def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> bool:
     """
     require_device("count_tokens", token_ids.device)
     if rows.shape[0]:
-        _count_kernel[(rows.shape[0],)](
+        *_, count = _launches(target_of(token_ids.device))
+        count(
+            (rows.shape[0],),
             token_ids,
             rows,
             edits.ids,
@@ -236,9 +239,18 @@ def count_tokens(token_ids: Tensor, rows: Tensor, edits: LogitEdits) -> bool:
             edits.num_drawn,
             edits.tails,
             edits.bounds.shape[0],
-            **config_for("logit_shaping.count", target_of(token_ids.device)).options,
         )
     return True
+
+
+@launches
+def _launches(target: Target) -> tuple[Launch, Launch, Launch]:
+    """Return the launches that allow tokens, shape logits and count tokens."""
+    return (
+        Launch(_allow_kernel, SHARE=_SHARE, **config_for("logit_shaping.allow", target).options),
+        Launch(_shape_kernel, **config_for("logit_shaping.shape", target).options),
+        Launch(_count_kernel, **config_for("logit_shaping.count", target).options),
+    )
 
 
 def aot_cases(target: Target) -> list[AotCase]:

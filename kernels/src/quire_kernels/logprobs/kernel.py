@@ -19,6 +19,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.target import Target
 
 _KEY_OF_MINUS_INFINITY: tl.constexpr = tl.constexpr(-0x7F800001)
@@ -163,8 +164,8 @@ def token_logprobs(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int) 
 def _report(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int, made: Logprobs) -> None:
     rows, device = lines.shape[0], logits.device
     found = survey("token_logprobs", logits, rows, lines=lines)
-    config = config_for("logprobs.report", target_of(device))
-    _report_kernel[(rows,)](
+    _launch(target_of(device))(
+        (rows,),
         logits,
         logits.stride(0),
         lines,
@@ -184,10 +185,13 @@ def _report(logits: Tensor, lines: Tensor, token_ids: Tensor, most: int, made: L
         made.rank,
         made.token_ids,
         made.logprobs,
-        MOST_PARTS=MOST_PARTS,
-        MOST_CANDIDATES=MOST_CANDIDATES,
-        **config.options,
     )
+
+
+@launches
+def _launch(target: Target) -> Launch:
+    options = config_for("logprobs.report", target).options
+    return Launch(_report_kernel, MOST_PARTS=MOST_PARTS, MOST_CANDIDATES=MOST_CANDIDATES, **options)
 
 
 def aot_cases(target: Target) -> list[AotCase]:
@@ -204,7 +208,8 @@ def aot_cases(target: Target) -> list[AotCase]:
                 "parts": "i32",
                 "most": "i32",
                 **dict.fromkeys(("lines", "token_ids", "part_units", "rank", "likeliest"), "*i64:16"),
-                **dict.fromkeys(("part_largest", "list_logits", "picked", "of_token", "logprobs"), "*fp32:16"),
+                "list_logits": f"*{dtype}:16",
+                **dict.fromkeys(("part_largest", "picked", "of_token", "logprobs"), "*fp32:16"),
                 **dict.fromkeys(("counts", "list_tokens", "picked_tokens"), "*i32:16"),
             },
             constexprs={"MOST_PARTS": MOST_PARTS, "MOST_CANDIDATES": MOST_CANDIDATES, **config.blocks},

@@ -13,6 +13,7 @@ from quire_kernels.lora.device_kernels import expand_kernel, shrink_kernel
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -27,10 +28,11 @@ def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -
         return
     slots, rank, outputs = layer.b.shape
     parts, inputs = layer.ends.shape[0], x.shape[1]
-    shrink, expand = _configs(target_of(y.device), y.element_size())
-    splits, tile = cdiv(inputs, shrink.blocks["DEPTH"]), _rank_tile(rank)
+    shrink, expand = _launches(inputs, outputs, parts, rank, y.element_size(), target_of(y.device))
+    splits = expand.constants["SPLITS"]
     shrunk = torch.empty((tokens, splits, parts, rank), dtype=torch.float32, device=y.device)
-    shrink_kernel[(blocks, splits * parts, cdiv(rank, tile))](
+    shrink(
+        (blocks, splits * parts, cdiv(rank, shrink.constants["BLOCK_R"])),
         x,
         x.stride(0),
         layer.a,
@@ -39,14 +41,9 @@ def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -
         groups.blocks,
         shrunk,
         slots,
-        K=inputs,
-        P=parts,
-        R=rank,
-        BLOCK_M=BLOCK_ROWS,
-        BLOCK_R=tile,
-        **shrink.options,
     )
-    expand_kernel[(blocks, cdiv(outputs, expand.blocks["BLOCK_N"]))](
+    expand(
+        (blocks, cdiv(outputs, expand.constants["BLOCK_N"])),
         y,
         y.stride(0),
         layer.b,
@@ -55,13 +52,19 @@ def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -
         groups.order,
         groups.blocks,
         shrunk,
-        N=outputs,
-        P=parts,
-        R=rank,
-        SPLITS=splits,
-        BLOCK_M=BLOCK_ROWS,
-        BLOCK_R=tile,
-        **expand.options,
+    )
+
+
+@launches
+def _launches(
+    inputs: int, outputs: int, parts: int, rank: int, element_size: int, target: Target
+) -> tuple[Launch, Launch]:
+    shrink, expand = _configs(target, element_size)
+    shared = {"P": parts, "R": rank, "BLOCK_M": BLOCK_ROWS, "BLOCK_R": _rank_tile(rank)}
+    splits = cdiv(inputs, shrink.blocks["DEPTH"])
+    return (
+        Launch(shrink_kernel, K=inputs, **shared, **shrink.options),
+        Launch(expand_kernel, N=outputs, SPLITS=splits, **shared, **expand.options),
     )
 
 

@@ -24,6 +24,7 @@ from quire_kernels.moe.device_kernels import (
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -36,15 +37,15 @@ def route_tokens(logits: Tensor, per_token: int, normalise: bool) -> Routes:
         weights=torch.empty((tokens, per_token), dtype=torch.float32, device=logits.device),
     )
     if tokens:
-        route_kernel[(tokens,)](
-            logits,
-            logits.stride(0),
-            routes.experts,
-            routes.weights,
-            **_route_constants(experts, per_token, normalise),
-            **config_for("moe.route", target_of(logits.device)).options,
-        )
+        launch = _route(experts, per_token, normalise, target_of(logits.device))
+        launch((tokens,), logits, logits.stride(0), routes.experts, routes.weights)
     return routes
+
+
+@launches
+def _route(experts: int, per_token: int, normalise: bool, target: Target) -> Launch:
+    options = config_for("moe.route", target).options
+    return Launch(route_kernel, **_route_constants(experts, per_token, normalise), **options)
 
 
 def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
@@ -72,25 +73,25 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
         if config is gated or config.blocks["BLOCK_M"] != gated.blocks["BLOCK_M"]:
             order, blocks, num_blocks = _sort(routes, num_experts, config.blocks["BLOCK_M"], target)
         width = result.shape[1]
-        grouped_product_kernel[(cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])](
-            source,
-            weights,
-            result,
-            order,
-            blocks,
-            num_blocks,
-            K=per_token,
-            WIDTH=width,
-            DEPTH=source.shape[1],
-            GATED=config is gated,
-            GELU=gelu,
-            **config.options,
-        )
-    config = config_for("moe.sum", target)
-    sum_kernel[(tokens, cdiv(hidden, config.blocks["TILE"]))](
-        product, routes.weights, out, H=hidden, K=per_token, **config.options
-    )
+        launch = _product((per_token, width, source.shape[1]), config is gated, gelu, size, target)
+        grid = (cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])
+        launch(grid, source, weights, result, order, blocks, num_blocks)
+    add = _sum(hidden, per_token, target)
+    add((tokens, cdiv(hidden, add.constants["TILE"])), product, routes.weights, out)
     return out
+
+
+@launches
+def _product(shape: tuple[int, int, int], gated: bool, gelu: bool, size: str, target: Target) -> Launch:
+    """Return the launch of a product of all experts. ``shape``: experts per token, outputs and inputs."""
+    options = config_for("moe.gate_up" if gated else "moe.down", target, size).options
+    per_token, width, depth = shape
+    return Launch(grouped_product_kernel, K=per_token, WIDTH=width, DEPTH=depth, GATED=gated, GELU=gelu, **options)
+
+
+@launches
+def _sum(hidden: int, per_token: int, target: Target) -> Launch:
+    return Launch(sum_kernel, H=hidden, K=per_token, **config_for("moe.sum", target).options)
 
 
 def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,21 +101,20 @@ def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[
     order = torch.empty(assignments, dtype=torch.int32, device=device)
     blocks = torch.empty((most_blocks(assignments, num_experts, rows), 3), dtype=torch.int32, device=device)
     num_blocks = torch.empty(1, dtype=torch.int32, device=device)
-    options = config_for("moe.sort", target).options
-    count_kernel[(num_experts,)](routes.experts, counts, assignments, E=num_experts, **options)
-    sort_kernel[(num_experts,)](
-        routes.experts,
-        counts,
-        order,
-        blocks,
-        num_blocks,
-        assignments,
-        E=num_experts,
-        PADDED_E=next_power_of_2(num_experts),
-        BLOCK_M=rows,
-        **options,
-    )
+    count, sort = _sorting(num_experts, rows, target)
+    count((num_experts,), routes.experts, counts, assignments)
+    sort((num_experts,), routes.experts, counts, order, blocks, num_blocks, assignments)
     return order, blocks, num_blocks
+
+
+@launches
+def _sorting(num_experts: int, rows: int, target: Target) -> tuple[Launch, Launch]:
+    options = config_for("moe.sort", target).options
+    padded = next_power_of_2(num_experts)
+    return (
+        Launch(count_kernel, E=num_experts, **options),
+        Launch(sort_kernel, E=num_experts, PADDED_E=padded, BLOCK_M=rows, **options),
+    )
 
 
 def most_blocks(assignments: int, num_experts: int, rows: int) -> int:

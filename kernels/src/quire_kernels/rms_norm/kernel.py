@@ -17,6 +17,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -62,15 +63,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
         refuse("rms_norm", "x", f"has rows of {width}; at most {WIDEST} are taken on a GPU")
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
-        launch = _launch(width, target_of(x.device))
+        launch = _launch(width, residual is not None, target_of(x.device))
         added = x if residual is None else residual
-        _rms_norm_kernel[(cdiv(rows, launch["ROWS"]),)](
-            x, weight, added, out, rows, x.stride(0), added.stride(0), eps, H=width, ADD=residual is not None, **launch
-        )
+        programs = cdiv(rows, launch.constants["ROWS"])
+        launch((programs,), x, weight, added, out, rows, x.stride(0), added.stride(0), eps)
     return out
 
 
-def _launch(width: int, target: Target) -> dict[str, int]:
+@launches
+def _launch(width: int, adds: bool, target: Target) -> Launch:
+    return Launch(_rms_norm_kernel, H=width, ADD=adds, **_options(width, target))
+
+
+def _options(width: int, target: Target) -> dict[str, int]:
     # Short rows, those of heads, share a program: with one row, it would mostly wait for memory.
     block = next_power_of_2(width)
     return {"BLOCK": block, **config_for("rms_norm.norm", target, f"block={block}").options}
@@ -78,7 +83,7 @@ def _launch(width: int, target: Target) -> dict[str, int]:
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, width: int, *, add: bool) -> AotCase:
-        launch = _launch(width, target)
+        launch = _options(width, target)
         num_warps, num_stages = launch.pop("num_warps"), launch.pop("num_stages")
         pointers = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
         strides = {"x_stride": "i32:16", "residual_stride": "i32:16"}

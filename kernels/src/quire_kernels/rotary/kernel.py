@@ -14,6 +14,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -28,7 +29,7 @@ def load_angles(cos_sin, position, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr)
     return cos, sin
 
 
-@kernel
+@kernel(varying=["num_positions"])
 def _rotary_kernel(
     x,  # [T, H, D]
     cos_sin,  # [P, R]
@@ -62,29 +63,25 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
     half = cos_sin.shape[1] // 2
     if not tokens or not half:
         return
-    launch = _launch(heads, dim, target_of(x.device))
-    _rotary_kernel[(tokens, cdiv(heads, launch["HEADS"]))](
-        x,
-        cos_sin,
-        positions,
-        x.stride(0),
-        cos_sin.shape[0],
-        H=heads,
-        D=dim,
-        HALF=half,
-        HALF_BLOCK=next_power_of_2(half),
-        **launch,
-    )
+    launch = _launch(heads, dim, half, target_of(x.device))
+    grid = (tokens, cdiv(heads, launch.constants["HEADS"]))
+    launch(grid, x, cos_sin, positions, x.stride(0), cos_sin.shape[0])
 
 
-def _launch(heads: int, dim: int, target: Target) -> dict[str, int]:
+@launches
+def _launch(heads: int, dim: int, half: int, target: Target) -> Launch:
+    options = _options(heads, dim, target)
+    return Launch(_rotary_kernel, H=heads, D=dim, HALF=half, HALF_BLOCK=next_power_of_2(half), **options)
+
+
+def _options(heads: int, dim: int, target: Target) -> dict[str, int]:
     launch = config_for("rotary.rotary", target, f"block={next_power_of_2(dim)}").options
     return {**launch, "HEADS": min(launch["HEADS"], next_power_of_2(heads))}
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, dim: int, rotated: int) -> AotCase:
-        launch = _launch(32, dim, target)
+        launch = _options(32, dim, target)
         half = rotated // 2
         block = next_power_of_2(half)
         return AotCase(
@@ -95,7 +92,7 @@ def aot_cases(target: Target) -> list[AotCase]:
                 "cos_sin": "*fp32:16",
                 "positions": "*i64:16",
                 "token_stride": "i32:16",
-                "num_positions": "i32:16",
+                "num_positions": "i32",
             },
             constexprs={"H": 32, "D": dim, "HALF": half, "HALF_BLOCK": block, "HEADS": launch["HEADS"]},
             num_warps=launch["num_warps"],

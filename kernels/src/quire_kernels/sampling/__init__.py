@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quire_kernels.checks import check_dense, check_device, check_storage, refuse
-from quire_kernels.dispatch import implementation
+from quire_kernels.dispatch import implementation, runs_triton
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def sample(
     information -log p is nearest to its entropy (Meister et al., Locally typical sampling, TACL 2023). Tokens that
     equal the last kept one are kept too, so the result does not depend on the order of equals.
 
-    logits       [B, V] float32, rows at any stride
+    logits       [B, V] float32 or, for Triton, also 16 bits, rows at any stride
     temperature  [B] float32; 0 selects the most probable token
     top_k        [B] int64, 1 to V (V keeps all); top_p, min_p, typical_p [B] float32: 1, 0 and 1 keep all
     seeds        [B] int64, used as unsigned 64 bits; positions [B] int64, of the sampled tokens in their sequences
@@ -54,7 +54,7 @@ def sample(
     Raise ArgumentError on other shapes, strides or dtypes.
     """
     _check_logits("sample", logits)
-    if logits.dtype != torch.float32:
+    if logits.dtype != torch.float32 and not runs_triton(logits.device.type):
         refuse("sample", "logits", f"are {logits.dtype}; float32 is needed")
     rows = (logits.shape[0],)
     for name, values in (

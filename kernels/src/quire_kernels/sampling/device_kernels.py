@@ -20,6 +20,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.target import Target
 
 MOST_PARTS = 64
@@ -41,7 +42,7 @@ class Survey:
     units: Tensor  # [B, P] int64
     counts: Tensor  # [B, P, N] int32: the number of tokens at or above each pivot
     masses: Tensor  # [B, P, N] float32: their approximate weight
-    list_logits: Tensor  # [B, MOST_CANDIDATES] float32
+    list_logits: Tensor  # [B, MOST_CANDIDATES], dtype of the logits
     list_tokens: Tensor  # [B, MOST_CANDIDATES] int32
 
 
@@ -199,12 +200,13 @@ def survey(
         units=torch.empty(by_part, dtype=torch.int64, device=device),
         counts=torch.empty(by_pivot, dtype=torch.int32, device=device),
         masses=torch.empty(by_pivot, dtype=torch.float32, device=device),
-        list_logits=torch.empty((rows, MOST_CANDIDATES), dtype=torch.float32, device=device),
+        # Triton wants one type for a row of logits and its list of candidates.
+        list_logits=torch.empty((rows, MOST_CANDIDATES), dtype=logits.dtype, device=device),
         list_tokens=torch.empty((rows, MOST_CANDIDATES), dtype=torch.int32, device=device),
     )
     find_largest(logits, found.largest, found.tokens, lines)
-    config = config_for("sampling.weigh", target_of(device))
-    _weigh_kernel[(rows, parts)](
+    _weigh(lines is not None, temperature is not None, target_of(device))(
+        (rows, parts),
         logits,
         logits.stride(0),
         lines,
@@ -216,19 +218,21 @@ def survey(
         found.units,
         found.counts,
         found.masses,
-        MOST_PARTS=MOST_PARTS,
-        HAS_LINES=lines is not None,
-        HAS_TEMPERATURE=temperature is not None,
-        **config.options,
     )
     return found
+
+
+@launches
+def _weigh(has_lines: bool, has_temperature: bool, target: Target) -> Launch:
+    options = config_for("sampling.weigh", target).options
+    return Launch(_weigh_kernel, MOST_PARTS=MOST_PARTS, HAS_LINES=has_lines, HAS_TEMPERATURE=has_temperature, **options)
 
 
 def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor | None) -> None:
     """Write the largest logit and its first token of each part to ``largest`` and ``tokens`` [B, P]."""
     rows, parts = largest.shape
-    config = config_for("sampling.largest", target_of(logits.device))
-    _largest_kernel[(rows, parts)](
+    _largest(lines is not None, target_of(logits.device))(
+        (rows, parts),
         logits,
         logits.stride(0),
         lines,
@@ -238,9 +242,12 @@ def find_largest(logits: Tensor, largest: Tensor, tokens: Tensor, lines: Tensor 
         largest,
         tokens,
         logits.shape[0],
-        HAS_LINES=lines is not None,
-        **config.options,
     )
+
+
+@launches
+def _largest(has_lines: bool, target: Target) -> Launch:
+    return Launch(_largest_kernel, HAS_LINES=has_lines, **config_for("sampling.largest", target).options)
 
 
 def survey_cases(target: Target) -> list[AotCase]:
@@ -269,25 +276,23 @@ def survey_cases(target: Target) -> list[AotCase]:
                 decode_path=True,
             )
         )
-        # Greedy steps need no weights.
-        if lines or dtype == "fp32":
-            heat = {} if lines else {"temperature": "*fp32:16"}
-            outputs = {"largest": "*fp32:16", "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
-            cases.append(
-                AotCase(
-                    name=f"weigh {name}",
-                    kernel=_weigh_kernel,
-                    signature={**logits, **heat, "parts": "i32", **outputs},
-                    constexprs={
-                        **constants,
-                        "MOST_PARTS": MOST_PARTS,
-                        "HAS_TEMPERATURE": not lines,
-                        **({"temperature": None} if lines else {}),
-                        **weigh.blocks,
-                    },
-                    num_warps=weigh.num_warps,
-                    num_stages=weigh.num_stages,
-                    decode_path=True,
-                )
+        heat = {} if lines else {"temperature": "*fp32:16"}
+        outputs = {"largest": "*fp32:16", "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
+        cases.append(
+            AotCase(
+                name=f"weigh {name}",
+                kernel=_weigh_kernel,
+                signature={**logits, **heat, "parts": "i32", **outputs},
+                constexprs={
+                    **constants,
+                    "MOST_PARTS": MOST_PARTS,
+                    "HAS_TEMPERATURE": not lines,
+                    **({"temperature": None} if lines else {}),
+                    **weigh.blocks,
+                },
+                num_warps=weigh.num_warps,
+                num_stages=weigh.num_stages,
+                decode_path=True,
             )
+        )
     return cases

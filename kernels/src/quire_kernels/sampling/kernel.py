@@ -45,6 +45,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import device_properties, require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.target import Target
 
 
@@ -228,9 +229,13 @@ def greedy(logits: Tensor) -> Tensor:
     tokens = drawn.view(rows, 1) if parts == 1 else torch.empty((rows, parts), dtype=torch.int64, device=device)
     find_largest(logits, largest, tokens, None)
     if parts > 1:
-        config = config_for("sampling.first", target_of(device))
-        _first_kernel[(rows,)](largest, tokens, drawn, parts, MOST_PARTS=MOST_PARTS, **config.options)
+        _first(target_of(device))((rows,), largest, tokens, drawn, parts)
     return drawn
+
+
+@launches
+def _first(target: Target) -> Launch:
+    return Launch(_first_kernel, MOST_PARTS=MOST_PARTS, **config_for("sampling.first", target).options)
 
 
 def sample(
@@ -285,8 +290,8 @@ def _draw(
 ) -> None:
     rows, vocabulary = logits.shape
     found: Survey = survey("sample", logits, rows, temperature=temperature)
-    config = config_for("sampling.draw", target_of(logits.device))
-    _draw_kernel[(rows,)](
+    _draw_launch(kept is not None, target_of(logits.device))(
+        (rows,),
         logits,
         logits.stride(0),
         vocabulary,
@@ -310,10 +315,17 @@ def _draw(
         kept.floats if kept else None,
         kept.keys if kept else None,
         kept.totals if kept else None,
+    )
+
+
+@launches
+def _draw_launch(tells_kept: bool, target: Target) -> Launch:
+    return Launch(
+        _draw_kernel,
         MOST_PARTS=MOST_PARTS,
         MOST_CANDIDATES=MOST_CANDIDATES,
-        TELLS_KEPT=kept is not None,
-        **config.options,
+        TELLS_KEPT=tells_kept,
+        **config_for("sampling.draw", target).options,
     )
 
 
@@ -346,12 +358,16 @@ def aot_cases(target: Target) -> list[AotCase]:
         **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
     }
     kept = {"kept_floats": "*fp32:16", "kept_keys": "*i32:16", "kept_totals": "*i64:16"}
-    for tells in (False, True):
+    for dtype, tells in (("fp32", False), ("bf16", False), ("fp32", True)):
         cases.append(
             AotCase(
-                name=f"draw{' telling' * tells}",
+                name=f"draw{' bf16' * (dtype == 'bf16')}{' telling' * tells}",
                 kernel=_draw_kernel,
-                signature={**signature, **(kept if tells else {})},
+                signature={
+                    **signature,
+                    **dict.fromkeys(("logits", "list_logits"), f"*{dtype}:16"),
+                    **(kept if tells else {}),
+                },
                 constexprs={
                     "MOST_PARTS": MOST_PARTS,
                     "MOST_CANDIDATES": MOST_CANDIDATES,

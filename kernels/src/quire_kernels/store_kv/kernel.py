@@ -19,6 +19,7 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
@@ -77,7 +78,7 @@ def _quantised(x, scale):
     return x.to(tl.float8e4nv)
 
 
-@kernel
+@kernel(varying=["num_positions", "num_blocks"])
 def _store_kv_kernel(
     q,  # [T, HQ, D]
     k,  # [T, HK, D]
@@ -185,10 +186,14 @@ def store_kv(
     tokens, q_heads, dim = q.shape
     if not tokens:
         return
-    launch = _launch(q_heads, cache.kv_heads, dim, cos_sin.shape[1], target_of(q.device))
-    groups = cdiv(q_heads, launch["Q_HEADS"]) + cdiv(cache.kv_heads, launch["KV_HEADS"])
+    launch, groups = _launch(
+        (q_heads, cache.kv_heads, dim, cos_sin.shape[1]),
+        (cache.block_size, q_norm is not None, k_norm is not None, quantised),
+        target_of(q.device),
+    )
     # An argument that is not read still needs a pointer.
-    _store_kv_kernel[(tokens, groups)](
+    launch(
+        (tokens, groups),
         q,
         k,
         v,
@@ -208,15 +213,25 @@ def store_kv(
         0.0 if k_norm is None else k_norm.eps,
         cos_sin.shape[0],
         cache.num_blocks,
-        S=cache.block_size,
-        Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None,
-        FP8=quantised,
-        **launch,
     )
 
 
-def _launch(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target) -> dict[str, int]:
+@launches
+def _launch(
+    shape: tuple[int, int, int, int], variant: tuple[int, bool, bool, bool], target: Target
+) -> tuple[Launch, int]:
+    """Return the launch, and the groups of heads of a token.
+
+    shape    query heads, KV heads, head dim and rotated components
+    variant  block size; whether queries, and keys, are normalized; whether the cache is of float8
+    """
+    block_size, q_norm, k_norm, quantised = variant
+    options = _options(*shape, target)
+    launch = Launch(_store_kv_kernel, S=block_size, Q_NORM=q_norm, K_NORM=k_norm, FP8=quantised, **options)
+    return launch, cdiv(shape[0], options["Q_HEADS"]) + cdiv(shape[1], options["KV_HEADS"])
+
+
+def _options(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target) -> dict[str, int]:
     block, half = next_power_of_2(dim), rotated // 2
     config = config_for("store_kv.store", target, f"block={block}")
     group = config.blocks["HEADS"]
@@ -238,14 +253,14 @@ def _launch(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target)
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, dim: int, *, rotated: int | None = None, norm: bool = False, fp8: bool = False) -> AotCase:
         rotated = dim if rotated is None else rotated
-        constexprs = _launch(32, 8, dim, rotated, target)
+        constexprs = _options(32, 8, dim, rotated, target)
         num_warps, num_stages = constexprs.pop("num_warps"), constexprs.pop("num_stages")
         heads = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight"), f"*{dtype}:16")
         caches = dict.fromkeys(("keys", "values"), "*fp8e4nv:16" if fp8 else f"*{dtype}:16")
         scales = dict.fromkeys(("cos_sin", "key_scale", "value_scale"), "*fp32:16")
         indices = dict.fromkeys(("positions", "slots"), "*i64:16")
-        strides = dict.fromkeys(("q_stride", "k_stride", "v_stride", "num_positions"), "i32:16")
-        rest = {"q_eps": "fp32", "k_eps": "fp32", "num_blocks": "i32"}
+        strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32:16")
+        rest = {"q_eps": "fp32", "k_eps": "fp32", "num_positions": "i32", "num_blocks": "i32"}
         return AotCase(
             name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}{' norm' * norm}{' fp8' * fp8}",
             kernel=_store_kv_kernel,

@@ -21,13 +21,15 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.target import Target
 
 _WORD_BYTES = 8
 _ALIGNMENT = 16
 
 
-@kernel(varying=["copies"])
+# Only the debug build reads the numbers of blocks.
+@kernel(varying=["copies", "buffers", "fewest_source_blocks", "fewest_target_blocks"])
 def _swap_blocks_kernel(
     addresses,  # [B, 2] int64: source and target of each buffer
     source_blocks,  # [C]
@@ -65,9 +67,7 @@ def swap_blocks(
 ) -> None:
     device = source_blocks.device
     require_device("swap_blocks", device)
-    config = config_for("swap_blocks.swap", target_of(device), _key(sources[0], targets[0]))
-    blocks = dict(config.blocks)
-    programs = blocks.pop("PROGRAMS")
+    launch, programs = _launch(_key(sources[0], targets[0]), target_of(device))
     addresses = tuple(
         address
         for source, target in zip(sources, targets, strict=True)
@@ -79,7 +79,8 @@ def swap_blocks(
         )
     )
     keys = sources[0].keys
-    _swap_blocks_kernel[(programs,)](
+    launch(
+        (programs,),
         _on_device(addresses, device),
         source_blocks,
         target_blocks,
@@ -88,10 +89,15 @@ def swap_blocks(
         keys[0].numel() * keys.itemsize // _WORD_BYTES,
         min(cache.num_blocks for cache in sources),
         min(cache.num_blocks for cache in targets),
-        **blocks,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
+
+
+@launches
+def _launch(key: str, target: Target) -> tuple[Launch, int]:
+    """Return the launch and its number of programs."""
+    options = config_for("swap_blocks.swap", target, key).options
+    programs = options.pop("PROGRAMS")
+    return Launch(_swap_blocks_kernel, **options), programs
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,7 +116,7 @@ def aot_cases(target: Target) -> list[AotCase]:
     def case(key: str) -> AotCase:
         config = config_for("swap_blocks.swap", target, key)
         tables = dict.fromkeys(("addresses", "source_blocks", "target_blocks"), "*i64:16")
-        sizes = {"copies": "i32", "buffers": "i32:16", "block_words": "i32:16"}
+        sizes = {"copies": "i32", "buffers": "i32", "block_words": "i32:16"}
         bounds = dict.fromkeys(("fewest_source_blocks", "fewest_target_blocks"), "i32")
         return AotCase(
             name=f"within the {key}" if key == "device" else f"from or to the {key}",

@@ -18,7 +18,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -81,7 +81,7 @@ def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
          depend on the composition of the batch, or a row's result would depend on the other rows. A key that no table
          contains gets "default".
 
-    Every launch calls this; it is a dict look-up. Raise ConfigError for an invalid table or an unknown kernel.
+    Raise ConfigError for an invalid table or an unknown kernel.
     """
     asked = (kernel, target, key)
     found = _known.get(asked)
@@ -93,6 +93,7 @@ def config_for(kernel: str, target: Target, key: str = DEFAULT) -> LaunchConfig:
 
 
 _known: dict[tuple[str, Target, str], LaunchConfig] = {}
+_listeners: list[Callable[[], None]] = []
 # Only the tuner sets these two.
 _overrides: dict[tuple[str, str], LaunchConfig] = {}
 _recorder: set[tuple[str, str]] | None = None
@@ -103,16 +104,29 @@ def forget() -> None:
     _known.clear()
     op_tables.cache_clear()
     _device_configs.cache_clear()
+    _changed()
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever ``config_for`` may return another result, or must be called to be recorded."""
+    _listeners.append(listener)
+
+
+def _changed() -> None:
+    for listener in _listeners:
+        listener()
 
 
 @contextlib.contextmanager
 def override(kernel: str, key: str, config: LaunchConfig) -> Iterator[None]:
     """Launch ``kernel`` with this configuration for ``key`` within the block: for the tuner and for tests."""
     _overrides[kernel, key] = config
+    _changed()
     try:
         yield
     finally:
         del _overrides[kernel, key]
+        _changed()
 
 
 @contextlib.contextmanager
@@ -120,6 +134,7 @@ def recorded() -> Iterator[set[tuple[str, str]]]:
     """Collect each (kernel, key) that is looked up within the block."""
     global _recorder
     before, _recorder = _recorder, set()
+    _changed()
     try:
         yield _recorder
     finally:

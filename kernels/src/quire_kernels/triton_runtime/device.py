@@ -28,16 +28,36 @@ class DeviceProperties:
     """The maximum for one program."""
 
 
+@dataclass(slots=True)
+class _CpuDevice:
+    """The GPU for which CPU tensors stand: Triton's interpreter, or a real one that is not present."""
+
+    properties: DeviceProperties
+    target: Target
+
+
 _INTERPRETED_DEVICE = DeviceProperties(
     name="interpreter", capability=(9, 0), multiprocessors=4, shared_memory_bytes=227 << 10
 )
+_cpu_device = _CpuDevice(properties=_INTERPRETED_DEVICE, target=INTERPRETER)
+
+
+def stand_in(properties: DeviceProperties | None) -> None:
+    """Let CPU tensors have the properties of a GPU (``triton_runtime.stand_in``), or with None the interpreter's."""
+    _cpu_device.properties, _cpu_device.target = _INTERPRETED_DEVICE, INTERPRETER
+    if properties is not None:
+        major, minor = properties.capability
+        _cpu_device.properties = properties
+        _cpu_device.target = Target(10 * major + minor, properties.name)
+    for cached in (device_properties, target_of, require_fp8, _require_capability):
+        cached.cache_clear()
 
 
 @functools.cache
 def device_properties(device: torch.device) -> DeviceProperties:
     """Return the properties of a tensor's device; ``device`` has an index unless it is the CPU."""
     if device.type != "cuda":
-        return _INTERPRETED_DEVICE
+        return _cpu_device.properties
     limits = driver.active.utils.get_device_properties(device.index)
     return DeviceProperties(
         name=torch.cuda.get_device_name(device),
@@ -51,7 +71,7 @@ def device_properties(device: torch.device) -> DeviceProperties:
 def target_of(device: torch.device) -> Target:
     """Return the key of launch configurations for a device; ``device`` has an index unless it is the CPU."""
     if device.type != "cuda":
-        return INTERPRETER
+        return _cpu_device.target
     properties = device_properties(device)
     major, minor = properties.capability
     return Target(10 * major + minor, properties.name)

@@ -13,6 +13,10 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from quire_engine.cpu_quota import usable_cpus
+
+_CPUS_TO_SPIN = 4
+
 
 class Mark(Protocol):
     """A point in a stream of work, after everything that was issued before it."""
@@ -36,6 +40,13 @@ class Accelerator(Protocol):
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Return bytes of host memory from which the device copies without blocking the host."""
+        ...
+
+    def upload(self, source: Tensor, target: Tensor | None = None) -> Tensor:
+        """Copy pinned memory to the device, into ``target`` or a new tensor, without blocking the host.
+
+        ``source`` must keep its content until a later mark is reached, unless it is released.
+        """
         ...
 
     def download(self, tensor: Tensor) -> Tensor:
@@ -80,42 +91,53 @@ class CudaMark:
 
 
 class CudaAccelerator:
-    def __init__(self, device: torch.device) -> None:
+    """The accelerator of a GPU. ``cuda`` are the functions of ``torch.cuda``, which a rehearsal replaces."""
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self.device = device
-        self._side = torch.cuda.Stream(device)
+        self._cuda = cuda
+        # A thread that waits for an event otherwise keeps a CPU busy, which the API process may need.
+        self._blocking = usable_cpus() < _CPUS_TO_SPIN
+        self._side = cuda.Stream(device)
         self._graph_memory: Any = None
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, source: Tensor, target: Tensor | None = None) -> Tensor:
+        if target is None:
+            return source.to(self.device, non_blocking=True)
+        return target.copy_(source, non_blocking=True)
 
     def download(self, tensor: Tensor) -> Tensor:
         # The target is pinned memory, which torch reuses.
         return tensor.to("cpu", non_blocking=True)
 
     def mark(self) -> CudaMark:
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._cuda.Event(enable_timing=True, blocking=self._blocking)
         event.record()
         return CudaMark(event)
 
     def follow(self, mark: Mark) -> None:
-        torch.cuda.current_stream(self.device).wait_event(cast(CudaMark, mark).event)
+        self._cuda.current_stream(self.device).wait_event(cast(CudaMark, mark).event)
 
     def on_side(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._side)
+        stream: AbstractContextManager[object] = self._cuda.stream(self._side)
+        return stream
 
     def capture(self, work: Callable[[], None]) -> Graph:
         # Once outside a graph, where kernels may be compiled and libraries allocate their own memory.
         work()
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_memory):
+        self._cuda.synchronize(self.device)
+        graph = self._cuda.CUDAGraph()
+        with self._cuda.graph(graph, pool=self._graph_memory):
             work()
         if self._graph_memory is None:
             self._graph_memory = graph.pool()
-        return graph
+        return cast(Graph, graph)
 
     def close(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self._cuda.synchronize(self.device)
         self._graph_memory = None
 
 
@@ -146,6 +168,9 @@ class InterpretedAccelerator:
 
     def pinned(self, num_bytes: int) -> Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def upload(self, source: Tensor, target: Tensor | None = None) -> Tensor:
+        return source if target is None else target.copy_(source)
 
     def download(self, tensor: Tensor) -> Tensor:
         return tensor.clone()

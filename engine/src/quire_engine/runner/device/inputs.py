@@ -1,8 +1,9 @@
 """The sources of a step's inputs on the device: block tables and last sampled tokens by row, kept from step to step.
 
 The host keeps block tables as well, to compute slots; it sends only what is new in a batch. One additional row is for
-padding: it names the spare block, which the scheduler does not know. A padded sequence has a single token there, so
-that kernels process only sequences.
+padding: it names the spare block, which the scheduler does not know. A decode batch is padded with sequences of a
+single token there, so that kernels process only sequences; a mixed batch with sequences without a token, and with
+tokens there that no sequence has, for which attention returns zeros.
 
 Legend: T tokens, B sequences, N rows, M blocks per sequence, K sampled tokens.
 """
@@ -16,11 +17,12 @@ from torch import Tensor
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_engine.runner.device.graphs import GraphKey
 from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, Item, StepInputs
 from quire_engine.runner.inputs import BlockTables, StepColumns
 from quire_engine.runner.logprobs import LogitsRows
 from quire_kernels.lora import TokenGroups
-from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
+from quire_kernels.paged_attention.plan import MAX_SHORT_QUERIES, DevicePlan, Workspace, longest_short
 
 
 class DeviceRows:
@@ -105,7 +107,7 @@ def write_inputs(
     target.drawn_lines[:draws] = wanted.sampled
     target.drawn_rows[:draws] = columns.rows[samples]
     target.drawn_positions[:draws] = columns.contexts[samples]
-    write_padding(target, rows, sequences=sequences)
+    write_padding(target, rows, tokens=tokens, sequences=sequences, logits=len(wanted.rows))
 
 
 def write_adapters(target: StepInputs[np.ndarray], groups: TokenGroups | None) -> None:
@@ -118,24 +120,27 @@ def write_adapters(target: StepInputs[np.ndarray], groups: TokenGroups | None) -
     target.adapter_blocks[used:] = -1
 
 
-def write_padding(target: StepInputs[np.ndarray], rows: DeviceRows, *, sequences: int) -> None:
-    """Write padding after ``sequences`` sequences, as sequences of one token.
+def write_padding(
+    target: StepInputs[np.ndarray], rows: DeviceRows, *, tokens: int, sequences: int, logits: int
+) -> None:
+    """Write padding after ``tokens`` tokens of ``sequences`` sequences with ``logits`` rows of logits.
 
-    Only a decode batch is padded, so the same number of tokens and rows of logits comes before.
+    A batch that has room for as many tokens as sequences decodes: its spare sequences have a token each.
     """
     size = len(target.rows)
-    if sequences == size:
-        return
-    target.token_ids[sequences:] = 0
-    target.positions[sequences:] = 0
-    target.token_rows[sequences:] = rows.spare_row
-    target.is_feedback[sequences:] = False
+    target.token_ids[tokens:] = 0
+    target.positions[tokens:] = 0
+    target.token_rows[tokens:] = rows.spare_row
+    target.is_feedback[tokens:] = False
     for slots, spare in zip(target.slots, rows.spare_slots, strict=True):
-        slots[sequences:] = spare
+        slots[tokens:] = spare
     target.rows[sequences:] = rows.spare_row
-    target.contexts[sequences:] = 1
-    target.query_starts[sequences:] = np.arange(sequences, size + 1)
-    target.logits_rows[sequences:] = np.arange(sequences, size)
+    decodes = len(target.token_ids) == size and tokens == sequences == logits
+    target.contexts[sequences:] = 1 if decodes else 0
+    target.query_starts[sequences + 1 :] = np.arange(sequences + 1, size + 1) if decodes else tokens
+    if sequences == 0:
+        target.query_starts[0] = 0
+    target.logits_rows[logits:] = np.arange(logits, size) if decodes else 0
 
 
 def of_all_tokens(wanted: LogitsRows, tokens: int) -> LogitsRows:
@@ -155,10 +160,11 @@ def sizes_of(columns: StepColumns, wanted: LogitsRows, *, adapter_slots: int = 0
     )
 
 
-def padded_sizes(sequences: int, *, adapter_slots: int = 0) -> InputSizes:
-    """Return the sizes of a decode batch padded to ``sequences``."""
+def padded_sizes(key: GraphKey, *, max_rows: int, adapter_slots: int = 0) -> InputSizes:
+    """Return the sizes of a batch padded to a captured one."""
+    sequences = max_rows if key.is_mixed else key.size
     return InputSizes(
-        tokens=sequences, sequences=sequences, logits=sequences, draws=sequences, adapter_slots=adapter_slots
+        tokens=key.size, sequences=sequences, logits=sequences, draws=sequences, adapter_slots=adapter_slots
     )
 
 
@@ -177,6 +183,13 @@ class QueryLens:
 
 
 DECODE = QueryLens(longest=1, shortest=1, longest_short=1)
+
+
+def captured_lens(key: GraphKey) -> QueryLens:
+    """Return bounds of the query lengths of every batch that a graph runs."""
+    if not key.is_mixed:
+        return DECODE
+    return QueryLens(longest=key.size, shortest=1, longest_short=min(key.size, MAX_SHORT_QUERIES))
 
 
 def model_inputs(

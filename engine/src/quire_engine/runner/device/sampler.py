@@ -137,7 +137,7 @@ class DeviceSampler:
         torch.index_select(self._numbers, 1, rows, out=numbers)
         top_k, seeds = numbers
         return sample(
-            logits.float(),
+            logits,
             **dict(zip(FILTER_NAMES, shares, strict=True)),
             top_k=top_k,
             seeds=seeds,

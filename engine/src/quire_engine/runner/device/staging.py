@@ -120,7 +120,7 @@ class StepStaging:
     def upload(self, sizes: InputSizes) -> None:
         """Upload the inputs written since ``begin``, for the same sizes."""
         _, num_bytes = _carve(sizes, self._groups, lambda begin, length, dtype: np.empty(0))
-        self._device[:num_bytes].copy_(self._hosts[self._turn][:num_bytes], non_blocking=True)
+        self._accelerator.upload(self._hosts[self._turn][:num_bytes], self._device[:num_bytes])
         self._copied[self._turn] = self._accelerator.mark()
 
     def on_device(self, sizes: InputSizes) -> StepInputs[Tensor]:
@@ -170,7 +170,7 @@ class HostToDeviceBatch:
         for item, begin in zip(self._items, begins, strict=True):
             flat = item.array.reshape(-1)
             memory[begin : begin + flat.nbytes] = flat.view(np.uint8)
-        device = host.to(self._accelerator.device, non_blocking=True)
+        device = self._accelerator.upload(host)
         for item, begin in zip(self._items, begins, strict=True):
             array = item.array
             item.arrive(_typed(device, begin, array.size, array.dtype).view(array.shape))

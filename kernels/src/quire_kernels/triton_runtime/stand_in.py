@@ -1,0 +1,226 @@
+"""A stand-in for the driver of a GPU that is not present: kernels are compiled for it as in service, and never run.
+
+Within ``standing_in`` ops launch their Triton kernels on CPU tensors. Everything on the host is real: the checks of the
+ops, Triton's specialization and compilation, the cache of compiled kernels, the arguments of each launch. Only the
+launch itself is replaced: it compares the arguments with the signature for which the kernel was compiled, and reports
+them. With it a machine without a GPU can measure the host's time, rehearse a step, and fill a cache with the kernels
+that a GPU of another machine will use.
+
+A process can stand in for one kind of GPU, because Triton keeps what it compiled. Triton must not interpret in it
+(TRITON_INTERPRET).
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+from quire_kernels import dispatch
+from quire_kernels.errors import KernelError
+from quire_kernels.triton_runtime import config, device
+
+_MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
+_SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""The bytes of shared memory of a program by compute capability, where it has more than the 99 KiB of the others."""
+_MOST_THREADS = 1024
+_INTEGER_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "u8": 8, "u16": 16, "u32": 32, "u64": 64}
+
+
+class LaunchError(KernelError, AssertionError):
+    """A launch with arguments for which its kernel was not compiled; the message names kernel and argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A launch. ``arguments`` are those of the kernel that are not constants, by name; pointers are integers."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    stream: int
+    arguments: dict[str, int | float]
+    pointers: frozenset[str]
+    """The names of the arguments that are addresses."""
+    num_warps: int
+    shared_bytes: int
+
+
+Observer = Callable[[Launched], None]
+
+
+@dataclass(slots=True)
+class StandIn:
+    """The state of the stand-in. ``current_stream`` returns the number of the stream on which a launch is issued."""
+
+    capability: int
+    observe: Observer | None = None
+    current_stream: Callable[[], int] = lambda: 0
+    launches: int = 0
+    """The launches since the start."""
+
+
+# One for the process: a kernel that Triton has compiled keeps its launcher.
+_states: dict[int, StandIn] = {}
+
+
+@contextmanager
+def standing_in(capability: int) -> Iterator[StandIn]:
+    """Let ops launch kernels on CPU tensors, compiled for NVIDIA's ``capability``, such as 90. Yield the state."""
+    if dispatch.INTERPRETED:
+        raise KernelError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it")
+    state = _states.setdefault(capability, StandIn(capability=capability))
+    if len(_states) > 1:
+        raise KernelError(f"this process stood in for compute capability {min(_states)}; another needs its own process")
+    before = driver._active
+    driver.set_active(_Driver(state))
+    device.stand_in(
+        device.DeviceProperties(
+            name=f"sm_{capability}",
+            capability=divmod(capability, 10),
+            multiprocessors=_MULTIPROCESSORS.get(capability, 100),
+            shared_memory_bytes=_SHARED_MEMORY.get(capability, 99 << 10),
+        )
+    )
+    dispatch.stand_in(True)
+    try:
+        yield state
+    finally:
+        dispatch.stand_in(False)
+        device.stand_in(None)
+        driver.set_active(before)
+        config.forget()
+        state.observe, state.current_stream, state.launches = None, lambda: 0, 0
+
+
+class _Utils:
+    """The functions of the driver that Triton calls when it loads a kernel."""
+
+    def __init__(self, state: StandIn) -> None:
+        self._state = state
+
+    def get_device_properties(self, index: int) -> dict[str, int]:
+        return {
+            "max_shared_mem": _SHARED_MEMORY.get(self._state.capability, 99 << 10),
+            "multiprocessor_count": _MULTIPROCESSORS.get(self._state.capability, 100),
+        }
+
+    def load_binary(self, name: str, binary: bytes, shared: int, index: int) -> tuple[object, str, int, int, int]:
+        """Return the module, the function, its registers, its spilled registers, and its most threads."""
+        return object(), name, 0, 0, _MOST_THREADS
+
+
+class _Driver(DriverBase):
+    def __init__(self, state: StandIn) -> None:
+        super().__init__()
+        self._state = state
+        self.utils = _Utils(state)
+
+    def launcher_cls(self, source: Any, metadata: Any) -> "_Launcher":
+        return _Launcher(self._state, source, metadata)
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        raise NotImplementedError("no launcher is compiled")
+
+    def get_benchmarker(self) -> Any:
+        raise NotImplementedError("nothing runs")
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._state.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, index: int) -> int:
+        return self._state.current_stream()
+
+
+class _Launcher:
+    """The launches of one compiled kernel."""
+
+    def __init__(self, state: StandIn, source: Any, metadata: Any) -> None:
+        self._state = state
+        self._name: str = metadata.name
+        self._kinds: list[tuple[str, str]] = list(source.signature.items())
+        self._divisible = {path[0] for path, found in source.attrs.items() if ["tt.divisibility", 16] in found}
+        self._metadata = metadata
+
+    def __call__(
+        self,
+        x: int,
+        y: int,
+        z: int,
+        stream: int,
+        function: object,
+        packed: object,
+        launch_metadata: object,
+        enter_hook: object,
+        exit_hook: object,
+        *arguments: Any,
+    ) -> None:
+        self._state.launches += 1
+        if self._state.observe is not None:
+            self._state.observe(self._launched((x, y, z), stream, arguments))
+
+    def _launched(self, grid: tuple[int, int, int], stream: int, arguments: tuple[Any, ...]) -> Launched:
+        if len(arguments) != len(self._kinds):
+            raise LaunchError(f"{self._name}: {len(arguments)} arguments; the kernel has {len(self._kinds)}")
+        if not all(1 <= size < 1 << 31 for size in grid) or max(grid[1:]) > 65_535:
+            raise LaunchError(f"{self._name}: grid {grid} exceeds what a GPU launches, or is empty")
+        values: dict[str, int | float] = {}
+        pointers = []
+        for index, ((name, kind), value) in enumerate(zip(self._kinds, arguments, strict=True)):
+            if kind == "constexpr":
+                continue
+            given = value.data_ptr() if isinstance(value, torch.Tensor) else value
+            if problem := _problem(kind, given, divisible=index in self._divisible):
+                raise LaunchError(f"{self._name}: {name} is {given!r}, {problem}")
+            values[name] = given
+            if kind.startswith("*"):
+                pointers.append(name)
+        return Launched(
+            kernel=self._name,
+            grid=grid,
+            stream=stream,
+            arguments=values,
+            pointers=frozenset(pointers),
+            num_warps=self._metadata.num_warps,
+            shared_bytes=self._metadata.shared,
+        )
+
+
+def first_tokens(launched: Launched) -> None:
+    """Write what a launch of sampling would: a token of each row, which is always 0."""
+    name, count = {
+        "_largest_kernel": ("tokens", launched.grid[0] * launched.grid[1]),
+        "_first_kernel": ("drawn", launched.grid[0]),
+        "_draw_kernel": ("drawn", launched.grid[0]),
+    }.get(launched.kernel, ("", 0))
+    if count:
+        ctypes.memset(int(launched.arguments[name]), 0, 8 * count)
+
+
+def _problem(kind: str, value: object, *, divisible: bool) -> str | None:
+    """Return why a value does not fit the type for which the kernel was compiled, or None."""
+    if kind in ("fp16", "bf16", "fp32", "fp64"):
+        return None if isinstance(value, float | int) else f"and the kernel was compiled for {kind}"
+    if not isinstance(value, int):
+        return f"and the kernel was compiled for {kind}"
+    if divisible and value % 16:
+        return "and the kernel was compiled for multiples of 16"
+    if kind.startswith("*"):
+        return None if value else "a null pointer"
+    bits = _INTEGER_BITS[kind]
+    low, high = (0, 1 << bits) if kind.startswith("u") else (-(1 << (bits - 1)), 1 << (bits - 1))
+    return None if low <= value < high else f"which {kind} cannot hold"

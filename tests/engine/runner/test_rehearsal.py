@@ -1,0 +1,240 @@
+"""The whole device runner over a stand-in for a GPU's driver: each launch and the order of all work are right.
+
+Kernels are compiled for compute capability 9.0 and not run. The stand-in compares launches with the signatures of their
+kernels, and finds accesses that no event orders; the second half of this file shows that it does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="torch's CPU build comes without triton")
+
+from benchmarks.stand_in.cuda import POISON, OrderError, RehearsedAccelerator, StandInCuda
+from benchmarks.stand_in.runner import batch
+from quire_engine.core.batch import BlockCopies
+from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.sampling_params import SamplingParams, every_parameter
+from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.sequence import Request
+from quire_engine.engine import Engine
+from quire_engine.model.adapters.slots import with_adapter_slots
+from quire_engine.model.config import ModelConfig, parse_config
+from quire_engine.model.decoder import joined_linears
+from quire_engine.model.families import FAMILIES
+from quire_engine.model.weightless import build_weightless
+from quire_engine.runner.adapter_store import RunnerAdapters
+from quire_engine.runner.device.graphs import GraphSizes
+from quire_engine.runner.device.staging import StepStaging
+from quire_engine.runner.device.swap import DeviceSwapper
+from quire_engine.runner.device_runner import DeviceRunner
+from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.kv_cache import allocate_kv_cache, allocate_swap_space
+from quire_kernels.rms_norm import rms_norm
+from quire_kernels.triton_runtime.stand_in import standing_in
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
+
+RAW: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 96,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 1,
+}
+CPU = torch.device("cpu")
+ROWS, TOKENS, LONGEST, BLOCKS = 4, 32, 96, 5
+GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+# Reported prompts have more lines of logits than a graph.
+SAMPLED = replace(every_parameter(top_k=3, logprobs=2), prompt_logprobs=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    cuda: StandInCuda
+    accelerator: RehearsedAccelerator
+    runner: DeviceRunner
+    layout: KVCacheLayout
+
+    @property
+    def kernels(self) -> set[str]:
+        return {launched.kernel for launched in self.cuda.launches}
+
+
+def config_of_model() -> ModelConfig:
+    problems: list[str] = []
+    config = parse_config(RAW, {}, tuple(FAMILIES), problems)
+    assert config is not None, problems
+    return config
+
+
+@torch.inference_mode()
+def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False) -> Rehearsal:
+    config = config_of_model()
+    layout = KVCacheLayout(
+        block_size=16, groups=(KVCacheGroup(layers=(0, 1), num_blocks=BLOCKS, window=None, num_swap_blocks=20),)
+    )
+    caches = tuple(
+        allocate_kv_cache(
+            num_blocks=BLOCKS + 1, block_size=16, kv_heads=2, head_dim=32, dtype=torch.bfloat16, device=CPU
+        )
+        for _ in range(2)
+    )
+    model, pool = build_weightless(config, torch.bfloat16, LONGEST), None
+    if adapters:
+        linears = joined_linears(config)
+        model, pool = with_adapter_slots(model, linears, slots=2, max_rank=16, dtype=torch.bfloat16, device=CPU)
+    accelerator = RehearsedAccelerator(cuda)
+    runner = DeviceRunner(
+        model=model,
+        caches=caches,
+        swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
+        layout=layout,
+        vocab_size=config.vocab_size,
+        num_heads=4,
+        max_rows=ROWS,
+        max_tokens=TOKENS,
+        max_model_len=LONGEST,
+        device=CPU,
+        graph_sizes=sizes,
+        accelerator=accelerator,
+        adapters=None if pool is None else RunnerAdapters(pool, store=None),  # type: ignore[arg-type]
+    )
+    runner.capture_graphs()
+    return Rehearsal(cuda, accelerator, runner, layout)
+
+
+@pytest.fixture
+def cuda() -> Iterator[StandInCuda]:
+    with standing_in(90) as stand_in:
+        cuda = StandInCuda(stand_in)
+        with cuda.watching():
+            yield cuda
+
+
+def serve(rehearsal: Rehearsal, *, overlap: bool = True) -> tuple[dict[int, list[int]], int]:
+    """Serve prompts that do not fit into the cache together; return their answers and the preemptions."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=LONGEST, preemption_mode="swap"
+        ),
+        rehearsal.layout,
+    )
+    engine = Engine(scheduler=scheduler, runner=rehearsal.runner, overlap=overlap)
+    for key, (length, params) in enumerate(((3, GREEDY), (40, SAMPLED), (14, GREEDY), (15, SAMPLED))):
+        params = replace(params, max_tokens=20, ignore_eos=True)
+        assert engine.add(Request(key=key, prompt_token_ids=[2] * length, params=params, seed=key)) is None
+    answers: dict[int, list[int]] = {}
+    while engine.has_work:
+        step = engine.step()
+        if step is not None:
+            for key, token in zip(step.output.keys, step.output.token_ids, strict=True):
+                answers.setdefault(key, []).append(token)
+    rehearsal.runner.close()
+    return answers, sum(engine.counters.preemptions.values())
+
+
+EAGER = GraphSizes()
+CAPTURED = GraphSizes(decode=(1, 4), mixed=(16, 32))
+
+
+@pytest.mark.parametrize("sizes", [EAGER, CAPTURED], ids=["launch by launch", "captured, padded"])
+def test_serving_with_swapping_is_ordered(cuda: StandInCuda, sizes: GraphSizes) -> None:
+    rehearsal = make(cuda, sizes=sizes)
+    captured = len(cuda.launches)
+    answers, preemptions = serve(rehearsal)
+    assert answers == {key: [0] * 20 for key in range(4)} and preemptions
+    assert {"_swap_blocks_kernel", "_store_kv_kernel", "_draw_kernel", "_largest_kernel"} <= rehearsal.kernels
+    assert bool(cuda.replays) == bool(sizes.decode)
+    if sizes.decode:
+        # All that is still launched one by one is sampling and swapping.
+        assert "_rms_norm_kernel" not in {launched.kernel for launched in cuda.launches[captured:]}
+
+
+def test_a_step_with_adapters_is_launched_and_captured(cuda: StandInCuda) -> None:
+    rehearsal = make(cuda, sizes=GraphSizes(mixed=(32,)), adapters=True)
+    assert {"shrink_kernel", "expand_kernel"} <= rehearsal.kernels
+    step = batch([9, 1], context=0, params=GREEDY, admits=True)
+    admitted = [replace(admission, adapter_slot=slot) for slot, admission in enumerate(step.admitted)]
+    output = rehearsal.runner.execute(replace(step, admitted=admitted)).sample().wait()
+    assert output.token_ids == [0, 0] and cuda.replays == 1
+    rehearsal.runner.close()
+
+
+# --- what the stand-in finds ---
+
+
+def test_a_download_is_unreadable_before_the_host_waits(cuda: StandInCuda) -> None:
+    rehearsal = make(cuda, sizes=CAPTURED)
+    pending = rehearsal.runner.execute(batch([3], context=0, params=GREEDY, admits=True)).sample()
+    assert pending.token_ids is not None
+    assert pending.token_ids.view(torch.uint8).tolist() == [POISON] * 8
+    assert pending.wait().token_ids == [0]
+    rehearsal.runner.close()
+
+
+def test_streams_that_do_not_wait_for_each_other_are_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = make(cuda, sizes=CAPTURED)
+    monkeypatch.setattr(RehearsedAccelerator, "follow", lambda self, mark: None)
+    with pytest.raises(OrderError, match="_swap_blocks_kernel on stream .* before stream"):
+        serve(rehearsal)
+
+
+def test_one_missing_wait_for_the_staging_area_is_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = make(cuda, sizes=CAPTURED)
+    monkeypatch.setattr(DeviceSwapper, "_main_waits_for_staging", lambda self: None)
+    step = batch([3], context=0, params=GREEDY, admits=True)
+    step = replace(step, swap_out=(BlockCopies(sources=[1], targets=[2]),))
+    rehearsal.runner.execute(step).sample()
+    with pytest.raises(OrderError, match="_swap_blocks_kernel on stream 0 may write"):
+        rehearsal.runner.execute(step)
+
+
+def test_input_memory_that_is_reused_too_early_is_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearsal = make(cuda, sizes=CAPTURED)
+    begin = StepStaging.begin
+
+    def begin_at_once(staging: StepStaging, sizes: Any) -> Any:
+        staging._copied = [None, None]
+        return begin(staging, sizes)
+
+    monkeypatch.setattr(StepStaging, "begin", begin_at_once)
+    steps = [batch([count], context=0, params=GREEDY, admits=True) for count in (1, 2, 3, 4)]
+    pending = [rehearsal.runner.execute(step).sample() for step in steps]
+    with pytest.raises(OrderError, match="changed pinned memory"):
+        pending[0].wait()
+
+
+def test_a_wait_within_a_capture_is_found(cuda: StandInCuda) -> None:
+    accelerator = RehearsedAccelerator(cuda)
+
+    def work() -> None:
+        if cuda.capturing is not None:
+            accelerator.mark().wait()
+
+    with pytest.raises(OrderError, match="waits for the device while a graph is captured"):
+        accelerator.capture(work)
+
+
+def test_a_graph_whose_memory_was_freed_is_found(cuda: StandInCuda) -> None:
+    accelerator = RehearsedAccelerator(cuda)
+    weight = torch.ones(64)
+    x = [torch.zeros(2, 64)]
+
+    def work() -> None:
+        rms_norm(x[0], weight, 1e-5)
+
+    graph = accelerator.capture(work)
+    graph.replay()
+    x.clear()
+    with pytest.raises(OrderError, match="memory .* was freed"):
+        graph.replay()
