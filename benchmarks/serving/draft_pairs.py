@@ -22,7 +22,7 @@ from quire_engine.engine import make_engine
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 DRAFTS: Mapping[str, Path] = {"draft_model": MODELS / "quire-demo-draft", "eagle": MODELS / "quire-demo-eagle"}
 """The folders of draft models by ``--spec-method``."""
-_SUBJECTS = (
+SUBJECTS = (
     *("list comprehensions", "the with statement", "generators", "str.split()", "lambda expressions", "dictionaries"),
     *("the try statement", "the for statement", "class definitions", "function definitions", "the import statement"),
     *("sequence types", "mappings", "sets", "the assert statement", "boolean operations", "comparisons", "slicings"),
@@ -77,7 +77,7 @@ def _prompts(bench: Bench, target: Path, answer: int) -> list[list[int]]:
 
     tokenizer = AutoTokenizer.from_pretrained(target, local_files_only=True)
     prompts = []
-    for subject in _SUBJECTS:
+    for subject in SUBJECTS:
         messages = [{"role": "user", "content": f"Explain {subject}."}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         prompts.append(tokenizer(text, add_special_tokens=False).input_ids)
