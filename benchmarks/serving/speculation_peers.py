@@ -118,10 +118,10 @@ def compare(arguments: argparse.Namespace) -> Iterator[Result]:
         for sequences in arguments.sequences:
             rates: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
             for _ in range(arguments.runs + 1):
-                for name, urls in pairs.items():
+                for name, addresses in pairs.items():
                     both = [
                         asyncio.run(tokens_per_second(url, sequences, arguments.answer, arguments.rounds))
-                        for url in urls
+                        for url in addresses
                     ]
                     rates[name].append((both[0], both[1]))
             for name, found in rates.items():
