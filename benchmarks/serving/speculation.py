@@ -20,6 +20,7 @@ import argparse
 import os
 import random
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -239,6 +240,14 @@ def compare_pair(kind: str, arguments: argparse.Namespace) -> Iterator[Result]:
             yield replace(found, step_ratio=both.step_ratio)
 
 
+def compare_all(arguments: argparse.Namespace) -> Iterator[Result]:
+    """Yield the results of all texts, as they are measured."""
+    if set(arguments.texts) & set(LOOKUP_TEXTS):
+        yield from compare_by_lookup(arguments)
+    for kind in (text for text in arguments.texts if text in PAIR_TEXTS):
+        yield from compare_pair(kind, arguments)
+
+
 def parse_arguments() -> argparse.Namespace:
     options = parser(__doc__, plot=False)
     options.add_argument("--shape", choices=tuple(SHAPES), default="50M", help="the model's shape (default 50M)")
@@ -265,10 +274,9 @@ def main() -> None:
     arguments = parse_arguments()
     os.environ.update(compute_environment(arguments.threads, {}))
     results: list[Result] = []
-    if set(arguments.texts) & set(LOOKUP_TEXTS):
-        results += compare_by_lookup(arguments)
-    for kind in (text for text in arguments.texts if text in PAIR_TEXTS):
-        results += compare_pair(kind, arguments)
+    for result in compare_all(arguments):
+        print(f"{result.text}, {result.sequences} sequences: {result.ratio:.2f}", file=sys.stderr, flush=True)
+        results.append(result)
     show_table(
         f"speculation, up to {arguments.drafts} drafts; lookup with {arguments.shape}, pairs with {arguments.method}",
         ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted", "step"],
