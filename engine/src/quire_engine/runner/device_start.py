@@ -21,6 +21,7 @@ from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
+from quire_kernels.triton_runtime.shipped import link_shipped_kernels
 
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
@@ -56,6 +57,8 @@ def start_on_device(
     Raise FlagsError if the KV cache would be too small, DeviceError if the GPU fails.
     """
     began = time.perf_counter()
+    if linked := link_shipped_kernels():
+        _log.info("found %d compiled Triton kernels in the image", linked)
     use = None if memory is None else _profile(config, model, sizes, memory)
     size = _size_cache(config, model, use)
     layout = make_layout(model.shape, config.cache.block_size, size)

@@ -1,0 +1,35 @@
+"""Compiled Triton kernels that come with an image, for processes that cannot write where they lie.
+
+``QUIRE_PRECOMPILED_TRITON`` names a folder that was a TRITON_CACHE_DIR at the same path when the image was built. Its
+entries are linked into this process's own cache, so that Triton finds them by its usual keys: source, types, constants,
+options, target, and the versions of Triton and its assembler. A kernel that is not there is compiled as ever.
+"""
+
+import os
+from pathlib import Path
+
+VARIABLE = "QUIRE_PRECOMPILED_TRITON"
+
+
+def link_shipped_kernels(shipped: Path | None = None, cache: Path | None = None) -> int:
+    """Link the kernels of the folder into Triton's cache; return the number of those that were not there yet."""
+    if shipped is None:
+        if not (named := os.environ.get(VARIABLE)):
+            return 0
+        shipped = Path(named)
+    if cache is None:
+        from triton import knobs
+
+        cache = Path(knobs.cache.dir)
+    if not shipped.is_dir() or shipped.resolve() == cache.resolve():
+        return 0
+    cache.mkdir(parents=True, exist_ok=True)
+    linked = 0
+    for entry in shipped.iterdir():
+        place = cache / entry.name
+        try:
+            place.symlink_to(entry, target_is_directory=True)
+            linked += 1
+        except FileExistsError:
+            continue
+    return linked
