@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.resource import (
-    Invalid,
-    Problem,
-    Spec,
-    names,
-)
+from quire_operator.domain.canary.figures import Answers, Track, Tracks
+from quire_operator.domain.canary.judgement import curve, judge
+from quire_operator.domain.canary.progress import Phase, Record
+from quire_operator.domain.canary.record import section
+from quire_operator.domain.resource import Canary, Gate, GateMetric, Invalid, Problem, Spec, names
+from quire_operator.domain.resource.canary import LATENCIES
 from quire_operator.domain.status.scaling_status import scaling_sections
 
 CRD = yaml.safe_load((Path(__file__).parents[2] / "crds" / "llmdeployments.yaml").read_text())
@@ -131,3 +132,21 @@ def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
     written = set(paths(scaling_sections(record, spec, now=0.0), "status"))
     assert {path for path in written - known if not path.startswith(maps)} == set()
     assert {node.path for node in nodes("status.capacity", STATUS["properties"]["capacity"])} <= written
+
+
+def test_progress_of_a_canary_has_its_place_in_status() -> None:
+    """The API server refuses the whole status if it does not know a field."""
+    record = Record(
+        stable="a", phase=Phase.CANARY, canary="b", rejected="c", weight_percent=5, started=1.0, message="m"
+    )
+    policy = Canary(gates=tuple(Gate(metric=metric) for metric in GateMetric), min_requests=50)
+    levels = {2: {TIME_TO_FIRST_TOKEN: {20: 100}, INTER_TOKEN_LATENCY: {20: 100}}}
+    track = Track(requests=100, errors=1, levels=levels)
+    tracks = Tracks(stable=track, canary=track, answers=Answers(compared=30, different=1))
+    results = judge(policy, tracks)
+    curves = [(result, curve(result.gate, tracks)) for result in results if result.gate.metric in LATENCIES]
+    written = set(paths(section(record, results, curves, compared_percent=10.0), "status.rollout"))
+    schema = STATUS["properties"]["rollout"]
+    assert written - {node.path for node in nodes("status.rollout", schema)} == set()
+    assert {"status.rollout.comparedPerMillion", "status.rollout.gates[0].canary.errors"} <= written
+    assert set(schema["properties"]["gates"]["items"]["properties"]["metric"]["enum"]) == set(GateMetric)

@@ -92,7 +92,7 @@ class _ServedName(msgspec.Struct, frozen=True):
 class _Rollout(msgspec.Struct, frozen=True, rename="camel"):
     canary_revision: str | None = None
     weight_percent: int | None = None
-    compared_percent: float | None = None
+    compared_per_million: int | None = None
 
 
 class _DeploymentStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -146,7 +146,7 @@ class KubeDeployment(msgspec.Struct, frozen=True):
         return CanaryRoute(
             revision=rollout.canary_revision,
             weight_percent=0 if weight is None else int(weight),
-            compared_percent=_within(rollout.compared_percent, 100.0) or 0.0,
+            compared_percent=(_within(rollout.compared_per_million, 1_000_000) or 0) / 10_000,
         )
 
 

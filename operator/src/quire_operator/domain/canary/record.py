@@ -34,7 +34,7 @@ def section(
         found |= {"canaryRevision": record.canary, "step": record.step + 1}
         found |= {"startTime": _time(record.started), "stepStartTime": _time(record.step_started)}
     if compared_percent and record.phase is Phase.CANARY:
-        found["comparedPercent"] = compared_percent
+        found["comparedPerMillion"] = round(compared_percent * 10_000)
     if record.rejected:
         found["rejectedRevision"] = record.rejected
     if results is not None:
