@@ -60,3 +60,19 @@ def test_a_start_finds_every_kernel_compiled_in_the_image(tmp_path: Path, monkey
 def test_without_the_variable_nothing_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert link_shipped_kernels(cache=tmp_path) == 0 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ships", [True, False])
+def test_links_to_kernels_of_an_earlier_image_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ships: bool
+) -> None:
+    shipped, cache = tmp_path / "shipped", tmp_path / "cache"
+    for folder in (shipped / "one", shipped / "other", cache / "own"):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv(VARIABLE, str(shipped))
+    assert link_shipped_kernels(cache=cache) == 2
+    (shipped / "other").rmdir()
+    if not ships:
+        monkeypatch.delenv(VARIABLE)
+    assert link_shipped_kernels(cache=cache) == 0
+    assert sorted(path.name for path in cache.iterdir()) == ["one", "own"]

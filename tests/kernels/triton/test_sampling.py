@@ -172,3 +172,13 @@ def test_greedy_takes_the_first_of_equals_across_the_parts_of_a_row(device: torc
     logits[2, [5, 8000]] = torch.tensor([-0.0, 0.0])
     logits[3] = -torch.inf
     assert greedy(logits.to(device)).tolist() == [4000, 2300, 5, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_16_bits_are_read_as_they_are(device: torch.device, dtype: torch.dtype) -> None:
+    vocabulary = 300
+    logits = torch.randn(len(KINDS), vocabulary, generator=torch.Generator().manual_seed(5)).mul(3).to(dtype).to(device)
+    logits[2, 7], logits[3, ::3] = torch.nan, -torch.inf
+    settings = columns(KINDS, vocabulary, device)
+    assert torch.equal(sample(logits, **settings), sample(logits.float(), **settings))
+    assert torch.equal(greedy(logits), greedy(logits.float()))

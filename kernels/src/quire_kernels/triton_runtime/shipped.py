@@ -13,15 +13,17 @@ VARIABLE = "QUIRE_PRECOMPILED_TRITON"
 
 def link_shipped_kernels(shipped: Path | None = None, cache: Path | None = None) -> int:
     """Link the kernels of the folder into Triton's cache; return the number of those that were not there yet."""
-    if shipped is None:
-        if not (named := os.environ.get(VARIABLE)):
-            return 0
-        shipped = Path(named)
     if cache is None:
         from triton import knobs
 
         cache = Path(knobs.cache.dir)
-    if not shipped.is_dir() or shipped.resolve() == cache.resolve():
+    # A cache may outlive its image. Triton fails at a link to a kernel that the image of now does not have.
+    for entry in cache.iterdir() if cache.is_dir() else ():
+        if entry.is_symlink() and not entry.exists():
+            entry.unlink(missing_ok=True)
+    if shipped is None:
+        shipped = Path(named) if (named := os.environ.get(VARIABLE)) else None
+    if shipped is None or not shipped.is_dir() or shipped.resolve() == cache.resolve():
         return 0
     cache.mkdir(parents=True, exist_ok=True)
     linked = 0
