@@ -226,7 +226,7 @@ async def test_killed_rank_ends_the_group_which_is_replaced(config: EngineConfig
             while True:
                 await stream.read()
         assert ends(engine) and ends(rank)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             while client.ready is None or client.ready.pid == engine:
                 await asyncio.sleep(0.05)
         (other,) = children(client.ready.pid)
