@@ -42,6 +42,7 @@ from quire_engine.runner.parallel.messages import (
 )
 from quire_engine.runner.parallel.node_watch import NodeWatch
 from quire_engine.runner.parallel.stage_runner import StageRunner
+from quire_engine.runner.parallel.streams import Stream
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.threads import SharedFrom
 
@@ -66,6 +67,7 @@ class RankGroup:
         self._local = LocalRanks(config, lambda reason: self._lost(reason, silent=False))
         self._nodes: dict[int, Frames] = {}
         self._watch: NodeWatch | None = None
+        self._streams: tuple[Stream, ...] = ()
         met = Connections()
         if parallel.nodes > 1:
             met = gather(parallel, membership(config), read_secret(parallel, os.environ))
@@ -74,6 +76,7 @@ class RankGroup:
             self._frames = {rank: Frames(connection) for rank, connection in met.ranks.items()}
             sockets = open_sockets(self._topology, 0, met.streams)
             self.links: RankLinks = connect_links(self._topology, 0, sockets.pop(0))
+            self._streams = self.links.streams
             for rank, own in sockets.items():
                 here, there = socket.socketpair()
                 self._frames[rank] = Frames(here)
@@ -181,6 +184,8 @@ class RankGroup:
         if self._watch is not None:
             self._watch.close()
         refuse_nodes(self._nodes, "node 0 has ended the group; its log has the reason", 1)
+        for stream in self._streams:
+            stream.close()
         for frames in self._frames.values():
             frames.close()
         self._local.close()

@@ -6,6 +6,7 @@ one receives: what does not fit into the socket's buffer is sent by a thread.
 Legend: T tokens or rows, H columns.
 """
 
+import contextlib
 import socket
 import threading
 import time
@@ -30,6 +31,7 @@ class Stream:
         self._unsent: deque[tuple[Tensor, memoryview]] = deque()
         self._changed = threading.Condition()
         self._sender: threading.Thread | None = None
+        self._closed = False
         self.waited_seconds = 0.0
         """The time spent in ``receive`` since it was last set to 0."""
 
@@ -59,8 +61,10 @@ class Stream:
     def _send_rest(self) -> None:
         while True:
             with self._changed:
-                while not self._unsent:
+                while not self._unsent and not self._closed:
                     self._changed.wait()
+                if self._closed:
+                    return
                 _, data = self._unsent[0]
             try:
                 self._socket.sendall(data)
@@ -86,6 +90,12 @@ class Stream:
         return x
 
     def close(self) -> None:
+        """Close the connection; what is not sent yet is dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        with contextlib.suppress(OSError):  # the other rank may have closed it
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
