@@ -85,6 +85,11 @@ def validator(schema: Any) -> jsonschema_rs.Validator | None:
         return None
 
 
+def finite(text: str) -> float:
+    """Return a number; the largest one in the place of infinity, which Python reads for exponents such as 1e999."""
+    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
+
+
 def measure(arguments: Namespace) -> dict[str, object]:
     """Return the counts."""
     cases = list(read_schemas(arguments.folder))
@@ -114,10 +119,10 @@ def measure(arguments: Namespace) -> dict[str, object]:
                     continue
                 if answer is None:
                     counts["cut"] += 1
-                elif judge.is_valid(json.loads(answer)):
+                elif judge.is_valid(json.loads(answer, parse_float=finite)):
                     counts["valid"] += 1
                 else:
-                    invalid.append(f"{case.name}: {answer[:200]}")
+                    invalid.append(f"{case.name}: {answer}")
     return {**counts, "invalid": invalid, "failed": failed}
 
 

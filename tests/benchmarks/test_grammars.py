@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.grammars.conformance import Tally, subject
 from benchmarks.grammars.mask_cost import LongestMatch, synthetic_vocabulary
-from benchmarks.grammars.random_answers import RandomAnswers, validator
+from benchmarks.grammars.random_answers import RandomAnswers, finite, validator
 from benchmarks.grammars.schemas import BYTES, Grammars, Instance, SchemaCase, read_schemas
 
 PERSON: dict[str, Any] = {
@@ -68,6 +68,13 @@ def test_a_grammar_of_another_schema_gives_invalid_answers(grammars: Grammars, a
     judge = validator({"type": "object"})
     answer = answers.answer(grammars.compile({"enum": [1, 2]}), max_tokens=20)
     assert judge is not None and answer is not None and not judge.is_valid(json.loads(answer))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1.5e2", 150.0), ("7e999", 1.7976931348623157e308), ("-7e999", -1.7976931348623157e308)]
+)
+def test_numbers_beyond_the_largest_are_the_largest(text: str, value: float) -> None:
+    assert finite(text) == value
 
 
 def test_three_shapes_of_files_are_read(tmp_path: Path) -> None:

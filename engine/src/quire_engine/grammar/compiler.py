@@ -231,6 +231,6 @@ def _shortened(message: str) -> str:
     """Return the reason that llguidance gives, in one line of bounded length."""
     lines = [line.strip() for line in message.splitlines() if line.strip() and set(line.strip()) != {"^"}]
     text = " ".join(lines)[:500]
-    if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", text):
+    if keys := re.search(r"Unimplemented keys: \[([^\]]*)\]", text):
         return f"the keyword {keys[1]} is not supported"
     return text

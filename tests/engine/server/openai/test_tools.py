@@ -6,10 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import openai
 import pytest
 
+from quire_engine.grammar.compiler import make_tokenizer
+from quire_engine.grammar.spec import Vocabulary
+
 Serving = Callable[..., Any]
+BYTES_TOKENIZER = make_tokenizer(
+    Vocabulary(
+        tokens=[*(bytes([byte]) for byte in range(256)), b""], special_tokens={"<end>": 256}, eos_token_ids=(256,)
+    )
+)
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}<tool_call>\n{\"name\": n, 'arguments': a}</tool_call>{% endfor %}"
@@ -258,6 +267,55 @@ async def test_a_constrained_answer_is_content_also_where_the_prompt_opens_reaso
     async with serving('{"a": 1}', template=THINKING) as server:
         message = (await server.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
         assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+
+
+SKY = {"type": "json_schema", "json_schema": {"name": "sky", "schema": {"enum": ["rain", "sun"]}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "accepted"),
+    [
+        ('"rain"', True),
+        (CALL, True),
+        (f"{CALL}\n{CALL}", True),
+        ('"snow"', False),
+        (f'{CALL}"rain"', False),
+        (CALL.replace("get_weather", "get_time"), False),
+        ("Let me look.", False),
+    ],
+)
+async def test_an_agent_with_tools_and_a_type_calls_or_answers(serving: Serving, text: str, accepted: bool) -> None:
+    async with serving(text, template=TEMPLATE) as server:
+        choice = (await server.chat(tools=[WEATHER], response_format=SKY)).json()["choices"][0]
+        (stream,) = server.engine.streams
+        assert follows(stream.params.grammar, text) == accepted
+        if accepted:
+            calls = [call["function"]["name"] for call in choice["message"].get("tool_calls", [])]
+            assert calls == ["get_weather"] * text.count("get_weather")
+            assert choice["message"]["content"] == (None if calls else text)
+            assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
+
+
+async def test_without_parallel_calls_the_grammar_allows_one(serving: Serving) -> None:
+    async with serving(CALL, template=TEMPLATE) as server:
+        await server.chat(tools=[WEATHER], response_format=SKY, parallel_tool_calls=False)
+        grammar = server.engine.streams[0].params.grammar
+        assert follows(grammar, CALL) and not follows(grammar, f"{CALL}\n{CALL}")
+
+
+async def test_with_tool_choice_none_a_type_is_the_only_answer(serving: Serving) -> None:
+    async with serving('"sun"', template=TEMPLATE) as server:
+        await server.chat(tools=[WEATHER], response_format=SKY, tool_choice="none")
+        grammar = server.engine.streams[0].params.grammar
+        assert follows(grammar, '"sun"') and not follows(grammar, CALL)
+
+
+def follows(grammar: str | None, text: str) -> bool:
+    """Return whether the text is a whole answer under the grammar, a token per byte."""
+    assert grammar is not None
+    matcher = llguidance.LLMatcher(BYTES_TOKENIZER, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
 
 
 # --- reasoning ---

@@ -13,6 +13,7 @@ import msgspec
 from quire_engine.core.sampling_params import ReasoningPhase
 from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.generation.choice import Delta
+from quire_engine.text.answers import hermes
 from quire_engine.text.answers.forced import named_call, named_call_schema, required_calls, required_calls_schema
 from quire_engine.text.answers.formats import AnswerFormats
 from quire_engine.text.answers.reader import (
@@ -67,6 +68,30 @@ class AnswerPlan:
             else named_call_schema(self.schemas[self.forced_tool])
         )
         return GrammarSpec(kind="json_schema", text=msgspec.json.encode(schema).decode(), param="tools")
+
+    def calls_or(self, wanted: GrammarSpec) -> GrammarSpec | None:
+        """Return a constraint of answers that are either calls or an instance of a schema.
+
+        It is None where no tool may be called, and where the form of the model's calls is not hermes. Arguments are any
+        object, as in other answers whose calls no ``tool_choice`` forces.
+        """
+        tools = self.formats.tools
+        if not self.schemas or tools is None or tools.format is not hermes.hermes:
+            return None
+        tags = [
+            {
+                "type": "tag",
+                "begin": f'{hermes.START}\n{{"name": {msgspec.json.encode(name).decode()}, "arguments": ',
+                "content": {"type": "json_schema", "json_schema": {"type": "object"}},
+                "end": f"}}\n{hermes.END}",
+            }
+            for name in self.schemas
+        ]
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+        calls["stop_after_first"] = not self.parallel_calls
+        schema = {"type": "json_schema", "json_schema": msgspec.json.decode(wanted.text)}
+        text = msgspec.json.encode({"format": {"type": "or", "elements": [schema, calls]}}).decode()
+        return GrammarSpec(kind="structural_tag", text=text, param=wanted.param)
 
     def answer(self, tokenizer: Tokenizer) -> "ParsedAnswer | None":
         """Return the reader of one answer; None where the answer is plain text."""

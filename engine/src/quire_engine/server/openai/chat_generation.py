@@ -8,6 +8,7 @@ from dataclasses import replace
 from starlette.requests import Request
 
 from quire_engine.errors import InvalidRequest
+from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.openai.answer_parts import AnswerPlan, reasoning_tags
@@ -54,16 +55,18 @@ async def start_chat(
         )
         body.messages, body.tools = [], None
         forced = plan.constraint()
-        wanted = None if forced is None else grammar_of(body)
+        wanted = grammar_of(body)
         # A response_format is about text, which an answer with forced calls does not have.
-        if wanted is not None and wanted.field != "response_format":
+        if forced is not None and wanted is not None and wanted.field != "response_format":
             raise InvalidRequest(
                 f"tool_choice: a request can have one constraint, but {wanted.field} is another", param="tool_choice"
             )
+        is_schema = wanted is not None and wanted.field == "response_format" and wanted.kind == "json_schema"
+        either = plan.calls_or(wanted) if forced is None and wanted is not None and is_schema else None
         valid = await validate(
-            context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced
+            context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced or either
         )
-        plan, valid = _with_reasoning(context, body, plan, valid)
+        plan, valid = _with_reasoning(context, body, plan, valid, either or wanted, may_call=either is not None)
         shown = plan.shown_ids(context.tokenizer)
         generation = start_generation(
             request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
@@ -72,20 +75,27 @@ async def start_chat(
 
 
 def _with_reasoning(
-    context: Context, body: ChatCompletionRequest, plan: AnswerPlan, valid: ValidatedRequest
+    context: Context,
+    body: ChatCompletionRequest,
+    plan: AnswerPlan,
+    valid: ValidatedRequest,
+    wanted: GrammarSpec | None,
+    *,
+    may_call: bool,
 ) -> tuple[AnswerPlan, ValidatedRequest]:
-    """Let a grammar begin after the reasoning, and give the reasoning its budget."""
+    """Let a grammar begin after the reasoning, and give the reasoning its budget.
+
+    ``may_call`` says that the grammar allows calls in the place of what the client wants.
+    """
     budget = body.thinking_token_budget
     if budget is not None and reasoning_tags(context.formats, context.tokenizer) is None:
         raise InvalidRequest(
             "thinking_token_budget: this model has no reasoning between tags of one token each",
             param="thinking_token_budget",
         )
-    is_constrained = plan.constraint() is None and valid.params[0].grammar is not None
-    if is_constrained:
-        wanted = grammar_of(body)
-        plan = replace(plan, constrained=wanted is not None and wanted.kind != "structural_tag")
-    if not plan.constrained and budget is None:
+    if wanted is not None and plan.constraint() is None:
+        plan = replace(plan, constrained=wanted.kind != "structural_tag")
+    if not plan.constrained and not may_call and budget is None:
         return plan, valid
     phase = plan.reasoning_phase(context.tokenizer, budget)
     params = [replace(sampling, reasoning_phase=phase) for sampling in valid.params]
