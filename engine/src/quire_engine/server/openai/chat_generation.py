@@ -55,7 +55,7 @@ async def start_chat(
         )
         body.messages, body.tools = [], None
         forced = plan.constraint()
-        wanted = grammar_of(body)
+        wanted = None if plan.schemas is None else grammar_of(body)
         # A response_format is about text, which an answer with forced calls does not have.
         if forced is not None and wanted is not None and wanted.field != "response_format":
             raise InvalidRequest(
@@ -66,7 +66,8 @@ async def start_chat(
         valid = await validate(
             context, body, [text], limits, add_special_tokens=body.add_special_tokens, constraint=forced or either
         )
-        plan, valid = _with_reasoning(context, body, plan, valid, either or wanted, may_call=either is not None)
+        used = either or grammar_of(body)
+        plan, valid = _with_reasoning(context, body, plan, valid, used, may_call=either is not None)
         shown = plan.shown_ids(context.tokenizer)
         generation = start_generation(
             request, context, body, valid, preparation, answers=answers, arrived=arrived, shown_ids=shown
