@@ -13,14 +13,11 @@ from benchmarks.kernels.kernel_cases import Case, Prepared
 from benchmarks.kernels.peers import Uniform, attention_peers
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache
 from quire_kernels.paged_attention import paged_attention, plan_attention, reference
-from quire_kernels.paged_attention.plan import Workspace, allocate_workspace, workspace_segments
+from quire_kernels.paged_attention.plan import allocate_workspace
 
 _COMPARED_QUERIES = 128
 """The number of last rows of a sequence that are compared: the reference keeps every score in float32, and earlier rows
 differ only in their mask."""
-
-_MOST_VERIFIED = 16
-"""The maximum query tokens of a decoding sequence, including drafts; a prompt has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,9 @@ def prepare(shape: Attention, device: torch.device, dtype: torch.dtype) -> Prepa
         context_lens=shape.context_lens,
         block_size=shape.block_size,
         window=shape.window,
-        workspace=_workspace(shape, device),
+        workspace=allocate_workspace(
+            max_tokens=sum(shape.query_lens), heads=shape.heads, head_dim=shape.head_dim, device=device
+        ),
     )
     counts = [min(query, _COMPARED_QUERIES) for query in shape.query_lens]
 
@@ -152,18 +151,6 @@ def prepare(shape: Attention, device: torch.device, dtype: torch.dtype) -> Prepa
         bytes=2 * shape.tokens_read() * shape.kv_heads * shape.head_dim * cache.keys.itemsize + 2 * q.nbytes,
         flops=4 * shape.visible_pairs() * shape.heads * shape.head_dim,
         peers=peers,
-    )
-
-
-def _workspace(shape: Attention, device: torch.device) -> Workspace:
-    """Return a workspace as in the runner: one for all steps, with room for the longest sequence."""
-    tokens = sum(query for query in shape.query_lens if query <= _MOST_VERIFIED) or 1
-    return allocate_workspace(
-        max_decode_tokens=tokens,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        segments=workspace_segments(tokens, max_context=max(shape.context_lens)),
-        device=device,
     )
 
 

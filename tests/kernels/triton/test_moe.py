@@ -10,8 +10,8 @@ from torch import Tensor
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
 from quire_kernels.moe import Routes, apply_experts, fused_experts, reference, route_tokens
-from quire_kernels.moe.kernel import most_blocks
-from quire_kernels.triton_runtime.config import config_for, launch_config, override
+from quire_kernels.moe.kernel import config_key, most_blocks, sort_assignments
+from quire_kernels.triton_runtime.config import config_for, launch_config, override, recorded
 from quire_kernels.triton_runtime.device import target_of
 
 Strided = Callable[..., Tensor]
@@ -60,8 +60,8 @@ class Layer:
         self.gate_up = (torch.randn(experts, 2 * inner, hidden) * hidden**-0.5).to(dtype).to(device)
         self.down = (torch.randn(experts, hidden, inner) * inner**-0.5).to(dtype).to(device)
 
-    def __call__(self, x: Tensor, routes: Routes, *, gelu: bool = False) -> Tensor:
-        return fused_experts(x, routes, self.gate_up, self.down, gelu=gelu)
+    def __call__(self, x: Tensor, routes: Routes, *, gelu: bool = False, deterministic: bool = False) -> Tensor:
+        return fused_experts(x, routes, self.gate_up, self.down, gelu=gelu, deterministic=deterministic)
 
     def expected(self, x: Tensor, routes: Routes, *, gelu: bool = False) -> Tensor:
         on_cpu = Routes(experts=routes.experts.cpu(), weights=routes.weights.cpu())
@@ -131,14 +131,59 @@ def test_a_tokens_result_does_not_depend_on_who_else_is_in_the_batch(device: tor
     layer = Layer(4, 48, 40, torch.float16, device)
     x = torch.randn(35, 48).half().to(device)
     routes = route_tokens(torch.randn(35, 4).to(device), 2, normalise=True)
-    together = layer(x, routes)
+    together = layer(x, routes, deterministic=True)
     for token in (0, 17, 34):
         own = slice(token, token + 1)
-        alone = layer(x[own], Routes(experts=routes.experts[own], weights=routes.weights[own]))
+        alone = layer(x[own], Routes(experts=routes.experts[own], weights=routes.weights[own]), deterministic=True)
         assert torch.equal(alone, together[own])
     order = torch.randperm(35).to(device)
-    shuffled = layer(x[order], Routes(experts=routes.experts[order], weights=routes.weights[order]))
+    moved = Routes(experts=routes.experts[order], weights=routes.weights[order])
+    shuffled = layer(x[order], moved, deterministic=True)
     assert torch.equal(shuffled, together[order])
+
+
+@pytest.mark.parametrize(
+    ("assignments", "experts", "element_bytes", "deterministic", "key"),
+    [
+        (8, 128, 2, False, "bytes=2 few"),
+        (2048, 128, 2, False, "bytes=2 few"),
+        (2056, 128, 2, False, "bytes=2"),
+        (16_383, 128, 2, False, "bytes=2"),
+        (16_384, 128, 2, False, "bytes=2 many"),
+        (16_384, 128, 2, True, "bytes=2"),
+        (8, 128, 2, True, "bytes=2"),
+        (8, 128, 4, False, "bytes=4"),
+    ],
+)
+def test_tiles_follow_the_tokens_per_expert(
+    assignments: int, experts: int, element_bytes: int, deterministic: bool, key: str
+) -> None:
+    assert config_key(assignments, experts, element_bytes, deterministic=deterministic) == key
+
+
+def test_many_tokens_per_expert_equal_the_reference(device: torch.device, assert_close: AssertClose) -> None:
+    layer = Layer(1, 32, 32, torch.float16, device)
+    x = torch.randn(130, 32).half().to(device)
+    routes = routed(torch.zeros(130, 1, dtype=torch.int64), device)
+    with recorded() as used:
+        found = layer(x, routes)
+    assert ("moe.gate_up", "bytes=2 many") in used
+    assert_close(found.cpu(), layer.expected(x, routes))
+
+
+@pytest.mark.parametrize(("assignments", "experts", "rows"), [(1, 1, 16), (300, 5, 16), (64, 40, 16), (200, 3, 64)])
+def test_assignments_are_sorted_by_expert_and_divided_into_blocks(
+    assignments: int, experts: int, rows: int, device: torch.device
+) -> None:
+    chosen = torch.randint(experts, (assignments, 1))
+    order, blocks, count = sort_assignments(routed(chosen, device), experts, rows, target_of(device))
+    assert order.tolist() == torch.argsort(chosen[:, 0], stable=True).tolist()
+    expected, start = [], 0
+    for expert, number in enumerate(torch.bincount(chosen[:, 0], minlength=experts).tolist()):
+        end = start + number
+        expected += [[expert, first, min(first + rows, end)] for first in range(start, end, rows)]
+        start = end
+    assert blocks[: int(count)].tolist() == expected
 
 
 def test_the_two_products_may_be_cut_into_blocks_of_different_heights(

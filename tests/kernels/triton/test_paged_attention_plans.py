@@ -14,15 +14,15 @@ from quire_kernels.errors import ArgumentError
 from quire_kernels.paged_attention import paged_attention, plan_attention, reference
 from quire_kernels.paged_attention.kernel import short_rows
 from quire_kernels.paged_attention.plan import (
-    MAX_SHORT_QUERIES,
     DevicePlan,
+    ScheduleKey,
     Workspace,
     allocate_workspace,
     fixed_split_tokens,
     plan_over_buffers,
-    workspace_bytes,
-    workspace_segments,
+    workspace_partials,
 )
+from quire_kernels.paged_attention.schedule import MAX_SHORT_QUERIES, Rule
 
 Close = Callable[[Tensor, Tensor], None]
 Fill = Callable[..., Any]
@@ -30,12 +30,12 @@ Fill = Callable[..., Any]
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 32
 
 
-def workspace(device: torch.device, *, tokens: int, segments: int, split_tokens: int | None = None) -> Workspace:
+def workspace(device: torch.device, *, partials: int, tokens: int = 80, split_tokens: int | None = None) -> Workspace:
     made = allocate_workspace(
-        max_decode_tokens=tokens,
+        max_tokens=tokens,
         heads=HEADS,
         head_dim=HEAD_DIM,
-        segments=segments,
+        partials=partials,
         device=device,
         split_tokens=split_tokens,
     )
@@ -103,9 +103,9 @@ def alike_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("triton.runtime.interpreter.np.matmul", matmul)
 
 
-@pytest.mark.parametrize(("segments", "queries"), [(1, 1), (2, 5), (3, 1), (32, 5)])
-def test_any_number_of_splits_equals_the_reference(
-    segments: int, queries: int, fill_cache: Fill, assert_close: Close, device: torch.device
+@pytest.mark.parametrize(("partials", "queries"), [(1, 1), (3, 1), (60, 1), (4, 5), (60, 5), (60, 20)])
+def test_any_room_for_splits_equals_the_reference(
+    partials: int, queries: int, fill_cache: Fill, assert_close: Close, device: torch.device
 ) -> None:
     contexts = [900, 300]
     filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
@@ -117,7 +117,7 @@ def test_any_number_of_splits_equals_the_reference(
         "context_lens": contexts,
         "window": 800,
     }
-    plan = plan_attention(**lengths, block_size=16, workspace=workspace(device, tokens=2 * queries, segments=segments))
+    plan = plan_attention(**lengths, block_size=16, workspace=workspace(device, partials=partials))
     found = paged_attention(q, filled.cache, plan, 0.25, sinks=sinks)
     assert_close(found, reference.paged_attention(q, filled.cache, **lengths, scale=0.25, sinks=sinks))
 
@@ -125,7 +125,7 @@ def test_any_number_of_splits_equals_the_reference(
 def test_a_workspace_holds_partial_results_only_where_a_context_is_split(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
-    space = workspace(device, tokens=2, segments=4)
+    space = workspace(device, partials=8)
     some = sequences(200, 900, space=space)
     some.attend((0, 199, 1))
     assert bool(space.buffer.isnan().all()), "a context of one split left something"
@@ -136,7 +136,7 @@ def test_a_workspace_holds_partial_results_only_where_a_context_is_split(
 def test_rows_of_padding_are_zeros_and_change_nothing(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
-    some = sequences(300, 40, space=workspace(device, tokens=8, segments=8))
+    some = sequences(300, 40, space=workspace(device, partials=64))
     for batch in ([(0, 299, 1), (1, 39, 1)], [(0, 280, 20), (1, 39, 1)], [(0, 270, 30)]):
         for found, expected in zip(some.attend(*batch, padding=3), some.attend(*batch), strict=True):
             assert torch.allclose(found, expected, atol=1e-6)
@@ -151,7 +151,7 @@ def test_a_query_with_no_context_gets_zeros(fill_cache: Fill, device: torch.devi
         num_tokens=2,
         max_query_len=1,
         window=None,
-        workspace=workspace(device, tokens=2, segments=4),
+        workspace=workspace(device, partials=8),
     )
     out = paged_attention(torch.ones(2, HEADS, HEAD_DIM, device=device), filled.cache, plan, 1.0)
     assert bool(out[0].isfinite().all()) and not out[1].any()
@@ -164,7 +164,7 @@ def test_a_plan_over_buffers_follows_what_they_hold(
     filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
     tables = torch.zeros_like(filled.block_tables)
     starts, lens = (torch.zeros(n, dtype=torch.int32, device=device) for n in (4, 3))
-    space = workspace(device, tokens=3, segments=8)
+    space = workspace(device, partials=24)
     buffers: dict[str, Any] = {"block_tables": tables, "query_starts": starts, "context_lens": lens}
     plan = plan_over_buffers(**buffers, num_tokens=3, max_query_len=1, window=None, workspace=space)
     q, out = (torch.full((3, HEADS, HEAD_DIM), torch.nan, device=device) for _ in range(2))
@@ -175,6 +175,7 @@ def test_a_plan_over_buffers_follows_what_they_hold(
         lens.zero_()
         lens[:count] = torch.tensor([contexts[i] for i in chosen])
         q[:count] = torch.randn(count, HEADS, HEAD_DIM)
+        plan.restart()
         assert paged_attention(q, filled.cache, plan, 0.25, out=out) is out
         expected = reference.paged_attention(
             q[:count],
@@ -202,13 +203,14 @@ def test_a_captured_launch_replays_over_other_lengths(
         num_tokens=2,
         max_query_len=1,
         window=None,
-        workspace=workspace(device, tokens=2, segments=8),
+        workspace=workspace(device, partials=16),
     )
     q = torch.randn(2, HEADS, HEAD_DIM, device=device)
     out = torch.full_like(q, torch.nan)
     paged_attention(q, filled.cache, plan, 0.25, out=out)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        plan.restart()
         paged_attention(q, filled.cache, plan, 0.25, out=out)
     for contexts in ([900, 60], [17, 1]):
         lens.copy_(torch.tensor(contexts))
@@ -218,20 +220,33 @@ def test_a_captured_launch_replays_over_other_lengths(
         assert_close(out, expected)
 
 
-def test_a_row_has_the_same_bits_whatever_its_batch_mates_hold(
+def test_a_decoding_row_has_the_same_bits_in_every_batch(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
-    some = sequences(700, 300, 40, 90, space=workspace(device, tokens=4, segments=8))
-    first, second = some.attend((0, 699, 1), (1, 280, 20)), some.attend((0, 699, 1), (2, 10, 30))
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], some.attend((3, 89, 1), (1, 280, 20))[1])
+    """Neither short nor long chunks of other sequences, nor the room that they leave, change its path."""
+    some = sequences(900, 300, 90, 800, space=workspace(device, partials=64))
+    without_room = dataclasses.replace(some, space=workspace(device, partials=1))
+    alone = some.attend((0, 899, 1))[0]
+    for batch in ([(0, 899, 1), (1, 296, 4)], [(0, 899, 1), (2, 10, 30), (3, 799, 1)], [(3, 790, 10), (0, 899, 1)]):
+        for each in (some, without_room):
+            found = each.attend(*batch, padding=1)[batch.index((0, 899, 1))]
+            assert torch.equal(found, alone)
+
+
+def test_a_chunk_has_the_same_bits_whatever_its_batch_mates_hold(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    some = sequences(700, 900, 40, space=workspace(device, partials=200))
+    alone = some.attend((1, 880, 20))[0]
+    assert torch.equal(some.attend((0, 699, 1), (1, 880, 20), (2, 10, 30))[1], alone)
+    assert not bool(some.space.buffer.isnan().all()), "the chunk's context was not split"
 
 
 @pytest.mark.usefixtures("alike_rows")
 def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
-    some = sequences(420, 90, space=workspace(device, tokens=40, segments=4, split_tokens=128))
+    some = sequences(420, 90, space=workspace(device, partials=160, split_tokens=128))
     whole = some.attend((0, 370, 50))[0]  # a chunk of a prompt
     chunks = some.attend((0, 370, 29), (1, 89, 1)) + some.attend((1, 20, 30), (0, 399, 21))
     assert torch.equal(torch.cat((chunks[0], chunks[3])), whole)
@@ -245,12 +260,11 @@ def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
 def test_fixed_splits_without_room_for_each_query_give_the_same_bits(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
-    def space(tokens: int) -> Workspace:
-        return workspace(device, tokens=tokens, segments=4, split_tokens=128)
+    def space(partials: int) -> Workspace:
+        return workspace(device, partials=partials, split_tokens=128)
 
-    roomy = sequences(420, 90, 300, space=space(60))
-    # Room for one query of each of the three, as an engine has it, and for two.
-    tight = [dataclasses.replace(roomy, space=space(tokens)) for tokens in (3, 6)]
+    roomy = sequences(420, 90, 300, space=space(240))
+    tight = [dataclasses.replace(roomy, space=space(partials)) for partials in (1, 12)]
     for steps in (((0, 380, 16), (1, 89, 1), (2, 250, 2)), ((0, 400, 20), (2, 290, 3), (1, 80, 1))):
         expected = torch.cat(roomy.attend(*steps))
         assert all(torch.equal(torch.cat(each.attend(*steps)), expected) for each in tight)
@@ -268,24 +282,10 @@ def test_fixed_splits_equal_the_reference_with_a_window(
         "context_lens": contexts,
         "window": 200,
     }
-    space = workspace(device, tokens=2, segments=4, split_tokens=128)
+    space = workspace(device, partials=8, split_tokens=128)
     plan = plan_attention(**lengths, block_size=16, workspace=space, deterministic=True)
     expected = reference.paged_attention(q, filled.cache, **lengths, scale=0.25)
     assert_close(paged_attention(q, filled.cache, plan, 0.25), expected)
-
-
-def test_fixed_splits_without_room_are_refused(fill_cache: Fill, device: torch.device) -> None:
-    filled = fill_cache([900], kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
-    plan = plan_attention(
-        block_tables=filled.block_tables,
-        query_lens=[1],
-        context_lens=[900],
-        block_size=16,
-        workspace=workspace(device, tokens=1, segments=4, split_tokens=128),
-    )
-    message = "plan has a workspace for 4 splits of 1 sequences; contexts of up to 912 tokens in splits of 128 need 8"
-    with pytest.raises(ArgumentError, match=message):
-        paged_attention(torch.zeros(1, HEADS, HEAD_DIM, device=device), filled.cache, plan, 1.0)
 
 
 def test_a_deterministic_plan_needs_fixed_splits(device: torch.device) -> None:
@@ -299,29 +299,48 @@ def test_a_deterministic_plan_needs_fixed_splits(device: torch.device) -> None:
     with pytest.raises(ArgumentError, match="plan_attention: workspace fixes no split_tokens"):
         plan_attention(**lengths)
     with pytest.raises(ArgumentError, match="plan_attention: workspace fixes no split_tokens"):
-        plan_attention(**lengths, workspace=workspace(device, tokens=1, segments=1))
+        plan_attention(**lengths, workspace=workspace(device, partials=1))
 
 
-def test_the_size_of_a_workspace(device: torch.device) -> None:
-    size: dict[str, int] = {"max_decode_tokens": 3, "heads": 5, "head_dim": 80, "segments": 7}
-    made = allocate_workspace(**size, device=device)
-    assert made.buffer.numel() * 4 == workspace_bytes(**size) == 3 * 7 * 5 * 82 * 4
-    assert [workspace_segments(n, max_context=8192) for n in (1, 64, 128, 256, 1024)] == [32, 32, 16, 8, 8]
-    for longest in (100, 8192, 32768, 131072, 1_000_000):
-        tokens = fixed_split_tokens(longest)
-        assert tokens % 512 == 0 and workspace_segments(256, max_context=longest, split_tokens=tokens) <= 16
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "partials"), [(32, 128, 4032), (64, 128, 2016), (4, 128, 8192), (128, 256, 512)]
+)
+def test_the_room_of_a_workspace(heads: int, head_dim: int, partials: int) -> None:
+    assert workspace_partials(heads, head_dim) == partials
+
+
+@pytest.mark.parametrize(("longest", "tokens"), [(100, 512), (65_536, 512), (131_072, 1024), (1_000_000, 1024)])
+def test_fixed_splits_are_of_512_or_1024_tokens(longest: int, tokens: int) -> None:
+    assert fixed_split_tokens(longest) == tokens
+
+
+def test_schedules_stay_where_captured_graphs_expect_them(
+    sequences: Callable[..., Sequences], device: torch.device
+) -> None:
+    some = sequences(300, 40, space=workspace(device, partials=8))
+    key = ScheduleKey(window=None, room=8, rules=(Rule(tile=64, queries=8, fill=4, least=256, most=64),) * 3)
+    memory = some.space.schedule_for(key)
+    some.attend((0, 299, 1), (1, 20, 20))
+    assert some.space.schedule_for(key) is memory
+
+
+def test_a_batch_larger_than_its_workspace_is_refused(device: torch.device) -> None:
+    tables = torch.zeros(1, 10, dtype=torch.int32, device=device)
+    lengths: dict[str, Any] = {"block_tables": tables, "query_lens": [30], "context_lens": [100], "block_size": 16}
+    with pytest.raises(ArgumentError, match="workspace is for steps of 20 tokens; the batch has 30"):
+        plan_attention(**lengths, workspace=workspace(device, partials=1, tokens=20))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_decode_tokens": 0}, "max_decode_tokens is 0; at least 1 is needed"),
-        ({"segments": 0}, "segments is 0; at least 1 is needed"),
+        ({"max_tokens": 0}, "max_tokens is 0; at least 1 is needed"),
+        ({"partials": 0}, "partials is 0; at least 1 is needed"),
         ({"split_tokens": 100}, "split_tokens is 100; a positive multiple of 128 is needed"),
     ],
 )
 def test_refuses_a_workspace_of_no_use(change: dict[str, int], message: str, device: torch.device) -> None:
-    size: dict[str, Any] = {"max_decode_tokens": 1, "heads": 1, "head_dim": 32, "segments": 1, **change}
+    size: dict[str, Any] = {"max_tokens": 1, "heads": 1, "head_dim": 32, "partials": 1, **change}
     with pytest.raises(ArgumentError, match=f"allocate_workspace: {message}"):
         allocate_workspace(**size, device=device)
 
@@ -349,7 +368,7 @@ def test_refuses_buffers_that_do_not_fit_together(change: dict[str, Any], messag
     }
     moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in arguments.items()}
     with pytest.raises(ArgumentError, match=f"plan_over_buffers: {message}"):
-        plan_over_buffers(**moved, workspace=workspace(device, tokens=2, segments=1))
+        plan_over_buffers(**moved, workspace=workspace(device, partials=2))
 
 
 def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: torch.device) -> None:

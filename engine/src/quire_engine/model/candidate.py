@@ -10,6 +10,7 @@ import torch
 
 from quire_engine.model.divided import Links
 from quire_engine.model.family import CausalLM
+from quire_engine.model.kv_scales import KVScales
 from quire_engine.model.linear import LinearBackend
 from quire_engine.model.shape import ModelShape
 
@@ -28,6 +29,8 @@ class BuiltModel:
     """The seconds for the whole construction."""
     packing_seconds: float = 0.0
     """The seconds of packing within ``seconds``, if it can be measured separately."""
+    kv_scales: tuple[KVScales, ...] = ()
+    """The scales of each layer for a float8 KV cache, if the checkpoint has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.families import find_dialect
+from quire_engine.model.kv_scales import only_quantizes_kv_cache
 from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
 from quire_engine.model.text_part import decoder_config
@@ -80,7 +81,8 @@ def parse_config(
         problems.append("use_bidirectional_attention is set; only causal models are supported")
     if raw.get("is_causal") is False:
         problems.append("is_causal is false; only causal models are supported, whose tokens do not see later ones")
-    if raw.get("quantization_config") is not None:
+    quantization = raw.get("quantization_config")
+    if quantization is not None and not only_quantizes_kv_cache(quantization):
         problems.append(
             "quantization_config is given; only checkpoints in 16 or 32 bits are supported: use the model's own, before"
             " it was quantized"

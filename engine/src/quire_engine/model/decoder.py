@@ -43,6 +43,7 @@ from quire_engine.model.layers import (
     StackedExperts,
 )
 from quire_engine.model.linear import Linear, LinearBackend
+from quire_engine.model.linear.backends import DeterministicLinearBackend
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
 from quire_engine.model.tensor_splits import tensor_split
@@ -347,7 +348,8 @@ def _build_experts(
     router = read_router(names, layer, read)
     experts: Callable[[Tensor, Routes], Tensor]
     if runs_triton(router.device.type):
-        experts = _stack_experts(traits.gelu, names, config, layer, read)
+        deterministic = isinstance(backend, DeterministicLinearBackend)
+        experts = _stack_experts(traits.gelu, names, config, layer, read, deterministic=deterministic)
     else:
         packed = _pack_experts(traits.gelu, names, config, layer, read, backend)
         experts = packed if links is None else SummedExperts(packed, links.tensor.all_reduce)
@@ -360,10 +362,10 @@ def _build_experts(
 
 
 def _stack_experts(
-    gelu: bool, names: ExpertNames, config: ExpertsConfig, layer: str, read: ReadTensor
+    gelu: bool, names: ExpertNames, config: ExpertsConfig, layer: str, read: ReadTensor, *, deterministic: bool
 ) -> StackedExperts:
     gate_up, down = read_stacked(names, layer, config.num_experts, read)
-    return StackedExperts(gate_up=gate_up, down=down, gelu=gelu)
+    return StackedExperts(gate_up=gate_up, down=down, gelu=gelu, deterministic=deterministic)
 
 
 def _pack_experts(

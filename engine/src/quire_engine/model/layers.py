@@ -120,9 +120,11 @@ class StackedExperts:
     gate_up: Tensor  # [E, 2 I, H]
     down: Tensor  # [E, H, I]
     gelu: bool
+    deterministic: bool = False
+    """True if a token's result must have the same bits whatever the number of tokens."""
 
     def __call__(self, x: Tensor, routes: Routes) -> Tensor:
-        return fused_experts(x, routes, self.gate_up, self.down, gelu=self.gelu)
+        return fused_experts(x, routes, self.gate_up, self.down, gelu=self.gelu, deterministic=self.deterministic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, Mo
 from quire_engine.model.config import ModelConfig, load_config
 from quire_engine.model.decoder import find_family
 from quire_engine.model.families import SUPPORTED
+from quire_engine.model.kv_scales import read_kv_scales
 from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided, is_in_part
 from quire_engine.model.shape import without_idle_windows
 from quire_engine.model.text_part import decoder_config, text_config
@@ -124,6 +125,7 @@ class NativeCandidate:
             looked_up_bytes=table * options.dtype.itemsize,
             seconds=seconds,
             packing_seconds=max(0.0, packed - started - read.seconds),
+            kv_scales=read_kv_scales(source.shapes().keys(), source, config.num_layers),
         )
 
 

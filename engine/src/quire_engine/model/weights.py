@@ -21,6 +21,7 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
+from quire_engine.model.kv_scales import is_kv_scale
 from quire_engine.model.model_part import Split
 from quire_engine.model.text_part import text_tensor
 from quire_engine.model.upload import Upload
@@ -286,7 +287,7 @@ def check_tensors(
     compare_tensors(
         expected,
         found,
-        is_ignorable=lambda name: family.is_ignorable(config, name),
+        is_ignorable=lambda name: family.is_ignorable(config, name) or is_kv_scale(name),
         architecture=config.architecture,
         where=where,
     )

@@ -31,6 +31,7 @@ from quire_engine.runner.device.inputs import (
     model_inputs,
     of_all_tokens,
     padded_sizes,
+    restart_attention,
     sizes_of,
     write_adapters,
     write_inputs,
@@ -45,12 +46,7 @@ from quire_engine.runner.inputs import step_columns, table_blocks
 from quire_engine.runner.logprobs import logits_rows
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import group_tokens
-from quire_kernels.paged_attention.plan import (
-    Workspace,
-    allocate_workspace,
-    fixed_split_tokens,
-    workspace_segments,
-)
+from quire_kernels.paged_attention.plan import allocate_workspace, fixed_split_tokens
 
 _FULL_IN_CAPTURE = (
     "lower --gpu-memory-utilization, so that the KV cache leaves more, or have fewer graphs by"
@@ -110,11 +106,11 @@ class DeviceRunner:
         )
         self._sampler = DeviceSampler(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
-        self._workspace = _make_workspace(
-            caches,
-            num_heads=num_heads,
-            max_rows=max_rows,
-            max_context=max_blocks * layout.block_size,
+        self._workspace = allocate_workspace(
+            max_tokens=max(max_tokens, max_rows),
+            heads=num_heads,
+            head_dim=max(cache.head_dim for cache in caches),
+            device=caches[0].keys.device,
             split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
         )
         self._max_rows = max_rows
@@ -282,6 +278,7 @@ class DeviceRunner:
 
         def run() -> None:
             self._rows.fill_in(inputs)
+            restart_attention(prepared)
             hidden.copy_(model.hidden_states(prepared, caches))
 
         return run
@@ -323,21 +320,3 @@ class IssuedForward:
     def sample(self, masks: TokenMasks | None = None) -> PendingStep:
         """Issue the sampling and the download of the tokens."""
         return self.runner.sample(self, masks)
-
-
-def _make_workspace(
-    caches: tuple[KVCache, ...], *, num_heads: int, max_rows: int, max_context: int, split_tokens: int | None
-) -> Workspace:
-    """Return the workspace of attention.
-
-    ``max_context`` is the capacity of the block tables, which exceeds the longest sequence: it bounds the launches, and
-    fixed splits need room for it.
-    """
-    return allocate_workspace(
-        max_decode_tokens=max_rows,
-        heads=num_heads,
-        head_dim=max(cache.head_dim for cache in caches),
-        segments=workspace_segments(max_rows, max_context=max_context, split_tokens=split_tokens),
-        device=caches[0].keys.device,
-        split_tokens=split_tokens,
-    )

@@ -11,6 +11,7 @@ import time
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.model.kv_scales import set_kv_scales
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
@@ -138,6 +139,7 @@ def _make_runner(
     full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
     with device_faults("making the KV cache", when_full=full):
         caches = allocate(layout, model.shape, model.cache_dtype, model.device)
+        set_kv_scales(caches, model.built.kv_scales)
         return DeviceRunner(
             model=model.built.model,
             caches=caches,

@@ -57,7 +57,9 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     return implementation("moe", x.device.type).apply_experts(x, routes, experts)
 
 
-def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, gelu: bool) -> Tensor:
+def fused_experts(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, gelu: bool, deterministic: bool = False
+) -> Tensor:
     """Compute y[t] = sum over k of weights[t, k] * down[e] (activation(gate[e] x[t]) * (up[e] x[t])).
 
     e is experts[t, k]. The activation is silu, or gelu with tanh. Products and the sum are in float32, the sum in the
@@ -68,8 +70,9 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, g
     down     [E, H, I], contiguous
     returns  [T, H], new and contiguous, same dtype
 
-    A token's result does not depend on the other tokens. Raise ArgumentError on other shapes, strides or dtypes and, on
-    a CPU, for an unknown expert.
+    A token's result does not depend on the other tokens. Without ``deterministic`` its last bits can depend on their
+    number, because a GPU chooses tiles by the number of tokens per expert. Raise ArgumentError on other shapes, strides
+    or dtypes and, on a CPU, for an unknown expert.
     """
     _check_tokens("fused_experts", x, routes)
     check_device("fused_experts", x, gate_up=gate_up, down=down)
@@ -78,7 +81,7 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, g
     experts, double, hidden = gate_up.shape[0], gate_up.shape[1], x.shape[1]
     check_dense("fused_experts", "gate_up", gate_up, x.dtype, (experts, double, hidden))
     check_dense("fused_experts", "down", down, x.dtype, (experts, hidden, double // 2))
-    return implementation("moe", x.device.type).fused_experts(x, routes, gate_up, down, gelu)
+    return implementation("moe", x.device.type).fused_experts(x, routes, gate_up, down, gelu, deterministic)
 
 
 def _check_tokens(op: str, x: Tensor, routes: Routes) -> None:

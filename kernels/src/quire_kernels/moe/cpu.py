@@ -67,7 +67,7 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     return _sum_up(parts[0] if len(parts) == 1 else torch.cat(parts), places, routes.weights, tokens)
 
 
-def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool, deterministic: bool) -> Tensor:
     activate = gelu_tanh_and_mul if gelu else silu_and_mul
 
     def expert(index: int) -> Expert:

@@ -6,7 +6,8 @@ computes one block and reads the number of blocks on the device. Grids are bound
 fits any routes.
 
 A row's product is accumulated over its depth in steps of BLOCK_K, independently of its block. A token's result
-therefore does not depend on the batch as long as the block sizes are the same: they come from tables, by dtype.
+therefore does not depend on the batch as long as the block sizes are the same: with ``deterministic`` they come from
+tables by dtype, else also by the number of tokens per expert.
 
 Legend: T tokens, H hidden size, I intermediate size, E experts, K experts per token.
 """
@@ -52,29 +53,8 @@ def route_kernel(
 
 
 @kernel(varying=["assignments"])
-def count_kernel(
-    experts,  # [T K] int64
-    counts,  # [E] int32
-    assignments,
-    E: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Count the assignments of each expert. Grid: E."""
-    expert = tl.program_id(0)
-    lanes = tl.arange(0, TILE)
-    count = tl.zeros((TILE,), tl.int32)
-    for start in range(0, assignments, TILE):
-        inside = start + lanes < assignments
-        named = tl.load(experts + start + lanes, mask=inside, other=0)
-        tl.device_assert((named >= 0) & (named < E), "fused_experts: routes name an expert that there is not")
-        count += (inside & (named == expert)).to(tl.int32)
-    tl.store(counts + expert, tl.sum(count, axis=0))
-
-
-@kernel(varying=["assignments"])
 def sort_kernel(
     experts,  # [T K] int64
-    counts,  # [E] int32
     order,  # [T K] int32: the assignments by expert
     blocks,  # [most blocks, 3] int32: expert, first and last + 1 position of its rows in the order
     num_blocks,  # [1] int32
@@ -83,32 +63,49 @@ def sort_kernel(
     PADDED_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
-    """Write each expert's assignments next to each other, in ascending order, and divide them into blocks. Grid: E."""
-    expert = tl.program_id(0)
-    others = tl.arange(0, PADDED_E)
-    count = tl.load(counts + others, mask=others < E, other=0)
-    needed = (count + (BLOCK_M - 1)) // BLOCK_M
-    begin = tl.sum(tl.where(others < expert, count, 0), axis=0)
-    end = begin + tl.load(counts + expert)
-    first_block = tl.sum(tl.where(others < expert, needed, 0), axis=0)
-    if expert == 0:
-        tl.store(num_blocks, tl.sum(needed, axis=0))
+    """Write each expert's assignments next to each other, in ascending order, and divide them into blocks.
+
+    Each program counts all assignments, and those before its own; so one launch suffices, and none waits for another.
+    Then it places CHUNK assignments and writes CHUNK blocks. Grid: the larger number of both, by CHUNK.
+    """
+    first = tl.program_id(0) * CHUNK
     lanes = tl.arange(0, TILE)
-    for start in range(begin, end, TILE * BLOCK_M):
-        rows = start + lanes * BLOCK_M
-        mine = rows < end
-        place = blocks + (first_block + (rows - begin) // BLOCK_M) * 3
-        tl.store(place, tl.zeros((TILE,), tl.int32) + expert, mask=mine)
-        tl.store(place + 1, rows, mask=mine)
-        tl.store(place + 2, tl.minimum(rows + BLOCK_M, end), mask=mine)
-    start = tl.full((), 0, tl.int32)
-    while (start < assignments) & (begin < end):
-        inside = start + lanes < assignments
-        taken = inside & (tl.load(experts + start + lanes, mask=inside, other=0) == expert)
-        tl.store(order + begin + tl.cumsum(taken.to(tl.int32), axis=0) - 1, start + lanes, mask=taken)
-        begin += tl.sum(taken.to(tl.int32), axis=0)
-        start += TILE
+    counts = tl.zeros((PADDED_E,), tl.int32)
+    before = tl.zeros((PADDED_E,), tl.int32)
+    for start in range(0, assignments, TILE):
+        places = start + lanes
+        inside = places < assignments
+        named = tl.load(experts + places, mask=inside, other=0)
+        tl.device_assert((named >= 0) & (named < E), "fused_experts: routes name an expert that there is not")
+        bins = tl.minimum(tl.maximum(named, 0), PADDED_E - 1).to(tl.int32)
+        counts += tl.histogram(bins, PADDED_E, mask=inside).to(tl.int32)
+        if start < first:
+            before += tl.histogram(bins, PADDED_E, mask=inside & (places < first)).to(tl.int32)
+    needed = (counts + (BLOCK_M - 1)) // BLOCK_M
+    ends = tl.cumsum(counts, 0)
+    block_ends = tl.cumsum(needed, 0)
+    total = tl.sum(needed, 0)
+    if first == 0:
+        tl.store(num_blocks, total)
+
+    own = first + tl.arange(0, CHUNK)
+    inside = own < assignments
+    named = tl.load(experts + own, mask=inside, other=0)
+    named = tl.minimum(tl.maximum(named, 0), PADDED_E - 1).to(tl.int32)
+    is_earlier = (named[None, :] == named[:, None]) & (own[None, :] < own[:, None])
+    rank = tl.sum(is_earlier.to(tl.int32), 1)
+    tl.store(order + tl.gather(ends - counts + before, named, 0) + rank, own, mask=inside)
+
+    # From here on, own is a block.
+    is_block = own < total
+    expert = tl.minimum(tl.sum((block_ends[None, :] <= own[:, None]).to(tl.int32), 1), PADDED_E - 1)
+    end = tl.gather(ends, expert, 0)
+    row = tl.gather(ends - counts, expert, 0) + (own - tl.gather(block_ends - needed, expert, 0)) * BLOCK_M
+    tl.store(blocks + own * 3, expert, mask=is_block)
+    tl.store(blocks + own * 3 + 1, row, mask=is_block)
+    tl.store(blocks + own * 3 + 2, tl.minimum(row + BLOCK_M, end), mask=is_block)
 
 
 @triton.jit

@@ -15,7 +15,6 @@ from torch import Tensor
 from quire_kernels.errors import UnsupportedDeviceError
 from quire_kernels.moe import Expert, Routes
 from quire_kernels.moe.device_kernels import (
-    count_kernel,
     grouped_product_kernel,
     route_kernel,
     sort_kernel,
@@ -55,7 +54,7 @@ def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tenso
     )
 
 
-def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool) -> Tensor:
+def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu: bool, deterministic: bool) -> Tensor:
     require_device("fused_experts", x.device)
     tokens, hidden = x.shape
     num_experts, inner = gate_up.shape[0], down.shape[2]
@@ -64,14 +63,14 @@ def fused_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, gelu
     if tokens == 0:
         return out
     target = target_of(x.device)
-    size = f"bytes={x.element_size()}"
+    size = config_key(tokens * per_token, num_experts, x.element_size(), deterministic=deterministic)
     gated, single = config_for("moe.gate_up", target, size), config_for("moe.down", target, size)
     made = torch.empty((tokens * per_token, inner), dtype=x.dtype, device=x.device)
     product = torch.empty((tokens * per_token, hidden), dtype=x.dtype, device=x.device)
     for config, source, weights, result in ((gated, x, gate_up, made), (single, made, down, product)):
         # Both products use the same blocks unless a table says otherwise.
         if config is gated or config.blocks["BLOCK_M"] != gated.blocks["BLOCK_M"]:
-            order, blocks, num_blocks = _sort(routes, num_experts, config.blocks["BLOCK_M"], target)
+            order, blocks, num_blocks = sort_assignments(routes, num_experts, config.blocks["BLOCK_M"], target)
         width = result.shape[1]
         launch = _product((per_token, width, source.shape[1]), config is gated, gelu, size, target)
         grid = (cdiv(width, config.blocks["BLOCK_N"]), blocks.shape[0])
@@ -94,27 +93,42 @@ def _sum(hidden: int, per_token: int, target: Target) -> Launch:
     return Launch(sum_kernel, H=hidden, K=per_token, **config_for("moe.sum", target).options)
 
 
-def _sort(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
+def sort_assignments(routes: Routes, num_experts: int, rows: int, target: Target) -> tuple[Tensor, Tensor, Tensor]:
     """Return the order of assignments, their blocks of at most ``rows`` rows, and the number of blocks."""
     assignments, device = routes.experts.numel(), routes.experts.device
-    counts = torch.empty(num_experts, dtype=torch.int32, device=device)
     order = torch.empty(assignments, dtype=torch.int32, device=device)
     blocks = torch.empty((most_blocks(assignments, num_experts, rows), 3), dtype=torch.int32, device=device)
     num_blocks = torch.empty(1, dtype=torch.int32, device=device)
-    count, sort = _sorting(num_experts, rows, target)
-    count((num_experts,), routes.experts, counts, assignments)
-    sort((num_experts,), routes.experts, counts, order, blocks, num_blocks, assignments)
+    sort = _sorting(num_experts, rows, target)
+    programs = cdiv(max(assignments, blocks.shape[0]), sort.constants["CHUNK"])
+    sort((programs,), routes.experts, order, blocks, num_blocks, assignments)
     return order, blocks, num_blocks
 
 
 @launches
-def _sorting(num_experts: int, rows: int, target: Target) -> tuple[Launch, Launch]:
+def _sorting(num_experts: int, rows: int, target: Target) -> Launch:
     options = config_for("moe.sort", target).options
-    padded = next_power_of_2(num_experts)
-    return (
-        Launch(count_kernel, E=num_experts, **options),
-        Launch(sort_kernel, E=num_experts, PADDED_E=padded, BLOCK_M=rows, **options),
-    )
+    return Launch(sort_kernel, E=num_experts, PADDED_E=_bins(num_experts), BLOCK_M=rows, **options)
+
+
+def config_key(assignments: int, num_experts: int, element_bytes: int, *, deterministic: bool) -> str:
+    """Return the key of the best tiles of the products.
+
+    Few tokens per expert need as many programs as possible, which read weights; many need large tiles, because those of
+    64 rows read 1 byte for 43 operations. The number is that of the launch, which is known without the device.
+    """
+    key = f"bytes={element_bytes}"
+    if deterministic or element_bytes > 2:
+        return key
+    per_expert = assignments / num_experts
+    return f"{key} few" if per_expert <= _FEW else f"{key} many" if per_expert >= _MANY else key
+
+
+_FEW, _MANY = 16, 128
+
+
+def _bins(num_experts: int) -> int:
+    return max(32, next_power_of_2(num_experts))
 
 
 def most_blocks(assignments: int, num_experts: int, rows: int) -> int:
@@ -149,7 +163,7 @@ def aot_cases(target: Target) -> list[AotCase]:
         )
 
     integers = dict.fromkeys(("order", "blocks", "num_blocks"), "*i32:16")
-    experts = {"experts": "*i64:16", "counts": "*i32:16", "assignments": "i32"}
+    experts = {"experts": "*i64:16", "assignments": "i32"}
     gated, single = (config_for(f"moe.{name}", target, "bytes=2") for name in ("gate_up", "down"))
     sort, added = config_for("moe.sort", target), config_for("moe.sum", target)
     cases = [
@@ -160,12 +174,11 @@ def aot_cases(target: Target) -> list[AotCase]:
             dict(_route_constants(128, 8, True)),
             config_for("moe.route", target),
         ),
-        case("count e128", count_kernel, experts, {"E": 128}, sort),
         case(
             "sort e128",
             sort_kernel,
             {**experts, **integers},
-            {"E": 128, "PADDED_E": 128, "BLOCK_M": gated.blocks["BLOCK_M"]},
+            {"E": 128, "PADDED_E": _bins(128), "BLOCK_M": gated.blocks["BLOCK_M"]},
             sort,
         ),
         case(
@@ -177,11 +190,13 @@ def aot_cases(target: Target) -> list[AotCase]:
         ),
     ]
     products = {"x": "*bf16:16", "weights": "*bf16:16", "out": "*bf16:16", **integers}
-    for hidden, inner, per_token in ((2048, 768, 8), (4096, 14336, 2)):
+    qwen, mixtral = (2048, 768, 8), (4096, 14336, 2)
+    for (hidden, inner, per_token), load in ((qwen, ""), (qwen, " few"), (qwen, " many"), (mixtral, "")):
+        gated, single = (config_for(f"moe.{name}", target, f"bytes=2{load}") for name in ("gate_up", "down"))
         for name, config, width, depth in (("gate_up", gated, inner, hidden), ("down", single, hidden, inner)):
             cases.append(
                 case(
-                    f"{name} bf16 h{hidden} i{inner}",
+                    f"{name} bf16 h{hidden} i{inner}{load}",
                     grouped_product_kernel,
                     products,
                     {"K": per_token, "WIDTH": width, "DEPTH": depth, "GATED": name == "gate_up", "GELU": False},

@@ -46,8 +46,8 @@ def plan_attention(
     window        tokens that a query sees, including itself; None means all
     chunked       the window does not slide: a query sees its own chunk of ``window`` positions only; not for Triton
     workspace     for Triton: memory that steps share; None gives the plan its own
-    deterministic a token's result does not depend on how its sequence is cut into steps either, bit for bit; needs a
-                  workspace of fixed splits on Triton
+    deterministic a token's result depends neither on the batch nor on how its sequence is cut into steps, bit for bit;
+                  needs a workspace of fixed splits on Triton
 
     Raise ArgumentError for lengths that are inconsistent or exceed the block tables.
     """
@@ -127,8 +127,10 @@ def paged_attention(
     out          [T, HQ, D] contiguous, to be written; a new one unless given
     returns      out, dtype of q; 0 for rows of padding
 
-    Sums are in float32. A row's result does not depend on the rest of the batch. Raise ArgumentError on other
-    shapes, strides, dtypes, or a block table that leaves the cache.
+    Sums are in float32. The result of a sequence with one query does not depend on the rest of the batch, bit for bit.
+    That of another sequence does, in its last bits and on Triton only, if the batch has more partial results than the
+    workspace has room for; a deterministic plan excludes this. Raise ArgumentError on other shapes, strides, dtypes, or
+    a block table that leaves the cache.
     """
     op = "paged_attention"
     check_storage(op, "q", q)

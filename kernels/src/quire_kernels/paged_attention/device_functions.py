@@ -1,4 +1,4 @@
-"""Device functions of the Triton kernels of ``paged_attention``: finding work, reading the cache, online softmax.
+"""Device functions of the Triton kernels of ``paged_attention``: queries, the cache, online softmax.
 
 Scores are in units of log2, so that a weight is one exp2. Every sum whose rounding could depend on a compiler's
 contraction is an explicit fma: a result must have the same bits in every kernel.
@@ -25,74 +25,11 @@ def first_seen(position, window):
 
 
 @triton.jit
-def split_context(query_len, context_len, splitting, TILE: tl.constexpr, FIXED: tl.constexpr):
-    """Return the start of a sequence's first split, the tokens per split, and the number of splits.
-
-    FIXED splits start at multiples of ``split_tokens`` in every sequence. Other splits are equal in size, at least
-    ``split_tokens`` long, and at most ``max_splits``.
-    """
-    window, max_splits, split_tokens = splitting
-    first = first_seen(context_len - query_len, window)
-    if FIXED:
-        origin = first // split_tokens * split_tokens
-        size = origin * 0 + split_tokens
-    else:
-        origin = first // TILE * TILE
-        seen = context_len - origin
-        count = tl.minimum(tl.maximum((seen + split_tokens - 1) // split_tokens, 1), max_splits)
-        size = tl.maximum(((seen + count - 1) // count + TILE - 1) // TILE, 1) * TILE
-    return origin, size, tl.maximum((context_len - origin + size - 1) // size, 1)
-
-
-@triton.jit
-def find_item(
-    item,
-    lengths,
-    splitting,
-    short,
-    BLOCK_Q: tl.constexpr,
-    TAKE_SHORT: tl.constexpr,
-    TAKE_LONG: tl.constexpr,
-    TILE: tl.constexpr,
-    FIXED: tl.constexpr,
-):
-    """Return the sequence of a work item, the item's position within the sequence, and the total number of items.
-
-    A sequence of up to ``short`` queries has an item per query tile and split, another one per query tile. The item is
-    found by running sums over the lengths, which only the device knows.
-    """
-    query_starts, context_lens, num_sequences = lengths
-    sequence = tl.full((), 0, tl.int32)
-    before = tl.full((), 0, tl.int32)
-    passed = tl.full((), 0, tl.int32)
-    for start in tl.range(0, num_sequences, 128, num_stages=1):
-        rows = start + tl.arange(0, 128)
-        there = rows < num_sequences
-        query_lens = tl.load(query_starts + rows + 1, mask=there, other=0)
-        query_lens -= tl.load(query_starts + rows, mask=there, other=0)
-        items = (query_lens + BLOCK_Q - 1) // BLOCK_Q
-        is_short = query_lens <= short
-        if TAKE_SHORT:
-            lens = tl.load(context_lens + rows, mask=there, other=0)
-            splits = split_context(query_lens, lens, splitting, TILE, FIXED)[2]
-            items = tl.where(is_short, items * splits, items if TAKE_LONG else 0)
-        else:
-            items = tl.where(is_short, 0, items)
-        ends = passed + tl.cumsum(items, 0)
-        is_before = there & (ends <= item)
-        sequence += tl.sum(is_before.to(tl.int32), 0)
-        before = tl.maximum(before, tl.max(tl.where(is_before, ends, 0), 0))
-        passed += tl.sum(items, 0)
-    return sequence, item - before, passed
-
-
-@triton.jit
 def load_rows(
     q,
     q_stride,
-    first_query,
-    query_len,
-    tile,
+    first_row,
+    count,
     kv_head,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -100,18 +37,33 @@ def load_rows(
     BLOCK_M: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Return a query tile [BLOCK_M, BLOCK_D], and each row's token, its query head, and whether the row is valid."""
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    """Return a query tile [BLOCK_M, BLOCK_D], and each row's token, its query head, and whether the row is valid.
+
+    The tile has ``count`` tokens, from row ``first_row`` of q on; a row's token is counted from there.
+    """
     rows = tl.arange(0, BLOCK_M)
-    tokens = tile * BLOCK_Q + rows // GROUP
+    tokens = rows // GROUP
     heads = kv_head * GROUP + rows % GROUP
-    is_row = (rows < BLOCK_Q * GROUP) & (tokens < query_len)
+    is_row = tokens < count
     dims = tl.arange(0, BLOCK_D)
-    places = (first_query + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
+    places = (first_row + tokens).to(tl.int64) * q_stride + heads * HEAD_DIM
     mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     queries = tl.load(q + places[:, None] + dims[None, :], mask=mask, other=0.0)
     # The interpreter multiplies the bits of bfloat16 as if they were integers.
     return queries.to(tl.float32) if INTERPRETED else queries, tokens, heads, is_row
+
+
+@triton.jit
+def rows_for(rows, cache_type: tl.constexpr):
+    """Return a query tile in the type in which it is multiplied by a cache of ``cache_type``.
+
+    This is float16 if the cache is float8 and the queries are bfloat16: GPUs convert pairs of float8 to float16 by one
+    instruction, but to bfloat16 only through float32. Both factors are more precise in float16.
+    """
+    if cache_type.primitive_bitwidth == 8 and rows.dtype == tl.bfloat16:
+        return tl.minimum(tl.maximum(rows.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+    else:
+        return rows
 
 
 @triton.jit

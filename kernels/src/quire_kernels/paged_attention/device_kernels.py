@@ -1,12 +1,10 @@
-"""The three Triton kernels of ``paged_attention``.
+"""The Triton kernels of ``paged_attention`` that each layer launches.
 
-``_attend_kernel`` processes sequences of many queries: a program is a query tile and a KV head. ``_split_kernel``
-processes sequences of few queries, as in decoding: their contexts are split, so that few sequences occupy the whole
-device, and ``_join_kernel`` merges the partial results of a token. A sequence's own number of queries decides which of
-the two processes it. In a mixed batch each kernel skips the other's sequences.
+``_attend_kernel`` computes the items of one list of a schedule (``device_plan``): a query tile and a range of its
+context. A tile whose context is split leaves partial results, which ``_join_kernel`` merges by token.
 
-Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence, P partial
-results.
+Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence, R results of
+one head: first those of P partial results, then those that programs keep for themselves.
 """
 
 import triton
@@ -15,16 +13,16 @@ import triton.language as tl
 from quire_kernels.paged_attention.device_functions import (
     attend,
     clear_padding,
-    find_item,
     first_seen,
     fresh_softmax,
     join,
     load_rows,
     load_slopes,
     normaliser,
+    rows_for,
     score_units,
-    split_context,
 )
+from quire_kernels.paged_attention.device_plan import COUNTS, ITEM_WIDTH, JOIN_WIDTH, LISTS, ZERO
 from quire_kernels.triton_runtime.debug import CHECKED
 
 # These numbers change from step to step. If Triton specialized on 1 or multiples of 16, it would compile during
@@ -35,15 +33,172 @@ _VARYING = [
     "num_blocks",
     "table_stride",
     "window",
-    "max_splits",
-    "split_tokens",
-    "max_queries",
+    "capacity",
+    "num_partials",
+    "num_results",
 ]
+
+
+@triton.jit
+def _compute_item(
+    item,
+    kv_head,
+    visited,
+    own,
+    results,
+    queries,
+    whole_cache,
+    scoring,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    TILE: tl.constexpr,
+    VISITS: tl.constexpr,
+    PLAIN: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Compute an item, or its next split, and return the tokens of its context that are done, or 0 if it is complete.
+
+    visited  the tokens that are done
+    own      the first of the BLOCK_M results in memory that the program keeps for itself
+    """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    out, partials, statistics, zero = results
+    keys, values, key_scale, value_scale, num_blocks, block_tables, table_stride = whole_cache
+    sinks, alibi_slopes, scale, soft_cap, window = scoring
+    dims = tl.arange(0, BLOCK_D)
+    next_visited = tl.full((), 0, tl.int32)
+    sequence, first_row, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
+    first_position, begin, end = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
+    size = tl.load(item + 6)
+    # The compiler learns that a tile begins at a multiple of TILE from 0 on, which saves 100 instructions in each.
+    WHOLE_TILES: tl.constexpr = 0x7FFFFFFF - (TILE - 1)
+    begin &= WHOLE_TILES
+    rows, row_tokens, heads, is_row = load_rows(
+        queries[0], queries[1], first_row, count, kv_head, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, INTERPRETED
+    )
+    rows = rows_for(rows, keys.dtype.element_ty)
+    positions = first_position + row_tokens
+    slopes = load_slopes(alibi_slopes, heads, is_row)
+    unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
+    high = tl.minimum(first_position + count, end) & 0x7FFFFFFF
+    low = first_seen(first_position, window)
+    head_place = kv_head * (BLOCK_SIZE * HEAD_DIM)
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    cache = (keys + head_place, values + head_place, table, num_blocks)
+    rule = (low, high, positions, window)
+    units = (unit, cap, soft_cap, slopes, alibi_slopes)
+    softmax = fresh_softmax(BLOCK_M, BLOCK_D)
+    if PLAIN:
+        # Every row sees all of the tiles from the one after the last row's first visible token to the first
+        # row's own token.
+        seen_to = tl.maximum(tl.minimum((first_position + 1) // TILE * TILE, high // TILE * TILE), begin)
+        if window is not None:
+            seen_from = (first_seen(first_position + count - 1, window) + TILE - 1) // TILE * TILE
+            seen_from = tl.minimum(tl.maximum(seen_from, begin), seen_to)
+            softmax = attend(
+                rows,
+                softmax,
+                (begin, seen_from),
+                rule,
+                units,
+                cache,
+                KV_HEADS,
+                HEAD_DIM,
+                BLOCK_D,
+                BLOCK_SIZE,
+                TILE,
+                True,
+            )
+        else:
+            seen_from = begin
+        softmax = attend(
+            rows,
+            softmax,
+            (seen_from, seen_to),
+            rule,
+            units,
+            cache,
+            KV_HEADS,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_SIZE,
+            TILE,
+            False,
+        )
+        largest, total, attended = attend(
+            rows,
+            softmax,
+            (seen_to, high),
+            rule,
+            units,
+            cache,
+            KV_HEADS,
+            HEAD_DIM,
+            BLOCK_D,
+            BLOCK_SIZE,
+            TILE,
+            True,
+        )
+    elif VISITS:
+        split = (begin + visited) & WHOLE_TILES
+        span = (tl.maximum(split, low // TILE * TILE), tl.minimum(split + size, high))
+        largest, total, attended = attend(
+            rows, softmax, span, rule, units, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+        )
+        if end - begin > size:
+            # The splits before are in memory, because there are no registers for two results.
+            numbers = tl.arange(0, BLOCK_M) + tl.load(zero)
+            kept_rows = own + numbers
+            is_row = numbers // GROUP < tl.load(item + 2)
+            there = is_row & (visited > 0)
+            largest_before = tl.load(statistics + kept_rows * 2, mask=there, other=float("-inf"))
+            total_before = tl.load(statistics + kept_rows * 2 + 1, mask=there, other=0.0)
+            kept_values = partials + kept_rows.to(tl.int64)[:, None] * HEAD_DIM + dims[None, :]
+            is_dim = (dims < HEAD_DIM)[None, :]
+            before = tl.load(kept_values, mask=there[:, None] & is_dim, other=0.0)
+            largest, total, kept, added = join(largest_before, total_before, largest, total)
+            attended = tl.fma(attended, added[:, None], before * kept[:, None])
+            if split + size < end:
+                next_visited = visited + size
+                tl.store(kept_values, attended, mask=is_row[:, None] & is_dim)
+                tl.store(statistics + kept_rows * 2, largest, mask=is_row)
+                tl.store(statistics + kept_rows * 2 + 1, total, mask=is_row)
+                tl.debug_barrier()
+    else:
+        span = (begin, high)
+        largest, total, attended = attend(
+            rows, softmax, span, rule, units, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+        )
+    # Computed again, because registers are scarce during the loop. The compiler does not know the zero.
+    place, first_row, count = tl.load(item + 7), tl.load(item + 1), tl.load(item + 2)
+    numbers = tl.arange(0, BLOCK_M) + tl.load(zero)
+    row_tokens = numbers // GROUP
+    heads = kv_head * GROUP + numbers % GROUP
+    is_row = row_tokens < count
+    mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
+    if next_visited > 0:
+        pass
+    elif place >= 0:
+        partial = (place + row_tokens).to(tl.int64) * HEADS + heads
+        tl.store(partials + partial[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
+        tl.store(statistics + partial * 2, largest, mask=is_row)
+        tl.store(statistics + partial * 2 + 1, total, mask=is_row)
+    else:
+        attended *= normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head)[:, None]
+        target = ((first_row + row_tokens).to(tl.int64) * HEADS + heads) * HEAD_DIM
+        tl.store(out + target[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+    return next_visited
 
 
 @triton.jit(debug=CHECKED, do_not_specialize=_VARYING)
 def _attend_kernel(
     out,  # [T, HQ, D]
+    partials,  # [R, D] float32, and after them [R, 2]: largest score, sum of weights
+    schedule,
     q,  # [T, HQ, D]
     q_stride,
     keys,  # [N, HK, S, D]
@@ -54,7 +209,6 @@ def _attend_kernel(
     block_tables,  # [B, M]
     table_stride,
     query_starts,  # [B + 1]
-    context_lens,  # [B]
     num_sequences,
     num_rows,
     sinks,  # [HQ]
@@ -62,246 +216,109 @@ def _attend_kernel(
     scale,
     soft_cap,
     window,
+    capacity,
+    num_partials,
+    num_results,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SHORT: tl.constexpr,
+    LIST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
+    VISITS: tl.constexpr,
+    PLAIN: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
-    """Compute out = softmax(scale q k^T) v for sequences of more than SHORT queries.
+    """Compute out = softmax(scale q k^T) v for the items of a list.
 
-    The algorithm is FlashAttention-2 (arXiv 2307.08691). The grid has HK times at least as many programs as there are
-    query tiles; the last tiles, which see most tokens, come first. Tiles of context that no row sees are not read, and
-    only those at the edges of the visible range are masked.
+    The algorithm is FlashAttention-2 (arXiv 2307.08691), with the splits of Flash-Decoding. The number of programs is
+    what the device can hold. They share the items, which come longest first, in alternating order, so that all finish
+    at about the same time.
+
+    VISITS        an item may contain several splits. It merges them in order as ``_join_kernel`` does, so that the
+                  result does not depend on how splits are divided among items
+    PLAIN         tiles of context that every row sees whole are computed without a mask; worthwhile for large tiles
+    num_partials  P
+    num_results   R
     """
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
-    kv_head = tl.program_id(0)
-    program = tl.program_id(1) * KV_HEADS + kv_head
-    clear_padding(
-        out,
-        tl.load(query_starts + num_sequences),
-        num_rows,
-        program,
-        tl.num_programs(1) * KV_HEADS,
-        KV_HEADS * GROUP * HEAD_DIM,
-    )
-    lengths = (query_starts, context_lens, num_sequences)
-    sequence, tile, _ = find_item(
-        tl.num_programs(1) - 1 - tl.program_id(1), lengths, (window, 1, TILE), SHORT, BLOCK_Q, False, True, TILE, False
-    )
-    if sequence >= num_sequences:
-        return
-    first_query = tl.load(query_starts + sequence)
-    query_len = tl.load(query_starts + sequence + 1) - first_query
-    before = tl.load(context_lens + sequence) - query_len
-    rows, row_tokens, heads, is_row = load_rows(
-        q, q_stride, first_query, query_len, tile, kv_head, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, INTERPRETED
-    )
-    positions = before + row_tokens
-    slopes = load_slopes(alibi_slopes, heads, is_row)
-    unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
-    head_place = kv_head * (BLOCK_SIZE * HEAD_DIM)
-    table = block_tables + sequence.to(tl.int64) * table_stride
-    cache = (keys + head_place, values + head_place, table, num_blocks)
-
-    first_position = before + tile * BLOCK_Q
-    high = before + tl.minimum(tile * BLOCK_Q + BLOCK_Q, query_len)
-    low = first_seen(first_position, window)
-    # Every row sees all of the tiles from the one after the last row's first visible token to the first row's own
-    # token.
-    begin = low // TILE * TILE
-    seen_to = tl.maximum((first_position + 1) // TILE * TILE, begin)
-    seen_from = tl.minimum((first_seen(high - 1, window) + TILE - 1) // TILE * TILE, seen_to)
-    rule = (low, high, positions, window)
-    scoring = (unit, cap, soft_cap, slopes, alibi_slopes)
-    softmax = fresh_softmax(BLOCK_M, BLOCK_D)
-    if window is not None:
-        softmax = attend(
-            rows, softmax, (begin, seen_from), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
-        )
-    softmax = attend(
-        rows, softmax, (seen_from, seen_to), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, False
-    )
-    largest, total, attended = attend(
-        rows, softmax, (seen_to, high), rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
-    )
-    attended *= normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head)[:, None]
-    dims = tl.arange(0, BLOCK_D)
-    places = ((first_query + row_tokens).to(tl.int64) * (KV_HEADS * GROUP) + heads) * HEAD_DIM
-    mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out + places[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(debug=CHECKED, do_not_specialize=_VARYING)
-def _split_kernel(
-    out,  # [T, HQ, D]
-    partials,  # [P, HQ, D] float32, and after them [P, HQ, 2]: largest score, sum of weights
-    q,  # [T, HQ, D]
-    q_stride,
-    keys,  # [N, HK, S, D]
-    values,  # [N, HK, S, D]
-    key_scale,  # [HK]
-    value_scale,  # [HK]
-    num_blocks,
-    block_tables,  # [B, M]
-    table_stride,
-    query_starts,  # [B + 1]
-    context_lens,  # [B]
-    num_sequences,
-    num_rows,
-    sinks,  # [HQ]
-    alibi_slopes,  # [HQ]
-    scale,
-    soft_cap,
-    window,
-    max_splits,
-    split_tokens,
-    max_queries,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    SHORT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    TILE: tl.constexpr,
-    FIXED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
-    """Compute out as ``_attend_kernel`` does, for sequences of up to SHORT queries, one split of the context per item.
-
-    This is Flash-Decoding. A sequence with one split gets its result here; the splits of another sequence write partial
-    results: [B, splits, queries], ``max_splits`` and ``max_queries`` wide. The number of programs is what the device
-    can hold, and they share the items.
-
-    With FIXED splits this kernel processes every sequence: a tile of a long one visits all its splits and merges them
-    as ``_join_kernel`` does, so that a token's result does not depend on the number of queries in the step. In this
-    mode a sequence of more than ``max_queries`` is long, because there may be room for fewer partial results only.
-    """
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    clear_padding(
-        out, tl.load(query_starts + num_sequences), num_rows, tl.program_id(0), tl.num_programs(0), HEADS * HEAD_DIM
-    )
-    dims = tl.arange(0, BLOCK_D)
-    is_dim = dims < HEAD_DIM
-    lengths = (query_starts, context_lens, num_sequences)
-    splitting = (window, max_splits, split_tokens)
-    statistics = partials + num_sequences.to(tl.int64) * max_splits * max_queries * (HEADS * HEAD_DIM)
-    short = max_queries if FIXED else SHORT
-    num_items = find_item(0, lengths, splitting, short, BLOCK_Q, True, FIXED, TILE, FIXED)[2]
-    for work in tl.range(tl.program_id(0), num_items * KV_HEADS, tl.num_programs(0), num_stages=1):
-        kv_head = work % KV_HEADS
-        sequence, place, _ = find_item(work // KV_HEADS, lengths, splitting, short, BLOCK_Q, True, FIXED, TILE, FIXED)
-        first_query = tl.load(query_starts + sequence)
-        query_len = tl.load(query_starts + sequence + 1) - first_query
-        context_len = tl.load(context_lens + sequence)
-        origin, size, splits = split_context(query_len, context_len, splitting, TILE, FIXED)
-        is_short = query_len <= short
-        tile = place // splits if not FIXED else tl.where(is_short, place // splits, place)
-        split = place % splits
-        rows, row_tokens, heads, is_row = load_rows(
-            q, q_stride, first_query, query_len, tile, kv_head, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, INTERPRETED
-        )
-        before = context_len - query_len
-        positions = before + row_tokens
-        slopes = load_slopes(alibi_slopes, heads, is_row)
-        unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
-        high = tl.minimum(before + tile * BLOCK_Q + BLOCK_Q, context_len)
-        low = first_seen(before + tile * BLOCK_Q, window)
-        head_place = kv_head * (BLOCK_SIZE * HEAD_DIM)
-        table = block_tables + sequence.to(tl.int64) * table_stride
-        cache = (keys + head_place, values + head_place, table, num_blocks)
-        rule = (low, high, positions, window)
-        scoring = (unit, cap, soft_cap, slopes, alibi_slopes)
-        first_tile = low // TILE * TILE
-        softmax = fresh_softmax(BLOCK_M, BLOCK_D)
-        if FIXED:
-            largest, total, attended = softmax
-            is_all = query_len > short
-            for i in tl.range(tl.where(is_all, 0, split), tl.where(is_all, splits, split + 1), num_stages=1):
-                begin = origin + i * size
-                span = (tl.maximum(begin, first_tile), tl.minimum(begin + size, high))
-                part = fresh_softmax(BLOCK_M, BLOCK_D)
-                part_largest, part_total, part_attended = attend(
-                    rows, part, span, rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
-                )
-                largest, total, kept, added = join(largest, total, part_largest, part_total)
-                attended = tl.fma(part_attended, added[:, None], attended * kept[:, None])
-        else:
-            begin = origin + split * size
-            span = (tl.maximum(begin, first_tile), tl.minimum(begin + size, high))
-            largest, total, attended = attend(
-                rows, softmax, span, rule, scoring, cache, KV_HEADS, HEAD_DIM, BLOCK_D, BLOCK_SIZE, TILE, True
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    clear_padding(out, tl.load(query_starts + num_sequences), num_rows, program, programs, HEADS * HEAD_DIM)
+    work_count = tl.load(schedule + COUNTS + LIST) * KV_HEADS
+    items = schedule + LISTS + LIST * capacity * ITEM_WIDTH
+    results = (out, partials, partials + num_results.to(tl.int64) * HEAD_DIM, schedule + ZERO)
+    whole_cache = (keys, values, key_scale, value_scale, num_blocks, block_tables, table_stride)
+    scoring = (sinks, alibi_slopes, scale, soft_cap, window)
+    own = num_partials * HEADS + program * BLOCK_M
+    start = tl.full((), 0, tl.int32)
+    visited = tl.full((), 0, tl.int32)
+    while start < work_count:
+        work = start + tl.where(start // programs % 2 == 0, program, programs - 1 - program)
+        if work < work_count:
+            visited = _compute_item(
+                items + work // KV_HEADS * ITEM_WIDTH,
+                work % KV_HEADS,
+                visited,
+                own,
+                results,
+                (q, q_stride),
+                whole_cache,
+                scoring,
+                KV_HEADS,
+                GROUP,
+                HEAD_DIM,
+                BLOCK_D,
+                BLOCK_SIZE,
+                BLOCK_M,
+                TILE,
+                VISITS,
+                PLAIN,
+                INTERPRETED,
             )
-        mask = is_row[:, None] & is_dim[None, :]
-        if is_short & (splits > 1):
-            partial = (sequence.to(tl.int64) * max_splits + split) * max_queries + row_tokens
-            partial = partial * HEADS + heads
-            tl.store(partials + partial[:, None] * HEAD_DIM + dims[None, :], attended, mask=mask)
-            tl.store(statistics + partial * 2, largest, mask=is_row)
-            tl.store(statistics + partial * 2 + 1, total, mask=is_row)
-        else:
-            attended *= normaliser(largest, total, sinks, value_scale, heads, is_row, kv_head)[:, None]
-            target = ((first_query + row_tokens).to(tl.int64) * HEADS + heads) * HEAD_DIM
-            tl.store(out + target[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=mask)
+        start += tl.where(visited > 0, 0, programs)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _join_kernel(
     out,  # [T, HQ, D]
-    partials,  # [P, HQ, D] float32, and after them [P, HQ, 2]: largest score, sum of weights
+    partials,  # [R, D] float32, and after them [R, 2]: largest score, sum of weights
+    schedule,
     value_scale,  # [HK]
-    query_starts,  # [B + 1]
-    context_lens,  # [B]
     sinks,  # [HQ]
-    window,
-    max_splits,
-    split_tokens,
-    max_queries,
+    capacity,
+    num_partials,
+    num_results,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SHORT: tl.constexpr,
-    TILE: tl.constexpr,
     AHEAD: tl.constexpr,
-    FIXED: tl.constexpr,
 ):
     """Merge the partial results of each token and head whose context was split, in order."""
-    sequence = tl.program_id(0) // max_queries
-    token = tl.program_id(0) % max_queries
-    head = tl.program_id(1)
-    first_query = tl.load(query_starts + sequence)
-    query_len = tl.load(query_starts + sequence + 1) - first_query
-    if (token >= query_len) | (query_len > (max_queries if FIXED else SHORT)):
-        return
-    splitting = (window, max_splits, split_tokens)
-    splits = split_context(query_len, tl.load(context_lens + sequence), splitting, TILE, FIXED)[2]
-    if splits == 1:
-        return
-    num_sequences = tl.num_programs(0) // max_queries
-    statistics = partials + num_sequences.to(tl.int64) * max_splits * max_queries * (HEADS * HEAD_DIM)
+    statistics = partials + num_results.to(tl.int64) * HEAD_DIM
     dims = tl.arange(0, BLOCK_D)
     is_dim = dims < HEAD_DIM
-    largest = tl.full((), float("-inf"), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
-    attended = tl.full((BLOCK_D,), 0.0, tl.float32)
-    for start in tl.range(0, splits, AHEAD, num_stages=1):
-        # The loop is unrolled, so that the loads do not wait for one another.
-        for offset in tl.static_range(AHEAD):
-            split = start + offset
-            there = split < splits
-            partial = ((sequence.to(tl.int64) * max_splits + split) * max_queries + token) * HEADS + head
-            split_largest = tl.load(statistics + partial * 2, mask=there, other=float("-inf"))
-            split_total = tl.load(statistics + partial * 2 + 1, mask=there, other=0.0)
-            values = tl.load(partials + partial * HEAD_DIM + dims, mask=there & is_dim, other=0.0)
-            largest, total, kept, added = join(largest, total, split_largest, split_total)
-            attended = tl.fma(values, added, attended * kept)
-    attended *= normaliser(largest, total, sinks, value_scale, head, token < query_len, head // GROUP)
-    target = ((first_query + token).to(tl.int64) * HEADS + head) * HEAD_DIM
-    tl.store(out + target + dims, attended.to(out.dtype.element_ty), mask=is_dim)
+    joins = schedule + LISTS + 3 * capacity * ITEM_WIDTH
+    work_count = tl.load(schedule + COUNTS + 3) * HEADS
+    for work in tl.range(tl.program_id(0), work_count, tl.num_programs(0), num_stages=1):
+        head = work % HEADS
+        token = joins + work // HEADS * JOIN_WIDTH
+        row, place, stride, splits = tl.load(token), tl.load(token + 1), tl.load(token + 2), tl.load(token + 3)
+        largest = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
+        attended = tl.full((BLOCK_D,), 0.0, tl.float32)
+        for start in tl.range(0, splits, AHEAD, num_stages=1):
+            # The loop is unrolled, so that the loads do not wait for one another.
+            for offset in tl.static_range(AHEAD):
+                there = start + offset < splits
+                partial = (place + (start + offset) * stride).to(tl.int64) * HEADS + head
+                split_largest = tl.load(statistics + partial * 2, mask=there, other=float("-inf"))
+                split_total = tl.load(statistics + partial * 2 + 1, mask=there, other=0.0)
+                part = tl.load(partials + partial * HEAD_DIM + dims, mask=there & is_dim, other=0.0)
+                largest, total, kept, added = join(largest, total, split_largest, split_total)
+                attended = tl.fma(part, added, attended * kept)
+        attended *= normaliser(largest, total, sinks, value_scale, head, row >= 0, head // GROUP)
+        target = (row.to(tl.int64) * HEADS + head) * HEAD_DIM
+        tl.store(out + target + dims, attended.to(out.dtype.element_ty), mask=is_dim)

@@ -1,8 +1,8 @@
 """Launches of the Triton kernels of ``paged_attention``.
 
-A batch may contain decoding sequences, chunks of prompts and drafts to verify. Sequences of few queries and those of
-many are two launches over one plan, each with its own tile shape; a launch without work is skipped. A third launch
-merges the partial results of the first. Nothing here reads the device or waits for it.
+A batch may contain decoding sequences, drafts to verify and chunks of prompts. Each of the three kinds is a launch with
+its own tile shape over one schedule, which the first layer of a step computes on the device for all that are alike. A
+launch without work is skipped. A last one merges partial results. Nothing here reads the device or waits for it.
 
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
 """
@@ -18,28 +18,29 @@ from torch import Tensor
 from quire_kernels.checks import refuse
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.kv_cache import FP8, KVCache
-from quire_kernels.paged_attention.device_kernels import _attend_kernel, _join_kernel, _split_kernel
+from quire_kernels.paged_attention.device_kernels import _attend_kernel, _join_kernel
+from quire_kernels.paged_attention.device_plan import _plan_kernel
 from quire_kernels.paged_attention.plan import (
-    MAX_SEGMENTS,
-    MAX_SHORT_QUERIES,
     DevicePlan,
+    ScheduleKey,
     Workspace,
     plan_host_lengths,
     unsupported_shape,
-    workspace_floats,
 )
+from quire_kernels.paged_attention.schedule import LONG, MAX_SHORT_QUERIES, ONE, SHORT, Rule
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import LaunchConfig, config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.occupancy import register_limit
-from quire_kernels.triton_runtime.sizes import next_power_of_2
+from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
-# The minimum length of a split; a program for a shorter one would mostly be starting.
-_MIN_SPLIT = 256
-_MAX_MIN_SPLIT = 2048
-# If batches are large enough, a context of this many tokens gives four items to every program.
-_USUAL_CONTEXT = 4096
+# The least tokens of a split. A shorter one writes more partial results than 2 % of what it reads, or in a tile of many
+# queries 10 %, and mostly waits for its first tile.
+_LEAST_SPLIT = {ONE: 256, SHORT: 512, LONG: 512}
+_MOST_SPLITS = {ONE: 64, SHORT: 32, LONG: 32}
+_JOINS_PER_SM = 16
 
 
 def plan_attention(
@@ -54,15 +55,6 @@ def plan_attention(
 ) -> DevicePlan:
     assert not chunked, "plan_attention refuses it"
     return plan_host_lengths(block_tables, query, context, window, workspace, deterministic)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Splitting:
-    """The division of contexts into splits for the launches over a plan; see ``split_context``."""
-
-    max_splits: int
-    split_tokens: int
-    max_queries: int
 
 
 def paged_attention(
@@ -85,81 +77,197 @@ def paged_attention(
         refuse(op, "q", f"has {reason}")
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    target = target_of(q.device)
-    processors = device_properties(q.device).multiprocessors
-    key = config_key(head_dim, cache.keys.dtype.itemsize)
-    shape = _shape(cache.kv_heads, group, head_dim, cache.block_size)
-    tensors = {
-        "q": q,
-        "q_stride": q.stride(0),
-        "keys": cache.keys,
-        "values": cache.values,
-        "key_scale": cache.key_scale,
-        "value_scale": cache.value_scale,
-        "num_blocks": cache.num_blocks,
-        "block_tables": plan.block_tables,
-        "table_stride": plan.block_tables.shape[1],
-        "query_starts": plan.query_starts,
-        "context_lens": plan.context_lens,
-        "num_sequences": plan.context_lens.shape[0],
-        "num_rows": plan.num_tokens,
-        "sinks": sinks,
-        "alibi_slopes": alibi_slopes,
-        "scale": scale,
-        "soft_cap": soft_cap,
-        "window": plan.window,
-    }
-    fixed = plan.workspace.split_tokens is not None
-    if plan.max_query_len > MAX_SHORT_QUERIES and not fixed:
-        config = config_for(f"{op}.attend", target, key)
-        block_m = max(config.blocks["BLOCK_M"], next_power_of_2(group))
-        grid = (cache.kv_heads, _most_tiles(plan, block_m // group, MAX_SHORT_QUERIES))
-        _attend_kernel[grid](out, **tensors, **shape, **_options(config, BLOCK_M=block_m))
-    if plan.min_query_len > MAX_SHORT_QUERIES and not fixed:
-        return out
-    config = config_for(f"{op}.{'fixed' if fixed else 'split'}", target, key)
-    splitting = split_plan(plan, cache, heads, processors * config.blocks["PROGRAMS_PER_SM"])
-    if fixed:
-        block_m = max(config.blocks["BLOCK_M"], next_power_of_2(group))
-    else:
-        block_m = short_rows(splitting.max_queries, group, head_dim, q.dtype.itemsize)
-    tiles = plan.context_lens.shape[0] * -(-splitting.max_queries // (block_m // group))
-    takes_long = fixed and plan.max_query_len > splitting.max_queries
-    most_items = tiles * splitting.max_splits + (
-        _most_tiles(plan, block_m // group, splitting.max_queries) if takes_long else 0
+    fixed = plan.workspace.split_tokens
+    layer = _layer(
+        cache.kv_heads,
+        group,
+        head_dim,
+        cache.block_size,
+        cache.keys.dtype.itemsize,
+        q.dtype.itemsize,
+        fixed,
+        device_properties(q.device).multiprocessors,
+        target_of(q.device),
     )
-    per_processor = _programs_per_processor(config, block_m)
-    programs = min(processors * per_processor, most_items * cache.kv_heads)
-    partials = plan.workspace.buffer
-    how = {
-        "max_splits": splitting.max_splits,
-        "split_tokens": splitting.split_tokens,
-        "max_queries": splitting.max_queries,
-    }
-    limit = register_limit(target, per_processor, config.num_warps)
-    tile_options = _options(config, BLOCK_M=block_m, FIXED=fixed, **({} if limit is None else {"maxnreg": limit}))
-    _split_kernel[(programs,)](out, partials, **tensors, **how, **shape, **tile_options)
-    if splitting.max_splits > 1:
-        config_of_join = config_for(f"{op}.join", target, key)
-        _join_kernel[(plan.context_lens.shape[0] * splitting.max_queries, heads)](
+    workspace = plan.workspace
+    key = ScheduleKey(window=plan.window, room=workspace.room(heads, head_dim, layer.own_results), rules=layer.rules)
+    schedule = _scheduled(plan, key, layer.plan)
+    partials = workspace.buffer
+    sizes = (workspace.capacity(key), key.room, workspace.num_results(head_dim))
+    for kind in _lists_with_work(plan, fixed=fixed is not None):
+        programs = layer.programs[kind]
+        if kind == ONE and fixed is None:
+            rule = key.rules[ONE]
+            longest = plan.block_tables.shape[1] * cache.block_size
+            splits = min(rule.most, rule.fill, cdiv(longest, rule.least))
+            programs = min(programs, plan.context_lens.shape[0] * max(splits, 1) * cache.kv_heads)
+        layer.attend[kind](
+            (programs,),
             out,
             partials,
-            value_scale=cache.value_scale,
-            query_starts=plan.query_starts,
-            context_lens=plan.context_lens,
-            sinks=sinks,
-            window=plan.window,
-            **how,
-            HEADS=heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            BLOCK_D=shape["BLOCK_D"],
-            SHORT=MAX_SHORT_QUERIES,
-            TILE=config.blocks["TILE"],
-            FIXED=fixed,
-            **config_of_join.options,
+            schedule,
+            q,
+            q.stride(0),
+            cache.keys,
+            cache.values,
+            cache.key_scale,
+            cache.value_scale,
+            cache.num_blocks,
+            plan.block_tables,
+            plan.block_tables.shape[1],
+            plan.query_starts,
+            plan.context_lens.shape[0],
+            plan.num_tokens,
+            sinks,
+            alibi_slopes,
+            scale,
+            soft_cap,
+            plan.window,
+            *sizes,
         )
+    programs = min(plan.num_tokens * heads, layer.join_programs)
+    layer.join((programs,), out, partials, schedule, cache.value_scale, sinks, *sizes)
     return out
+
+
+def _lists_with_work(plan: DevicePlan, *, fixed: bool) -> list[int]:
+    """Return the lists that can have items, in the order of their launches: the long items first."""
+    if fixed:
+        return [ONE]
+    shorts = min(plan.max_short_len, plan.max_query_len)
+    there = {LONG: plan.max_query_len > MAX_SHORT_QUERIES, SHORT: shorts > 1, ONE: plan.min_query_len == 1}
+    return [kind for kind, has_work in there.items() if has_work]
+
+
+def _scheduled(plan: DevicePlan, key: ScheduleKey, launch: Launch) -> Tensor:
+    """Return the schedule for a layer, which the first such layer of a step computes."""
+    schedule = plan.workspace.schedule_for(key)
+    if key not in plan.scheduled:
+        sequences = plan.context_lens.shape[0]
+        sizes = (sequences, key.window, plan.workspace.capacity(key), key.room)
+        launch((sequences,), schedule, plan.query_starts, plan.context_lens, *sizes)
+        plan.scheduled.add(key)
+    return schedule
+
+
+_PLAN_OPTIONS = {"BLOCK_B": 256, "BLOCK_I": 64, "num_warps": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerLaunches:
+    """The launches for one shape of layers, by list where there are several."""
+
+    rules: tuple[Rule, Rule, Rule]
+    plan: Launch
+    attend: tuple[Launch, ...]
+    programs: tuple[int, ...]
+    join: Launch
+    join_programs: int
+    own_results: int
+    """The results of one head that the programs of the first list keep for themselves."""
+
+
+@launches
+def _layer(
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    cache_bytes: int,
+    query_bytes: int,
+    split_tokens: int | None,
+    processors: int,
+    target: Target,
+) -> _LayerLaunches:
+    shape = _shape(kv_heads, group, head_dim, block_size)
+    lists = _lists(shape, cache_bytes, query_bytes, split_tokens, target)
+    programs = tuple(processors * each.per_processor for each in lists)
+    join = config_for("paged_attention.join", target, config_key(head_dim, cache_bytes))
+    heads = {"HEADS": kv_heads * group, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": shape["BLOCK_D"]}
+    return _LayerLaunches(
+        rules=_rules(lists, processors, kv_heads, split_tokens),
+        plan=Launch(_plan_kernel, SHORT=MAX_SHORT_QUERIES, FIXED=split_tokens is not None, **_PLAN_OPTIONS),
+        attend=tuple(Launch(_attend_kernel, **shape, **each.options(target)) for each in lists),
+        programs=programs,
+        join=Launch(_join_kernel, **heads, **join.options),
+        join_programs=processors * _JOINS_PER_SM,
+        own_results=programs[ONE] * lists[ONE].rows,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _List:
+    """The launch of a list's items for one shape of layers."""
+
+    kind: int
+    config: LaunchConfig
+    rows: int
+    """BLOCK_M, the rows of a query tile."""
+    group: int
+    visits: bool
+
+    @property
+    def per_processor(self) -> int:
+        """Return how many programs one multiprocessor is to run at once."""
+        return _programs_per_processor(self.config, self.rows)
+
+    def rule(self, processors: int, kv_heads: int, split_tokens: int | None) -> Rule:
+        return Rule(
+            tile=self.config.blocks["TILE"],
+            queries=self.rows // self.group,
+            fill=max(1, processors * self.per_processor // kv_heads),
+            least=split_tokens or _LEAST_SPLIT[self.kind],
+            most=_MOST_SPLITS[self.kind],
+        )
+
+    def options(self, target: Target) -> dict[str, Any]:
+        limit = register_limit(target, self.per_processor, self.config.num_warps)
+        return {
+            "LIST": self.kind,
+            "BLOCK_M": self.rows,
+            "TILE": self.config.blocks["TILE"],
+            "VISITS": self.visits,
+            "PLAIN": self.kind == LONG,
+            "INTERPRETED": INTERPRETED,
+            "num_warps": self.config.num_warps,
+            "num_stages": self.config.num_stages,
+            **({} if limit is None else {"maxnreg": limit}),
+        }
+
+
+def _rules(
+    lists: "tuple[_List, _List, _List]", processors: int, kv_heads: int, split_tokens: int | None
+) -> tuple[Rule, Rule, Rule]:
+    one, short, long = (each.rule(processors, kv_heads, split_tokens) for each in lists)
+    return one, short, long
+
+
+def schedule_rules(
+    *, kv_heads: int, group: int, split_tokens: int | None, target: Target, processors: int
+) -> tuple[Rule, Rule, Rule]:
+    """Return the rules for bfloat16 heads of 128 in blocks of 16, as a launch on such a GPU has them."""
+    lists = _lists(_shape(kv_heads, group, 128, 16), 2, 2, split_tokens, target)
+    return _rules(lists, processors, kv_heads, split_tokens)
+
+
+def _lists(
+    shape: dict[str, int], cache_bytes: int, query_bytes: int, split_tokens: int | None, target: Target
+) -> tuple[_List, _List, _List]:
+    """Return the launches of the three lists; with fixed splits only the first has items."""
+    head_dim, group = shape["HEAD_DIM"], shape["GROUP"]
+    key = config_key(head_dim, cache_bytes)
+    split, long = (config_for(f"paged_attention.{name}", target, key) for name in ("split", "attend"))
+    one, rows_of_one = split, short_rows(1, group, head_dim, query_bytes)
+    if split_tokens is not None:
+        one = config_for("paged_attention.fixed", target, key)
+        rows_of_one = max(one.blocks["BLOCK_M"], next_power_of_2(group))
+    rows_of_short = short_rows(MAX_SHORT_QUERIES, group, head_dim, query_bytes)
+    rows_of_long = max(long.blocks["BLOCK_M"], next_power_of_2(group))
+    return (
+        _List(kind=ONE, config=one, rows=rows_of_one, group=group, visits=True),
+        _List(kind=SHORT, config=split, rows=rows_of_short, group=group, visits=False),
+        _List(kind=LONG, config=long, rows=rows_of_long, group=group, visits=False),
+    )
 
 
 def config_key(head_dim: int, cache_bytes: int) -> str:
@@ -188,39 +296,6 @@ def _programs_per_processor(config: LaunchConfig, rows: int) -> int:
     return most if rows <= max(16, config.blocks.get("BLOCK_M", 16)) else max(1, min(most - 1, 2))
 
 
-def split_plan(plan: DevicePlan, cache: KVCache, heads: int, programs: int) -> Splitting:
-    """Return the division into splits for the shape of the batch; the device applies it to the lengths."""
-    sequences, width = plan.block_tables.shape
-    max_context = width * cache.block_size
-    max_queries = min(plan.max_query_len, plan.max_short_len)
-    # The number of splits if each sequence has one query.
-    room = plan.workspace.buffer.numel() // workspace_floats(sequences, heads, cache.head_dim)
-    if (fixed := plan.workspace.split_tokens) is not None:
-        needed = -(-max_context // fixed)
-        if needed > max(room, 1):
-            refuse(
-                "paged_attention",
-                "plan",
-                f"has a workspace for {room} splits of {sequences} sequences; contexts of up to {max_context} tokens "
-                f"in splits of {fixed} need {needed}",
-            )
-        # With more queries than there is room for, a program visits all splits of a sequence, with the same result.
-        return Splitting(
-            max_splits=needed,
-            split_tokens=fixed,
-            max_queries=max_queries if needed == 1 else min(max_queries, room // needed),
-        )
-    per_program = sequences * cache.kv_heads * _USUAL_CONTEXT // (4 * programs)
-    split_tokens = min(_MAX_MIN_SPLIT, max(_MIN_SPLIT, next_power_of_2(per_program)))
-    max_splits = max(1, min(room // max_queries, MAX_SEGMENTS, -(-max_context // split_tokens)))
-    return Splitting(max_splits=max_splits, split_tokens=split_tokens, max_queries=max_queries)
-
-
-def _most_tiles(plan: DevicePlan, tokens: int, short: int) -> int:
-    """Return an upper bound of the query tiles of ``tokens`` tokens for sequences of more than ``short`` queries."""
-    return plan.num_tokens // tokens + min(plan.context_lens.shape[0], plan.num_tokens // (short + 1))
-
-
 @functools.cache
 def _shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> dict[str, int]:
     return {
@@ -229,22 +304,11 @@ def _shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> dict[st
         "HEAD_DIM": head_dim,
         "BLOCK_D": _padded(head_dim),
         "BLOCK_SIZE": block_size,
-        "SHORT": MAX_SHORT_QUERIES,
     }
 
 
 def _padded(head_dim: int) -> int:
     return max(16, next_power_of_2(head_dim))
-
-
-def _options(config: LaunchConfig, **constants: Any) -> dict[str, Any]:
-    return {
-        "TILE": config.blocks["TILE"],
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-        "INTERPRETED": INTERPRETED,
-        **constants,
-    }
 
 
 def aot_cases(target: Target) -> list[AotCase]:
@@ -276,7 +340,8 @@ def aot_cases(target: Target) -> list[AotCase]:
     ]
     cases += [_tiles_case(layer, "split", target) for layer in (*groups, *masks)]
     # Short chunks, and drafts to verify.
-    cases += [_tiles_case(layer, "split", target, queries=MAX_SHORT_QUERIES) for layer in (plain, wide)]
+    cases += [_tiles_case(layer, "short", target) for layer in (plain, wide)]
+    cases += [_plan_case(window=window, fixed=fixed) for window in (False, True) for fixed in (False, True)]
     return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
 
 
@@ -305,65 +370,68 @@ class _Layer:
         }
 
 
-_VARYING_SPLIT = {"max_splits": "i32", "split_tokens": "i32", "max_queries": "i32"}
+_SIZES = {"capacity": "i32", "num_partials": "i32", "num_results": "i32"}
 
 
-def _tiles_case(layer: _Layer, kernel: str, target: Target, *, queries: int = 1) -> AotCase:
-    cache_bytes = 2 if layer.cache == "bf16" else 1
-    config = config_for(f"paged_attention.{kernel}", target, config_key(layer.head_dim, cache_bytes))
+def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
+    """Return a case of ``_attend_kernel``. ``kernel``: "split", "short", "attend" or "fixed"."""
+    shape = _shape(8, layer.group, layer.head_dim, layer.block_size)
+    kind = {"short": SHORT, "attend": LONG}.get(kernel, ONE)
+    lists = _lists(shape, 2 if layer.cache == "bf16" else 1, 2, 512 if kernel == "fixed" else None, target)
+    options = lists[kind].options(target)
+    num_warps, num_stages = options.pop("num_warps"), options.pop("num_stages")
+    maxnreg = options.pop("maxnreg", None)
     pointers = {name: f"*{layer.cache}:16" for name in ("keys", "values")}
-    tables = {name: "*i32:16" for name in ("block_tables", "query_starts", "context_lens")}
+    tables = {name: "*i32:16" for name in ("schedule", "block_tables", "query_starts")}
     numbers = {name: "i32" for name in ("num_blocks", "table_stride", "num_sequences", "num_rows")}
     optional = layer.optional()
-    signature = (
-        {"out": "*bf16:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"} | pointers | tables | numbers
-    )
+    signature = {"out": "*bf16:16", "partials": "*fp32:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"}
+    signature |= pointers | tables | numbers | _SIZES
     signature |= {name: kind for name, kind in optional.items() if kind is not None}
-    if kernel == "split":
-        rows = short_rows(queries, layer.group, layer.head_dim, 2)
-    else:
-        rows = max(config.blocks["BLOCK_M"], next_power_of_2(layer.group))
     constants: dict[str, object] = {name: None for name, kind in optional.items() if kind is None}
-    constants |= {**_shape(8, layer.group, layer.head_dim, layer.block_size)}
-    constants |= {"BLOCK_M": rows, "TILE": config.blocks["TILE"], "INTERPRETED": False}
-    if kernel != "attend":
-        signature |= {"partials": "*fp32:16", **_VARYING_SPLIT}
-        constants["FIXED"] = kernel == "fixed"
-    programs = _programs_per_processor(config, rows) if kernel != "attend" else 1
     return AotCase(
-        name=f"{kernel} {layer.name}{f' {queries} queries' * (queries > 1)}",
-        kernel=_attend_kernel if kernel == "attend" else _split_kernel,
+        name=f"{kernel} {layer.name}",
+        kernel=_attend_kernel,
         signature=signature,
-        constexprs=constants,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        maxnreg=register_limit(target, programs, config.num_warps),
-        programs_per_sm=programs,
-        decode_path=kernel != "attend" and queries == 1,
+        constexprs=constants | shape | options | {"INTERPRETED": False},
+        num_warps=num_warps,
+        num_stages=num_stages,
+        maxnreg=maxnreg,
+        programs_per_sm=lists[kind].per_processor,
+        decode_path=kind == ONE,
+    )
+
+
+def _plan_case(*, window: bool, fixed: bool) -> AotCase:
+    constants = {"SHORT": MAX_SHORT_QUERIES, "FIXED": fixed, **_PLAN_OPTIONS}
+    num_warps = constants.pop("num_warps")
+    signature = {name: "*i32:16" for name in ("schedule", "query_starts", "context_lens")}
+    signature |= {"num_sequences": "i32", "capacity": "i32", "room": "i32", **({"window": "i32"} if window else {})}
+    return AotCase(
+        name=f"plan{' window' * window}{' fixed' * fixed}",
+        kernel=_plan_kernel,
+        signature=signature,
+        constexprs=constants | ({} if window else {"window": None}),
+        num_warps=num_warps,
+        decode_path=True,
     )
 
 
 def _join_case(layer: _Layer, target: Target) -> AotCase:
-    key = config_key(layer.head_dim, 2)
-    config = config_for("paged_attention.join", target, key)
-    signature = {"out": "*bf16:16", "partials": "*fp32:16", "query_starts": "*i32:16", "context_lens": "*i32:16"}
+    config = config_for("paged_attention.join", target, config_key(layer.head_dim, 2))
     constants = {
         "value_scale": None,
         "sinks": None,
-        "window": None,
         "HEADS": 8 * layer.group,
         "GROUP": layer.group,
         "HEAD_DIM": layer.head_dim,
         "BLOCK_D": _padded(layer.head_dim),
-        "SHORT": MAX_SHORT_QUERIES,
-        "TILE": config_for("paged_attention.split", target, key).blocks["TILE"],
-        "FIXED": False,
         **config.blocks,
     }
     return AotCase(
         name=f"join {layer.name}",
         kernel=_join_kernel,
-        signature=signature | _VARYING_SPLIT,
+        signature={"out": "*bf16:16", "partials": "*fp32:16", "schedule": "*i32:16", **_SIZES},
         constexprs=constants,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

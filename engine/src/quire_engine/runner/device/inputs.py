@@ -22,7 +22,8 @@ from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, It
 from quire_engine.runner.inputs import BlockTables, StepColumns
 from quire_engine.runner.logprobs import LogitsRows
 from quire_kernels.lora import TokenGroups
-from quire_kernels.paged_attention.plan import MAX_SHORT_QUERIES, DevicePlan, Workspace, longest_short
+from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
+from quire_kernels.paged_attention.schedule import MAX_SHORT_QUERIES
 
 
 class DeviceRows:
@@ -223,6 +224,13 @@ def model_inputs(
         logits_rows=inputs.logits_rows,
         adapters=_token_groups(inputs),
     )
+
+
+def restart_attention(inputs: ModelInputs) -> None:
+    """Let attention plan again, from the lengths that the step will find. This is part of captured graphs."""
+    for group in inputs.groups:
+        assert isinstance(group.plan, DevicePlan)
+        group.plan.restart()
 
 
 def _token_groups(inputs: StepInputs[Tensor]) -> TokenGroups | None:
