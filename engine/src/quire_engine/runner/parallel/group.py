@@ -159,8 +159,10 @@ class RankGroup:
     def _receive(self, rank: int) -> FromRank:
         frame = self._frames[rank].receive()
         if frame is None:
-            reason = f"rank {rank} of {self._topology.ranks} {self._local.why_ended(rank)}; its own words are above"
-            raise EngineStartError(reason)
+            raise EngineStartError(
+                f"the engine process lost another rank of its group: rank {rank} of {self._topology.ranks}"
+                f" {self._local.why_ended(rank)}; the log above has its messages"
+            )
         message: FromRank = msgspec.msgpack.decode(frame, type=FromRank)
         return message
 
@@ -176,7 +178,9 @@ class RankGroup:
         try:
             frames.send_encoded(frame)
         except OSError as error:
-            raise EngineStartError(f"rank {rank} of {self._topology.ranks} is gone: {error}") from error
+            raise EngineStartError(
+                f"the engine process lost another rank of its group: rank {rank} of {self._topology.ranks}: {error}"
+            ) from error
 
     def close(self) -> None:
         """End the ranks, and let the other nodes know."""

@@ -16,9 +16,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quire_engine.errors import EngineError
 
-class StreamLost(Exception):
+
+class StreamLost(EngineError):
     """The other rank has closed its end."""
+
+    def __init__(self, peer: int, error: object) -> None:
+        super().__init__(f"the engine process lost another rank of its group: rank {peer}: {error}")
 
 
 class Stream:
@@ -56,7 +61,7 @@ class Stream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise StreamLost(f"rank {self._peer} is gone: {error}") from error
+            raise StreamLost(self._peer, error) from error
 
     def _send_rest(self) -> None:
         while True:
@@ -82,9 +87,9 @@ class Stream:
             try:
                 count = self._socket.recv_into(data, len(data), socket.MSG_WAITALL)
             except OSError as error:
-                raise StreamLost(f"rank {self._peer} is gone: {error}") from error
+                raise StreamLost(self._peer, error) from error
             if not count:
-                raise StreamLost(f"rank {self._peer} has closed its stream")
+                raise StreamLost(self._peer, "the stream was closed")
             data = data[count:]
         self.waited_seconds += time.perf_counter() - began
         return x
