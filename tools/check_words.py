@@ -4,7 +4,7 @@ Usage: python tools/check_words.py [PATH ...]
 
 Without arguments, the check covers the tracked files below CLEAN. To extend it to a folder, rewrite what
 `python tools/check_words.py FOLDER` reports and add the folder to CLEAN. In Python files it checks docstrings, other
-strings and comments; in other files it checks every line outside fenced code blocks.
+strings, comments and the length of test names; in other files it checks every line outside fenced code blocks.
 """
 
 import ast
@@ -15,7 +15,7 @@ import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).parents[1]
 CLEAN = (
@@ -81,6 +81,9 @@ WORDS = (
 OPENERS = ("By", "Of", "How", "In words", "So many", "So much", "Those", "What", "Whether", "Who", "Whose", "Why")
 """First words of docstrings that are clauses rather than sentences."""
 
+MAX_TEST_NAME = 64
+"""The most characters of a test's name; what does not fit goes into its docstring."""
+
 _WORD = re.compile(r"(?<![\w`-])(?:" + "|".join(f"({pattern})" for pattern, _ in WORDS) + r")(?![\w`-])", re.IGNORECASE)
 _OPENER = re.compile(rf"\s*(?:{'|'.join(OPENERS)})\b")
 
@@ -132,6 +135,8 @@ def check_python(source: str) -> list[Finding]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for offset, line in enumerate(node.value.splitlines()):
                 found += check_words(node.lineno + offset, line)
+        if _is_test(node) and len(node.name) > MAX_TEST_NAME:
+            found.append(Finding(node.lineno, node.name, f"use at most {MAX_TEST_NAME} characters"))
         for line_number, docstring in _docstrings(node):
             if opener := _OPENER.match(docstring):
                 advice = "start a function's docstring with an imperative verb, another with a noun phrase"
@@ -150,6 +155,10 @@ def check_words(number: int, line: str) -> list[Finding]:
         for match in _WORD.finditer(prose)
         if match.lastindex
     ]
+
+
+def _is_test(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:

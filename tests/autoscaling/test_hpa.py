@@ -37,7 +37,7 @@ def test_replicas_follow_the_ratio(values: tuple[float, ...], target: float, rep
     assert replicas_for_pods_metric(pods(*values), target=target, current=len(values)) == replicas
 
 
-def test_a_tolerance_of_five_percent_lets_106_of_100_scale_up_but_not_104() -> None:
+def test_tolerance_of_five_percent_scales_up_at_106_not_at_104() -> None:
     up = Tolerances(up=0.05)
     assert replicas_for_pods_metric(pods(106.0), target=100.0, current=1, tolerances=up) == 2
     assert replicas_for_pods_metric(pods(104.0), target=100.0, current=1, tolerances=up) == 1
@@ -71,7 +71,7 @@ def test_no_metric_at_all_proposes_nothing_and_nothing_changes() -> None:
     assert Controller(minimum=1, maximum=10).settle(None, 3, 0.0) == 3
 
 
-def test_an_external_average_is_the_total_over_the_target_whatever_is_ready() -> None:
+def test_external_average_is_the_total_over_the_target() -> None:
     assert replicas_for_average_value(30.0, target=5.0, current=2) == 6
     assert replicas_for_average_value(21.0, target=5.0, current=4) == 4, "5 % over is within the tolerance"
 
@@ -87,7 +87,7 @@ def test_up_doubles_or_adds_four_in_each_fifteen_seconds() -> None:
     assert steps == [5, 10, 20, 40, 50]
 
 
-def test_eighty_replicas_going_to_ten_lose_eight_then_eight_then_four_a_minute() -> None:
+def test_scale_down_from_eighty_to_ten_slows_by_its_percentage() -> None:
     rules = Rules(
         window_seconds=0.0,
         policies=(
@@ -128,7 +128,7 @@ def test_select_policy_takes_the_most_the_least_or_no_change(select: Select, ask
     assert Controller(down=rules, minimum=1, maximum=200).settle(1, 100, 0.0) == asked
 
 
-def test_down_waits_until_the_highest_recommendation_leaves_the_window() -> None:
+def test_scale_down_waits_for_the_highest_recommendation_to_leave() -> None:
     controller = Controller(minimum=1, maximum=100)
     assert controller.settle(10, 10, 0.0) == 10
     asked = [controller.settle(2, 10, now) for now in (15.0, 150.0, 299.0)]

@@ -32,7 +32,7 @@ def test_the_total_over_the_threshold_is_the_number() -> None:
     assert scaler.decide(observed(0.0, {"a": 250.0, "b": 200.0}), 0.0).replicas == 5
 
 
-def test_an_empty_result_counts_as_nothing_so_that_a_dead_scrape_reads_as_idle() -> None:
+def test_empty_result_counts_as_zero_like_a_dead_scrape() -> None:
     scaler = KedaScaler(KedaConfig(query=Query.WAITING, threshold=10.0), minimum=1, maximum=10)
     busy = {"a": 30.0, "b": 30.0, "c": 30.0}
     assert scaler.decide(observed(0.0, busy), 0.0).replicas == 7
@@ -41,12 +41,12 @@ def test_an_empty_result_counts_as_nothing_so_that_a_dead_scrape_reads_as_idle()
     assert scaler.decide(observed(0.0, busy), 310.0).replicas == 1
 
 
-def test_without_ignoring_nulls_an_empty_result_is_an_error_and_the_hpa_holds() -> None:
+def test_empty_result_is_an_error_unless_nulls_are_ignored() -> None:
     trigger = Trigger(KedaConfig(ignore_null_values=False))
     assert [trigger.metric(None) for _ in range(9)] == [None] * 9
 
 
-def test_past_three_failures_the_metric_is_threshold_times_fallback_replicas() -> None:
+def test_three_failures_replace_the_metric_by_the_fallback() -> None:
     """The page's example: ``failureThreshold: 3``, ``replicas: 6``."""
     config = KedaConfig(threshold=5.0, ignore_null_values=False, fallback=Fallback(replicas=6, failure_threshold=3))
     trigger = Trigger(config)

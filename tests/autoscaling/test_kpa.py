@@ -28,7 +28,7 @@ def test_pods_at_most_halve_at_once() -> None:
     assert kpa.scale(steady(10.0), ready=8, now=0.0) == 4
 
 
-def test_panic_begins_at_twice_the_capacity_and_keeps_the_most_until_a_stable_window_has_passed() -> None:
+def test_panic_starts_at_twice_the_capacity_and_keeps_its_maximum() -> None:
     """https://knative.dev/docs/serving/autoscaling/kpa-specific/: threshold 200 %, window 60 s, no scale-down in it."""
     kpa = Kpa(KpaConfig(target=10.0, target_utilization=1.0), ready=1, now=0.0)
     assert kpa.scale(Concurrency(stable=5.0, panic=19.0), ready=1, now=0.0) == 2, "ceil(19 / 10) / 1 is 200 %"
@@ -70,7 +70,7 @@ def observed(now: float, running: dict[str, float | None]) -> Observation:
     return Observation(replicas=replicas, target=len(running))
 
 
-def test_pods_that_were_not_scraped_are_taken_for_the_mean_of_the_others() -> None:
+def test_pods_without_a_scrape_count_as_the_mean_of_others() -> None:
     scaler = KpaScaler(KpaConfig(target=10.0, target_utilization=1.0), minimum=1, maximum=10)
     assert scaler.decide(observed(0.0, {"a": 30.0, "b": None}), 0.0).replicas == 6
 

@@ -64,7 +64,7 @@ def full(tokens_in_use: float, queue: float) -> Replica:
     )
 
 
-def test_required_and_spare_capacity_follow_the_post_step_formula() -> None:
+def test_required_and_spare_capacity_follow_the_formula() -> None:
     """RC = demand / 0.85 − (ready + pending) · capacity; SC = ready · capacity − demand / 0.70."""
     config = LlmdConfig()
     bound = ComputeBound(EngineLimits(max_batched_tokens=10**9, max_sequences=10**9))
@@ -83,7 +83,7 @@ def test_required_and_spare_capacity_follow_the_post_step_formula() -> None:
     assert idle.target(config) == 1
 
 
-def test_capacity_is_what_was_held_while_the_queue_was_full_then_its_mean_then_the_engines_limits() -> None:
+def test_capacity_follows_full_queues_then_means_then_limits() -> None:
     config = LlmdConfig()
     bound = ComputeBound(LIMITS)
     quiet = full(5_000, 0)
@@ -109,7 +109,7 @@ def observed(time: float, *, kv: float, waiting: float) -> Observation:
     return Observation(replicas=(ReplicaObservation(name="a", phase=ReplicaPhase.READY, sample=reading),), target=1)
 
 
-def test_the_hpa_sees_the_number_one_scrape_later_and_waits_its_window() -> None:
+def test_hpa_reacts_one_scrape_later_and_waits_its_window() -> None:
     config = LlmdConfig(analyzer=Analyzer.PERCENTAGE, up=chart_rules(0.0), down=chart_rules(0.0))
     scaler = LlmdScaler(config, limits=LIMITS, minimum=1, maximum=10)
     asked = [scaler.decide(observed(now, kv=90, waiting=9), now).replicas for now in (0.0, 15.0, 30.0, 45.0)]

@@ -33,7 +33,7 @@ def ramp() -> Load:
     return fitted("ramp", tuple(sorted((*quiet, *loud), key=lambda request: request.time)))
 
 
-def test_the_engine_is_as_fast_as_keeps_two_replicas_busy_on_average() -> None:
+def test_engine_speed_keeps_two_replicas_busy_on_average() -> None:
     load = fitted("flat", flat(900, prompt=4000))
     assert load.mean_busy == pytest.approx(MEAN_BUSY)
     assert busy_seconds(load.requests, load.engine) / load.span_seconds == pytest.approx(MEAN_BUSY)
@@ -55,7 +55,7 @@ def test_one_request_is_a_load_too(tmp_path: Path) -> None:
     assert all(faults_of(load, kind) is not None for kind in FaultKind)
 
 
-def test_blocks_that_were_seen_cost_nothing_but_the_last_token_does() -> None:
+def test_cached_blocks_cost_nothing_except_the_last_token() -> None:
     requests = (Request(0.0, 1024, 1, (1, 2)), Request(1.0, 1024, 1, (1, 2)), Request(2.0, 1024, 1, (1, 3)))
     first, second, third = (cost * BASE.prefill_tokens_per_second for cost in costs(requests, BASE))
     assert first - second == pytest.approx(1023) and first - third == pytest.approx(512)
@@ -90,7 +90,7 @@ def test_requests_may_come_in_any_order(tmp_path: Path) -> None:
     assert [request.time for request in load_of(path).requests] == [0.0, 4.0, 8.0]
 
 
-def test_the_outage_begins_with_the_ramp_and_the_crash_hits_the_busiest_minute(ramp: Load) -> None:
+def test_outage_starts_with_the_ramp_and_crash_at_the_peak(ramp: Load) -> None:
     assert steepest_ramp(ramp) == pytest.approx(1200.0, abs=20)
     assert 1200 <= busiest(ramp) <= 1800
     (outage,) = faults_of(ramp, FaultKind.SCRAPE_OUTAGE)

@@ -76,7 +76,7 @@ def test_a_row_has_the_promised_form(case: Case) -> None:
     assert "infeasible" in markdown([row(case, score(0.9, 99.0), infeasible=True)])
 
 
-def test_hindsight_static_is_the_fewest_replicas_that_meet_the_target(case: Case) -> None:
+def test_hindsight_is_the_smallest_fleet_that_meets_the_target(case: Case) -> None:
     statics = Statics((0,))
     best = statics.oracle(case, 0.95)
     assert best.score.meets(0.95)
@@ -99,7 +99,7 @@ def test_need_so_far_is_the_most_that_any_stretch_kept_busy() -> None:
     assert needed_so_far([0.0, 6.0, 6.0, 0.0]) == pytest.approx([0.0, 2.0, 3.0, 3.0])
 
 
-def test_the_bound_never_asks_for_fewer_and_is_late_where_the_ramp_is_quicker_than_a_start(load: Load) -> None:
+def test_bound_never_lowers_and_lags_ramps_faster_than_a_start(load: Load) -> None:
     bound = ReactiveBound([Request(0.0, 1, 1), Request(9.0, 1, 1)], [30.0, 0.0], static=16, maximum=48)
     asked = [bound.decide(Observation(replicas=(), target=now), now).replicas for now in (1, 2, 9)]
     assert asked == [21, 21, 21]
@@ -111,7 +111,7 @@ def test_the_bound_never_asks_for_fewer_and_is_late_where_the_ramp_is_quicker_th
     assert reactive_bound(quick, (0,), static=Statics((0,)).oracle(quick, 0.95).replicas).meets(0.95)
 
 
-def test_a_missed_target_costs_more_than_any_saving_and_a_wide_miss_more_than_a_narrow_one() -> None:
+def test_missed_target_costs_more_than_any_saving() -> None:
     met, narrow, wide = (
         cost(score(0.95, 2.0), 0.95, 1.0),
         cost(score(0.94, 1.0), 0.95, 1.0),

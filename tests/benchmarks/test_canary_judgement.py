@@ -20,7 +20,7 @@ def test_run_is_a_function_of_its_seed() -> None:
     assert simulate(KINDS[2], seed=3) != simulate(KINDS[2], seed=4)
 
 
-def test_canary_without_a_difference_to_find_is_not_decided_by_time() -> None:
+def test_equal_canary_is_not_decided_by_time() -> None:
     """A canary that is slower by the limit itself is neither promoted nor rolled back."""
     border = Kind(name="border", is_good=False, factor=1.15)
     ends = [simulate(border, seed=seed, tick_seconds=120.0).phase for seed in range(10)]

@@ -79,7 +79,7 @@ def test_rounds_fill_the_time_there_is(seconds: float, round_seconds: float, rou
     assert rounds_for(seconds, round_seconds) == rounds
 
 
-def test_prompts_are_of_the_length_asked_for_and_no_two_begin_alike() -> None:
+def test_prompts_have_the_given_length_and_distinct_starts() -> None:
     asked = conversations(SIXTEEN, rounds=3, vocabulary=49_152, seed=7)
     prompts = [conversation.turns[0].prompt_token_ids for conversation in asked]
     assert len(prompts) == 48 and {len(prompt) for prompt in prompts} == {256}

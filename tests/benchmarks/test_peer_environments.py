@@ -74,7 +74,7 @@ def test_a_broken_mark_is_no_mark(mark: str) -> None:
     assert not PEER.installed
 
 
-def test_a_failed_command_tells_its_last_words_and_where_the_rest_is() -> None:
+def test_failed_command_shows_its_last_lines_and_its_log() -> None:
     PEER.folder.mkdir(parents=True)
     shop = Workshop(PEER)
     with pytest.raises(PeerError, match=r"(?s)ended with 3:.*the disk is full.*install\.log"):

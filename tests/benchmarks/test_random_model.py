@@ -41,7 +41,7 @@ def test_the_default_is_smollm2_135m() -> None:
     assert SMOLLM2_135M.parameters == 134_515_008
 
 
-def test_a_checkpoint_is_made_once_and_anew_when_another_is_asked_for(tmp_path: Path) -> None:
+def test_checkpoint_is_created_once_per_request_for_another(tmp_path: Path) -> None:
     folder = ensure_model(tmp_path / "model", TINY)
     weights = folder / "model.safetensors"
     with safe_open(weights, framework="pt") as file:

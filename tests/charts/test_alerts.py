@@ -101,7 +101,7 @@ def test_alerts_fire_when_they_should_and_say_with_which_figures(defaults: dict[
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alerts_ask_for_what_is_exported_and_by_labels_that_it_has(defaults: dict[str, Any]) -> None:
+def test_alerts_query_exported_metrics_by_existing_labels(defaults: dict[str, Any]) -> None:
     """The cases above are only as true as the names in them."""
     exported: dict[str, set[str]] = {}
     for line in recording.openmetrics().splitlines():
@@ -140,7 +140,7 @@ def _by_name(expression: str) -> str:
     return re.sub(r'\{__name__=~"(\w+)\((\w+)\|\w+\)(\w+)"(?:, )?', r"\1\2\3{", expression)
 
 
-def test_an_alert_says_how_bad_it_is_what_is_so_and_where_to_read_on(defaults: dict[str, Any]) -> None:
+def test_alert_has_severity_summary_and_runbook(defaults: dict[str, Any]) -> None:
     for name, rule in defaults.items():
         assert rule["labels"]["severity"] in {"critical", "warning"}
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}

@@ -22,7 +22,7 @@ def peers(helm: Helm, values: dict[str, Any] | None = None) -> Any:
     return told(helm, values).features.network_peers
 
 
-def test_operator_gateway_own_namespace_and_prometheus_may_reach_replicas(helm: Helm) -> None:
+def test_operator_gateway_namespace_and_prometheus_reach_replicas(helm: Helm) -> None:
     operator, gateway, prometheus, own_namespace = peers(helm)
     for peer, component in ((operator, "operator"), (gateway, "gateway")):
         assert peer["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "llm"}}

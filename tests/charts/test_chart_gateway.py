@@ -25,7 +25,7 @@ def mounts(documents: Documents) -> dict[str, dict[str, Any]]:
     return {mount["mountPath"]: volumes[mount["name"]] for mount in mounted}
 
 
-def test_nothing_stands_before_the_gateway_unless_it_is_asked_for(helm: Helm) -> None:
+def test_gateway_has_no_route_in_front_by_default(helm: Helm) -> None:
     kinds = {"Ingress", "HTTPRoute", "HorizontalPodAutoscaler", "NetworkPolicy", "PodMonitor", "PrometheusRule"}
     assert of_kind(helm.template(), *kinds, "ConfigMap", "Secret") == []
     without = {"create": False, "ingress": {"enabled": True}, "autoscaling": {"enabled": True}}
@@ -90,7 +90,7 @@ def test_the_certificate_is_where_the_gateway_looks_for_it(helm: Helm) -> None:
     assert mounts(documents)["/etc/quire/tls"]["secret"] == {"secretName": "gateway-tls"}
 
 
-def test_keys_are_where_the_gateway_looks_for_them_and_change_without_a_restart(helm: Helm) -> None:
+def test_keys_of_the_gateway_change_without_a_restart(helm: Helm) -> None:
     documents = helm.template({"gateway": {"auth": {"secretName": "keys"}}})
     assert flags(documents)["api-key-file"] == "/etc/quire/api-keys/keys"
     volume = mounts(documents)["/etc/quire/api-keys"]

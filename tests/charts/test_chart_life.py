@@ -109,7 +109,7 @@ def life(cluster_binaries: Binaries, server: ControlPlane, tmp_path: Path) -> Li
     return Life(helm, server, tmp_path)
 
 
-def test_what_is_served_does_not_notice_upgrade_uninstallation_and_reinstallation(life: Life) -> None:
+def test_serving_survives_upgrade_uninstall_and_reinstall(life: Life) -> None:
     server = life.server
     with life.release:
         wait_established(server.client(), CRD)
@@ -162,7 +162,7 @@ def test_an_upgrade_brings_a_changed_crd_and_keeps_what_is_there(
     assert life.field("metadata.uid") == before
 
 
-def test_whoever_scales_the_gateway_keeps_its_number_at_an_upgrade(life: Life) -> None:
+def test_upgrade_keeps_the_scaled_number_of_gateways(life: Life) -> None:
     autoscaled = {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 1, "maxReplicas": 9}}}
     name = f"{life.release.name}-gateway"
     replicas = ("get", "deployment", name, "-n", HOME, "-o", "jsonpath={.spec.replicas}")

@@ -105,7 +105,7 @@ def test_the_namespace_that_pods_are_tried_in_does_refuse_others(release: Releas
         release.server.kubectl("run", "root", "--image=any", "-n", release.namespace)
 
 
-def test_an_upgrade_changes_what_changed_and_uninstalling_leaves_nothing(release: Release) -> None:
+def test_upgrade_changes_differences_and_uninstall_leaves_nothing(release: Release) -> None:
     release.helm("install", WITHOUT_CRD)
     before = release.names(KINDS)
     release.helm("upgrade", WITHOUT_CRD | {"operator": {"replicas": 1}, "gateway": {"create": False}})
@@ -117,7 +117,7 @@ def test_an_upgrade_changes_what_changed_and_uninstalling_leaves_nothing(release
     assert release.names(KINDS) == set()
 
 
-def test_upgrading_to_some_namespaces_takes_the_rights_in_all_away(release: Release) -> None:
+def test_upgrade_to_some_namespaces_removes_cluster_rights(release: Release) -> None:
     release.helm("install", WITHOUT_CRD)
     account = f"--as=system:serviceaccount:{release.namespace}:{release.name}-operator"
     can_list = ("auth", "can-i", "list", "llmdeployments.quire.dev", account)

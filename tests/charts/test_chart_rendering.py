@@ -113,7 +113,7 @@ def test_an_operator_is_known_by_its_pod(helm: Helm) -> None:
     assert told.identity == f"{values['metadata.name']}_{values['metadata.uid']}"
 
 
-def test_what_opens_prometheus_is_mounted_where_the_operator_looks(helm: Helm) -> None:
+def test_credentials_of_prometheus_are_mounted_for_the_operator(helm: Helm) -> None:
     prometheus = {
         "url": "https://p",
         "tokenSecret": {"name": "reader", "key": "bearer"},
@@ -197,7 +197,7 @@ def rules(documents: list[dict[str, Any]], component: str = "") -> Iterator[tupl
 
 
 @variants
-def test_no_right_is_given_by_wildcard_and_none_to_secrets_or_logs(helm: Helm, values: dict[str, Any]) -> None:
+def test_rights_have_no_wildcards_and_no_secrets_or_logs(helm: Helm, values: dict[str, Any]) -> None:
     for _, rule in rules(helm.template(values)):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
         assert not {"pods/log", "pods/exec"} & set(rule["resources"])
@@ -213,7 +213,7 @@ def test_no_right_is_given_by_wildcard_and_none_to_secrets_or_logs(helm: Helm, v
         ({"watchNamespaces": ["team-a"]}, None, "auto"),
     ],
 )
-def test_nodes_are_listed_only_for_the_capacity_check_of_a_whole_cluster(
+def test_nodes_are_listed_only_for_cluster_wide_capacity_checks(
     helm: Helm, values: dict[str, Any], verbs: list[str] | None, flag: str
 ) -> None:
     documents = helm.template(values)
@@ -222,7 +222,7 @@ def test_nodes_are_listed_only_for_the_capacity_check_of_a_whole_cluster(
     assert f"--capacity-check={flag}" in container(documents, "quire-operator")["args"]
 
 
-def test_with_namespaces_named_no_more_than_the_crd_is_asked_of_the_cluster(helm: Helm) -> None:
+def test_named_namespaces_need_only_the_crd_cluster_wide(helm: Helm) -> None:
     documents = helm.template({"watchNamespaces": ["team-a", "team-b"]})
     for component in ("operator", "gateway"):
         everywhere = [rule for kind, rule in rules(documents, component) if kind == "ClusterRole"]
@@ -232,9 +232,7 @@ def test_with_namespaces_named_no_more_than_the_crd_is_asked_of_the_cluster(helm
 
 
 @variants
-def test_each_binding_binds_a_role_that_is_there_to_an_account_that_is_there(
-    helm: Helm, values: dict[str, Any]
-) -> None:
+def test_each_binding_names_an_existing_role_and_account(helm: Helm, values: dict[str, Any]) -> None:
     documents = helm.template(values)
     there = {(d["kind"], d["metadata"]["name"], d["metadata"].get("namespace")) for d in documents}
     for binding in of_kind(documents, "RoleBinding", "ClusterRoleBinding"):

@@ -77,7 +77,7 @@ def test_without_keys_both_ports_have_the_same_peers(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_with_keys_only_clients_of_replicas_reach_the_port_without_keys(helm: Helm, enabled: bool) -> None:
+def test_keys_admit_only_probes_without_a_key(helm: Helm, enabled: bool) -> None:
     network = {"enabled": enabled, "gatewayFrom": PORTABLE[:1], "replicas": {"from": RELATIVE + PORTABLE}}
     with_keys, without_keys = ingress(helm.template({"gateway": KEYS, "networkPolicies": network}))
     assert (ports(with_keys), ports(without_keys)) == (["http"], ["wake"])

@@ -43,9 +43,7 @@ def test_nothing_of_it_is_there_unless_asked_for(helm: Helm) -> None:
     assert not any("webhook" in arg for arg in operator_pod(documents)["containers"][0]["args"])
 
 
-def test_the_charts_own_certificate_is_for_its_service_and_vouched_for_by_the_bundle(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_certificate_of_the_chart_matches_service_and_bundle(helm: Helm, tmp_path: Path) -> None:
     made = kinds(helm.template(OWN))
     secret, (webhook, of_adapters) = made["Secret"], made["ValidatingWebhookConfiguration"]["webhooks"]
     files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
@@ -82,7 +80,7 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext, *, name: str) ->
             sides.remove(side)
 
 
-def test_the_operator_is_given_the_certificate_and_takes_its_flags(helm: Helm, tmp_path: Path) -> None:
+def test_operator_gets_the_certificate_and_accepts_its_flags(helm: Helm, tmp_path: Path) -> None:
     documents = helm.template(OWN)
     pod, secret = operator_pod(documents), kinds(documents)["Secret"]
     container = pod["containers"][0]

@@ -54,7 +54,7 @@ each_board = pytest.mark.parametrize("board", BOARDS)
 
 
 @pytest.mark.parametrize(("board", "panel", "target"), TARGETS)
-def test_a_panel_shows_numbers_under_a_legend_that_tells_them_apart(
+def test_panel_shows_numbers_under_a_distinct_legend(
     prometheus: RecordedPrometheus, board: str, panel: dict[str, Any], target: dict[str, Any]
 ) -> None:
     asked = expression(board, target)

@@ -137,7 +137,7 @@ def test_two_runs_at_once_build_once(machine: Machine) -> None:
     assert machine.go_commands() == []
 
 
-def test_assets_of_the_user_come_first_and_the_rest_from_the_cache(
+def test_assets_of_the_user_precede_those_of_the_cache(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.put_go_on_path()

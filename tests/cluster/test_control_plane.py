@@ -43,7 +43,7 @@ def test_children_go_with_their_owner(api_server: ControlPlane, namespace: str) 
     assert eventually(lambda: not api_server.kubectl(*replica_sets))
 
 
-def test_a_service_account_has_the_rights_it_was_given_and_no_more(api_server: ControlPlane, namespace: str) -> None:
+def test_service_account_has_only_its_granted_rights(api_server: ControlPlane, namespace: str) -> None:
     api_server.kubectl("create", "serviceaccount", "reader", "-n", namespace)
     api_server.kubectl("create", "role", "reader", "--verb=get,list", "--resource=configmaps", "-n", namespace)
     account = f"--serviceaccount={namespace}:reader"

@@ -131,7 +131,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_was_changed_is_put_back_and_what_was_made_is_removed(host: Path) -> None:
+def test_changes_are_reverted_and_created_objects_removed(host: Path) -> None:
     machine.claim(Path("/state/a"))
     (host / "sys/kernel/panic").write_text("10")
     machine.claim(Path("/state/a"))  # a second `up` must not record the changed value as the original one

@@ -140,7 +140,7 @@ def test_a_kubelet_does_not_evict_or_collect_images() -> None:
     assert document["imageGCHighThresholdPercent"] == 100
 
 
-def test_kube_proxy_masquerades_for_whoever_is_no_pod_of_its_node() -> None:
+def test_kube_proxy_masquerades_for_all_but_pods_of_its_node() -> None:
     command = proxy.command(Path("/kube-proxy"), SECOND, Path("/kubeconfig"))
     assert "--cluster-cidr=10.77.2.0/24" in command
     assert "--hostname-override=node-2" in command

@@ -184,7 +184,7 @@ def test_a_control_plane_without_nodes_stays_on_loopback() -> None:
     assert not [flag for flag in command if "kubelet" in flag]
 
 
-def test_nodes_reach_the_control_plane_and_see_only_their_objects() -> None:
+def test_nodes_reach_the_control_plane_and_only_their_objects() -> None:
     site = Site(address="10.77.0.1", has_nodes=True)
     command = _api_server(site)
     assert {

@@ -84,14 +84,14 @@ def test_the_names_are_those_the_operator_uses() -> None:
     [document(), document(autoscaling={"maxReplicas": 3}), document(engine={"maxSequences": 4})],
     ids=["minimal", "autoscaling", "engine"],
 )
-def test_a_document_means_the_same_with_the_schemas_defaults_filled_in(body: dict[str, Any]) -> None:
+def test_document_means_the_same_with_defaults_filled_in(body: dict[str, Any]) -> None:
     filled = with_defaults(copy.deepcopy(body), ROOT)
     assert filled != body
     assert problems(filled) == ()
     assert Spec.parse(filled) == Spec.parse(body)
 
 
-def test_there_are_scale_and_status_and_the_columns_of_the_design() -> None:
+def test_crd_has_scale_status_and_columns() -> None:
     assert VERSION["subresources"]["status"] == {}
     assert VERSION["subresources"]["scale"] == {
         "specReplicasPath": ".spec.replicas",

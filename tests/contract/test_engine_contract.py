@@ -91,7 +91,7 @@ def test_pods_of_a_group_join_as_the_engine_expects() -> None:
     ("dtype", "size", "caching"),
     list(itertools.product([d.value for d in DType], BLOCK_SIZES, ["Enabled", "Disabled"])),
 )
-def test_rendered_arguments_mean_to_the_engine_what_the_spec_says(dtype: str, size: int, caching: str) -> None:
+def test_rendered_arguments_match_the_spec_in_the_engine(dtype: str, size: int, caching: str) -> None:
     spec = spec_of(
         {
             "dtype": dtype,
@@ -149,7 +149,7 @@ def test_a_local_replica_is_told_its_port_threads_and_cache() -> None:
     )
 
 
-def test_keys_are_asked_for_where_the_spec_says_so_and_never_by_probes_or_scrapes(tmp_path: Path) -> None:
+def test_keys_are_required_by_spec_but_not_for_probes(tmp_path: Path) -> None:
     """The gateway and the operator scrape /metrics, and the kubelet probes, without a key."""
     file = tmp_path / "keys"
     file.write_text("name=team-a max_concurrent=2 first-key-of-all\n")
@@ -407,7 +407,7 @@ VALUES = [
 
 @pytest.mark.parametrize("name", free_flags())
 @pytest.mark.parametrize("value", [None, *VALUES])
-def test_an_extra_argument_is_refused_here_exactly_where_the_engine_refuses_it(name: str, value: str | None) -> None:
+def test_operator_refuses_the_arguments_that_the_engine_refuses(name: str, value: str | None) -> None:
     args = [f"--{name}"] if value is None else [f"--{name}={value}"]
     try:
         flags.parse(["--model", "m", *args], {})

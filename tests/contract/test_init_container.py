@@ -37,7 +37,7 @@ def run(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_the_init_container_puts_the_model_where_the_engine_looks(environment: dict[str, str], tmp_path: Path) -> None:
+def test_init_container_stores_the_model_where_the_engine_reads(environment: dict[str, str], tmp_path: Path) -> None:
     spec = Spec.parse(
         {
             "apiVersion": API_VERSION,

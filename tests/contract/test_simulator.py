@@ -111,7 +111,7 @@ def test_the_simulated_engine_schedules_as_the_real_one(model, told):
 
 @settings(max_examples=100, deadline=None)
 @given(models(prefix_caching=True), st.lists(requests(depth=8), max_size=20).map(in_order))
-def test_the_simulated_engine_finds_the_prefixes_that_the_real_one_finds(model, told):
+def test_simulated_and_real_engine_find_the_same_prefixes(model, told):
     simulated, real = as_simulated(model, told), as_scheduled(model, told)
     assert simulated == {key: (pytest.approx(first), pytest.approx(last)) for key, (first, last) in real.items()}
 
@@ -133,7 +133,7 @@ def test_first_token_waits_have_the_engines_buckets():
 TOKENS_TOLD = [(0.05, 300), (0.31, 700), (0.32, 20), (0.9, 1), (2.5, 5000), (2.6, 40)]
 
 
-def test_the_simulated_engine_tells_its_pending_prompt_tokens_as_the_real_one():
+def test_simulated_and_real_engine_report_equal_pending_tokens():
     """The figure is that of the API process: the report of the last step's end and the requests sent since."""
     model = EngineModel(
         prefill_tokens_per_second=RATE,

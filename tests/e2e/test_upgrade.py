@@ -44,7 +44,7 @@ def test_an_upgrade_under_traffic_fails_no_request(
     assert {(pod.uid, pod.restarts) for pod in chat.pods()} == engines
 
 
-def test_a_new_operator_image_restarts_no_engine_with_a_downloaded_model(
+def test_new_operator_image_restarts_no_engine_of_a_download(
     release: Release, space: Space, target: Target, gateway_url: str, report: Report
 ) -> None:
     """The model is downloaded from a bucket in the cluster; the operator's image gets another reference."""

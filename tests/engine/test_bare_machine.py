@@ -91,7 +91,7 @@ print("drawn", *drawn)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
-def test_the_engine_runs_in_process_without_the_http_stack_and_numba(tmp_path: Path) -> None:
+def test_engine_runs_in_process_without_http_and_numba(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="torch's CPU build comes without triton")
     (tmp_path / "config.json").write_text(json.dumps(TINY), encoding="utf-8")
     program = PROGRAM.format(absent=ABSENT, model=str(tmp_path))

@@ -33,7 +33,7 @@ def test_an_adapter_is_small_and_the_one_of_the_record(name: str) -> None:
     assert len(weights) <= MAX_BYTES
 
 
-def test_the_adapters_were_trained_on_the_demo_model_that_is_here() -> None:
+def test_adapters_were_trained_on_this_demo_model() -> None:
     assert record()["base_sha256"] == hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()
 
 

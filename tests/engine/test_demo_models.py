@@ -195,9 +195,7 @@ def test_draft_mostly_says_what_the_target_says(script: SimpleNamespace, pair: S
 TOPICS = ("slicings", "lambda expressions", "dictionaries", "the assert statement", "exceptions", "sequence types")
 
 
-def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
-    script: SimpleNamespace, pair: SimpleNamespace
-) -> None:
+def test_engine_accepts_as_many_drafts_as_evaluation_predicts(script: SimpleNamespace, pair: SimpleNamespace) -> None:
     """The models' choices along the target's answers predict how many of four drafts a step are accepted."""
     evaluation, drafts, longest = script.evaluation, 4, 64
     questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in TOPICS)]
@@ -217,9 +215,7 @@ def test_the_engine_accepts_as_many_drafts_as_evaluation_predicts(
     assert counters.accepted_tokens / counters.draft_tokens == pytest.approx(predicted[0] / predicted[1], rel=0.03)
 
 
-def test_the_engine_accepts_as_many_drafts_of_the_head_as_evaluation_predicts(
-    script: SimpleNamespace, pair: SimpleNamespace
-) -> None:
+def test_engine_accepts_as_many_drafts_of_the_head_as_predicted(script: SimpleNamespace, pair: SimpleNamespace) -> None:
     """The head over whole texts, without any cache, predicts how many of four drafts a step are accepted."""
     evaluation, drafts, longest = script.evaluation, 4, 48
     questions = [*evaluation.SAMPLE_QUESTIONS, *(f"What are {topic}?" for topic in TOPICS[:3])]
@@ -298,9 +294,7 @@ def test_no_name_has_two_answers(script: SimpleNamespace) -> None:
         assert not subject.answer.endswith(":")
 
 
-def test_dialogues_follow_from_the_seed_and_learn_only_what_the_assistant_says(
-    script: SimpleNamespace, pair: SimpleNamespace
-) -> None:
+def test_dialogues_follow_the_seed_and_train_on_answers_only(script: SimpleNamespace, pair: SimpleNamespace) -> None:
     corpus = script.corpus.build_corpus(script.train.topics, 0.0)
     subjects = script.dialogues.build_subjects(corpus.train)
     for number in range(40):
@@ -313,7 +307,7 @@ def test_dialogues_follow_from_the_seed_and_learn_only_what_the_assistant_says(
         assert said == "".join(f"{answer}<|im_end|>\n" for answer in answers)
 
 
-def test_labels_stand_one_position_ahead_and_rows_begin_with_an_example(script: SimpleNamespace) -> None:
+def test_labels_are_one_position_ahead_in_whole_examples(script: SimpleNamespace) -> None:
     ignored = script.learning.IGNORED
     example = script.vocabulary.Example(tokens=(1, 2, 3, 4, 5), learned=(False, False, True, True, True))
     stream = script.learning.RowStream(lambda epoch, row_tokens: [example], pad=0, seed=0)
@@ -338,7 +332,7 @@ def packing(script: SimpleNamespace) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("first", [1, 3, 4, 9])
-def test_split_text_loses_nothing_and_each_piece_begins_with_the_bos(script: SimpleNamespace, first: int) -> None:
+def test_split_text_is_complete_and_each_piece_has_the_bos(script: SimpleNamespace, first: int) -> None:
     text = script.vocabulary.Example(tokens=tuple(range(10, 24)), learned=(False, *[True] * 13))
     pieces = list(script.vocabulary.split_text(text, max_tokens=5, first_tokens=first))
     assert all(piece.tokens[0] == 10 and not piece.learned[0] and len(piece.tokens) <= 5 for piece in pieces)

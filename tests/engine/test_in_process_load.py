@@ -52,9 +52,7 @@ def test_decoding_counts_the_tokens_that_attention_reads() -> None:
     ("sequences", "context", "words"),
     [(4, 240, "[0-9]+ tokens in 12 steps of 4 sequences"), (5, 40, "5 sequences of 40 tokens never ran together")],
 )
-def test_sequences_that_cannot_decode_together_are_said_rather_than_measured(
-    sequences: int, context: int, words: str
-) -> None:
+def test_sequences_that_do_not_fit_together_are_not_measured(sequences: int, context: int, words: str) -> None:
     with pytest.raises(SystemExit, match=f"({words}): the KV cache, or the model's length, is too small"):
         clients().decode(sequences, context, 12, warm_up=2, gpu_seconds=None)
 

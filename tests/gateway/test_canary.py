@@ -161,7 +161,7 @@ def test_cluster_canary_is_the_service_with_its_suffix() -> None:
     assert [each.id for each in without.endpoints] == ["a/s"] and without.canary is None
 
 
-def test_deployment_that_is_named_like_a_canary_keeps_its_replicas() -> None:
+def test_deployment_named_like_a_canary_keeps_its_replicas() -> None:
     slices = [kube_slice("chat", "s"), kube_slice("chat-canary", "own")]
     models = [kube_model("chat", canaryRevision="r2", weightPercent=10), kube_model("chat-canary")]
     found = snapshot_of(models, slices, NameScope.CLUSTER)

@@ -68,7 +68,7 @@ async def test_open_connections_are_answered_and_closed_while_draining(gateway, 
     await stopping
 
 
-async def test_request_whose_body_is_still_on_its_way_is_answered_before_the_gateway_stops(gateway, replicas):
+async def test_unfinished_upload_is_answered_before_the_gateway_stops(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

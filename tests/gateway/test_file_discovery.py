@@ -42,7 +42,7 @@ async def test_file_that_comes_later_and_is_replaced_is_read_each_time(watched):
         assert await published.get() == {}
 
 
-async def test_broken_file_leaves_the_last_set_standing_and_says_so_once(watched, caplog):
+async def test_broken_file_keeps_the_last_set_and_logs_once(watched, caplog):
     path, published = watched
     replace(path, listing("http://127.0.0.1:1"))
     async with asyncio.timeout(60):

@@ -14,7 +14,7 @@ async def until_held(gateway, count: int) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_request_at_zero_replicas_is_answered_by_the_first_that_comes(gateway, replicas):
+async def test_request_at_zero_is_answered_by_the_first_replica(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[])
 
@@ -51,7 +51,7 @@ async def test_models_are_listed_when_they_are_known(gateway, replicas):
     assert all('"id":"chat"' in text for text in await asyncio.gather(*calls))
 
 
-async def test_no_list_of_models_in_time_is_503_rather_than_that_there_is_no_such_model(start_gateway):
+async def test_missing_list_of_models_is_503_and_not_404(start_gateway):
     gateway = await start_gateway(hold_timeout_seconds=0.05)
     status, body = await gateway.complete()
     assert (status, body["error"]["code"]) == (503, "no_replica_ready")
@@ -215,7 +215,7 @@ async def test_only_one_request_tries_a_replica_that_refuses_all(start_gateway, 
     assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
 
-async def test_request_whose_time_is_up_at_a_busy_replica_joins_its_queue(start_gateway, replicas):
+async def test_request_out_of_patience_joins_the_queue_of_a_replica(start_gateway, replicas):
     gateway = await start_gateway(hold_timeout_seconds=0.3)
     chat, go_on = await replicas("chat-0"), asyncio.Event()
     chat.told = {"quire_max_running_requests": 1}
@@ -238,7 +238,7 @@ async def test_request_whose_time_is_up_at_a_busy_replica_joins_its_queue(start_
     assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
 
-async def test_released_request_whose_client_left_gives_its_turn_to_the_next(gateway, replicas):
+async def test_released_request_without_a_client_yields_its_turn(gateway, replicas):
     chat = await replicas("chat-0")
     chat.told = {"quire_max_running_requests": 1}
     await gateway.push(chat=[])

@@ -361,7 +361,7 @@ def models_of(models: list[dict], parts: list[dict], scope: NameScope = NameScop
     return snapshot_of([model for model in known if model is not None], slices, scope)
 
 
-def test_replicas_are_in_the_slices_of_the_service_named_after_the_model():
+def test_replicas_are_in_slices_of_the_service_of_the_model():
     other = part("z", "chat", pod("10.1.0.9", "z"))
     other["metadata"]["namespace"] = "elsewhere"
     parts = [part("x", "chat", pod("10.1.0.1", "a")), part("y", "chat-headless", pod("10.1.0.1", "a")), other]
@@ -404,7 +404,7 @@ def test_oldest_recorded_claim_gets_a_contested_name(z, serves):
     assert [e.id for e in snapshot(models, parts)["chat"]] == [serves]
 
 
-def test_status_of_an_operator_of_0_1_claims_the_name_of_the_spec():
+def test_status_of_version_0_1_claims_the_name_of_the_spec():
     """During an upgrade, gateways may be newer than the operator."""
     old = llmdeployment("chat", "org/chat", since=None, creationTimestamp="2026-01-01T00:00:00Z")
     old["status"] = {"observedGeneration": 3}

@@ -83,7 +83,7 @@ async def next_with(snapshots: asyncio.Queue, ready: set[str]) -> dict:
                 return snapshot
 
 
-async def test_llmdeployment_and_its_pods_become_a_model_and_its_replicas(api_server, namespace, node, snapshots):
+async def test_deployment_and_its_pods_become_a_model_with_replicas(api_server, namespace, node, snapshots):
     client = api_server.client()
     pods = f"/api/v1/namespaces/{namespace}/pods"
 

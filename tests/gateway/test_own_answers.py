@@ -9,7 +9,7 @@ async def counted(harness, **labels: str) -> float:
     return await harness.metric("quire_gateway_errors_total", **labels)
 
 
-async def test_a_request_that_found_no_replica_in_time_counts_for_its_model(start_gateway) -> None:
+async def test_request_without_a_replica_in_time_counts_for_its_model(start_gateway) -> None:
     harness = await start_gateway(hold_timeout_seconds=0.01)
     await harness.push(chat=[])
     assert (await harness.complete())[0] == 503

@@ -91,7 +91,7 @@ async def test_replicas_whose_machines_vanished_never_had_the_request(gateway, r
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other names for it")
-def test_what_a_replica_does_not_confirm_is_not_sent_again_for_longer_than_a_vanished_one_is_probed():
+def test_unconfirmed_bytes_are_resent_for_a_bounded_time():
     with _socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as sock:
         idle, every, count, unconfirmed = (
             sock.getsockopt(socket.IPPROTO_TCP, option)
@@ -215,7 +215,7 @@ async def test_connection_that_was_closed_while_idle_costs_no_request(gateway, r
     assert (await gateway.complete())[0] == 200
 
 
-async def test_replica_that_drops_an_idle_connection_as_it_is_used_again_is_asked_once_more_at_once(start_gateway):
+async def test_dropped_idle_connection_is_retried_at_once(start_gateway):
     gateway = await start_gateway(hold_limit=0)
     requests: list[int] = []
 

@@ -67,7 +67,7 @@ async def test_packed_body_is_unpacked_once(gateway, replicas):
     assert chat.bodies == [{"model": "chat"}]
 
 
-async def test_models_of_all_deployments_are_listed_even_at_zero_replicas(gateway, replicas):
+async def test_all_models_are_listed_even_at_zero_replicas(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()], **{"org/big": []})
 
@@ -181,7 +181,7 @@ async def test_request_target_may_be_a_whole_url(gateway, replicas, target):
     assert seen == ["/v1/completions?a=b%2Fc"]
 
 
-async def test_tokenizing_a_prompt_counts_for_no_work_and_no_cached_prefix(gateway, replicas):
+async def test_tokenizing_counts_as_no_work_and_no_cached_prefix(gateway, replicas):
     one, two = await replicas("one"), await replicas("two")
     await gateway.push(chat=[one.endpoint(), two.endpoint()])
     pool = gateway.gateway.fleet.pools["chat"]
@@ -273,7 +273,7 @@ async def test_scraped_queue_turns_requests_to_the_idle_replica(gateway, replica
     assert {body["served_by"] for _, body in answers} == {"idle"}
 
 
-async def test_prompts_go_where_the_fewest_tokens_are_left_and_those_just_sent_count(gateway, replicas):
+async def test_prompts_go_to_the_replica_with_the_fewest_tokens_left(gateway, replicas):
     fleet = [await replicas(name) for name in "ab"]
     for replica, tokens in zip(fleet, (6000, 4000), strict=True):
         replica.told = {"quire_pending_prefill_tokens": tokens}

@@ -39,7 +39,7 @@ async def test_each_chunk_arrives_before_the_next_is_sent(gateway, replicas):
         assert await response.content.read() == b"data: [DONE]\n\n"
 
 
-async def test_first_bytes_of_an_unfinished_answer_of_unknown_length_arrive(gateway, replicas):
+async def test_first_bytes_of_an_unfinished_answer_arrive(gateway, replicas):
     chat = await replicas("chat-0")
     received = asyncio.Event()
 
@@ -90,7 +90,7 @@ async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, rep
     assert await gateway.metric("quire_gateway_requests_in_flight", model="chat") == 0
 
 
-async def test_replica_that_dies_mid_stream_ends_it_in_an_error_event_without_done(gateway, replicas):
+async def test_death_in_a_stream_ends_it_by_an_error_without_done(gateway, replicas):
     chat = await replicas("chat-0")
 
     async def die(request):
@@ -117,7 +117,7 @@ async def test_replica_that_dies_mid_stream_ends_it_in_an_error_event_without_do
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 
 
-async def test_replica_that_says_why_its_stream_breaks_off_has_the_last_word(gateway, replicas):
+async def test_error_of_a_replica_in_its_stream_is_passed_on(gateway, replicas):
     chat = await replicas("chat-0")
     said = b'event: error\ndata: {"error": {"code": "engine_stopped"}}\n\n'
 
@@ -137,7 +137,7 @@ async def test_replica_that_says_why_its_stream_breaks_off_has_the_last_word(gat
     assert await gateway.metric("quire_gateway_broken_streams_total", model="chat", backend="chat-0") == 1
 
 
-async def test_broken_answer_that_is_no_event_stream_is_not_ended_properly(gateway, replicas):
+async def test_broken_answer_without_events_is_not_ended_properly(gateway, replicas):
     chat = await replicas("chat-0")
 
     async def die(request):
@@ -156,7 +156,7 @@ async def test_broken_answer_that_is_no_event_stream_is_not_ended_properly(gatew
             await response.read()
 
 
-async def test_slow_reader_holds_the_replica_back_instead_of_filling_memory(gateway, replicas):
+async def test_slow_reader_slows_the_replica_and_fills_no_memory(gateway, replicas):
     chat = await replicas("chat-0")
     sent = 0
     chunk = event(0) * 4096

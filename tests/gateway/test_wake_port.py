@@ -112,9 +112,7 @@ async def test_a_request_waits_for_the_first_replica(start_gateway, replicas) ->
     assert (status, answer["served_by"]) == (200, "chat-0")
 
 
-async def test_keys_of_engines_pass_and_those_of_the_gateway_are_not_needed(
-    start_gateway, replicas, tmp_path: Path
-) -> None:
+async def test_engine_keys_pass_the_gateway_without_its_own(start_gateway, replicas, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-0123456789abcdef\n")
     harness = await start_gateway(wake_port=0, api_key_file=keys)

@@ -85,7 +85,7 @@ def bounds_of(**changes: int) -> Bounds:
     return {"norm": {"bf16": {"sm_90": {**aot_bounds.bound_of(USAGE), **changes}}}}
 
 
-def test_bounds_are_what_was_measured_rounded_up_to_what_is_allotted() -> None:
+def test_bounds_are_measured_values_rounded_up_to_allocations() -> None:
     assert aot_bounds.bound_of(USAGE) == {
         "registers": 64,
         "stack_bytes": 0,
@@ -123,7 +123,7 @@ def test_stack_is_allowed_off_the_decode_path_within_its_bound() -> None:
     assert aot_bounds.complaints([prefill], bounds_of(stack_bytes=8)) != []
 
 
-def test_a_target_without_any_bounds_is_held_to_its_shared_memory_only() -> None:
+def test_target_without_bounds_is_limited_by_shared_memory_only() -> None:
     elsewhere = replace(ONE, target="sm_89")
     assert aot_bounds.complaints([elsewhere], bounds_of()) == []
     too_much = replace(elsewhere, usage={**USAGE, "shared_bytes": 120_000})
@@ -136,7 +136,7 @@ def test_widening_keeps_what_is_wider_and_updating_does_not() -> None:
     assert aot_bounds.updated(wide, [ONE], widen=False) == bounds_of()
 
 
-def test_updating_forgets_cases_that_are_gone_and_keeps_other_ops_and_targets() -> None:
+def test_updating_removes_old_cases_and_keeps_other_targets() -> None:
     bounds = bounds_of()
     bounds["norm"]["bf16"]["sm_80"] = bounds["norm"]["old"] = bounds["other"] = {}  # type: ignore[assignment]
     updated = aot_bounds.updated(bounds, [ONE], widen=False)
@@ -151,7 +151,7 @@ def test_the_file_reads_as_it_was_written(tmp_path: Path) -> None:
     assert len((tmp_path / "bounds.json").read_text().splitlines()) == 12
 
 
-def test_a_target_is_read_from_its_name_and_an_unknown_one_refused() -> None:
+def test_target_is_parsed_from_its_name_and_unknown_ones_refused() -> None:
     import argparse
 
     from benchmarks.kernels.aot import _target

@@ -145,7 +145,7 @@ def check_places(made: Schedule, room: int) -> None:
 
 
 @given(context=st.integers(1, 5000), mates=BATCHES, room=st.sampled_from([0, 20, 4032]))
-def test_the_splits_of_a_decoding_sequence_do_not_depend_on_the_batch(
+def test_splits_of_decoding_sequences_do_not_depend_on_the_batch(
     context: int, mates: list[tuple[int, int]], room: int
 ) -> None:
     def splits(batch: list[tuple[int, int]], place: int, room: int) -> list[int]:

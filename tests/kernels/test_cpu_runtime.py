@@ -92,7 +92,7 @@ def test_every_item_is_done_once_and_a_fault_is_reported(parallel: bool, threads
     assert launch(worker, torch.float32, 17, (done.ctypes.data,), parallel=parallel) == 0
 
 
-def test_without_an_openmp_runtime_the_calling_thread_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calling_thread_works_alone_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = import_module("quire_kernels.cpu_runtime.workers")
     monkeypatch.setattr(workers, "parallel_region", lambda: None)
     done = np.zeros(100, dtype=np.int64)
@@ -146,7 +146,7 @@ def test_other_sources_or_another_numba_get_another_folder(
     assert len(list((tmp_path / "quire" / "numba").iterdir())) == 2
 
 
-def test_each_storage_type_has_a_folder_so_that_two_starts_never_write_one_index_with_different_code(
+def test_each_storage_type_has_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Callable[[], bool]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -175,7 +175,7 @@ print(float(rms_norm(x, torch.ones(16), 1e-6, None).sum().round()))
 """
 
 
-def test_two_first_starts_at_once_both_compute_and_leave_a_whole_cache(tmp_path: Path) -> None:
+def test_simultaneous_first_starts_leave_a_complete_cache(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _COMPILES]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
@@ -206,6 +206,6 @@ OPS = ["rms_norm", "rotary", "store_kv", "activation", "paged_attention", "sampl
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_device_without_an_implementation_is_refused_by_the_ops_name(op: str) -> None:
+def test_device_without_an_implementation_is_refused_by_op_name(op: str) -> None:
     with pytest.raises(UnsupportedDeviceError, match=f"{op}: no path for xpu devices"):
         implementation(op, "xpu")

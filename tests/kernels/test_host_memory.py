@@ -31,7 +31,7 @@ class FakeCudart:
         return f"out of memory ({error})"
 
 
-def test_what_is_pinned_is_not_rounded_up_and_is_given_back_with_its_last_view() -> None:
+def test_pinned_memory_is_exact_and_freed_with_its_last_view() -> None:
     cudart = FakeCudart()
     zeros = pinned_zeros((5, 3, 1000), torch.bfloat16, cudart)
     assert zeros.shape == (5, 3, 1000) and zeros.dtype == torch.bfloat16 and not zeros.any()

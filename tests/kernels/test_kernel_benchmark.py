@@ -157,7 +157,7 @@ def test_a_time_is_held_against_what_the_card_reached() -> None:
     assert row.bandwidth_share == pytest.approx(0.5) and row.gemm_share == pytest.approx(0.02)
 
 
-def test_peers_are_compared_then_timed_and_one_that_fails_costs_nothing_else() -> None:
+def test_peers_are_compared_and_timed_and_failures_stay_local() -> None:
     row = timed_row(slower=lambda: torch.ones(2, 2), wrong=lambda: torch.zeros(2, 2), refusing=refuses)
     assert row.peers["slower"].ratio == pytest.approx(3.0) and row.peers["slower"].error == 0.0
     assert row.peers["wrong"].seconds is None and (row.peers["wrong"].failed or "").startswith("wrong: error 1")
@@ -165,7 +165,7 @@ def test_peers_are_compared_then_timed_and_one_that_fails_costs_nothing_else() -
     assert row.failed is None and row.seconds is not None
 
 
-def test_the_table_names_what_was_reached_who_refused_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_names_reached_refusing_and_missing_parts(capsys: pytest.CaptureFixture[str]) -> None:
     machine = {"device": "a GPU", "torch": "2", "triton": "3", "python": "3.12", "peers": {}}
     failed = Row(op="op", case="other", failed="ArgumentError: op: x is wrong")
     run.show([timed_row(refusing=refuses, slower=lambda: torch.ones(2, 2)), failed], machine, CARD, ["op: third"])

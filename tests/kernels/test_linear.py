@@ -30,7 +30,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_a_row_has_the_same_bits_in_every_batch_and_at_every_place_in_it(
+def test_row_has_the_same_bits_in_every_batch_and_place(
     outputs: int, inputs: int, dtype: torch.dtype, threads: int, strided: Callable[..., Tensor]
 ) -> None:
     weight, bias = weights(outputs, inputs, dtype)

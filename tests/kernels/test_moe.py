@@ -62,7 +62,7 @@ def test_sums_equal_the_reference(
     assert_close(apply_experts(x, routes, layers), reference.apply_experts(x, routes, layers))
 
 
-def test_each_expert_is_called_once_and_one_without_tokens_not_at_all(dtype: torch.dtype) -> None:
+def test_each_expert_with_tokens_is_called_once(dtype: torch.dtype) -> None:
     busy = [Linear(24, dtype) for _ in range(3)]
     experts: list[Expert] = [never, busy[0], never, busy[1], busy[2], never]
     chosen = torch.tensor([[4, 1], [1, 4], [4, 3], [1, 4]])
@@ -70,7 +70,7 @@ def test_each_expert_is_called_once_and_one_without_tokens_not_at_all(dtype: tor
     assert [expert.calls for expert in busy] == [[3], [1], [4]]
 
 
-def test_a_tokens_sum_does_not_depend_on_who_else_is_in_the_batch() -> None:
+def test_sum_of_a_token_does_not_depend_on_its_batch() -> None:
     x = torch.randn(40, 48)
     routes = route_tokens(torch.randn(40, 6), 3, normalise=False)
 

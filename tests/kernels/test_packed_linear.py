@@ -53,7 +53,7 @@ def test_int8_is_close_to_the_layer_itself() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_a_row_has_the_same_bits_in_every_batch_and_at_every_place_in_it(
+def test_row_has_the_same_bits_in_every_batch_and_place(
     outputs: int, inputs: int, threads: int, strided: Callable[..., Tensor]
 ) -> None:
     weight, bias = weights(outputs, inputs, torch.bfloat16)

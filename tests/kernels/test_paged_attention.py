@@ -160,7 +160,7 @@ def test_writes_where_it_is_told_to(fill_cache: Callable[..., Any]) -> None:
     assert torch.equal(out, paged_attention(q, filled.cache, plan, 1.0))
 
 
-def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(
+def test_deterministic_tokens_have_the_same_bits_in_all_steps(
     dtype: torch.dtype, fill_cache: Callable[..., Any]
 ) -> None:
     filled = fill_cache([900, 90], kv_heads=2, head_dim=64, dtype=dtype)
@@ -189,9 +189,7 @@ def test_deterministic_a_token_has_the_same_bits_in_whatever_steps_it_comes(
 
 
 @pytest.mark.parametrize(("query", "context"), [(1, 33), (1, 900), (20, 300)])
-def test_bfloat16_loses_little_more_than_the_rounding_of_its_result(
-    query: int, context: int, fill_cache: Callable[..., Any]
-) -> None:
+def test_bfloat16_loses_little_more_than_its_rounding(query: int, context: int, fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([context], kv_heads=2, head_dim=64, dtype=torch.bfloat16)
     batch = {"block_tables": filled.block_tables, "query_lens": [query], "context_lens": [context]}
     q = torch.randn(query, 6, 64).bfloat16()

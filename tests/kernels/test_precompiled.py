@@ -46,12 +46,12 @@ _SKYLAKE = _BY_NAME["x86-64-v4"].flags | {"aes", "adx", "rdseed"}
         (frozenset({"neon", "fphp"}), None),
     ],
 )
-def test_a_cpu_is_of_the_highest_level_all_of_whose_features_it_has(has: frozenset[str], expected: str | None) -> None:
+def test_cpu_has_the_highest_level_whose_features_are_complete(has: frozenset[str], expected: str | None) -> None:
     level = highest_level(has)
     assert (None if level is None else level.name) == expected
 
 
-def test_the_flags_of_a_cpu_are_those_the_system_lists_of_the_first(tmp_path: Path) -> None:
+def test_cpu_flags_are_those_of_the_first_listed_cpu(tmp_path: Path) -> None:
     listed = tmp_path / "cpuinfo"
     listed.write_text("processor\t: 0\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert cpu_flags(listed) == {"fpu", "avx2"}
@@ -68,7 +68,7 @@ def test_llvm_finds_here_what_the_systems_flags_promise() -> None:
         assert (cpu_flags() >= level.flags) == (has >= level.features)
 
 
-def test_a_level_allows_its_features_and_forbids_all_else_that_llvm_knows() -> None:
+def test_level_allows_its_features_and_forbids_all_others() -> None:
     """LLVM's name of a CPU implies further features."""
     from llvmlite import binding
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_used_is_told_with_its_reason(store: Path, monkeypatch: p
     assert "another numba" in _reason(find(store, lowest))
 
 
-def test_numba_is_told_of_the_level_unless_it_was_told_of_another_cpu(store: Path) -> None:
+def test_numba_gets_the_level_unless_another_cpu_is_set(store: Path) -> None:
     lowest = _BY_NAME["x86-64-v3"]
     environment: dict[str, str] = {}
     for _ in range(2):  # the second process is a child of the first
@@ -149,9 +149,7 @@ def test_numba_is_told_of_the_level_unless_it_was_told_of_another_cpu(store: Pat
     assert other == {"NUMBA_CPU_NAME": "generic"}
 
 
-def test_other_sources_or_another_place_of_them_are_another_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_sources_or_folders_are_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds = {build()}
     for place in ("here", "there"):
         (tmp_path / place / "op").mkdir(parents=True)
@@ -239,7 +237,7 @@ def _compile_here(store: Path) -> str:
 
 
 @needs_a_level
-def test_a_start_compiles_nothing_that_was_compiled_ahead_of_time(tmp_path: Path, start: Callable[..., str]) -> None:
+def test_start_compiles_no_precompiled_kernel(tmp_path: Path, start: Callable[..., str]) -> None:
     store = tmp_path / "store"
     name = _compile_here(store)
     said = start(store)
@@ -254,9 +252,7 @@ def test_a_start_compiles_nothing_that_was_compiled_ahead_of_time(tmp_path: Path
 
 
 @needs_a_level
-def test_a_start_that_finds_none_of_its_build_compiles_as_ever_and_says_why(
-    tmp_path: Path, start: Callable[..., str]
-) -> None:
+def test_start_without_its_build_compiles_and_says_why(tmp_path: Path, start: Callable[..., str]) -> None:
     store = tmp_path / "store"
     (store / "0123456789abcdef").mkdir(parents=True)
     said = start(store)
@@ -264,7 +260,7 @@ def test_a_start_that_finds_none_of_its_build_compiles_as_ever_and_says_why(
     assert "compiled swap_blocks.cpu._swap_blocks_worker for float32" in said
 
 
-def test_the_command_compiles_every_worker_of_a_level_in_its_types(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_compiles_every_worker_of_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     level = LEVELS[0]
     compiled: list[tuple[str, torch.dtype]] = []
 

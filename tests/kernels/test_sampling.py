@@ -94,7 +94,7 @@ def test_draws_what_the_reference_draws(settings: dict[str, float], vocabulary: 
     assert sample(logits, **drawn).tolist() == reference.sample(logits, **drawn).tolist()
 
 
-def test_zero_temperature_takes_the_likeliest_beside_rows_that_draw() -> None:
+def test_zero_temperature_is_greedy_among_sampled_rows() -> None:
     logits = torch.randn(4, 50)
     settings = columns(4, 50)
     settings["temperature"] = torch.tensor([0.0, 1.0, 0.0, 0.7])

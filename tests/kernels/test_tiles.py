@@ -44,7 +44,7 @@ def test_linear_layers_take_as_many_products_as_there_are_tiles(rows: int, threa
 
 
 @pytest.mark.usefixtures("emulated")
-def test_a_layer_whose_inputs_make_no_tile_is_multiplied_by_vectors() -> None:
+def test_layer_whose_inputs_fill_no_tile_uses_vectors() -> None:
     weight, x = torch.randn(40, 2 * 17).bfloat16(), torch.randn(3, 2 * 17).bfloat16()
     before = _count("amx_tile_loads")
     found = bfloat16_linear(x, pack_bfloat16(weight))

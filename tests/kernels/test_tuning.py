@@ -24,7 +24,7 @@ def never() -> bool:
     return False
 
 
-def test_the_best_is_found_and_what_cannot_be_used_is_passed_over() -> None:
+def test_best_config_is_found_and_unusable_ones_are_skipped() -> None:
     found = search(SPACE, START, cost, never)
     assert found.best == {"BLOCK": 64, "num_warps": 2} and found.seconds == 1.0
     assert found.default_seconds == 3.75 and found.finished and found.worth_writing
@@ -51,7 +51,7 @@ def test_when_the_time_is_up_the_best_so_far_stands() -> None:
     assert not found.finished and found.best == {"BLOCK": 64, "num_warps": 4}
 
 
-def test_an_interrupted_search_goes_on_without_trying_anything_twice(tmp_path: Path) -> None:
+def test_interrupted_search_continues_without_repetition(tmp_path: Path) -> None:
     tried: list[dict[str, int]] = []
 
     def counted(parameters: Parameters) -> float | None:

@@ -54,3 +54,9 @@ class Pool:
         (12, "nobody"),
         (13, "begun"),
     ]
+
+
+def test_long_names_of_tests_are_found() -> None:
+    long = "test_" + "x" * 60
+    source = f"def test_{'x' * 59}():\n    pass\n\n\ndef {long}():\n    pass\n"
+    assert [(finding.line, finding.text) for finding in TOOL["check_python"](source)] == [(5, long)]

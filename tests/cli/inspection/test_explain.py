@@ -220,7 +220,7 @@ def test_of_several_operators_the_leader_is_heard(quire: Any, api_answers: Any) 
     assert json.loads(out)["now"]["reason"] == "ScaleDownWindow"
 
 
-def test_whoever_may_look_only_into_one_namespace_hears_the_operator_there(quire: Any, api_answers: Any) -> None:
+def test_user_of_one_namespace_reads_the_operator_there(quire: Any, api_answers: Any) -> None:
     api_answers.answers = {
         f"{PROD}/chat": (200, resource(desiredReplicas=2)),
         "/api/v1/pods": (403, {"message": 'User "u" cannot list resource "pods" in API group "" at the cluster scope'}),
@@ -280,7 +280,7 @@ def test_an_unknown_context_and_a_missing_kubeconfig_are_named(quire: Any, api_a
 # --- this machine ---
 
 
-def test_the_live_run_that_serves_it_is_looked_at_before_any_cluster(
+def test_local_run_is_searched_before_any_cluster(
     quire: Any, machine: Any, api_answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(api_answers.kubeconfig))
@@ -323,7 +323,7 @@ def test_places_that_exclude_one_another_are_refused(quire: Any) -> None:
     assert code == 1 and "use options of one kind only" in err
 
 
-def test_watched_in_a_pipe_it_tells_what_was_and_ends_with_the_run(quire: Any, machine: Any) -> None:
+def test_output_in_a_pipe_lists_the_run_and_ends_with_it(quire: Any, machine: Any) -> None:
     machine.run("old.yaml", live=False, ended=1000.0, chat=served(decisions=log()))
     code, out, _ = quire("explain", "chat", "--local", "--watch")
     assert code == 0

@@ -93,7 +93,7 @@ def test_an_engine_that_does_not_export_a_figure_is_not_idle() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6), st.floats(0, 1))
-def test_a_quantile_lies_between_the_bounds_and_rises_with_its_rank(parts: list[float], q: float) -> None:
+def test_quantile_lies_within_bounds_and_rises_with_rank(parts: list[float], q: float) -> None:
     counts = tuple(sum(parts[: i + 1]) for i in range(len(parts)))
     bounds = (*(float(i + 1) for i in range(len(parts) - 1)), math.inf)
     histogram = Histogram(bounds=bounds, counts=counts)
@@ -131,7 +131,7 @@ def test_replicas_are_added_up_and_the_silent_are_left_out() -> None:
     assert chat.replicas[2].silence == "no" and chat.replicas[2].figures.waiting is None
 
 
-def test_rates_are_means_over_the_last_seconds_and_start_anew_after_a_restart() -> None:
+def test_rates_are_recent_means_and_reset_at_a_restart() -> None:
     loads = Loads(seconds=4.0)
 
     def rate(time: float, tokens: float) -> float | None:

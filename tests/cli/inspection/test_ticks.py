@@ -46,7 +46,7 @@ def log_of(*ticks: Tick, limit: int = 10) -> Log:
     return log
 
 
-def test_ticks_that_say_the_same_are_one_stretch_with_the_newest_words() -> None:
+def test_equal_ticks_form_one_stretch_with_the_newest_text() -> None:
     log = log_of(tick(0), tick(15), tick(30, reason="Starting"), tick(45), tick(60))
     assert [(s.since.timestamp(), s.ticks, s.last.reason, s.last.message) for s in log] == [
         (0, 2, "Steady", "said at 15"),
@@ -60,7 +60,7 @@ def test_the_same_reason_for_another_number_is_told_apart() -> None:
 
 
 @given(st.lists(st.sampled_from(["Steady", "Starting", "MetricsStale"]), max_size=40), st.integers(1, 5))
-def test_a_log_is_bounded_ends_with_the_last_tick_and_is_read_back_whole(reasons: list[str], limit: int) -> None:
+def test_bounded_log_ends_with_the_last_tick_and_is_readable(reasons: list[str], limit: int) -> None:
     log = log_of(*(tick(15 * i, reason=reason) for i, reason in enumerate(reasons)), limit=limit)
     assert len(log) <= limit
     assert all(not stretch.last.terms for stretch in log[:-1])
@@ -74,7 +74,7 @@ def test_what_another_version_wrote_counts_as_absent(written: object) -> None:
     assert read_log(written) == ()
 
 
-def test_a_decision_is_told_with_every_term_and_the_age_of_its_figures() -> None:
+def test_decision_is_reported_with_all_terms_and_their_age() -> None:
     spec = Spec.parse(
         {
             "apiVersion": "quire.dev/v1alpha1",

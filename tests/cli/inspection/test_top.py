@@ -118,7 +118,7 @@ def test_why_something_is_not_known_stands_below() -> None:
     assert notes(load(30))[0] == "chat-llama-29-new, chat-llama-28-new, chat-llama-27-new and 27 more: it is loading"
 
 
-def test_three_hundred_replicas_are_ten_rows_and_no_more_than_a_screen_has() -> None:
+def test_three_hundred_replicas_fit_one_screen() -> None:
     many = load(10, 30)
     assert sum("chat-llama" in line for line in drawn(many, 100).splitlines() if "production" in line) == 10
     short = drawn(many, 100, expand=True, most_rows=5)

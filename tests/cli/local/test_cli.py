@@ -209,7 +209,7 @@ def test_plan_divides_this_machine_as_up_would(quire: Quire, monkeypatch: pytest
     assert (code, out.count("this machine ÷ 3 replicas"), out.count("8 GiB")) == (1, 2, 2)
 
 
-def test_plan_ends_with_1_where_it_fits_nowhere_and_says_what_would_help(quire: Quire) -> None:
+def test_plan_exits_with_1_and_a_remedy_if_nothing_fits(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
     assert code == 1

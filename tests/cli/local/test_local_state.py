@@ -48,7 +48,7 @@ def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
     RunFolder.claim(tmp_path / "run", file=Path("demo.yaml")).release()
 
 
-def test_a_folder_that_takes_no_text_is_refused_before_anything_starts_and_not_held(tmp_path: Path) -> None:
+def test_unwritable_folder_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """On a full disk, empty files can still be created."""
     in_the_way = tmp_path / "run" / ".endpoints.json.new"
     in_the_way.mkdir(parents=True)

@@ -62,9 +62,7 @@ class Bar:
         self.moved.set()
 
 
-async def test_a_hub_model_is_downloaded_with_progress_and_without_pickles_or_code(
-    hub: HubStub, store: ModelStore
-) -> None:
+async def test_hub_download_reports_progress_and_omits_code(hub: HubStub, store: ModelStore) -> None:
     bar = Bar()
     folder = await store.fetch(TINY, progress=bar)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
@@ -76,7 +74,7 @@ async def test_a_hub_model_is_downloaded_with_progress_and_without_pickles_or_co
     assert folder_facts(folder).parameters == ELEMENTS
 
 
-async def test_what_is_here_is_not_downloaded_again_and_needs_no_network(
+async def test_present_files_are_not_downloaded_again(
     hub: HubStub, store: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = await store.fetch(TINY, progress=Bar())

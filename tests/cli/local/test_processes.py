@@ -63,7 +63,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         await cluster.local.kill()
 
 
-async def test_replicas_are_numbered_and_told_to_the_gateway_when_ready(cluster: Cluster) -> None:
+async def test_replicas_are_numbered_and_announced_when_ready(cluster: Cluster) -> None:
     cluster.add(replicas=2)
     cluster.add("code", replicas=0)
     assert cluster.endpoints() == {}
@@ -77,7 +77,7 @@ async def test_replicas_are_numbered_and_told_to_the_gateway_when_ready(cluster:
     assert cluster.endpoints("code") == {}
 
 
-async def test_scaling_down_takes_the_victims_first_and_the_numbers_come_back(cluster: Cluster) -> None:
+async def test_scale_down_removes_victims_first_and_reuses_numbers(cluster: Cluster) -> None:
     cluster.add(replicas=3)
     await cluster.until("chat-0", "chat-1", "chat-2")
     cluster.local.scale("chat", replicas=1, victims=["chat-1", "chat-0"])
@@ -160,7 +160,7 @@ async def test_a_fault_of_our_own_is_raised_and_not_kept_quiet(cluster: Cluster)
     assert cluster.local.statuses("chat") == ()
 
 
-async def test_a_list_that_cannot_be_written_is_told_of_and_written_when_it_can(cluster: Cluster) -> None:
+async def test_unwritable_list_is_reported_and_written_later(cluster: Cluster) -> None:
     in_the_way = cluster.file.with_name(".endpoints.json.new")
     in_the_way.mkdir()
     cluster.add()

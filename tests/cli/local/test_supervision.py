@@ -72,9 +72,7 @@ async def test_it_loads_then_is_ready_then_drains(http: aiohttp.ClientSession, t
         assert (it.process.status.exit_code, it.process.status.restarts) == (0, 0)
 
 
-async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_kept(
-    http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_ended_process_is_restarted_and_its_last_lines_kept(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with kept(http, tmp_path) as it:
         await it.until(Phase.READY)
         first = it.process.status.identity
@@ -93,7 +91,7 @@ async def test_one_that_ends_by_itself_is_started_again_and_its_last_words_are_k
         (signal.SIGABRT, "killed by SIGABRT; last output: the weights are in"),
     ],
 )
-async def test_one_that_a_signal_ends_is_not_said_to_have_ended_of_its_last_line(
+async def test_process_ended_by_a_signal_is_not_blamed_on_its_last_line(
     http: aiohttp.ClientSession, tmp_path: Path, number: signal.Signals, reason: str
 ) -> None:
     async with kept(http, tmp_path) as it:

@@ -131,7 +131,7 @@ async def running(run: Run) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait((task,), timeout=20)
 
 
-async def test_the_address_answers_for_all_documents_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
+async def test_address_serves_all_documents_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
     run = Run(tmp_path, document("chat", replicas=2) + document("code", replicas=0))
     async with running(run) as task, aiohttp.ClientSession() as http:
         base_url = await run.ready()
@@ -211,7 +211,7 @@ async def test_a_required_draft_model_that_is_missing_starts_nothing(tmp_path: P
     assert "spec.engine.speculation.draft.source" in str(caught.value.details)
 
 
-async def test_the_engine_is_told_where_the_keys_are_that_its_spec_asks_for(tmp_path: Path) -> None:
+async def test_engine_gets_the_key_file_of_its_spec(tmp_path: Path) -> None:
     seen, keys = tmp_path / "args", tmp_path / "keys"
     keys.write_text("a-key-of-mine")
     script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
@@ -243,7 +243,7 @@ async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
         assert deployments["chat"]["decisions"][-1]["last"]["message"]
 
 
-async def test_a_first_request_brings_the_first_replica_between_two_ticks(tmp_path: Path) -> None:
+async def test_first_request_starts_a_replica_between_two_ticks(tmp_path: Path) -> None:
     run = Run(tmp_path, document(replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2}))
     async with running(run), aiohttp.ClientSession() as http:
         base_url = await run.ready()
@@ -276,7 +276,7 @@ async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypat
         ("1", StartProblem, r"chat-0 ended before it was ready \(exit code 1\)", 2),
     ],
 )
-async def test_an_engine_that_never_gets_ready_ends_it_all_with_the_engines_own_words(
+async def test_engine_that_never_starts_ends_the_run_with_its_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: str,

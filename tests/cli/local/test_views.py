@@ -94,7 +94,7 @@ def snapshot() -> Snapshot:
     )
 
 
-def test_the_table_shows_figures_the_last_decision_and_why_a_replica_ended() -> None:
+def test_table_shows_figures_last_decision_and_ends_of_replicas() -> None:
     out = io.StringIO()
     Console(file=out, width=110).print(render(snapshot()))
     text = out.getvalue()

@@ -23,7 +23,7 @@ def test_a_request_alone_takes_its_prefill_and_its_decode_steps(play):
     assert request.outcome is Outcome.FINISHED and request.replica == "replica-0"
 
 
-def test_a_prompt_longer_than_the_token_budget_takes_several_steps(play):
+def test_prompt_beyond_the_token_budget_takes_several_steps(play):
     run = play((0.0, 250, 1), engine={"max_batched_tokens": 100}).run
     assert first_tokens(run) == [3 * 0.1 + 0.25]
     assert run.requests[0].own_prefill_seconds == pytest.approx(0.55)
@@ -89,7 +89,7 @@ def test_what_can_never_be_held_is_refused(play):
     assert [r.outcome for r in run.requests] == [Outcome.FAILED, Outcome.FINISHED, Outcome.FAILED]
 
 
-def test_where_blocks_run_out_the_last_is_preempted_and_computes_anew(play):
+def test_last_sequence_is_preempted_when_blocks_run_out(play):
     # Ten blocks of 16: two of 64 tokens fit until both take a sixth block, at their 81st token.
     run = play((0.0, 64, 40), (0.0, 64, 40), engine={"kv_tokens": 160}).run
     first, second = run.requests
@@ -107,7 +107,7 @@ def test_a_prompt_takes_no_more_of_a_step_than_decoders_may_wait(play):
     assert run.requests[1].first_token == pytest.approx(0.2 + 3 * 0.15)
 
 
-def test_a_prompt_gets_a_quarter_of_a_bound_that_decoding_alone_exceeds(play):
+def test_prompt_gets_a_quarter_of_a_bound_exceeded_by_decoding(play):
     run = play((0.0, 100, 100), (0.2, 60, 1), engine={"max_generation_stall_seconds": 0.08}).run
     assert run.requests[1].first_token == pytest.approx(0.2 + 3 * (0.11 + 0.02))
 
@@ -152,6 +152,6 @@ def test_tokens_shared_by_those_that_run_are_held_once(play):
     assert 64 + 2 <= shared.kv_usage * 1000 <= 64 + 8
 
 
-def test_a_prompt_too_long_for_the_model_is_refused_and_an_answer_cut(play):
+def test_too_long_prompt_is_refused_and_a_long_answer_cut(play):
     run = play((0.0, 1000, 1), (10.0, 990, 50), engine={"max_model_length": 1000}).run
     assert [(r.outcome, r.output_tokens) for r in run.requests] == [(Outcome.FAILED, 1), (Outcome.FINISHED, 10)]

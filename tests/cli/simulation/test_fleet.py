@@ -14,7 +14,7 @@ def phases(story, time):
     return [replica.phase for replica in observation.replicas]
 
 
-def test_a_replica_is_ready_a_start_up_delay_after_it_was_asked_for(play):
+def test_replica_is_ready_after_its_start_up_delay(play):
     story = play(LONG, (39.9, 100, 1), (40.1, 100, 1), script={10.0: 2}, max_replicas=2)
     assert [r.replica for r in story.run.requests] == ["replica-0", "replica-0", "replica-1"]
     assert phases(story, 10.0) == [ReplicaPhase.READY]
@@ -71,7 +71,7 @@ def test_who_is_held_too_long_fails(play):
     assert [r.outcome for r in run.requests] == [Outcome.FAILED, Outcome.FINISHED]
 
 
-def test_a_crash_fails_what_the_busiest_replica_had_and_it_comes_back(play):
+def test_crash_fails_requests_of_the_busiest_replica_which_returns(play):
     story = play(
         *[(float(i), 100, 400) for i in range(4)],
         (25.0, 100, 1),
@@ -112,7 +112,7 @@ def test_a_replica_slows_down_in_the_midst_of_decoding(play):
     assert run.requests[0].finish == pytest.approx(0.2 + before * 0.11 + (100 - before) * 0.22)
 
 
-def test_replicas_that_share_cores_slow_one_another_down_while_both_are_busy(play):
+def test_busy_replicas_that_share_cores_slow_each_other(play):
     # Alone, the first decodes 10 tokens; from 1.3 s on both are busy, until the second ends.
     run = play((0.0, 100, 101), (1.25, 100, 1), initial_replicas=2, slowdown=(1.0, 2.0)).run
     first, second = run.requests
@@ -154,7 +154,7 @@ def test_nothing_comes_of_nothing(play):
     assert run.requests == () and run.attainment() == 1.0 and run.replica_hours == 0.0
 
 
-def test_a_request_at_zero_replicas_wakes_the_scaler_between_ticks(play):
+def test_request_at_zero_wakes_the_autoscaler_between_ticks(play):
     story = play((12.0, 100, 1), script={12.1: 1}, initial_replicas=0, min_replicas=0, wake_seconds=0.5)
     assert [now for now, _ in story.script.seen[:2]] == [10.0, 12.5]
     woken = story.script.seen[1][1]
@@ -169,7 +169,7 @@ def test_the_gateways_are_asked_only_where_it_hangs_on_them(play):
     assert may_sleep.script.seen[0][1].in_flight_requests == 2
 
 
-def test_a_full_queue_turns_requests_away_to_another_replica_or_to_nobody(play):
+def test_full_queue_sends_requests_to_another_replica_if_any(play):
     queue = {"kv_tokens": 160, "max_queued_kv_caches": 2, "max_sequences": 1}
     # One runs, and 320 tokens may wait: three prompts of 100.
     crowd = [(0.001 * n, 100, 50) for n in range(6)]

@@ -94,7 +94,7 @@ COUNTERS = (
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(requests(), max_size=25), scenarios(), WISHES)
-def test_every_request_ends_once_and_every_sample_could_be_a_scrape(told, scenario, wishes):
+def test_every_request_ends_once_and_every_sample_is_valid(told, scenario, wishes):
     scaler = Whims(wishes)
     run = simulate(told, scenario, scaler)
     assert [(r.arrival, r.prompt_tokens, r.output_tokens) for r in run.requests] == sorted(
@@ -162,7 +162,7 @@ def test_looking_more_often_changes_nothing(model, told, looks):
 
 @settings(max_examples=150, deadline=None)
 @given(engines(), st.lists(requests(), max_size=20))
-def test_an_engine_works_as_long_as_there_is_work_and_gives_all_blocks_back(model, told):
+def test_engine_runs_while_it_has_work_and_frees_all_blocks(model, told):
     engine, sequences = one_engine(model, told)
     spans = sorted((s.arrival, s.finish) for s in sequences if s.outcome is not Outcome.FAILED)
     busy, until = 0.0, 0.0

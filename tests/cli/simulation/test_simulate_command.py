@@ -207,7 +207,7 @@ def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, pro
     assert code == 2 and problem in said
 
 
-def test_a_trace_whose_clock_is_wrong_is_refused_before_it_takes_for_ever(policy, tmp_path, capsys):
+def test_trace_with_a_wrong_clock_is_refused_early(policy, tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 1e15)))
     code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)

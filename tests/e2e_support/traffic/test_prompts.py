@@ -63,7 +63,7 @@ def test_a_continuation_token_by_token_is_the_same(reference, prompt):
     assert found.margin == pytest.approx(prompt.margin, abs=0.005)
 
 
-def test_chats_that_share_do_so_for_several_blocks_and_then_differ(reference):
+def test_sharing_chats_share_several_blocks_and_then_differ(reference):
     encoded = [reference.encode_chat(prompt.messages) for prompt in of_kind(Kind.SHARED)]
     for one, other in combinations(encoded, 2):
         shared = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)

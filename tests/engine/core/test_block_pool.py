@@ -45,7 +45,7 @@ def test_blank_blocks_go_before_cached_ones() -> None:
     assert pool.num_cached == 3
 
 
-def test_least_recently_used_chain_goes_first_and_its_tail_before_its_head() -> None:
+def test_oldest_chain_is_evicted_first_from_its_tail() -> None:
     pool, [old, new] = pool_with_chains(5, 3, 2)
     order = [pool.allocate(1)[0] for _ in range(5)]
     assert order == [*reversed(old), *reversed(new)]
@@ -77,7 +77,7 @@ def test_shared_block_is_free_after_its_last_holder() -> None:
     assert pool.num_free == 1 and pool.find(digest(1)) == block
 
 
-def test_first_of_two_blocks_with_one_content_stays_the_one_that_is_found() -> None:
+def test_first_of_two_equal_blocks_stays_the_cached_one() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.publish(first, digest(1))

@@ -135,7 +135,7 @@ def test_children_stay_with_a_parent_that_loses_its_blocks(make_world: MakeWorld
     assert (again == 0) == (mode == "swap")
 
 
-def test_nobody_else_finds_what_a_family_shares_without_prefix_caching(make_world: MakeWorld) -> None:
+def test_siblings_share_without_prefix_caching_and_hide_it(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=100, budget=100, max_num_seqs=4, caching=False)
     fork(world, PROMPT[:30], 2, max_tokens=2)
     world.run()

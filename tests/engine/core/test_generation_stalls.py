@@ -84,13 +84,13 @@ def test_prompts_are_not_held_back_while_nobody_decodes(make_world: Make) -> Non
     assert steps == [256, 256, 256, 132]
 
 
-def test_however_slow_the_machine_every_step_takes_a_block_of_a_prompt(make_world: Make) -> None:
+def test_every_step_computes_a_block_on_any_machine(make_world: Make) -> None:
     here = streaming(make_world, max_stall=1e-6)
     steps = run_prompts(here, {51: 120, 52: 40})
     assert len(steps) <= 160 // 4 + 1 and min(steps) >= 4
 
 
-def test_a_prompt_that_has_begun_is_finished_before_the_next_begins(make_world: Make) -> None:
+def test_started_prompt_is_finished_before_the_next_one(make_world: Make) -> None:
     here = streaming(make_world, max_stall=40 * TOKEN)
     run_prompts(here, {50: 300, 51: 300, 52: 300})
     assert [key for key in here.tokens if key >= 50] == [50, 51, 52]

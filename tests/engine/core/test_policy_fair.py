@@ -49,7 +49,7 @@ def names(popped: list[Sequence]) -> str:
     return "".join(sequence.request.tenant or "-" for sequence in popped)
 
 
-def test_tenants_take_turns_and_each_ones_requests_keep_their_order(sequences: Sequences) -> None:
+def test_tenants_alternate_and_keep_the_order_of_their_requests(sequences: Sequences) -> None:
     for tenant in "aaaaabb-":
         sequences.push(None if tenant == "-" else tenant)
     popped = [sequences.admit() for _ in range(8)]
@@ -199,7 +199,7 @@ def flooded(make_world: Make, policy: PolicyName, queued: int, **shape: Any) -> 
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_five_hundred_queued_prompts_cost_another_tenant_one_prompts_service(make_world: Make, overlap: bool) -> None:
+def test_queued_prompts_cost_another_tenant_one_service(make_world: Make, overlap: bool) -> None:
     waits = {}
     cases: list[tuple[str, PolicyName, int]] = [("alone", "fair", 0), ("fair", "fair", 500), ("fcfs", "fcfs", 500)]
     for name, policy, queued in cases:

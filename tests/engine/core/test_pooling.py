@@ -51,7 +51,7 @@ def test_a_mean_computes_a_cached_prefix_again(make_world: World) -> None:
     assert [here.finished[key].num_cached_tokens for key in (1, 2, 3, 4)] == [0, 0, 20, 20]
 
 
-def test_the_last_token_is_computed_even_if_all_blocks_are_cached(make_world: World) -> None:
+def test_last_token_is_computed_even_if_all_blocks_are_cached(make_world: World) -> None:
     here = make_world(pools=True)
     for key in (1, 2):
         here.add(key, PROMPT[:20], params=pooling(mean=False))

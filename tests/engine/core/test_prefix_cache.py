@@ -45,9 +45,7 @@ def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
         ({"adapter": 1}, {"family": 1}),
     ],
 )
-def test_tenants_salts_families_and_generations_have_different_roots(
-    one: dict[str, Any], other: dict[str, Any]
-) -> None:
+def test_tenants_salts_families_and_generations_have_own_roots(one: dict[str, Any], other: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"tenant": None, "cache_salt": None}
     assert root_digest(**plain | one) != root_digest(**plain | other)
 

@@ -43,7 +43,7 @@ def test_a_prompt_of_one_token_has_nothing_to_report(make_world: World) -> None:
     assert here.reported == {} and len(here.tokens[1]) == 4
 
 
-def test_a_cached_prefix_is_computed_again_where_its_logprobs_are_asked_for(make_world: World) -> None:
+def test_cached_prefix_is_recomputed_if_its_logprobs_are_requested(make_world: World) -> None:
     here = make_world()
     for key, params in ((1, asking()), (2, asking()), (3, asking(prompt_logprobs=None))):
         here.add(key, PROMPT, params=params)
@@ -52,7 +52,7 @@ def test_a_cached_prefix_is_computed_again_where_its_logprobs_are_asked_for(make
     assert [here.finished[key].num_cached_tokens for key in (1, 2, 3)] == [0, 0, 20]
 
 
-def test_what_was_reported_before_a_preemption_is_not_reported_again(make_world: World) -> None:
+def test_preemption_repeats_no_reported_token(make_world: World) -> None:
     here = make_world(num_blocks=9, budget=8, max_num_seqs=2)
     here.add(1, PROMPT[:9], max_tokens=20)
     here.add(2, PROMPT[9:20], params=asking(max_tokens=16))

@@ -372,7 +372,7 @@ def test_a_step_costs_the_same_whatever_the_queue(make_world: MakeWorld) -> None
     assert costs[0] == costs[1]
 
 
-def test_first_in_the_queue_is_not_looked_up_again_before_blocks_come_free(make_world: MakeWorld) -> None:
+def test_queue_head_is_not_looked_up_before_blocks_are_freed(make_world: MakeWorld) -> None:
     costs = []
     for length in (40, 150):
         world = make_world(num_blocks=50, max_num_seqs=4, budget=200)
@@ -397,7 +397,7 @@ def test_gauges_count_what_is_there(make_world: MakeWorld) -> None:
     assert gauges.kv_slots_wasted == 3
 
 
-def test_prefilling_tokens_are_what_running_sequences_lack_of_their_prompts(make_world: MakeWorld) -> None:
+def test_prefilling_tokens_are_the_missing_prompt_tokens(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=60, budget=20, max_num_seqs=2)
     world.add(1, [1] * 5, max_tokens=9)
     world.add(2, [2] * 50, max_tokens=9)

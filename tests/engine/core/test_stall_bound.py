@@ -86,9 +86,7 @@ MACHINES = {
 
 @pytest.mark.parametrize("costs", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("seed_error", [0.3, 1.0, 3.0])
-def test_steps_stay_within_the_bound_whatever_the_machine_and_the_first_guess(
-    costs: dict[str, float], seed_error: float
-) -> None:
+def test_steps_stay_within_the_bound_on_every_machine(costs: dict[str, float], seed_error: float) -> None:
     """An estimate is wrong by a factor if the machine was busy at warm-up or is busy now."""
     machine = Machine(**costs, noise=0.05)
     bound = bound_of(**{name: seed_error * seconds for name, seconds in costs.items()})

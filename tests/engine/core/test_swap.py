@@ -105,9 +105,7 @@ def test_host_blocks_of_a_cancelled_sequence_are_free_at_once(make_world: MakeWo
     assert set(world.finished) == {1, 2, 3} - {victim.key}
 
 
-def test_stop_that_is_found_while_swapped_out_gives_the_host_blocks_back(
-    make_world: MakeWorld, expected_tokens: Expected
-) -> None:
+def test_stop_found_while_swapped_out_frees_the_host_blocks(make_world: MakeWorld, expected_tokens: Expected) -> None:
     """With overlap, the last sample of a victim is still in progress when it is swapped out."""
     prompts = {1: [1] * 14, 2: [2] * 14, 3: [3] * 14}
     calm = make_world(**{**TIGHT, "num_blocks": 64}, num_swap_blocks=20, overlap=True)
@@ -140,7 +138,7 @@ def test_queue_counts_only_what_a_swapped_sequence_lacks(make_world: MakeWorld) 
     assert (gauges.num_waiting, gauges.queued_tokens) == (1, 1)
 
 
-def test_copies_out_come_before_copies_in_and_name_each_host_block_once(make_world: MakeWorld) -> None:
+def test_copies_out_precede_copies_in_with_unique_host_blocks(make_world: MakeWorld) -> None:
     world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
     batches = record(world)
     for key in (1, 2, 3):
@@ -157,7 +155,7 @@ def test_copies_out_come_before_copies_in_and_name_each_host_block_once(make_wor
     assert not held and any(batch.swap_in for batch in batches)
 
 
-def test_sequence_cancelled_before_its_copies_were_taken_leaves_none(make_world: MakeWorld) -> None:
+def test_sequence_cancelled_before_its_copies_leaves_none(make_world: MakeWorld) -> None:
     """With overlap, a step may contain only a preemption: its copies run with the next step if still needed."""
     world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
     for key in (1, 2):
@@ -193,7 +191,7 @@ def test_preemption_says_why(make_world: MakeWorld, mode: str, num_swap_blocks: 
     assert set(world.finished) == {1, 2, 3}
 
 
-def test_forgotten_prefix_is_not_found_where_a_swapped_sequence_builds_on_it(make_world: MakeWorld) -> None:
+def test_evicted_prefix_is_not_found_by_a_swapped_sequence(make_world: MakeWorld) -> None:
     world = make_world(**TIGHT, num_swap_blocks=20)
     for key in (1, 2, 3):
         world.add(key, [key] * 14, max_tokens=20)

@@ -218,7 +218,7 @@ def test_what_findings_depend_on_tells_machines_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not this_machine().is_x86_64, reason="levels are of x86-64 Linux")
-def test_a_machine_is_tried_once_and_a_level_that_died_is_remembered() -> None:
+def test_machine_is_tried_once_and_failed_levels_are_kept() -> None:
     tried, run = trying(lambda module, limit: {})
     first = find_out(DeviceOptions(), machine=machine(), run=run)
     assert not first.is_known
@@ -233,7 +233,7 @@ def test_a_machine_is_tried_once_and_a_level_that_died_is_remembered() -> None:
 
 
 @pytest.mark.skipif(not this_machine().is_x86_64, reason="levels are of x86-64 Linux")
-def test_a_folder_that_cannot_be_written_costs_the_trials_at_each_start(
+def test_unwritable_folder_repeats_the_trials_at_each_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

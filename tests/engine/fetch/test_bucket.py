@@ -64,7 +64,7 @@ async def test_what_is_replaced_in_the_bucket_is_another_version(
     assert (first / "tokenizer.json").read_bytes() == b"{}", "readers of the old version may continue"
 
 
-async def test_a_download_goes_on_where_a_connection_broke_if_the_object_is_still_the_same(
+async def test_download_resumes_only_if_the_object_is_unchanged(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, model: dict[str, bytes]
 ) -> None:
     bucket.cut["model.safetensors"] = 2_000_000
@@ -74,9 +74,7 @@ async def test_a_download_goes_on_where_a_connection_broke_if_the_object_is_stil
     assert first == "" and second.startswith("bytes=1") and int(second[6:-1]) <= 2_000_000
 
 
-async def test_an_object_replaced_in_the_middle_is_not_joined_with_the_old_one(
-    prefix: str, fetch: Fetch, bucket: FaultyProxy
-) -> None:
+async def test_object_replaced_during_a_download_is_not_mixed(prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
     bucket.canned["GET /models/" + prefix + "/model.safetensors"] = Canned(412)
     with pytest.raises(FetchError, match="model.safetensors of s3://models/.* was replaced meanwhile"):
         await fetch(f"s3://models/{prefix}")
@@ -123,7 +121,7 @@ def test_an_entity_tag_that_is_no_digest_is_not_taken_for_one(s3_server: str, bu
     }
 
 
-def test_plan_reads_the_configuration_and_the_headers_of_the_weights(prefix: str, bucket: FaultyProxy) -> None:
+def test_plan_reads_the_configuration_and_headers_of_weights(prefix: str, bucket: FaultyProxy) -> None:
     found = BucketOrigin(BucketSource(bucket="models", prefix=prefix)).describe()
     assert (found.parameters, found.config) == (ELEMENTS, CONFIG)
     assert bucket.ranges("model.safetensors") == ["bytes=0-131071"]
@@ -186,9 +184,7 @@ async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: 
         await fetch(f"s3://models/{prefix}")
 
 
-async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(
-    prefix: str, fetch: Fetch, bucket: FaultyProxy
-) -> None:
+async def test_empty_prefix_names_the_folders_that_exist(prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
     with pytest.raises(FetchError, match=r"s3://models/team has no files, but it has folders: .*/"):
         await fetch("s3://models/team")
     with pytest.raises(FetchError, match="s3://models/nowhere has no files"):
@@ -199,7 +195,7 @@ async def test_a_prefix_that_holds_nothing_names_the_folders_that_are_there(
         await fetch("s3://wrong-name/llama")
 
 
-async def test_without_credentials_a_public_bucket_is_read_and_another_says_where_they_come_from(
+async def test_public_bucket_needs_no_credentials_others_say_which(
     prefix: str,
     fetch: Fetch,
     bucket: FaultyProxy,
@@ -241,7 +237,7 @@ async def test_a_pods_own_web_identity_is_traded_for_credentials(
     assert not bucket.canned
 
 
-async def test_a_store_named_in_the_source_is_asked_instead_of_the_environments(
+async def test_store_of_the_source_replaces_the_environments(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = os.environ["AWS_ENDPOINT_URL"]
@@ -249,7 +245,7 @@ async def test_a_store_named_in_the_source_is_asked_instead_of_the_environments(
     assert (await fetch(f"s3://models/{prefix}?endpoint={address}&region=here") / "config.json").exists()
 
 
-async def test_a_store_that_can_not_be_reached_is_named_and_what_was_fetched_before_serves(
+async def test_unreachable_store_is_named_and_cached_files_serve(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = await fetch(f"s3://models/{prefix}")
@@ -273,7 +269,7 @@ async def test_a_store_that_says_nothing_holds_up_no_ctrl_c(bucket: FaultyProxy,
             await fetching
 
 
-def test_the_aws_library_is_not_imported_before_a_bucket_is_asked() -> None:
+def test_aws_library_is_imported_only_for_buckets() -> None:
     code = "import sys, quire_cli.app; print([n for n in ('botocore', 'huggingface_hub') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -91,7 +91,7 @@ async def held_for_a_moment(folder: Path, said: list[str], pace: LockPace = PACE
         pass
 
 
-async def test_where_flock_says_nothing_a_beat_that_stands_still_is_a_dead_holders(
+async def test_stale_heartbeat_means_a_dead_holder_without_flock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with holder(tmp_path) as process:
@@ -104,7 +104,7 @@ async def test_where_flock_says_nothing_a_beat_that_stands_still_is_a_dead_holde
         await asyncio.wait_for(waiting, 60)
 
 
-async def test_a_holder_on_another_node_counts_though_flock_is_free_here(tmp_path: Path) -> None:
+async def test_holder_on_another_node_counts_although_flock_is_free(tmp_path: Path) -> None:
     owner = {"holder": "x", "kernel": "another", "name": "pod-7:1", "beat": 0}
     (tmp_path / "lock.owner").write_text(json.dumps(owner))
     said: list[str] = []
@@ -120,14 +120,14 @@ async def test_what_an_owner_of_this_kernel_left_is_taken_at_once(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
-async def test_an_owner_that_was_cut_off_while_writing_is_waited_for_and_no_longer(tmp_path: Path, text: str) -> None:
+async def test_interrupted_writer_is_waited_for_once(tmp_path: Path, text: str) -> None:
     (tmp_path / "lock.owner").write_text(text)
     began = time.monotonic()
     await held_for_a_moment(tmp_path, [])
     assert time.monotonic() - began >= PACE.stale_seconds
 
 
-async def test_whoever_lost_the_lock_neither_beats_nor_takes_it_from_the_next(tmp_path: Path) -> None:
+async def test_loser_of_the_lock_neither_beats_nor_releases_it(tmp_path: Path) -> None:
     next_owner = json.dumps({"holder": "next", "kernel": "another", "name": "next", "beat": 0})
     async with locked(tmp_path, pace=PACE):
         (tmp_path / "lock.owner").write_text(next_owner)

@@ -68,7 +68,7 @@ def test_no_login_leaves_for_where_it_would_be_read(login: str | None, monkeypat
     assert asked == ["https://registry.example/v2/org/m/manifests/1"]
 
 
-def test_an_archive_shorter_than_promised_is_not_asked_for_again_and_again() -> None:
+def test_short_archive_is_not_requested_repeatedly() -> None:
     class Short(Registry):
         def read(self, digest: str, start: int, size: int) -> bytes:
             return cut[start : start + size]

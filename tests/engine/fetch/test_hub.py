@@ -15,9 +15,7 @@ Fetch = Callable[..., Awaitable[Path]]
 TINY = "hf://org/tiny"
 
 
-async def test_a_connection_cut_in_the_middle_of_a_file_is_taken_up_where_it_broke(
-    hub: HubStub, fetch: Fetch, model: dict[str, bytes]
-) -> None:
+async def test_download_resumes_where_its_connection_broke(hub: HubStub, fetch: Fetch, model: dict[str, bytes]) -> None:
     hub.cut["model.safetensors"] = 2_000_000
     folder = await fetch(TINY)
     assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
@@ -29,9 +27,7 @@ def resumed_at(wanted: str) -> int:
     return int(wanted.removeprefix("bytes=").removesuffix("-"))
 
 
-async def test_a_damaged_file_is_refused_and_fetched_anew_by_the_next_try(
-    hub: HubStub, fetch: Fetch, model: dict[str, bytes]
-) -> None:
+async def test_damaged_file_is_refused_and_fetched_again(hub: HubStub, fetch: Fetch, model: dict[str, bytes]) -> None:
     hub.damaged.add("model.safetensors")
     with pytest.raises(FetchError, match="model.safetensors of org/tiny came damaged: its SHA-256"):
         await fetch(TINY)
@@ -71,7 +67,7 @@ async def test_a_gated_model_says_how_to_get_in(hub: HubStub, fetch: Fetch) -> N
     assert caught.value.hint is not None and "HF_TOKEN" in caught.value.hint
 
 
-async def test_a_repository_without_safetensors_is_refused_before_any_download(hub: HubStub, fetch: Fetch) -> None:
+async def test_repository_without_safetensors_is_refused_first(hub: HubStub, fetch: Fetch) -> None:
     hub.files = {name: data for name, data in hub.files.items() if name != "model.safetensors"}
     with pytest.raises(FetchError, match="has no safetensors weights"):
         await fetch(TINY)

@@ -122,7 +122,7 @@ async def test_links_within_the_folder_are_kept(
     assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
 
 
-def test_the_image_for_this_machine_is_chosen_and_attestations_are_none(
+def test_image_of_this_platform_is_chosen_not_attestations(
     registry: RegistryClient, tmp_path: Path, model: dict[str, bytes]
 ) -> None:
     other = registry.push("org/multi", "other", *(titled(name, b"{}") for name in model))
@@ -167,7 +167,7 @@ async def test_a_damaged_layer_is_refused_and_fetched_anew(
     assert held(await fetch(f"oci://{registry.host}/org/damaged:1")) == model
 
 
-async def test_an_image_pinned_by_its_digest_is_checked_and_then_needs_no_network(
+async def test_pinned_image_is_verified_and_needs_no_network_later(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     digest = registry.push("org/pinned", "1", archive(model))
@@ -271,7 +271,7 @@ async def test_what_is_not_there_or_no_model_is_said(
         await fetch("oci://127.0.0.1:9/org/odd:1")
 
 
-async def test_a_stop_while_unpacking_costs_nothing_that_was_downloaded(
+async def test_stop_while_unpacking_keeps_the_download(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = archive({"old.json": b"{}", "tokenizer.json": b"old"}), archive(model)
@@ -294,7 +294,7 @@ async def test_a_stop_while_unpacking_costs_nothing_that_was_downloaded(
 
 
 @pytest.mark.parametrize("compression", ["", "gzip"])
-def test_plan_finds_the_configuration_at_the_beginning_of_an_archive(
+def test_plan_finds_the_configuration_at_the_start_of_an_archive(
     compression: str, registry: RegistryClient, tmp_path: Path, model: dict[str, bytes]
 ) -> None:
     registry.push("org/plan", f"v{compression}", archive(under("m", model), compression=compression))

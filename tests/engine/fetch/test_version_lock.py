@@ -46,7 +46,7 @@ def test_recent_and_unlocked_versions_are_never_removed(tmp_path: Path) -> None:
     assert not remove_unused(tmp_path, keep=tmp_path / "new")
 
 
-def test_a_version_that_an_engine_uses_stays_until_the_engine_ends(tmp_path: Path) -> None:
+def test_version_in_use_stays_until_its_engine_ends(tmp_path: Path) -> None:
     used = version(tmp_path / "org--m", "v1")
     link = tmp_path / "org--m@main"
     link.symlink_to("org--m/v1")

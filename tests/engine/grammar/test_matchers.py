@@ -162,7 +162,7 @@ def test_a_token_outside_the_grammar_fails_only_its_request(make_constrained: Ma
     assert re.fullmatch("[a-z]{20}", world.text(2))
 
 
-def test_a_grammar_that_the_engine_cannot_compile_fails_its_request(make_constrained: Make) -> None:
+def test_grammar_that_cannot_be_compiled_fails_its_request(make_constrained: Make) -> None:
     world = make_constrained()
     world.add(1, params("start: nothing"))
     world.wait_for_grammars()

@@ -42,7 +42,7 @@ def test_everything_measured_has_a_bound(measured: bounds.Measures) -> None:
     assert sorted(bounds.names(measured)) == sorted(bounds.names(RECORDED.measures)), f"renew: {bounds.RENEW}"
 
 
-def test_cost_grows_with_scheduled_sequences_in_proportion_and_not_with_those_that_wait(
+def test_cost_grows_with_scheduled_sequences_only(
     measured: bounds.Measures,
 ) -> None:
     counts = measured["counts"]

@@ -49,7 +49,7 @@ def test_renewed_bounds_are_what_was_measured(tmp_path: Path) -> None:
     assert bounds.read(file) == bounds.Recorded(python=bounds.python_version(), measures={"counts": {"one": 1.25}})
 
 
-def test_the_same_steps_count_the_same_and_twice_as_many_count_double() -> None:
+def test_counts_are_proportional_to_steps() -> None:
     steps = scheduler_steps(4)
 
     def twice() -> None:
@@ -83,7 +83,7 @@ def test_a_compilation_is_counted() -> None:
     assert compilations(lambda: function(2)) == 0
 
 
-def test_memory_that_is_asked_of_the_kernel_in_each_step_is_counted() -> None:
+def test_page_faults_of_each_step_are_counted() -> None:
     def fresh_memory() -> None:
         with mmap.mmap(-1, 2**20) as pages:
             for place in range(0, len(pages), mmap.PAGESIZE):

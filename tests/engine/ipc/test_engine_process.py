@@ -210,7 +210,7 @@ async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started, reports
     assert client.state == "ready" and client.restarts == 0
 
 
-async def test_idle_engine_that_is_stopped_is_noticed_before_anybody_needs_it(
+async def test_stopped_idle_engine_is_detected_before_its_next_use(
     started: Started, reports: Reports, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = await started(supervision=SupervisionOptions(hang_timeout_seconds=2.0))
@@ -266,7 +266,7 @@ async def test_engine_killed_by_sigill_at_every_level_fails(make_client: MakeCli
     assert client.cpu is not None and client.cpu.level == "avx2"
 
 
-async def test_engine_killed_by_sigill_while_it_serves_is_replaced_lower(
+async def test_engine_killed_by_sigill_restarts_at_a_lower_level(
     make_client: MakeClient, at_amx: CpuChoice, reports: Reports
 ) -> None:
     client = make_client(cpu=at_amx, observer=reports)

@@ -86,7 +86,7 @@ def test_each_step_sends_its_columns(run: Run) -> None:
     assert outputs[0].first_scheduled_time <= outputs[0].time
 
 
-def test_request_that_arrives_while_others_run_joins_the_next_step(run: Run) -> None:
+def test_arriving_request_joins_the_next_step(run: Run) -> None:
     script, _ = run(submit(1), None, submit(2), None)
     assert [message.keys for message in script.of(Outputs)][:2] == [[1], [1, 2]]
 
@@ -100,7 +100,7 @@ def test_last_report_before_waiting_shows_an_idle_engine(run: Run) -> None:
     assert last.seconds.schedule > 0.0
 
 
-def test_reports_count_the_prompts_that_came_but_for_those_that_siblings_compute(run: Run) -> None:
+def test_reports_count_prompts_once_per_family(run: Run) -> None:
     first = submit(1, length=30)
     script, _ = run(first, sibling(first, 2), submit(3, length=5000))
     assert script.of(Stats)[-1].received_prompt_tokens == 30 + 5000

@@ -148,5 +148,5 @@ def test_configuration_reaches_the_engine_process_whole(make_config: Callable[..
     assert start_up.decode(line).config.model == ModelOptions(path=Path("/nowhere/model"))
 
 
-def test_a_configuration_leads_to_the_real_runner_unless_a_test_says_otherwise() -> None:
+def test_configuration_selects_the_real_runner_by_default() -> None:
     assert start_up.RunnerFactory().function == "quire_engine.runner:load_model"

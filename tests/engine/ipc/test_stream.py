@@ -93,7 +93,7 @@ async def test_reader_that_was_cancelled_may_read_again(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize(("logprobs", "at_least"), [(None, 20_000), (20, 500)], ids=["tokens", "logprobs"])
-async def test_what_nobody_reads_is_bounded_and_then_the_stream_ends_with_an_error(
+async def test_unread_output_is_bounded_and_ends_the_stream(
     stream: Stream, given_up: list[int], logprobs: int | None, at_least: int
 ) -> None:
     entry = None if logprobs is None else TokenLogprobs([1] * (logprobs + 1), [-1.0] * (logprobs + 1), 1)

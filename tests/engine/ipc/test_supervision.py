@@ -66,7 +66,7 @@ def test_limits_of_the_cpu_reach_the_engine_process() -> None:
     assert compute_environment(1, users)["ONEDNN_MAX_CPU_ISA"] == "ALL"
 
 
-def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idle() -> None:
+def test_engine_has_its_given_threads_which_sleep_when_idle() -> None:
     """The threads first spin for a moment, which the engine can stop only with the passive policy."""
     environment = compute_environment(3, {"PATH": "/bin", "OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "ACTIVE"})
     assert environment["PATH"] == "/bin"
@@ -76,7 +76,7 @@ def test_threads_of_the_engine_process_are_those_it_was_given_and_sleep_when_idl
     assert {environment[pool] for pool in pools} == {"3"}
 
 
-def test_compiled_kernels_are_kept_within_bounds_that_a_person_can_move() -> None:
+def test_compiled_kernels_stay_within_their_recorded_bounds() -> None:
     bounds = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     assert {compute_environment(1, {})[bound] for bound in bounds} == {"320"}
     assert {compute_environment(1, dict.fromkeys(bounds, "1024"))[bound] for bound in bounds} == {"1024"}

@@ -118,13 +118,11 @@ def test_rope_is_read_from_old_and_new_fields(changes: dict[str, Any], theta: fl
         ),
     ],
 )
-def test_which_layers_have_a_window_is_read_as_the_architecture_means_it(
-    changes: dict[str, Any], windows: tuple[int | None, ...]
-) -> None:
+def test_windowed_layers_are_read_by_architecture(changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert parsed(num_hidden_layers=3, **changes).windows == windows
 
 
-def test_a_window_that_hides_nothing_shares_the_block_tables_of_full_attention() -> None:
+def test_window_that_hides_nothing_shares_full_block_tables() -> None:
     config = replace(parsed(), windows=(8, None, 100))
     assert config.kv_groups == (8, None, 100)
     assert without_idle_windows(config, 100).windows == (8, None, None)

@@ -70,7 +70,7 @@ def test_few_numbers_of_rows_are_ever_computed() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_deterministic_backend_gives_a_row_the_same_bits_in_every_batch(dtype: torch.dtype) -> None:
+def test_deterministic_backend_ignores_the_batch_of_a_row(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     layer = choose_linear_backend(dtype, deterministic=True).pack(torch.randn(80, 200).to(dtype), None)
     x = torch.randn(37, 200).to(dtype)
@@ -124,7 +124,7 @@ def test_a_way_whose_trial_failed_is_not_tried_again(trial: str, way: str | None
     )
 
 
-def test_the_own_kernel_is_a_candidate_in_float32_and_the_deterministic_way() -> None:
+def test_own_kernel_is_a_candidate_in_float32() -> None:
     assert any(isinstance(way, FloatLinearBackend) for way in candidates(torch.float32))
     assert isinstance(choose_linear_backend(torch.float32, deterministic=True), FloatLinearBackend)
 
@@ -134,12 +134,12 @@ def test_backends_name_the_type_of_their_activations() -> None:
         assert all(backend.dtype == dtype for backend in backends(dtype))
 
 
-def test_float32_is_held_in_half_only_where_nobody_asked_for_float32() -> None:
+def test_float32_is_stored_as_half_unless_requested() -> None:
     assert not any(isinstance(backend, HalfLinearBackend) for backend in candidates(torch.float32))
     assert not any(isinstance(backend, HalfLinearBackend) for backend in candidates(torch.bfloat16, may_round=True))
 
 
-def test_a_layer_beyond_half_precision_keeps_its_weights_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_layer_beyond_half_precision_keeps_its_weights_with_a_log(caplog: pytest.LogCaptureFixture) -> None:
     weight, x = torch.randn(24, 48), torch.randn(3, 48)
     weight[5, 7] = 70_000.0
     with caplog.at_level(logging.WARNING):
@@ -154,7 +154,7 @@ def test_int8_is_chosen_when_asked_for() -> None:
         assert isinstance(chosen, Int8LinearBackend) and chosen.weights == "int8" and chosen.bytes_per_weight == 1
 
 
-def test_an_int8_layer_is_close_to_its_weights_and_a_precise_one_is_its_weights() -> None:
+def test_int8_layer_is_close_and_a_precise_layer_exact() -> None:
     torch.manual_seed(3)
     backend = choose_linear_backend(torch.float32, quantization="int8")
     weight, bias, x = torch.randn(80, 256), torch.randn(80), torch.randn(33, 256)

@@ -100,7 +100,7 @@ def test_first_phi3_checkpoints_call_longrope_otherwise(name: str) -> None:
     assert isinstance(parsed({**raw, "max_position_embeddings": 8192}).scaling, LongRopeScaling)
 
 
-def test_yarn_without_an_original_length_begins_at_the_models_positions() -> None:
+def test_yarn_without_an_original_length_uses_model_positions() -> None:
     scaling = parsed({"max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 2.0}}).scaling
     assert isinstance(scaling, YarnScaling) and scaling.original_max_position_embeddings == 512
 

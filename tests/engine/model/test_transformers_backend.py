@@ -138,7 +138,7 @@ STATE = "they keep a state that is no KV cache"
         ("unknown", "UnknownForCausalLM", {"auto_map": {"AutoConfig": "a.B"}}, "only with --trust-remote-code"),
     ],
 )
-def test_what_cannot_run_over_the_cache_is_refused_by_name_and_reason(
+def test_models_unfit_for_the_cache_are_refused_with_the_reason(
     model_type: str, architecture: Any, fields: dict[str, Any], words: str, write: Write
 ) -> None:
     named = [architecture] if isinstance(architecture, str) else architecture
@@ -177,7 +177,7 @@ NORM = "transformer.ln_f.weight"
         (lambda tensors: tensors[NORM].fill_(float("nan")), f"tensor {NORM} holds NaN or infinity"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name(
+def test_unfitting_checkpoint_is_refused_by_the_name_of_the_tensor(
     change: Callable[[dict[str, torch.Tensor]], None], words: str, gpt2: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFolderError) as raised:

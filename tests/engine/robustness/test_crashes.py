@@ -91,7 +91,7 @@ async def served_again(http: httpx.AsyncClient) -> float:
         await asyncio.sleep(0.05)
 
 
-async def test_an_engine_killed_under_load_fails_only_what_ran_and_a_drain_drops_nothing(start_server: Start) -> None:
+async def test_killed_engine_fails_only_its_own_and_a_drain_nothing(start_server: Start) -> None:
     began = time.monotonic()
     with start_server("--check-integrity") as server:
         first_start = time.monotonic() - began
@@ -116,7 +116,7 @@ async def test_an_engine_killed_under_load_fails_only_what_ran_and_a_drain_drops
             assert await asyncio.to_thread(server.child.wait, 60) == 0
 
 
-async def test_a_stopped_engine_is_noticed_and_replaced_and_does_not_outlive_its_server(start_server: Start) -> None:
+async def test_stopped_engine_is_replaced_and_ends_with_its_server(start_server: Start) -> None:
     with start_server("--engine-hang-timeout", "2s", fake={"step_seconds": 0.01}) as server:
         async with client(server) as http:
             pid = server.engine_pid()
@@ -141,9 +141,7 @@ async def test_a_stopped_engine_is_noticed_and_replaced_and_does_not_outlive_its
 
 
 @pytest.mark.parametrize("count", [200])
-async def test_many_streams_whose_clients_vanish_at_random_give_every_block_back(
-    start_server: Start, count: int
-) -> None:
+async def test_vanished_clients_of_streams_free_every_block(start_server: Start, count: int) -> None:
     chance = random.Random(3)
     with start_server("--check-integrity", "--max-num-seqs", "128", fake={"step_seconds": 0.002}) as server:
         pid = server.engine_pid()

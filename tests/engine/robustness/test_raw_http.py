@@ -180,7 +180,7 @@ def test_a_body_beyond_its_limit_is_refused_before_it_is_read(server: Any) -> No
     assert checked(talk(server, request_of(server, chunk * 40, more="transfer-encoding: chunked\r\n"))) == 413
 
 
-def test_many_requests_at_once_on_one_connection_are_answered_in_turn(server: Any) -> None:
+def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     one = request_of(server, PLAIN, close=False)
     wrong = request_of(server, b"{}", close=False)
     answer = talk(server, one + wrong + one + request_of(server, PLAIN))
@@ -188,7 +188,7 @@ def test_many_requests_at_once_on_one_connection_are_answered_in_turn(server: An
     assert statuses == [200, 400, 200, 200]
 
 
-def test_garbage_behind_a_streamed_request_does_not_end_its_stream_as_a_success(server: Any) -> None:
+def test_garbage_after_a_request_ends_no_stream_as_a_success(server: Any) -> None:
     body = body_with(stream=True, max_tokens=2000)
     answer = talk(server, request_of(server, body, close=False) + b"\0garbage\r\n\r\n")
     assert b"[DONE]" not in answer

@@ -249,7 +249,7 @@ def test_a_damaged_file_is_measured_anew(
     assert kept.read("timings", file.stem, Timings) == found.timings
 
 
-def test_a_slow_type_is_served_with_a_warning_that_names_the_factor(
+def test_slow_dtype_is_served_with_a_warning_about_the_factor(
     engine_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def slow(ways: tuple[LinearBackend, ...], _: LayerSizes) -> dict[str, tuple[float, ...]]:

@@ -114,7 +114,7 @@ def test_a_share_too_small_names_the_share_that_is_enough() -> None:
     assert isinstance(enough, CacheSize) and enough.max_model_len == 8192
 
 
-def test_where_no_share_would_do_none_is_named_nor_a_dtype_that_is_in_use() -> None:
+def test_remedies_name_no_useless_share_or_dtype() -> None:
     full = replace(USE, total=24 * GIB, free=GIB // 2 + 200 * MIB)
     refused = size_device_cache(replace(DEMAND, must_hold_limit=True), CacheOptions(kv_cache_dtype="fp8"), full, None)
     assert isinstance(refused, CacheTooSmall)
@@ -131,7 +131,7 @@ def test_where_no_share_would_do_none_is_named_nor_a_dtype_that_is_in_use() -> N
     before=st.integers(0, 200),
     share=st.floats(0.01, 1.0),
 )
-def test_the_card_is_never_promised_beyond_what_is_free_nor_beyond_the_share(
+def test_budget_is_within_free_memory_and_the_share(
     total: int, weights: int, activations: int, graphs: int, before: int, share: float
 ) -> None:
     use = DeviceUse(

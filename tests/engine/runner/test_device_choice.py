@@ -59,7 +59,7 @@ def test_the_first_gpu_that_can_be_used_is_taken(asked: DeviceName, gpus: tuple[
         (replace(FOUND, gpus=(replace(GB300, capability=(12, 1)),)), "sm_75, sm_80, sm_86, sm_90a, sm_100 only"),
     ],
 )
-def test_without_a_usable_gpu_auto_takes_the_cpu_and_cuda_is_refused(found: FoundDevices, reason: str) -> None:
+def test_auto_selects_the_cpu_without_a_gpu_and_cuda_is_refused(found: FoundDevices, reason: str) -> None:
     on_cpu = choose_device("auto", lambda: found)
     assert isinstance(on_cpu, OnCpu) and reason in on_cpu.reason, on_cpu
     assert on_cpu.reason.count("compute capability") <= 1, "the same of two GPUs is said once"

@@ -88,7 +88,7 @@ def mixed(size: int) -> GraphKey:
     return GraphKey(size, is_mixed=True)
 
 
-def test_graphs_are_captured_largest_first_and_the_smallest_that_fits_is_replayed() -> None:
+def test_graphs_are_captured_by_size_and_replayed_by_best_fit() -> None:
     done: list[GraphKey] = []
     sizes = GraphSizes(decode=(1, 4, 6, 99), mixed=(4, 16, 32)).within(sequences=6, tokens=16)
     store = GraphStore(make_accelerator(torch.device("cpu")), sizes)
@@ -117,7 +117,7 @@ def test_graphs_are_captured_largest_first_and_the_smallest_that_fits_is_replaye
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64])
-def test_every_input_begins_at_an_aligned_address_and_arrives_whole(tokens: int) -> None:
+def test_every_input_is_aligned_and_arrives_whole(tokens: int) -> None:
     largest = InputSizes(tokens=64, sequences=64, logits=64, draws=64)
     staging = StepStaging(make_accelerator(DEVICE), groups=2, largest=largest)
     sizes = InputSizes(tokens=tokens, sequences=tokens, logits=tokens, draws=tokens)

@@ -131,7 +131,7 @@ def test_an_unsuitable_draft_model_stops_the_start_if_required(
 
 
 @pytest.mark.parametrize("broken", ["vocabulary", "folder", "weights"])
-def test_a_broken_draft_model_that_is_not_required_leaves_the_target(
+def test_target_starts_without_a_broken_optional_draft_model(
     make_folder: Callable[..., Path], start: Callable[..., Any], tmp_path: Path, broken: str
 ) -> None:
     draft = tmp_path / "draft"
@@ -147,7 +147,7 @@ def test_a_broken_draft_model_that_is_not_required_leaves_the_target(
     assert len(running.tokens[1]) == 9 and running.engine.counters.num_drafts == 0
 
 
-def test_the_target_starts_alone_if_the_cache_of_an_optional_draft_does_not_fit(
+def test_target_starts_alone_if_an_optional_draft_does_not_fit(
     make_folder: Callable[..., Path], start: Callable[..., Any]
 ) -> None:
     """The cache has room for one sequence of the target's layers only."""

@@ -27,7 +27,7 @@ def alone(start: Callable[..., Any], folder: Path) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", [1024, 64])
-def test_answers_to_one_prompt_are_those_of_requests_of_their_own(
+def test_several_answers_equal_those_of_single_requests(
     make_folder: Callable[..., Path], start: Callable[..., Any], caching: bool, budget: int
 ) -> None:
     folder = make_folder()
@@ -51,7 +51,7 @@ WINDOWED = {"head_dim": 16, "sliding_window": 24, "layer_types": ["sliding_atten
 
 @pytest.mark.parametrize(("family", "fields"), [("llama", {}), ("gemma3_text", WINDOWED)])
 @pytest.mark.parametrize("caching", [True, False])
-def test_sequence_that_was_swapped_out_goes_on_as_if_it_had_not_been(
+def test_swapped_sequence_continues_unchanged(
     make_folder: Callable[..., Path], start: Callable[..., Any], family: str, fields: dict[str, Any], caching: bool
 ) -> None:
     folder = make_folder(family, **fields)

@@ -101,7 +101,7 @@ def test_inputs_are_of_the_types_the_kernels_take() -> None:
         assert tensor.dtype == torch.int64 and tensor.is_contiguous()
 
 
-def test_positions_of_prompts_have_logits_beside_those_that_are_drawn_from() -> None:
+def test_prompt_positions_have_logits_like_sampled_ones() -> None:
     asked = [
         PromptPositions(index=2, first=0, next_token_ids=[8], num_logprobs=0),
         PromptPositions(index=1, first=15, next_token_ids=[3, 4], num_logprobs=0),

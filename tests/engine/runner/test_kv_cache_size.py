@@ -171,7 +171,7 @@ def test_the_numbers_that_a_refusal_names_work(
         assert isinstance(size_cache(shorter, CacheOptions(kv_cache_memory_bytes=budget), None), CacheSize)
 
 
-def test_a_window_needs_its_blocks_and_a_step_more_whatever_the_length() -> None:
+def test_window_needs_its_blocks_and_one_step_at_any_length() -> None:
     demand = replace(
         DEMAND, groups=(CacheGroup(block_bytes=MIB, window=100),), sequence_tokens=50_000, must_hold_limit=True
     )
@@ -182,7 +182,7 @@ def test_a_window_needs_its_blocks_and_a_step_more_whatever_the_length() -> None
     assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((9,), 50_000)
 
 
-def test_a_windowed_group_gets_what_its_sequences_can_use_and_the_others_the_rest() -> None:
+def test_windowed_group_gets_what_it_can_use_others_the_rest() -> None:
     # 4 windows of 7 + 2 blocks and a step of 4, and half as much again: 60 blocks.
     size = size_cache(MIXED, given_size(1000), None)
     assert isinstance(size, CacheSize)
@@ -252,7 +252,7 @@ def test_the_least_swap_space_that_is_named_is_enough() -> None:
     assert isinstance(size, CacheSize) and min(size.num_swap_blocks) == 1
 
 
-def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None:
+def test_window_leaves_room_for_a_chunk_of_more_than_a_block() -> None:
     for window in range(1, 70):
         group = CacheGroup(block_bytes=1, window=window)
         layout = make_layout(replace(MODEL, windows=(window,) * 3), 16, size_of(DEMAND.fewest_blocks(group)))
@@ -267,7 +267,7 @@ def test_a_window_is_always_left_room_for_a_chunk_of_more_than_a_block() -> None
     prompts=st.lists(st.integers(1, 150), min_size=1, max_size=12),
     overlap=st.booleans(),
 )
-def test_windows_never_wait_for_blocks_where_each_got_the_most_it_can_use(
+def test_windows_with_maximum_blocks_never_wait(
     window: int, sequences: int, tokens: int, prompts: list[int], overlap: bool
 ) -> None:
     limits = CacheLimits(block_size=16, sequence_tokens=10**9, max_sequences=sequences, max_batched_tokens=tokens)
@@ -317,7 +317,7 @@ def test_layers_with_the_same_window_share_a_group() -> None:
     sequences=st.integers(1, 1000),
     explicit=st.booleans(),
 )
-def test_the_cache_stays_in_its_budget_and_holds_a_longest_sequence(
+def test_cache_fits_its_budget_and_a_longest_sequence(
     budget: int, limit: int, must_hold: bool, sequences: int, explicit: bool
 ) -> None:
     demand = replace(DEMAND, sequence_tokens=limit, must_hold_limit=must_hold, max_sequences=sequences)
@@ -330,7 +330,7 @@ def test_the_cache_stays_in_its_budget_and_holds_a_longest_sequence(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_block_takes_what_the_formula_says_and_the_allocation_has(dtype: torch.dtype) -> None:
+def test_block_bytes_match_the_formula_and_the_allocation(dtype: torch.dtype) -> None:
     (group,) = cache_groups(MODEL, dtype, 32)
     per_token = kv_bytes_per_token(layers=3, kv_heads=2, head_dim=16, dtype_bytes=dtype.itemsize)
     assert group.block_bytes == 32 * per_token

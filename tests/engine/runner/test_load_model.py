@@ -129,7 +129,7 @@ def test_the_shortest_possible_model_warms_up(make_folder: Folder, engine_config
         ),
     ],
 )
-def test_options_that_cannot_be_served_name_the_flag_and_the_number(
+def test_unservable_options_name_the_flag_and_the_number(
     changes: dict[str, Any], words: list[str], make_folder: Folder, engine_config: Config
 ) -> None:
     with pytest.raises(FlagsError) as raised:
@@ -156,7 +156,7 @@ def test_importing_the_runner_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 
-def test_int8_weights_are_reported_and_the_same_tokens_come_in_every_batch(
+def test_int8_weights_are_reported_and_tokens_ignore_the_batch(
     make_folder: Folder, engine_config: Config, start: Callable[..., Any]
 ) -> None:
     folder = make_folder()

@@ -214,7 +214,7 @@ def test_every_stream_connects_its_two_ranks(nodes: int, tensor: int, pipeline: 
         own.close()
 
 
-def test_a_node_that_differs_ends_the_start_on_all_nodes_with_the_reason() -> None:
+def test_differing_node_ends_the_start_on_all_nodes() -> None:
     with ThreadPoolExecutor(4) as pool:
         futures = meet(pool, 4, other={"version": "2"}, tensor=4, join_timeout_seconds=20.0)
         errors = [future.exception() for future in (futures[0], futures[3])]

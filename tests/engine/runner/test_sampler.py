@@ -107,7 +107,7 @@ def test_a_row_given_to_another_sequence_forgets_the_one_before() -> None:
     assert (int(drawn.token_ids[0]), drawn.logprobs) == (4, None)
 
 
-def test_rows_that_ask_for_nothing_are_left_alone_beside_those_that_do() -> None:
+def test_rows_without_settings_stay_unchanged() -> None:
     here = sampler(admission(0), admission(1, logit_bias=((5, 9.0),)), admission(2))
     assert draw(here, peaked(4, 5).repeat(3, 1), [2, 1, 0]).token_ids.tolist() == [4, 5, 4]
 

@@ -54,9 +54,7 @@ def test_swapped_sequences_go_on_as_if_nothing_had_been(
     assert counters.swapped_in_blocks > 0 and counters.recomputed_tokens == 0
 
 
-def test_the_warm_up_measures_what_preemption_and_stalls_are_decided_by(
-    make_folder: Callable[..., Path], start: Make
-) -> None:
+def test_warm_up_measures_the_costs_of_preemption_and_stalls(make_folder: Callable[..., Path], start: Make) -> None:
     model = start(make_folder(), swap_space_bytes=1 << 20).model
     assert 10.0 < model.prefill_tokens_per_second < 1e8
     assert 1e6 < model.swap_bytes_per_second < 1e12

@@ -38,7 +38,7 @@ def lengths(*, max_model_len: int = 100, max_tokens: int = 100, chunks: tuple[in
     return runner.lengths
 
 
-def test_every_height_of_a_tile_of_short_queries_is_run_before_it_is_asked_for() -> None:
+def test_every_tile_height_of_short_queries_is_warmed_up() -> None:
     kernel = pytest.importorskip("quire_kernels.paged_attention.kernel")
     plan = pytest.importorskip("quire_kernels.paged_attention.plan")
     ran = [length for length in lengths() if length <= plan.MAX_SHORT_QUERIES]

@@ -104,7 +104,7 @@ def compare(reference: PreTrainedModel, prompt: list[int], tokens: list[int], lo
     return Compared(behind=behind.tolist(), errors=(torch.tensor(logprobs) - expected).abs().tolist())
 
 
-def test_tokens_and_probabilities_are_those_of_float32_on_the_cpu(
+def test_tokens_and_probabilities_equal_float32_on_the_cpu(
     config: EngineConfig, model: LoadedModel, reference: PreTrainedModel
 ) -> None:
     chance = Random(7)

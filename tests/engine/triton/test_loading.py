@@ -105,14 +105,14 @@ def products_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("products_by_row")
 # Of 512 tokens, one fixed split is the longest sequence, and the block into which a step may run ahead starts another.
 @pytest.mark.parametrize("longest", [48, 512])
-def test_deterministic_answers_are_the_same_bits_however_prompts_are_cut(small: Path, longest: int) -> None:
+def test_deterministic_answers_ignore_how_prompts_are_cut(small: Path, longest: int) -> None:
     prompt, other = [17, *range(3, 24)], [9, 8, 7]
     (whole,) = ask(config_of(small, max_model_len=longest, deterministic=True), [prompt], max_tokens=2)
     pieces = config_of(small, tokens=9, max_model_len=longest, deterministic=True)
     assert ask(pieces, [other, prompt], max_tokens=2)[1] == whole
 
 
-def test_heads_that_the_kernels_do_not_take_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+def test_unsupported_heads_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     cases.save(Case(family="llama", fields={"num_hidden_layers": 1, "head_dim": 320}), tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FlagsError, match="LlamaForCausalLM cannot be served on .*: head dim 320: up to 256 is needed"):

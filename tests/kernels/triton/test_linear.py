@@ -47,7 +47,7 @@ def test_splits_follow_from_the_weight_and_cover_it() -> None:
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (130, 590)])
-def test_a_row_has_the_same_bits_in_every_batch_and_at_every_place_in_it(
+def test_row_has_the_same_bits_in_every_batch_and_place(
     outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     weight, bias = weights(outputs, inputs, dtype, device)

@@ -34,7 +34,7 @@ def test_of_equals_the_first_are_told_and_all_have_the_best_rank(device: torch.d
     assert found.token_ids.tolist() == [[0, 1, 2]] * 2 and found.rank.tolist() == [1, 1]
 
 
-def test_more_candidates_than_a_list_holds_are_looked_for_in_the_row(
+def test_candidates_beyond_the_list_are_searched_in_the_row(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "MOST_CANDIDATES", 4)

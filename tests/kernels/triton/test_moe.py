@@ -126,7 +126,7 @@ def test_experts_without_tokens_are_passed_over(
     assert_close(layer(x, routes).cpu(), layer.expected(x, routes))
 
 
-def test_a_tokens_result_does_not_depend_on_who_else_is_in_the_batch(device: torch.device) -> None:
+def test_result_of_a_token_does_not_depend_on_its_batch(device: torch.device) -> None:
     # In float32 the interpreter's products, which are numpy's, depend on the place of a row in its block.
     layer = Layer(4, 48, 40, torch.float16, device)
     x = torch.randn(35, 48).half().to(device)
@@ -186,9 +186,7 @@ def test_assignments_are_sorted_by_expert_and_divided_into_blocks(
     assert blocks[: int(count)].tolist() == expected
 
 
-def test_the_two_products_may_be_cut_into_blocks_of_different_heights(
-    device: torch.device, assert_close: AssertClose
-) -> None:
+def test_both_products_may_have_blocks_of_different_heights(device: torch.device, assert_close: AssertClose) -> None:
     layer = Layer(3, 32, 32, torch.float32, device)
     x, routes = torch.randn(50, 32).to(device), routed(torch.randint(3, (50, 2)), device)
     down = config_for("moe.down", target_of(device), "bytes=4")

@@ -87,7 +87,7 @@ def test_equals_the_reference(
         (256, 3, 32, HALF),
     ],
 )
-def test_equals_the_reference_for_head_dims_groups_and_block_sizes(
+def test_result_equals_the_reference_for_all_shapes(
     head_dim: int,
     group: int,
     block_size: int,
@@ -140,7 +140,7 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Fill, device: torch.dev
         (20.0, False, True, 50, FP8),
     ],
 )
-def test_caps_sinks_slopes_and_float8_bend_the_scores_as_in_the_reference(
+def test_caps_sinks_slopes_and_float8_match_the_reference(
     soft_cap: float | None,
     has_sinks: bool,
     has_slopes: bool,

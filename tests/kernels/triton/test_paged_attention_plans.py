@@ -122,7 +122,7 @@ def test_any_room_for_splits_equals_the_reference(
     assert_close(found, reference.paged_attention(q, filled.cache, **lengths, scale=0.25, sinks=sinks))
 
 
-def test_a_workspace_holds_partial_results_only_where_a_context_is_split(
+def test_workspace_has_partial_results_only_for_split_contexts(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
     space = workspace(device, partials=8)
@@ -243,7 +243,7 @@ def test_a_chunk_has_the_same_bits_whatever_its_batch_mates_hold(
 
 
 @pytest.mark.usefixtures("alike_rows")
-def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
+def test_fixed_splits_give_a_token_the_same_bits_in_all_steps(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
     some = sequences(420, 90, space=workspace(device, partials=160, split_tokens=128))
@@ -257,7 +257,7 @@ def test_with_fixed_splits_a_token_has_the_same_bits_in_whatever_steps_it_comes(
 
 
 @pytest.mark.usefixtures("alike_rows")
-def test_fixed_splits_without_room_for_each_query_give_the_same_bits(
+def test_fixed_splits_without_room_give_the_same_bits(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
     def space(partials: int) -> Workspace:
@@ -371,7 +371,7 @@ def test_refuses_buffers_that_do_not_fit_together(change: dict[str, Any], messag
         plan_over_buffers(**moved, workspace=workspace(device, partials=2))
 
 
-def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: torch.device) -> None:
+def test_tiles_of_few_queries_follow_the_longest_one(device: torch.device) -> None:
     tables = torch.zeros(3, 10, dtype=torch.int32, device=device)
     for queries, longest in (([1, 40, 1], 1), ([1, 40, 4], 4), ([40, 40, 40], 1), ([16, 17, 1], MAX_SHORT_QUERIES)):
         plan = plan_attention(block_tables=tables, query_lens=queries, context_lens=[100] * 3, block_size=16)
@@ -394,7 +394,7 @@ def test_the_tiles_of_few_queries_are_planned_for_the_longest_of_them(device: to
         (16, 64, 256, 2, 64),
     ],
 )
-def test_tiles_of_few_queries_are_whole_tokens_and_smaller_for_wide_heads(
+def test_tiles_of_few_queries_are_whole_tokens(
     max_queries: int, group: int, head_dim: int, query_bytes: int, rows: int
 ) -> None:
     """64 rows of 256 would need more shared memory than Ada and small Blackwells have."""

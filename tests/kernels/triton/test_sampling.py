@@ -109,7 +109,7 @@ def test_a_growing_batch_meets_no_compilation(device: torch.device, monkeypatch:
     assert all(len(seen.constants) == 2 and seen.constants[0] == seen.constants[1] for seen in launches)
 
 
-def test_more_candidates_than_a_list_holds_are_looked_for_in_the_row(
+def test_candidates_beyond_the_list_are_searched_in_the_row(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "MOST_CANDIDATES", 16)
@@ -165,7 +165,7 @@ def test_greedy_equals_the_reference(rows: int, vocabulary: int, dtype: torch.dt
     assert greedy(logits).tolist() == reference.greedy(logits.cpu()).tolist()
 
 
-def test_greedy_takes_the_first_of_equals_across_the_parts_of_a_row(device: torch.device) -> None:
+def test_greedy_selects_the_first_of_equals_across_parts(device: torch.device) -> None:
     logits = torch.full((4, 9000), -3.0)
     logits[0, [4000, 4600, 8999]] = -1.0
     logits[1, [8999, 2300]] = 7.0

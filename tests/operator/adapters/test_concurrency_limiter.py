@@ -75,7 +75,7 @@ async def run(server: Server, limiter: ConcurrencyLimiter, count: int) -> None:
     await asyncio.gather(*(one() for _ in range(count)))
 
 
-async def test_a_server_that_works_off_one_by_one_is_never_waited_for_in_vain() -> None:
+async def test_serial_server_is_never_waited_for_in_vain() -> None:
     server = Server(seconds=0.1)
     await run(server, ConcurrencyLimiter(lambda: server.now), 600)
     assert server.longest < SLOW_SECONDS + 0.5, "below the five seconds after which a call is given up"

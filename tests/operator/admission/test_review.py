@@ -101,7 +101,7 @@ def test_what_only_the_server_can_know_is_refused_in_its_words() -> None:
 @pytest.mark.parametrize(
     "error", [Unavailable("it hangs"), Throttled("later", after_seconds=1.0), Forbidden("no right")], ids=repr
 )
-def test_a_server_that_does_not_answer_is_a_warning_and_no_refusal(error: Exception) -> None:
+def test_silent_server_causes_a_warning_and_no_refusal(error: Exception) -> None:
     verdict = review(body(), server=ApiServer(answer=error))
 
     assert verdict.problems == ()
@@ -112,7 +112,7 @@ NEEDED = ("ServiceAccount chat", "Service chat", "Service chat-headless", "PodDi
 
 
 @pytest.mark.parametrize("taken", NEEDED)
-def test_new_llmdeployment_is_refused_if_a_child_has_another_owner(taken: str) -> None:
+def test_new_deployment_is_refused_if_a_child_has_another_owner(taken: str) -> None:
     server = ApiServer(owner="", taken=taken)
 
     verdict = review(body(), server=server)
@@ -178,7 +178,7 @@ class Estimate:
         return BlockingCondition(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
 
 
-def test_what_would_not_fit_is_a_warning_beside_those_of_the_dry_run() -> None:
+def test_capacity_warnings_join_those_of_the_dry_run() -> None:
     reviewer = Reviewer(
         dry_run=ApiServer(owner="another-uid"),
         images=Images(engine="engine"),

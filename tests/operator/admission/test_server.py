@@ -24,9 +24,7 @@ async def called(*_: Any, **__: Any) -> Any:
     return {}
 
 
-async def test_it_serves_again_once_certificate_and_key_belong_together(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_server_recovers_once_certificate_and_key_match(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     authority = Authority(tmp_path / "pki")
     authority.create()
     first, second = (authority.issue(name, subject=f"/CN={name}", alternative_names="IP:127.0.0.1") for name in "ab")

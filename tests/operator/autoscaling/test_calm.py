@@ -180,7 +180,7 @@ def test_a_recommendation_for_a_steady_stream_does_not_swing(kit, plant, first):
 
 @pytest.mark.parametrize("startup", [0.0, 120.0])
 @pytest.mark.parametrize(("short", "replicas"), [(1.1, 1), (1.1, 4), (1.5, 1), (1.5, 4)])
-def test_replicas_that_take_less_than_they_seem_to_are_not_tried_again_and_again(kit, short, replicas, startup):
+def test_replicas_that_accept_less_are_not_retried_repeatedly(kit, short, replicas, startup):
     """All learned costs say that fewer replicas are enough; only first tokens are late. One trial per hour is fine."""
     figures = {"prompt": 500.0, "output": 100.0, "slots": 32, "step": 0.02, "prefill": 1e-4, "decode": 2e-4}
     per_second = 0.5 * replicas / Plant(per_second=0.0, **figures)._cost(32)

@@ -110,7 +110,7 @@ async def test_pods_that_have_requests_are_asked(pods, expected):
     assert server.asked == [("/api/v1/namespaces/quire/pods", {"labelSelector": "app=gateway", "resourceVersion": "0"})]
 
 
-async def test_pods_are_listed_now_and_then_and_known_ones_stand_while_the_server_is_away(caplog):
+async def test_pods_are_listed_periodically_and_kept_during_outages(caplog):
     server, now = Server(pod()), [0.0]
     found = GatewayPods(
         server.read, namespace="quire", selector="app=gateway", urls=("http://elsewhere",), now=lambda: now[0]

@@ -207,7 +207,7 @@ def test_order_of_replicas_says_nothing(kit, rules, past, observation, record, r
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, min_size=1, max_size=6), observations, records)
-def test_restart_from_what_status_says_never_scales_down_at_first(kit, rules, past, observation, record):
+def test_restart_from_the_status_never_scales_down_first(kit, rules, past, observation, record):
     policy = kit.policy(**rules)
     history, target = lived(policy, past, record)
     written = {

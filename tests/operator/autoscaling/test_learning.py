@@ -45,14 +45,14 @@ def test_costs_are_found_from_mixed_work_despite_noise():
     assert (rates.mean_prompt_tokens, rates.mean_output_tokens) == (100, 40)
 
 
-def test_one_sequence_at_a_time_does_not_make_a_full_batch_look_dear():
+def test_single_sequences_do_not_raise_the_cost_of_a_full_batch():
     rates = learnt([work(steps=100, prefill=1000, generated=100) for _ in range(10)])
     # The cost of a single sequence is the step's cost; a full batch shares it.
     assert rates.seconds_per_output_token(10) < 0.2 * STEP
 
 
 @pytest.mark.parametrize(("busiest", "error"), [(4, 0.2), (32, 0.05)])
-def test_several_tokens_of_a_sequence_in_a_step_leave_the_speed_of_a_full_batch(busiest, error):
+def test_several_tokens_per_sequence_keep_the_batch_speed(busiest, error):
     """Up to 4 sequences have 4 drafts each, of which 2 are accepted; more have none, and a full batch has 32.
 
     A replica that never had more than 4 sequences is estimated too slow, because of the passes of the draft model.
@@ -126,7 +126,7 @@ class Engine:
         return dict(self.counters)
 
 
-def test_arrivals_that_outgrow_a_replica_scale_up_before_anything_queues(kit):
+def test_arrivals_beyond_a_replica_scale_up_before_a_queue(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
     for requests in [3, 4, 5, 3, 4, 5] * 9:
         story.tick(kit.ready("a", running=1, **engine.serve(requests)))
@@ -156,14 +156,14 @@ def spare_after(*works: float, percentile: int = 95) -> float:
     return Tuning().spare_replicas(variance.deviation(mean), 0.0, percentile=percentile)
 
 
-def test_spare_replicas_grow_with_the_percentile_and_more_slowly_than_the_work():
+def test_spare_replicas_grow_with_the_percentile():
     assert spare_after(4.0, percentile=99) > spare_after(4.0) > spare_after(4.0, percentile=50)
     assert spare_after(4.0) == pytest.approx(2 * spare_after(1.0))
     assert spare_after(400.0) == pytest.approx(20 * spare_after(1.0))
     assert spare_after(0.0, percentile=99) == 0.0
 
 
-def test_work_that_comes_in_bursts_has_more_to_spare_than_the_same_work_that_comes_evenly():
+def test_bursty_work_keeps_more_spare_than_even_work():
     even, uneven, bursts = spare_after(4.0), spare_after(3.0, 5.0), spare_after(0.0, 0.0, 0.0, 16.0)
     assert even < uneven < bursts
     assert 4.0 + bursts > 0.9 * 16.0, "a queue of a moment bears the rest"
@@ -200,7 +200,7 @@ def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
     assert short.deviation(0.5) == pytest.approx(long.deviation(0.5), rel=0.25)
 
 
-def test_many_replicas_need_room_by_share_and_not_only_spare_ones(kit):
+def test_many_replicas_need_room_by_share(kit):
     """It applies from where the deviation grows more slowly than the unplanned share of a replica."""
     story, engine = kit.story(current=1, max_sequences=4, max_replicas=400), Engine()
     for _ in range(12):
@@ -222,7 +222,7 @@ def test_what_arrived_during_an_outage_is_no_burst_after_it(kit):
     assert [decision.desired for decision in after] == [1] * 6
 
 
-def test_learnt_rates_are_persisted_seldom_and_used_after_a_restart(kit):
+def test_learnt_rates_are_stored_rarely_and_used_after_restarts(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
     records = set()
     for _ in range(40):

@@ -148,7 +148,7 @@ async def test_what_says_too_little_is_no_sample(connect, found, times):
     assert prometheus.problem is None, "it did answer"
 
 
-async def test_figure_that_is_not_a_number_stays_one_for_the_autoscaler_to_refuse(connect):
+async def test_nan_figures_reach_the_autoscaler_which_refuses_them(connect):
     odd = figures(pod("a"), **{"vllm:num_requests_running": "NaN"})
     assert math.isnan((await connect(server(odd, [scraped(pod("a"))])).samples([replica()]))["prod/a"].running)
 
@@ -198,7 +198,7 @@ async def test_no_answer_is_no_sample_and_says_why(connect, handler, said, reaso
 
 
 @pytest.mark.parametrize("token", [b"\xff", "schlüssel".encode(), b"two\nlines"])
-async def test_token_that_no_header_can_carry_is_no_sample_and_says_why(connect, tmp_path, token):
+async def test_token_unfit_for_a_header_is_reported_with_the_reason(connect, tmp_path, token):
     file = tmp_path / "token"
     file.write_bytes(token)
     prometheus = connect(server(figures(pod("a")), [scraped(pod("a"))]), token_file=file)

@@ -113,7 +113,7 @@ def test_scheduled_minimum_is_the_reason_to_stay(kit):
     assert (decision.desired, decision.reason, decision.bounds) == (4, Reason.SCHEDULE, (4, 12))
 
 
-def test_after_the_schedule_replicas_go_as_fast_as_scale_down_allows(kit):
+def test_scale_down_after_a_schedule_keeps_its_limits(kit):
     story = kit.story(current=4, schedules=(DAY,))
     story.time = monday(17, 50)
     before = story.ticks(39, *kit.fleet(4))

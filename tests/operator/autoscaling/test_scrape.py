@@ -83,7 +83,7 @@ async def test_page_becomes_a_sample(read):
     assert sample.first_token_waits.counts == (6, 8, 10)
 
 
-async def test_engine_without_our_own_metrics_is_read_as_far_as_it_goes(read):
+async def test_engine_without_own_metrics_is_read_by_vllm_names(read):
     lines = [line for line in PAGE.splitlines() if not line.startswith("quire_")]
     sample = await read("\n".join(lines) + "\n")
     assert (sample.running, sample.arrived_requests, sample.busy_seconds, sample.first_token_waits) == (3, *[None] * 3)
@@ -131,7 +131,7 @@ async def test_what_does_not_answer_is_absent_counted_and_said_once(caplog):
     assert caplog.text.count("again") == 2
 
 
-async def test_hundreds_of_silent_replicas_hold_up_no_other_and_no_tick(monkeypatch):
+async def test_hundreds_of_silent_replicas_delay_no_tick(monkeypatch):
     """Their node is unreachable, and each blocks its place for as long as it may.
 
     Those that answered before come first.

@@ -70,7 +70,7 @@ def test_counted_is_the_time_from_being_seen_to_being_ready(life: str, seconds: 
     assert (seen.learnt is None) == (not seconds)
 
 
-def test_replicas_that_start_together_are_all_counted_and_the_last_few_remembered():
+def test_simultaneous_starts_are_counted_and_the_last_few_kept():
     assert watched(".PLR", ".PLLR", ".PLLLR").seconds == (30.0, 45.0, 60.0)
     many = watched(*(["." + "L" * 4 + "R"] * 3), *(["." + "L" * 8 + "R"] * 5))
     assert many.seconds == (120.0,) * 5
@@ -88,11 +88,11 @@ def test_replicas_that_start_together_are_all_counted_and_the_last_few_remembere
         ((420.0, 410.0, 30.0, 430.0, 400.0), 420.0),
     ],
 )
-def test_one_that_took_long_says_nothing_and_longer_ones_count_more(seconds: tuple[float, ...], usual: float):
+def test_slow_starts_are_weighted_by_their_length(seconds: tuple[float, ...], usual: float):
     assert StartUps(seconds=seconds).usual == usual
 
 
-def test_what_was_learnt_in_an_earlier_life_stands_until_one_is_watched():
+def test_learnt_start_ups_stay_until_one_is_observed():
     before = StartUps(before=400.0)
     assert (before.usual, before.learnt) == (400.0, 400.0)
     assert StartUps(before=400.0, seconds=(30.0,)).usual == 30.0
@@ -101,7 +101,7 @@ def test_what_was_learnt_in_an_earlier_life_stands_until_one_is_watched():
     assert (StartUps().usual, StartUps().learnt) == (USUAL_SECONDS, None)
 
 
-def test_a_replica_that_waited_a_day_for_a_machine_counts_as_half_an_hour():
+def test_wait_of_a_day_for_a_machine_counts_as_half_an_hour():
     assert watched(".P" + "L" * 200 + "R", every=600.0).seconds == (MAX_SECONDS,)
 
 
@@ -117,7 +117,7 @@ looks = st.lists(
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(looks)
-def test_whatever_the_clock_and_the_replicas_do_a_start_up_is_positive_and_bounded(looks):
+def test_start_ups_are_positive_and_bounded_for_any_clock(looks):
     seen = StartUps()
     for there, is_first, now in looks:
         replicas = [ReplicaObservation(name=name, phase=phase) for name, phase in dict(there).items()]
@@ -138,7 +138,7 @@ def risen(*works: float, start_up: float, window: float = 300.0) -> RampEstimato
     return ramp
 
 
-def test_until_something_is_known_a_rise_grows_like_a_random_walk():
+def test_unknown_rises_grow_like_a_random_walk():
     usual = RampEstimator().deviation(1.0, start_up=105.0)
     assert usual > 0
     assert RampEstimator().deviation(4.0, start_up=105.0) == pytest.approx(2 * usual)
@@ -155,7 +155,7 @@ def test_a_morning_rises_further_the_longer_replicas_take():
 
 
 @pytest.mark.parametrize("start_up", [30.0, 120.0, 420.0])
-def test_bursts_that_come_again_within_the_window_rise_above_nothing(start_up: float):
+def test_repeated_bursts_within_the_window_are_no_ramp(start_up: float):
     bursts = risen(*([0.0] * 15 + [8.0] * 4) * 12, start_up=start_up, window=300.0)
     steady = risen(*[8.0] * 228, start_up=start_up, window=300.0)
     first = 8.0**2 * 15.0 * (start_up / 15.0 + 2)
@@ -253,7 +253,7 @@ def counters(requests: float) -> dict[str, float]:
 MORNING = [20.0] * 10 + [20.0 + 4.0 * look for look in range(60)]
 
 
-def test_the_same_morning_keeps_more_to_spare_where_replicas_take_longer(kit):
+def test_slower_starts_keep_more_spare_replicas(kit):
     needs, details = [], []
     for looks in (2, 8, 28):
         fleet = Fleet(kit, looks=looks)
@@ -278,7 +278,7 @@ def test_a_start_up_outlives_the_operator_and_is_seldom_written(kit):
     assert decision.inputs["startUpSeconds"] == 420
 
 
-def test_replicas_that_give_no_metrics_teach_how_long_they_take_all_the_same(kit):
+def test_replicas_without_metrics_still_teach_start_up_times(kit):
     story = kit.story(current=2)
     story.tick(kit.ready("a", age=None))
     story.ticks(6, kit.ready("a", age=None), kit.loading("b"))
@@ -295,7 +295,7 @@ def test_a_gap_between_ticks_is_no_start_up(kit):
     assert decision.inputs["startUpSeconds"] == USUAL_SECONDS
 
 
-def test_a_record_takes_another_start_up_only_where_it_differs_by_a_tenth():
+def test_record_changes_a_start_up_only_by_a_tenth_or_more():
     record = ScalingRecord().with_start_up(None)
     assert record.start_up_seconds is None
     record = record.with_start_up(119.6)

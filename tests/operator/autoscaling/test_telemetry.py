@@ -54,7 +54,7 @@ def test_last_decision_is_told_with_every_term(kit, scraped):
     assert scraped.series(f"{prefix}reason") == {"prod,chat,QueueDepth": 1.0}
 
 
-def test_age_of_metrics_is_that_of_the_oldest_and_grows_while_they_stay_away(kit, scraped, monkeypatch):
+def test_age_of_metrics_is_the_oldest_and_grows_without_new_ones(kit, scraped, monkeypatch):
     story = kit.story(current=2)
     scraped.decisions = {"prod/chat": story.tick(kit.ready("a", age=5.0), kit.ready("b", age=20.0))}
     monkeypatch.setattr("quire_operator.app.scaling_telemetry.time", lambda: story.time + 100)
@@ -79,7 +79,7 @@ def test_series_go_with_what_they_are_of_and_with_the_lead(kit, scraped):
     assert scraped.series(name) == scraped.series("quire_operator_gateways") == {}
 
 
-def test_trouble_with_prometheus_replicas_and_gateways_is_counted(scraped):
+def test_failures_of_prometheus_replicas_and_gateways_are_counted(scraped):
     scraped.telemetry.prometheus_failed("unauthorized")
     scraped.telemetry.prometheus_failed("unauthorized")
     scraped.telemetry.scrape_failed("timeout")

@@ -116,7 +116,7 @@ async def test_quiet_ticks_write_nothing(bench):
     assert bench.ledger.calls == [("persist", "ns/chat", 1)]
 
 
-async def test_record_that_says_the_same_is_not_written_after_a_restart(bench):
+async def test_equal_record_is_not_written_after_a_restart(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
     await bench.tick(bench.subject(record=ScalingRecord(desired_replicas=1)))
     assert bench.ledger.calls == []
@@ -213,7 +213,7 @@ async def test_first_request_is_answered_between_ticks(bench):
     assert bench.ledger.calls == [("persist", "ns/a", 1), ("scale", "ns/a", 1, ())]
 
 
-async def test_wake_writes_nothing_while_nobody_waits_or_no_gateway_answers(bench):
+async def test_wake_writes_nothing_without_waiting_requests(bench):
     for held in ({}, None):
         bench.metrics.held = held
         assert await bench.autoscaler.wake([asleep(bench)]) == {}
@@ -267,7 +267,7 @@ async def test_decision_that_fails_does_not_stop_the_others(bench, monkeypatch, 
     assert "ns/a: decision failed" in caplog.text
 
 
-async def test_one_made_anew_begins_without_the_memory_of_the_one_before(bench):
+async def test_recreated_deployment_starts_without_old_history(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
     await bench.tick(replace(bench.subject(), uid="first"))
     bench.metrics.figures["ns/chat-0"] = {"running": 1.0}

@@ -16,7 +16,7 @@ def test_dead_scrape_is_not_read_as_idle(kit):
     assert decision.message == "stays at 4: only 0 of 4 ready replicas reported metrics in the last 45 s"
 
 
-def test_demand_that_nobody_saw_during_an_outage_counts_as_full_after_it(kit):
+def test_demand_unseen_in_an_outage_counts_as_full_afterwards(kit):
     story = kit.story(current=4)
     story.ticks(25, *kit.fleet(4, running=8))
     story.ticks(8, *(kit.ready(f"r{n}", age=None) for n in range(4)))
@@ -84,7 +84,7 @@ def test_replica_that_would_lose_least_goes_first(kit):
     assert (change.desired, change.victims) == (3, ("light",))
 
 
-def test_replica_that_never_got_ready_goes_before_one_that_serves(kit):
+def test_unready_replica_is_removed_before_a_serving_one(kit):
     story = kit.story(current=3)
     pending = kit.replica(name="p", phase=ReplicaPhase.PENDING, age=None)
     story.ticks(25, kit.ready("a"), kit.ready("b"), pending)
@@ -176,7 +176,7 @@ def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
         (2, 1, 2, Reason.STEADY, "stays at 2: Concurrency needs 0.12"),
     ],
 )
-def test_replica_that_stays_for_want_of_its_figures_is_explained_by_that(kit, current, running, least, reason, words):
+def test_replica_kept_for_missing_metrics_is_explained(kit, current, running, least, reason, words):
     story = kit.story(current=current, min_replicas=least)
     others, silent = kit.fleet(current - 1, running=running), kit.ready("silent", age=None)
     decision = story.ticks(30, *others, silent)[-1]

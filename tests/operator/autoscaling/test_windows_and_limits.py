@@ -10,7 +10,7 @@ from quire_operator.domain.resource import AutoscalingMode, PolicyType, ScaleDow
     ("current", "percent", "step", "expected"),
     [(1, 100, 4, 5), (8, 100, 4, 16), (8, 25, 1, 10), (3, 0, 1, 4), (10, 15, 0, 12), (0, 100, 2, 2)],
 )
-def test_scale_up_by_the_larger_of_percent_and_step_in_each_period(kit, current, percent, step, expected):
+def test_scale_up_uses_the_larger_of_percent_and_step(kit, current, percent, step, expected):
     up = ScaleUp.steps(window_seconds=0, max_percent=percent, max_step=step, period_seconds=30)
     story = kit.story(current=current, max_replicas=100, min_replicas=0, up=up)
     crowd = [kit.ready("a", running=10, waiting=2000)] if current else []
@@ -137,7 +137,7 @@ def test_recommendation_changes_nothing_and_is_told_once(kit):
     assert story.history.moves == ()
 
 
-def test_recommendation_goes_down_with_as_much_care_as_replicas_do(kit):
+def test_recommendations_fall_as_carefully_as_replicas(kit):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     story.tick(kit.ready("a", running=10, waiting=20))
     quiet = story.ticks(19, kit.ready("a", running=2))

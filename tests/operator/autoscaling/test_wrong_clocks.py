@@ -55,7 +55,7 @@ def test_a_clock_set_by_little_makes_a_start_up_wrong_by_no_more(kit, set_by):
 
 
 @pytest.mark.parametrize("behind", [600.0, 86_400.0])
-def test_one_whose_clock_is_behind_that_of_the_one_before_adds_after_a_period(kit, behind):
+def test_slower_clock_of_a_new_leader_delays_adding_by_a_period(kit, behind):
     first = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
     first.tick(kit.ready("a", waiting=40.0))
     assert first.target == 2
@@ -67,7 +67,7 @@ def test_one_whose_clock_is_behind_that_of_the_one_before_adds_after_a_period(ki
 
 
 @pytest.mark.parametrize("behind", [600.0, 86_400.0])
-def test_one_whose_clock_is_behind_that_of_the_one_before_removes_after_a_period(kit, behind):
+def test_slower_clock_of_a_new_leader_delays_removal_by_a_period(kit, behind):
     first = kit.story(current=3, down=DOWN)
     first.ticks(2, *kit.fleet(3))
     assert first.target == 2
@@ -78,7 +78,7 @@ def test_one_whose_clock_is_behind_that_of_the_one_before_removes_after_a_period
 
 
 @pytest.mark.parametrize("set_by", [-600.0, -86_400.0])
-def test_a_clock_that_is_set_back_holds_no_step_up_for_longer_than_a_period(kit, set_by):
+def test_clock_set_back_delays_a_scale_up_by_one_period_at_most(kit, set_by):
     story = kit.story(current=1, queue_depth=4, up=UP, down=DOWN)
     story.tick(kit.ready("a", waiting=40.0))
     load = kit.fleet(2, waiting=20.0)

@@ -40,7 +40,7 @@ def test_second_replica_does_keep_to_the_limits(kit):
     assert (limited.desired, limited.reason) == (1, Reason.SCALE_UP_LIMIT)
 
 
-def test_operator_that_starts_while_somebody_waits_wakes_the_model_at_its_first_look(kit):
+def test_starting_operator_wakes_a_waited_for_model_at_once(kit):
     story = kit.story(current=0, min_replicas=0)
     story.tick(**QUIET)
     story.restart()
@@ -82,7 +82,7 @@ def test_a_request_begins_the_time_of_the_last_replica_again(kit):
     assert story.target == 0
 
 
-def test_the_time_of_the_last_replica_begins_again_after_a_restart(kit):
+def test_idle_time_of_the_last_replica_restarts_with_the_operator(kit):
     story = kit.story(current=1, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
     story.ticks(100, kit.ready("a"), **QUIET)
     story.restart()
@@ -96,7 +96,7 @@ def test_never_to_zero_while_one_request_streams(kit):
     assert story.target == 1
 
 
-def test_never_to_zero_while_a_gateway_has_a_request_that_no_sample_shows_yet(kit):
+def test_requests_held_by_gateways_prevent_scaling_to_zero(kit):
     story = kit.story(current=1, min_replicas=0)
     story.ticks(60, kit.ready("a", age=40.0), held=0, in_flight=1)
     assert story.target == 1
@@ -127,7 +127,7 @@ def test_silent_gateways_stop_only_the_last_step_down(kit):
     assert story.target == 1
 
 
-def test_replica_that_starts_is_not_taken_away_though_whoever_asked_has_left(kit):
+def test_starting_replica_stays_although_its_client_left(kit):
     story = kit.story(current=0, min_replicas=0)
     assert story.tick(held=1).desired == 1
     story.ticks(60, kit.loading("a"), **QUIET)
@@ -138,7 +138,7 @@ def test_replica_that_starts_is_not_taken_away_though_whoever_asked_has_left(kit
     assert story.target == 0
 
 
-def test_requests_that_a_draining_replica_streams_ask_for_no_new_one(kit):
+def test_streams_of_a_draining_replica_request_no_new_one(kit):
     story = kit.story(current=0, min_replicas=0)
     story.ticks(10, held=0, in_flight=2)
     assert story.target == 0

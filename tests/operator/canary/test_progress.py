@@ -174,7 +174,7 @@ def test_record_is_consistent_after_anything(steps: list[tuple[Situation, float]
         assert replace(again, started=0, step_started=0) == replace(record, started=0, step_started=0)
 
 
-def test_figures_stay_after_a_rollback_and_not_with_another_canary() -> None:
+def test_figures_stay_after_a_rollback_until_the_next_canary() -> None:
     stored = {"rollout": {**section(FIRST, None, ()), "gates": [{"metric": "ErrorRate"}]}}
     after = section(ROLLED_BACK, None, ())
     assert with_gates(after, stored, record=ROLLED_BACK)["gates"] == [{"metric": "ErrorRate"}]

@@ -148,12 +148,12 @@ def test_parameters_of_relatives_are_within_a_thousandth(body: Mapping[str, obje
     assert config_of(body).parameters == pytest.approx(parameters, rel=1e-3)
 
 
-def test_a_multimodal_configuration_is_read_where_its_language_model_stands() -> None:
+def test_multimodal_configuration_is_read_at_its_language_model() -> None:
     config = config_of({"architectures": ["Gemma3"], "dtype": "bfloat16", "text_config": LLAMA_3_8B})
     assert (config.family, config.kv_heads, config.dtype) == ("Gemma3", 8, "bfloat16")
 
 
-def test_no_configuration_makes_the_reader_go_through_billions_of_layers() -> None:
+def test_reader_never_iterates_over_billions_of_layers() -> None:
     body = {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2**31 - 1, "vocab_size": 100}
     problems = parse_model_config(body)
     assert isinstance(problems, tuple)
@@ -240,9 +240,7 @@ needs_and_limits = st.builds(
 
 
 @given(needs_and_limits, st.integers(1, 10**11), st.integers(1, 100))
-def test_what_is_said_to_be_needed_is_enough_and_not_a_byte_too_much(
-    drawn: tuple[Footprint, CacheLimits], memory: int, percent: int
-) -> None:
+def test_required_memory_is_exactly_enough(drawn: tuple[Footprint, CacheLimits], memory: int, percent: int) -> None:
     needs, limits = drawn
     spec = spec_of(kvCache={"memoryPercent": percent})
     outcome = capacity.fit(spec, needs, limits, memory_bytes=memory)
@@ -313,7 +311,7 @@ def test_keys_and_values_of_one_byte_are_half_of_those_of_two() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_int8_weights_take_a_byte_but_for_the_table_of_embeddings(tied: bool) -> None:
+def test_int8_weights_take_a_byte_except_embeddings(tied: bool) -> None:
     config = config_of({**LLAMA_3_8B, "tie_word_embeddings": tied})
     table, parameters = config.vocab_size * config.hidden_size, config.parameters
     plain, int8 = (
@@ -325,7 +323,7 @@ def test_int8_weights_take_a_byte_but_for_the_table_of_embeddings(tied: bool) ->
     assert int8.kv_bytes_per_token == plain.kv_bytes_per_token
 
 
-def test_swap_space_is_taken_from_a_cpus_memory_and_not_from_a_gpus() -> None:
+def test_swap_space_reduces_host_memory_and_no_gpu_memory() -> None:
     config = config_of(LLAMA_3_8B)
     spec = spec_of(swapSpace="4Gi", maxModelLength=8192)
     for device, swap in (("cpu", 4 * GIB), ("gpu", 0)):

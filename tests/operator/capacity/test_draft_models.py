@@ -70,7 +70,7 @@ def test_weights_and_layers_of_the_draft_are_counted() -> None:
     assert both.without_draft == alone and alone.without_draft is None
 
 
-def test_a_head_is_counted_with_its_hidden_states_and_without_embeddings() -> None:
+def test_head_counts_its_hidden_states_and_no_embeddings() -> None:
     head = facts(TARGET, num_hidden_layers=1)
     spec = spec_of()
     assert spec.engine.speculation is not None

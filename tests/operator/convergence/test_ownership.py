@@ -47,7 +47,7 @@ def test_the_fingerprint_is_of_our_fields_alone() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"replicas": 2}, {"image": "engine:2"}])
-def test_what_our_fields_hold_counts_for_a_second_operator_writes_under_our_name(changes: dict[str, Any]) -> None:
+def test_second_operator_under_our_name_is_found_by_field_values(changes: dict[str, Any]) -> None:
     assert fingerprint(deployment(OURS, **changes)) != fingerprint(deployment(OURS))
 
 
@@ -102,7 +102,7 @@ def test_what_breaks_a_replica(below: tuple[str, ...], breaks: bool) -> None:
     assert breaks_contract((*POD, *below)) is breaks
 
 
-def test_outside_the_pod_only_requests_before_readiness_break_a_replica() -> None:
+def test_only_requests_before_readiness_break_a_replica() -> None:
     assert not breaks_contract(("f:spec", "f:paused"))
     assert not breaks_contract(("f:spec", "f:externalIPs"))
     assert breaks_contract(("f:spec", "f:publishNotReadyAddresses"))

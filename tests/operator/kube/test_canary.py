@@ -163,7 +163,7 @@ def test_canary_without_traffic_waits_until_it_is_withdrawn(space: Namespace, op
     operator.kill()
 
 
-def test_operator_killed_before_each_kind_of_write_comes_to_the_same_end(
+def test_operator_killed_before_each_kind_of_write_converges(
     crd_installed: ControlPlane, operators: Operators, page: Page, tmp_path: Path
 ) -> None:
     """An undisturbed promotion shows the writes; then it runs once for each kind, and the operator dies before it.

@@ -94,7 +94,7 @@ def needed_by_quire_plan(
     return [found[1] for pattern in patterns if (found := re.search(pattern, printed))]
 
 
-def test_what_does_not_fit_the_largest_gpu_is_not_made_and_a_mended_spec_is(
+def test_too_large_spec_creates_nothing_until_it_is_corrected(
     space: Namespace,
     operator: OperatorProcess,
     node: str,
@@ -141,9 +141,7 @@ def test_a_hub_that_is_silent_holds_nothing_up(start: Start, space: Namespace) -
         space.wait_reason("one", "Degraded", "AsExpected")
 
 
-def test_a_memory_limit_that_is_too_small_is_told_without_any_right_to_nodes(
-    start: Start, space: Namespace, hub: str
-) -> None:
+def test_small_memory_limit_is_reported_without_rights_to_nodes(start: Start, space: Namespace, hub: str) -> None:
     start(*space.flags(), "--hub-endpoint", hub)
     space.apply("chat", model=MODEL, resources={"limits": {"memory": "2Gi"}})
     ready = space.wait_reason("chat", "Ready", "InsufficientMemory")
@@ -151,7 +149,7 @@ def test_a_memory_limit_that_is_too_small_is_told_without_any_right_to_nodes(
     assert space.names("deployments") == []
 
 
-def test_ranks_that_do_not_divide_the_model_are_refused_before_pods(start: Start, space: Namespace, hub: str) -> None:
+def test_ranks_that_do_not_divide_a_model_are_refused_early(start: Start, space: Namespace, hub: str) -> None:
     """No memory limit is needed for this; a size that divides the model is applied."""
     start(*space.flags(), "--hub-endpoint", hub)
     space.apply("chat", model=MODEL, parallelism={"tensor": 3})

@@ -71,9 +71,7 @@ def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator:
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
 
 
-def test_retained_claim_survives_its_llmdeployment_and_is_used_again(
-    shared_space: Namespace, operator: OperatorProcess
-) -> None:
+def test_retained_claim_survives_and_is_used_again(shared_space: Namespace, operator: OperatorProcess) -> None:
     model = {"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Retain"}}
 
     def claim() -> dict[str, Any]:

@@ -286,7 +286,7 @@ def events_of(space: Namespace, name: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_cause_is_in_the_condition_in_an_event_and_in_what_kubectl_shows(
+def test_cause_is_in_condition_event_and_kubectl_output(
     name: str, caused: Namespace, described: dict[str, str]
 ) -> None:
     case = CASES[name]
@@ -340,6 +340,6 @@ def test_without_the_cause_the_condition_is_well_again(name: str, fixed: Namespa
     assert events_of(fixed, name)[case.reason] == 1, "and was not reported again"
 
 
-def test_every_reason_that_pods_and_their_deployment_give_is_caused_here_or_in_the_test_of_rollouts() -> None:
+def test_every_reason_of_pods_is_caused_by_a_scenario() -> None:
     caused_here = {case.reason for case in CASES.values()}
     assert set(FailureReason) - caused_here == {FailureReason.DEADLINE_EXCEEDED}

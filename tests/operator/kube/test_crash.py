@@ -216,7 +216,7 @@ def ordeal(
 
 
 @pytest.mark.parametrize("ordeal", STAGES, indirect=True)
-def test_killed_before_any_write_and_started_again_it_comes_to_the_same_objects_once(ordeal: Ordeal) -> None:
+def test_kill_before_any_write_leads_to_the_same_objects_once(ordeal: Ordeal) -> None:
     stage = ordeal.stage
     undisturbed, writes = ordeal.undisturbed()
     assert set(writes) >= stage.must_write, writes
@@ -252,9 +252,7 @@ def alive(operators: dict[int, OperatorProcess]) -> list[object]:
     return [(n, operator.writes()) for n, operator in operators.items() if operator.is_alive]
 
 
-def test_a_decision_that_was_persisted_before_a_crash_is_carried_out_after_it(
-    space: Namespace, operators: Operators
-) -> None:
+def test_stored_decision_is_applied_after_a_crash(space: Namespace, operators: Operators) -> None:
     space.apply(replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 8})
     first = operators.start(*space.flags(), identity=space.name)
     space.wait_settled("chat")

@@ -44,7 +44,7 @@ FAULTS = {
 WITHOUT = "untroubled"
 
 
-def test_what_may_pass_is_tried_again_and_the_others_are_not_kept_waiting(
+def test_temporary_faults_are_retried_without_delaying_others(
     behind: OperatorProcess, proxy: FaultProxy, space: Namespace
 ) -> None:
     proxy.faults = list(FAULTS.values())

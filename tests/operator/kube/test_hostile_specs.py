@@ -8,9 +8,7 @@ LEVELS = 9_900
 """Slightly less than the API server stores; by default Python's parser fails at a tenth of it."""
 
 
-def test_a_spec_nested_as_deeply_as_can_be_stored_harms_nobody_else(
-    space: Namespace, operators: Operators, tmp_path: Path
-) -> None:
+def test_deepest_storable_spec_affects_no_other(space: Namespace, operators: Operators, tmp_path: Path) -> None:
     metadata = f'"metadata": {{"name": "deep", "namespace": "{space.name}"}}'
     spec = '"model": {"source": "file:///models/demo"}, "podTemplate": ' + '{"a": ' * LEVELS + "1" + "}" * LEVELS
     file = tmp_path / "deep.json"

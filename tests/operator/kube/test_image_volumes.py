@@ -3,9 +3,7 @@
 from kube_support.operators import Namespace, OperatorProcess, until
 
 
-def test_an_image_is_a_volume_of_the_pods_where_the_api_server_takes_it(
-    shared_space: Namespace, operator: OperatorProcess
-) -> None:
+def test_image_is_a_volume_if_the_api_server_accepts_it(shared_space: Namespace, operator: OperatorProcess) -> None:
     start = shared_space.server.audit.position()
     model = {"source": "oci://registry.example/llama:1/weights", "credentials": {"secretName": "pull"}}
     for name in ("pictured", "pictured-too"):

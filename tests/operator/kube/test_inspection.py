@@ -157,7 +157,7 @@ def test_a_decision_is_explained_and_its_figures_shown(
     assert {replica["silence"] for replica in load["replicas"]} == {None, "it is pending"}
 
 
-def test_with_few_rights_there_is_less_to_see_and_it_is_said_what_is_missing(
+def test_missing_rights_are_named_in_a_reduced_view(
     shared_space: Namespace, operator: OperatorProcess, quire: Quire
 ) -> None:
     shared_space.apply("seen", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 2})

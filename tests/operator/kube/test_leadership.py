@@ -88,7 +88,7 @@ def test_one_acts_and_hands_over_when_it_is_told_to_stop(
     pair.end()
 
 
-def test_a_killed_or_paused_leader_is_replaced_and_writes_no_more(
+def test_killed_or_paused_leader_is_replaced_and_stops_writing(
     new_space: Callable[[], Namespace], operators: Operators
 ) -> None:
     """Both at once, since each waits for the Lease to expire. The paused one stops at the worst moment."""

@@ -118,7 +118,7 @@ def test_monitors_come_stay_go_and_come_again_with_their_kinds(
     until(lambda: not both(space), why=lambda: both(space))
 
 
-def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
+def test_policies_are_repaired_and_removed_when_switched_off(
     space: Namespace, operators: Operators, operator: OperatorProcess
 ) -> None:
     space.apply()
@@ -137,9 +137,7 @@ def test_policies_say_who_may_come_are_kept_so_and_go_when_switched_off(
     untold.kill()
 
 
-def test_policy_of_a_deleted_llmdeployment_stays_until_its_pods_are_gone(
-    space: Namespace, operator: OperatorProcess
-) -> None:
+def test_policy_of_a_deleted_deployment_outlives_its_pods(space: Namespace, operator: OperatorProcess) -> None:
     space.apply()
     space.wait_settled("chat")
     (pod,) = until(lambda: space.pods("chat"))
@@ -162,9 +160,7 @@ def test_policy_of_a_deleted_llmdeployment_stays_until_its_pods_are_gone(
     until(lambda: space.get("networkpolicies", "chat") is None)
 
 
-def test_a_policy_that_has_the_name_already_is_left_alone_and_replicas_run(
-    space: Namespace, operator: OperatorProcess
-) -> None:
+def test_existing_policy_of_the_name_is_kept_and_replicas_run(space: Namespace, operator: OperatorProcess) -> None:
     theirs = space.create("networkpolicies", {"metadata": {"name": "chat"}, "spec": {"podSelector": {}}})
     space.apply()
     space.wait_settled("chat")

@@ -325,7 +325,7 @@ def test_the_api_server_says_nothing_for_a_while(flock: Flock, quiet: ControlPla
     assert row.duplicates == 0 and row.writes <= 30, row
 
 
-def test_etcd_is_killed_and_has_forgotten_what_the_watches_ask_for(
+def test_killed_and_compacted_etcd_is_survived(
     flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
 ) -> None:
     """Changes while the operator is stopped are compacted away before it continues: its watches get 410 Gone."""

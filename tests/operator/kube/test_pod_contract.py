@@ -49,14 +49,14 @@ def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
     return shared_space
 
 
-def test_everything_that_breaks_a_replica_is_refused_in_one_message(shared: Namespace) -> None:
+def test_settings_that_break_a_replica_are_refused_together(shared: Namespace) -> None:
     shared.apply("broken", podTemplate={"spec": BREAKING})
     message = shared.wait_reason("broken", "Ready", "InvalidSpec")["message"]
     assert [path for path in PATHS if f"spec.podTemplate.{path}:" not in message] == []
     assert "broken" not in shared.names("deployments")
 
 
-def test_what_only_the_server_knows_to_be_wrong_is_told_in_its_words(shared: Namespace) -> None:
+def test_errors_of_the_server_are_shown_in_its_words(shared: Namespace) -> None:
     """Each of these is a trap: fields of a Deployment that pods do not have, and a pod that is no replica."""
     traps: dict[str, tuple[dict[str, Any], str]] = {
         "trap-replicas": ({"replicas": 3}, "field not declared in schema"),

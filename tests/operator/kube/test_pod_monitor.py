@@ -126,7 +126,7 @@ async def query(url: str, expression: str) -> list[dict[str, Any]]:
     return result
 
 
-async def test_series_are_named_as_the_autoscaler_and_the_alerts_ask_for_them(
+async def test_series_have_the_names_that_are_queried(
     shared_space: Namespace, replica: dict[str, Any], page_port: int, prometheus: str
 ) -> None:
     async def page(request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ def shared(shared_space: Namespace, operator: OperatorProcess) -> Namespace:
     return shared_space
 
 
-def test_every_problem_of_a_spec_is_listed_and_what_runs_is_left_alone(shared: Namespace) -> None:
+def test_every_problem_of_a_spec_is_listed_and_pods_keep_running(shared: Namespace) -> None:
     shared.apply("wrong", replicas=2)
     shared.wait_settled("wrong")
     before = shared.get("deployments", "wrong")
@@ -120,7 +120,7 @@ def test_a_claim_that_is_no_longer_asked_for_is_deleted(shared: Namespace) -> No
     until(leaving)
 
 
-def test_replicas_that_are_ready_make_it_ready_and_those_that_fail_say_why(shared: Namespace) -> None:
+def test_ready_replicas_make_it_ready_and_failed_ones_explain(shared: Namespace) -> None:
     """There is no kubelet here: the pod's status is written as it would write it."""
     shared.apply("lively", replicas=1)
     shared.wait_settled("lively")

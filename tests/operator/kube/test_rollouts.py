@@ -96,14 +96,14 @@ def described(space: Namespace, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["surging", "one-by-one", "recreated"])
-def test_with_a_spare_gpu_or_without_one_every_replica_is_replaced(rolling: Namespace, name: str) -> None:
+def test_every_replica_is_replaced_with_or_without_a_spare_gpu(rolling: Namespace, name: str) -> None:
     """Surge with a spare GPU; without one, replicas are replaced one by one or all at once."""
     until(lambda: images(rolling, name) == ["2", "2"], why=lambda: rolling.condition(name, "Ready"))
     rolling.wait_reason(name, "Ready", "Serving")
     rolling.wait_reason(name, "Progressing", "Complete")
 
 
-def test_a_surge_without_a_spare_gpu_says_what_would_let_it_go_on_and_goes_on_with_it(rolling: Namespace) -> None:
+def test_surge_without_a_spare_gpu_names_the_remedy_that_works(rolling: Namespace) -> None:
     degraded = rolling.wait_reason("stuck", "Degraded", "InsufficientGPU")
     assert "Insufficient nvidia.com/gpu" in degraded["message"]
     assert "spec.rollout.maxSurge: 1" in degraded["message"]
@@ -127,7 +127,7 @@ def test_rollout_waits_for_its_window_until_its_annotation(rolling: Namespace) -
     rolling.wait_reason("windowed", "Progressing", "Complete")
 
 
-def test_new_replicas_that_never_come_up_end_the_rollout_at_its_deadline_and_the_old_ones_stay(
+def test_failed_rollout_ends_at_its_deadline_and_keeps_old_pods(
     rolling: Namespace,
 ) -> None:
     overdue = rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded")

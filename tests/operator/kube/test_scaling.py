@@ -60,7 +60,7 @@ def test_kubectl_scale_sets_the_spec_and_the_deployment_follows(shared: Namespac
     assert resource["status"]["selector"] == "app.kubernetes.io/component=engine,quire.dev/llmdeployment=scaled"
 
 
-def test_from_static_to_autoscaling_and_back_changes_nothing_by_itself(shared: Namespace) -> None:
+def test_switching_autoscaling_on_and_off_changes_no_replicas(shared: Namespace) -> None:
     shared.apply("switched", replicas=6)
     shared.wait_settled("switched")
     start = shared.server.audit.position()
@@ -98,7 +98,7 @@ def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
     )
 
 
-def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namespace) -> None:
+def test_hpa_that_scales_the_deployment_is_named(shared: Namespace) -> None:
     """An HPA whose minReplicas is not met scales without metrics; only the controller manager's name remains."""
     shared.apply("rivalled", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("rivalled")
@@ -117,9 +117,7 @@ def test_an_hpa_that_scales_the_deployment_is_named_as_what_it_is(shared: Namesp
     shared.delete("horizontalpodautoscalers", "rivalled")
 
 
-def test_recommending_follows_whoever_sets_the_replicas_and_says_what_it_would_do(
-    shared: Namespace, replica: None
-) -> None:
+def test_recommend_mode_follows_others_and_says_what_it_would_do(shared: Namespace, replica: None) -> None:
     autoscaling = {"minReplicas": 1, "maxReplicas": 8, "mode": "Recommend", "targets": {"queueDepth": 20}}
     shared.apply("advised", replicas=1, autoscaling=autoscaling)
     shared.wait_reason("advised", "Autoscaling", "Recommending")

@@ -116,7 +116,7 @@ def wait_judged(webhook: Webhook) -> None:
     until(lambda: "--no-such-flag" in webhook.apply("judged", WRONG, dry=True))
 
 
-def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespace, webhook: Webhook) -> None:
+def test_kubectl_shows_all_errors_at_once_and_stores_nothing(space: Namespace, webhook: Webhook) -> None:
     operator = webhook.start()
     webhook.register()
     wait_judged(webhook)
@@ -141,7 +141,7 @@ def test_kubectl_is_told_everything_at_once_and_nothing_is_stored(space: Namespa
     assert told == [], "a rejection is for the client and not for the operator's log"
 
 
-def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
+def test_standby_reviews_too_and_its_dry_run_needs_no_fence(
     space: Namespace, webhook: Webhook, operators: Operators
 ) -> None:
     leader = operators.start(*space.flags(), identity="leader")
@@ -157,7 +157,7 @@ def test_one_that_stands_by_judges_too_and_its_dry_run_passes_no_gate(
     leader.kill()
 
 
-def test_without_the_webhook_the_same_is_accepted_and_said_in_the_condition(space: Namespace, webhook: Webhook) -> None:
+def test_condition_shows_the_errors_without_a_webhook(space: Namespace, webhook: Webhook) -> None:
     operator = webhook.start()
     webhook.register(policy="Ignore")
     wait_judged(webhook)

@@ -67,7 +67,7 @@ def asked(space: Namespace, name: str) -> int:
     return int((space.get("deployments", name) or {"spec": {"replicas": -1}})["spec"]["replicas"])
 
 
-def test_a_held_request_brings_the_first_replica_and_idleness_takes_it_away(
+def test_held_request_starts_a_replica_and_idleness_removes_it(
     shared_space: Namespace, gateway: type[Gateway], idle_engine: None
 ) -> None:
     space = shared_space

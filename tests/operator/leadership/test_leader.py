@@ -135,9 +135,7 @@ async def test_one_that_is_told_to_stop_hands_over_at_once(candidates: Make, lea
     assert leases.lease.transitions == 1
 
 
-async def test_a_standby_that_sees_the_lease_given_up_does_not_wait_for_its_next_round(
-    candidates: Make, leases: FakeLeases
-) -> None:
+async def test_standby_takes_a_released_lease_at_once(candidates: Make, leases: FakeLeases) -> None:
     leases.lease = Lease(version="1", holder="a")
     second = candidates("b", Timing(duration=600, retry=600, call=1))
     await asyncio.sleep(0.05)  # its first round, which finds the holder
@@ -146,9 +144,7 @@ async def test_a_standby_that_sees_the_lease_given_up_does_not_wait_for_its_next
     await soon(second.leading)
 
 
-async def test_one_that_falls_silent_is_replaced_after_its_lease_has_lapsed(
-    candidates: Make, leases: FakeLeases
-) -> None:
+async def test_silent_leader_is_replaced_after_its_lease_expires(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a")
     await soon(first.leading)
     second = candidates("b")
@@ -164,9 +160,7 @@ async def test_one_that_falls_silent_is_replaced_after_its_lease_has_lapsed(
     assert not first.leading.is_set(), "it campaigns again, and sees that another leads"
 
 
-async def test_one_that_could_not_renew_for_a_while_leads_again_if_nobody_else_does(
-    candidates: Make, leases: FakeLeases
-) -> None:
+async def test_leader_after_an_outage_leads_again_if_no_other_does(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a")
     await soon(first.leading)
     leases.unreachable.add("a")
@@ -176,9 +170,7 @@ async def test_one_that_could_not_renew_for_a_while_leads_again_if_nobody_else_d
     assert (first.times_led, leases.lease.transitions) == (2, 0)
 
 
-async def test_another_holder_in_the_lease_ends_leading_at_the_next_renewal(
-    candidates: Make, leases: FakeLeases
-) -> None:
+async def test_another_holder_ends_leading_at_the_next_renewal(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a", PATIENT)
     await soon(first.leading)
     leases.lease = replace(leases.lease, version="99", holder="b")
@@ -200,9 +192,7 @@ async def test_its_own_lease_from_before_a_restart_needs_no_waiting(candidates: 
     assert leases.lease.transitions == 3
 
 
-async def test_a_holder_whose_clock_is_wrong_is_judged_by_whether_the_lease_changes(
-    candidates: Make, leases: FakeLeases
-) -> None:
+async def test_holder_with_a_wrong_clock_is_judged_by_lease_changes(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a")
     await soon(first.leading)
     assert leases.lease.renewed is not None
@@ -217,7 +207,7 @@ async def test_times_in_the_lease_are_utc(candidates: Make, leases: FakeLeases) 
     assert leases.lease.renewed is not None and leases.lease.renewed.utcoffset() == timedelta(0)
 
 
-async def test_a_fault_in_the_work_ends_the_elector_and_frees_the_lease(leases: FakeLeases) -> None:
+async def test_fault_in_the_work_ends_the_election_and_frees_the_lease(leases: FakeLeases) -> None:
     async def lead() -> None:
         raise ZeroDivisionError("ours")
 
@@ -267,7 +257,7 @@ def test_the_last_write_has_ended_before_another_may_begin() -> None:
     assert FENCE_SECONDS + timing.call <= timing.duration
 
 
-async def test_many_candidates_with_bad_connections_never_lead_two_at_once(leases: FakeLeases) -> None:
+async def test_candidates_with_bad_connections_never_lead_together(leases: FakeLeases) -> None:
     made = [Candidate(leases, name) for name in "abcd"]
 
     async def watch() -> None:

@@ -62,7 +62,7 @@ def rules_of(**autoscaling: Any) -> dict[str, Any]:
     return {rule["alert"]: rule for rule in group["rules"]}
 
 
-def test_the_policy_lets_its_peers_reach_the_port_and_nobody_else() -> None:
+def test_policy_admits_only_its_peers_to_the_port() -> None:
     manifest = child(made(EVERYTHING), "NetworkPolicy")
     assert manifest is not None and manifest.ref.name == "chat"
     assert manifest.body["spec"] == {
@@ -88,7 +88,7 @@ def test_names_are_known_beforehand(features: ClusterFeatures, spec: dict[str, A
     assert {m.ref for m in made(features, **spec)} == set(child_refs(spec_of(**spec), features))
 
 
-def test_replicas_are_scraped_where_they_serve_and_named_by_their_labels() -> None:
+def test_replicas_are_scraped_at_their_port_with_their_labels() -> None:
     manifest = child(made(EVERYTHING), "PodMonitor")
     assert manifest is not None
     body: Any = manifest.body

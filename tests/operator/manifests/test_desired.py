@@ -145,7 +145,7 @@ def test_the_service_says_which_model_it_serves(children: Children) -> None:
     }
 
 
-def test_the_headless_service_finds_every_pod_and_serves_no_model(children: Children) -> None:
+def test_headless_service_lists_every_pod_and_no_model(children: Children) -> None:
     manifest = child(children(), "Service", "chat-headless")
     body: Any = manifest.body
     assert manifest.ref.name == "chat-headless"
@@ -154,7 +154,7 @@ def test_the_headless_service_finds_every_pod_and_serves_no_model(children: Chil
     assert "annotations" not in body["metadata"]
 
 
-def test_a_drain_of_a_node_takes_one_replica_at_a_time_and_any_that_is_not_ready(children: Children) -> None:
+def test_node_drain_evicts_one_ready_replica_at_a_time(children: Children) -> None:
     body: Any = child(children(), "PodDisruptionBudget").body
     assert body["spec"] == {
         "maxUnavailable": 1,
@@ -189,7 +189,7 @@ def test_the_cache_claim_is_made_where_a_size_is_asked_for(children: Children) -
     )
 
 
-def test_replicas_on_several_nodes_share_a_claim_that_asks_for_it(children: Children) -> None:
+def test_replicas_on_several_nodes_share_a_claim(children: Children) -> None:
     claim = child(
         children(model={"source": "hf://a/b", "cache": {"size": "50Gi", "accessMode": "ReadWriteMany"}}),
         "PersistentVolumeClaim",

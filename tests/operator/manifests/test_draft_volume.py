@@ -83,7 +83,7 @@ def test_the_engine_reads_the_draft_where_it_lies(
     assert len(claims) == len(set(claims)), "a claim is mounted once"
 
 
-def test_the_target_is_fetched_first_and_named_as_the_pods_version() -> None:
+def test_target_is_fetched_first_and_names_the_version() -> None:
     made = pod({"source": "hf://a/b"}, {"source": "hf://a/s"})
     target, draft = made["initContainers"]
     assert (target["name"], draft["name"]) == ("fetch-model", "fetch-draft")

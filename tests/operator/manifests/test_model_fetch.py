@@ -46,7 +46,7 @@ def volumes(made: Any) -> dict[str, Any]:
         (f"oci://reg.example/m:1@{DIGEST}", f"/models/oci--reg.example--m@sha256-{'a' * 64}"),
     ],
 )
-def test_what_lies_elsewhere_is_fetched_to_where_the_engine_looks(source: str, path: str) -> None:
+def test_remote_model_is_fetched_to_the_folder_of_the_engine(source: str, path: str) -> None:
     made = pod({"source": source, "cache": {"claimName": "models"}})
     (fetch,), (engine,) = made["initContainers"], made["containers"]
     assert (fetch["name"], fetch["image"], fetch["command"]) == ("fetch-model", "engine:1", ["quire-fetch"])
@@ -68,7 +68,7 @@ def test_models_that_could_share_a_folder_name_do_not() -> None:
     assert all(path.removeprefix("/models/").replace("@latest", "").isascii() and " " not in path for path in paths)
 
 
-def test_a_buckets_credentials_come_from_the_secret_and_missing_ones_keep_the_pod_from_starting() -> None:
+def test_pod_waits_for_missing_credentials_of_a_bucket() -> None:
     (fetch,) = pod({"source": "s3://bucket/m", "credentials": {"secretName": "aws"}})["initContainers"]
     env = {entry["name"]: entry for entry in fetch["env"]}
     references = {key: env[key]["valueFrom"]["secretKeyRef"] for key in KEYS}
@@ -94,9 +94,7 @@ def test_a_registrys_pull_secret_is_read_by_the_download() -> None:
         (f"oci://reg.example/m:1@{DIGEST}/a/b", f"reg.example/m:1@{DIGEST}", "/models/a/b"),
     ],
 )
-def test_where_the_cluster_has_image_volumes_the_kubelet_brings_the_model(
-    source: str, reference: str, path: str
-) -> None:
+def test_image_volumes_let_the_kubelet_provide_the_model(source: str, reference: str, path: str) -> None:
     model = {"source": source, "credentials": {"secretName": "pull"}}
     made = pod(model, image_volumes=True, engine={"imagePullSecrets": [{"name": "engine"}, {"name": "pull"}]})
     assert "initContainers" not in made

@@ -27,7 +27,7 @@ def with_engine(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "engine"} | fields]}}
 
 
-def test_a_pod_is_nobody_on_a_read_only_root_without_capabilities(pod: Pod) -> None:
+def test_pod_runs_unprivileged_on_a_read_only_root(pod: Pod) -> None:
     made = pod(model={"source": "hf://a/b"})
     assert made["securityContext"]["runAsNonRoot"] is True and made["securityContext"]["runAsUser"] > 0
     assert made["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
@@ -84,7 +84,7 @@ def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
 READ_ONLY_CLAIM = {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
 
 
-def test_what_runs_before_the_engine_takes_nothing_more_and_no_device(pod: Pod) -> None:
+def test_init_containers_request_no_more_and_no_device(pod: Pod) -> None:
     amounts = {"cpu": "4", "memory": "16Gi"}
     made = pod(
         resources={"limits": amounts | {"nvidia.com/gpu": 1}, "requests": amounts},
@@ -167,7 +167,7 @@ def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any
     assert "HF_TOKEN" not in {entry["name"] for entry in engine["env"]}, "the engine needs no secret"
 
 
-def test_keys_are_a_file_of_the_engine_and_what_is_missing_is_found_before_all_else(pod: Pod) -> None:
+def test_missing_keys_are_found_before_anything_else(pod: Pod) -> None:
     made = pod(auth={"secretName": "team-keys"}, model={"source": "hf://org/m"}, engine={"image": "mine:2"})
     check, fetch = made["initContainers"]
     assert (check["name"], fetch["name"]) == ("check-api-keys", "fetch-model")

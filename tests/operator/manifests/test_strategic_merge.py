@@ -75,7 +75,7 @@ def test_what_can_not_be_merged_is_a_problem_with_its_path(patch: dict[str, Any]
 
 
 @given(OBJECTS, OBJECTS)
-def test_nothing_a_person_writes_raises_and_neither_side_is_changed(base: Any, patch: Any) -> None:
+def test_no_document_raises_and_neither_side_is_changed(base: Any, patch: Any) -> None:
     before = repr((base, patch))
     merge(base, patch, path="spec", problems=[])
     assert repr((base, patch)) == before

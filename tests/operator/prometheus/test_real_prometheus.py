@@ -66,7 +66,7 @@ async def test_replica_is_read_by_its_pod_and_by_its_address(server, prometheus,
     assert (await sample("prod/a")).running == 3
 
 
-async def test_killed_and_restarted_it_never_passes_old_figures_for_new(server, prometheus, engine):
+async def test_restart_never_reports_old_figures_as_new(server, prometheus, engine):
     replica = await engine()
     replica.running = 5
     server.show(replica.address, namespace="prod", pod="a")
@@ -97,7 +97,7 @@ async def test_killed_and_restarted_it_never_passes_old_figures_for_new(server, 
     assert await until(fresh)
 
 
-async def test_engine_that_stops_answering_is_lost_at_once_while_others_stay(server, prometheus, engine):
+async def test_silent_engine_is_lost_at_once_while_others_stay(server, prometheus, engine):
     first, second = await engine(), await engine()
     server.show(first.address, second.address)
     pair = [address("chat-0", first), address("chat-1", second)]

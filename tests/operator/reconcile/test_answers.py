@@ -113,7 +113,7 @@ def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast
         (health_after(600, watch_until=600, fast_until=300), True),
     ],
 )
-def test_one_is_alive_while_the_watches_show_what_our_own_calls_see(watch_health: WatchHealth, alive: bool) -> None:
+def test_operator_is_alive_while_watches_show_its_own_writes(watch_health: WatchHealth, alive: bool) -> None:
     assert (watch_health.problem() is None) is alive
 
 
@@ -151,7 +151,7 @@ async def test_health_and_metrics_are_served() -> None:
         await server.stop()
 
 
-async def test_missing_permissions_are_shown_while_the_operator_is_ready() -> None:
+async def test_missing_permissions_are_shown_by_a_ready_operator() -> None:
     telemetry = Telemetry()
     telemetry.unlisted({"NetworkPolicy"})
     server = Server(

@@ -26,7 +26,7 @@ async def test_several_replicas_of_one_readwriteonce_claim_are_refused(world: An
     assert f"create {DEPLOYMENT}" in await world.settle()
 
 
-async def test_a_canary_that_may_be_unable_to_mount_the_claim_is_refused(world: Any) -> None:
+async def test_canary_that_may_not_mount_the_claim_is_refused(world: Any) -> None:
     world.apply(model=cached(), rollout={"strategy": "Canary"})
     await world.settle()
     assert world.condition("Ready") == "False InvalidSpec"
@@ -45,7 +45,7 @@ async def test_a_rollout_in_place_says_that_it_interrupts_serving(world: Any) ->
     assert "the old replica is stopped before the new one starts" in world.message("Progressing")
 
 
-async def test_what_an_older_operator_applied_goes_on_until_it_is_changed(world: Any, monkeypatch: Any) -> None:
+async def test_children_of_an_older_operator_stay_until_changed(world: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as older:
         older.setattr(reconciler, "cache_refusal", lambda resource, spec: (None, None))
         world.apply(model=cached(), autoscaling={"maxReplicas": 3})

@@ -77,7 +77,7 @@ async def test_first_spec_is_stable_and_kept(world: World) -> None:
     assert revisions(world) == [f"chat-{world.status['rollout']['stableRevision']}"]
 
 
-async def test_changed_spec_starts_a_canary_and_leaves_the_stable_replicas(world: World) -> None:
+async def test_changed_spec_starts_a_canary_and_keeps_stable_pods(world: World) -> None:
     await stable(world)
     world.apply(**NEW)
     await world.settle()
@@ -167,7 +167,7 @@ async def test_new_edit_replaces_the_canary(world: World) -> None:
     assert (max_sequences(world, DEPLOYMENT), max_sequences(world, CANARY)) == ("8", "32")
 
 
-async def test_broken_replicas_of_an_earlier_canary_do_not_fail_the_next(world: World, pod: Any) -> None:
+async def test_broken_replicas_of_an_old_canary_fail_no_new_one(world: World, pod: Any) -> None:
     canary = {**ROLLOUT["canary"], "onFailure": "Pause"}  # type: ignore[dict-item]
     rollout = {"rollout": {"strategy": "Canary", "canary": canary}}
     ended = ContainerState(name="engine", init=False, ready=True, restarts=1, ended_reason="OOMKilled", ended_code=137)
@@ -185,7 +185,7 @@ async def test_broken_replicas_of_an_earlier_canary_do_not_fail_the_next(world: 
     assert phase(world) == ("Paused", 0)
 
 
-async def test_replicas_of_an_earlier_canary_get_no_requests_of_the_next(world: World) -> None:
+async def test_replicas_of_an_old_canary_get_no_new_requests(world: World) -> None:
     """Die after the record of the new canary was written and before its Deployment was."""
     await serving(world)
     world.apply(**OTHER)

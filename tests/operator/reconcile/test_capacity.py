@@ -170,9 +170,7 @@ async def test_what_was_made_before_it_was_known_is_only_told(checked: Any) -> N
 
 
 @pytest.mark.parametrize("unreachable", [True, False])
-async def test_what_the_hub_does_not_tell_is_left_to_the_engine_and_not_asked_again(
-    checked: Any, unreachable: bool
-) -> None:
+async def test_facts_missing_at_the_hub_are_left_to_the_engine(checked: Any, unreachable: bool) -> None:
     checked.hub.answer = ModelUnknown("no such model", unreachable=unreachable)
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" in await checked.settle()

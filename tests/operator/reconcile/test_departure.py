@@ -93,7 +93,7 @@ async def test_policy_that_is_switched_off_is_deleted(served: Any) -> None:
     assert POLICY not in served.cluster.children
 
 
-async def test_policy_of_a_live_llmdeployment_that_no_watch_shows_stays(served: Any) -> None:
+async def test_policy_of_a_deployment_unknown_to_watches_stays(served: Any) -> None:
     served.store.drop_resource(KEY, "uid-1")
 
     await served.reconciler.reconcile(KEY)

@@ -71,9 +71,7 @@ class Connection:
         (Refused('.spec.template.spec.volumes[name="models"].image: field not declared in schema'), False),
     ],
 )
-async def test_what_comes_back_of_a_dry_run_tells_and_is_not_asked_for_again(
-    result: ClusterError | list[Any] | None, supported: bool
-) -> None:
+async def test_dry_run_results_are_reported_and_kept(result: ClusterError | list[Any] | None, supported: bool) -> None:
     connection = Connection(result)
     volumes = ImageVolumes(connection)  # type: ignore[arg-type]
     assert [await volumes.supported("prod", DEPLOYMENT) for _ in range(2)] == [supported] * 2

@@ -78,7 +78,7 @@ async def test_kinds_that_go_take_nothing_along(world: Any, kinds: OptionalKinds
     assert world.condition("Degraded") == "False AsExpected"
 
 
-async def test_between_a_kinds_end_and_the_next_look_only_its_objects_fail(world: Any, kinds: OptionalKinds) -> None:
+async def test_removed_kind_fails_only_its_objects_until_refreshed(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -91,7 +91,7 @@ async def test_between_a_kinds_end_and_the_next_look_only_its_objects_fail(world
 @pytest.mark.parametrize(
     ("error", "reason"), [(Refused("the webhook says no"), "InvalidSpec"), (Forbidden("no right"), "Forbidden")]
 )
-async def test_what_replicas_serve_without_degrades_and_makes_nothing_unready(
+async def test_optional_parts_degrade_and_make_nothing_unready(
     world: Any, kinds: OptionalKinds, error: Exception, reason: str
 ) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
@@ -129,7 +129,7 @@ async def test_a_look_that_fails_changes_nothing(world: Any, kinds: OptionalKind
     assert kinds.served == OPTIONAL_KINDS
 
 
-async def test_what_is_not_wanted_is_deleted_where_monitors_are_switched_off(world: Any, kinds: OptionalKinds) -> None:
+async def test_monitors_are_deleted_when_switched_off(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()

@@ -61,14 +61,14 @@ async def test_our_own_writes_are_known_before_the_watches_show_them(world: Any)
     assert world.cluster.asked[start:] == []
 
 
-async def test_after_a_restart_each_child_is_applied_once_and_the_status_not_at_all(world: Any) -> None:
+async def test_restart_applies_each_child_once_and_no_status(world: Any) -> None:
     world.apply()
     await world.settle()
     world.restart()
     assert await world.settle() == [write.replace("create", "update") for write in CHILDREN]
 
 
-async def test_a_child_that_no_watch_has_shown_is_looked_for_before_it_is_made(world: Any) -> None:
+async def test_child_unknown_to_watches_is_read_before_it_is_created(world: Any) -> None:
     world.apply()
     await world.settle()
     world.restart()
@@ -77,7 +77,7 @@ async def test_a_child_that_no_watch_has_shown_is_looked_for_before_it_is_made(w
     assert "update Service chat" in world.cluster.asked and world.cluster.asked.count("create Service chat") == 1
 
 
-async def test_one_that_is_gone_or_going_is_left_to_the_garbage_collector(world: Any) -> None:
+async def test_deleted_deployment_is_left_to_garbage_collection(world: Any) -> None:
     assert await world.settle() == []
     world.apply()
     world.cluster.resources[KEY] = replace(world.cluster.resources[KEY], deleting=True, version="999")
@@ -139,7 +139,7 @@ async def test_what_is_not_ours_is_not_touched_and_looked_at_again(
     assert "update Service chat" not in world.cluster.asked and "update Deployment chat" in world.cluster.asked
 
 
-async def test_an_object_without_our_label_that_goes_makes_room_at_the_next_look(world: Any) -> None:
+async def test_unlabelled_object_makes_room_at_the_next_refresh(world: Any) -> None:
     world.apply()
     foreign = replace((await _child(world)), owner=None)
     world.cluster.children = {SERVICE: foreign}
@@ -157,7 +157,7 @@ async def _child(world: Any) -> Any:
     return world.cluster.children[SERVICE]
 
 
-async def test_what_the_server_refuses_is_said_and_not_tried_again_until_it_differs(world: Any) -> None:
+async def test_refused_objects_are_reported_and_retried_when_changed(world: Any) -> None:
     world.cluster.errors["create Deployment chat"] = [Refused("spec.x: unknown field")]
     world.apply()
     assert (await world.settle()).count("create Deployment chat") == 1
@@ -170,7 +170,7 @@ async def test_what_the_server_refuses_is_said_and_not_tried_again_until_it_diff
 @pytest.mark.parametrize(
     ("error", "reason", "again"), [(QuotaExceeded("q"), "QuotaExceeded", 30.0), (Forbidden("f"), "Forbidden", 60.0)]
 )
-async def test_what_the_namespace_does_not_allow_is_said_and_tried_later(
+async def test_refusals_of_the_namespace_are_reported_and_retried(
     world: Any, error: ClusterError, reason: str, again: float
 ) -> None:
     world.cluster.errors["create Service chat"] = [error]
@@ -218,7 +218,7 @@ def test_each_error_is_retried_in_its_time(error: Exception, seconds: float | No
     assert retry_after(error) == seconds
 
 
-async def test_a_status_that_the_server_changes_is_not_written_for_ever(world: Any) -> None:
+async def test_status_changed_by_the_server_is_not_rewritten_forever(world: Any) -> None:
     """An older CRD drops unknown fields: the result of our write is what the server has."""
     world.cluster.unknown_fields = frozenset({"endpoint"})
     world.apply()
@@ -237,7 +237,7 @@ def asked(world: Any) -> int:
     return int(world.cluster.children[DEPLOYMENT].deployment.replicas_asked)
 
 
-async def test_what_autoscaling_starts_from_is_persisted_before_anything_is_made(world: Any) -> None:
+async def test_initial_replicas_are_stored_before_children_exist(world: Any) -> None:
     world.apply(replicas=3, autoscaling=AUTOSCALING)
     written = await world.settle(passes=1)
     assert written[:2] == ["status", CHILDREN[0]]
@@ -245,9 +245,7 @@ async def test_what_autoscaling_starts_from_is_persisted_before_anything_is_made
     assert asked(world) == 3
 
 
-async def test_a_decision_is_persisted_then_victims_are_marked_then_the_deployment_is_changed(
-    world: Any, pod: Make
-) -> None:
+async def test_decision_is_stored_before_victims_and_the_deployment(world: Any, pod: Make) -> None:
     world.apply(replicas=3, autoscaling=AUTOSCALING)
     await world.settle()
     world.run_replicas()
@@ -276,7 +274,7 @@ async def test_a_decision_is_persisted_then_victims_are_marked_then_the_deployme
     assert asked(world) == 2
 
 
-async def test_a_decision_that_was_persisted_is_carried_out_by_whoever_comes_after(world: Any) -> None:
+async def test_stored_decision_is_applied_by_the_next_leader(world: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
     persisting = asyncio.create_task(world.reconciler.persist(KEY, record(5)))
@@ -304,7 +302,7 @@ async def test_a_record_that_can_not_be_written_is_not_done(world: Any) -> None:
     ("spec", "why"),
     [({"replicas": 2}, "a fixed number of replicas"), ({"model": {"source": "s3://x"}}, "the spec is invalid")],
 )
-async def test_a_record_for_one_that_no_longer_scales_itself_is_not_done(world: Any, spec: Any, why: str) -> None:
+async def test_record_of_a_removed_autoscaler_is_not_applied(world: Any, spec: Any, why: str) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2)))
@@ -348,7 +346,7 @@ async def test_missing_metrics_are_said_and_unsaid(world: Any) -> None:
     assert world.condition("Autoscaling") == "True Enforcing"
 
 
-async def test_a_new_leader_says_what_the_one_before_it_said_of_metrics_until_it_has_looked(world: Any) -> None:
+async def test_new_leader_repeats_the_metrics_state_until_its_first_poll(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     world.reconciler.note_metrics(
@@ -382,7 +380,7 @@ async def test_an_hpa_on_the_deployment_is_named_for_a_while(world: Any) -> None
     assert world.condition("Autoscaling") == "True Enforcing"
 
 
-async def test_whoever_scales_what_is_only_recommended_for_is_followed_and_not_fought(world: Any) -> None:
+async def test_recommend_mode_follows_other_writers(world: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING | {"mode": "Recommend"})
     await world.settle()
     foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="kube-controller-manager"),)
@@ -397,7 +395,7 @@ async def test_whoever_scales_what_is_only_recommended_for_is_followed_and_not_f
     assert "DriftRepaired" not in {event.reason for event in world.cluster.told}
 
 
-async def test_a_conflict_is_settled_without_waiting_for_a_watch_that_may_be_dead(world: Any) -> None:
+async def test_conflict_is_resolved_without_waiting_for_a_dead_watch(world: Any) -> None:
     world.apply(replicas=1)
     await world.settle()
     stale = world.store.resource(KEY)
@@ -414,7 +412,7 @@ async def test_a_conflict_is_settled_without_waiting_for_a_watch_that_may_be_dea
     assert world.cluster.asked[start:][:1] == ["update Deployment chat"]
 
 
-async def test_conflicts_without_an_end_are_not_tried_as_fast_as_they_come(world: Any) -> None:
+async def test_endless_conflicts_are_retried_with_backoff(world: Any) -> None:
     world.apply(replicas=1)
     world.cluster.errors["create Deployment chat"] = [Conflict("c")] * 9
     found = []

@@ -13,7 +13,7 @@ KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")
 
 
-async def test_what_was_refused_is_asked_for_again_for_what_refused_it_may_be_gone(world: Any) -> None:
+async def test_refused_requests_are_repeated_later(world: Any) -> None:
     world.cluster.errors["create Deployment chat"] = [Refused("denied by a policy"), Refused("denied by a policy")]
     world.apply()
     assert await world.reconciler.reconcile(KEY) == 60.0
@@ -51,7 +51,7 @@ async def test_what_can_t_be_changed_may_be_made_anew(world: Any) -> None:
     assert world.condition("Ready") == "False Starting"
 
 
-async def test_a_deletion_that_is_refused_is_said_and_nothing_else_waits_for_it(world: Any) -> None:
+async def test_refused_deletion_is_reported_and_delays_nothing_else(world: Any) -> None:
     claim = Ref("PersistentVolumeClaim", "chat-models")
     world.apply(model={"source": "hf://org/model", "cache": {"size": "2Gi"}})
     await world.settle()
@@ -81,9 +81,7 @@ async def test_additions_that_may_not_be_removed_are_said(world: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [Refused("a policy wants labels on pods"), Forbidden("no right to patch pods")])
-async def test_fewer_replicas_are_asked_for_though_who_goes_can_t_be_chosen(
-    world: Any, pod: Any, error: ClusterError
-) -> None:
+async def test_fewer_replicas_are_requested_without_a_chosen_victim(world: Any, pod: Any, error: ClusterError) -> None:
     world.apply(replicas=3, autoscaling={"minReplicas": 1, "maxReplicas": 8})
     await world.settle()
     world.cluster.pods = {name: pod(name) for name in ("a", "b", "c")}

@@ -58,7 +58,7 @@ def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
     assert log.wait_seconds(DEPLOYMENT, "it", 0) == 0
 
 
-async def test_a_second_operator_that_wants_something_else_is_noticed_and_no_fight_begins(world: Any) -> None:
+async def test_second_operator_is_detected_and_causes_no_fight(world: Any) -> None:
     world.apply(replicas=1)
     await world.settle()
     writes = 0
@@ -104,7 +104,7 @@ async def test_an_addition_that_comes_back_is_removed_ever_more_slowly(world: An
     assert world.message("Degraded").endswith("spec.template.spec.hostNetwork (set by injector)")
 
 
-async def test_a_child_that_is_deleted_again_and_again_is_made_ever_more_slowly(world: Any) -> None:
+async def test_child_that_is_deleted_repeatedly_is_recreated_more_slowly(world: Any) -> None:
     world.apply(replicas=1)
     await world.settle()
     made = 0

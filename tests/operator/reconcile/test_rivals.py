@@ -61,7 +61,7 @@ async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -
     )
 
 
-async def test_requests_that_gateways_hold_for_the_older_do_not_wake_the_younger(world: Any) -> None:
+async def test_requests_held_for_the_older_do_not_wake_the_younger(world: Any) -> None:
     world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})
     await world.settle()
     scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
@@ -134,7 +134,7 @@ async def test_without_one_gateway_for_all_names_may_be_shared(world: Any) -> No
     assert world.condition("Ready") == "True Serving"
 
 
-async def test_names_of_other_namespaces_are_no_rivals_where_names_are_namespaced(world: Any) -> None:
+async def test_names_of_other_namespaces_do_not_compete(world: Any) -> None:
     world.features = replace(world.features, served_names=NameScope.NAMESPACED)
     meet(world, rival(OLDER))
     world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})

@@ -58,7 +58,7 @@ async def test_one_without_a_deployment_yet_is_not(world: Any) -> None:
     assert scaling(world).subjects() == []
 
 
-async def test_metrics_that_this_operator_can_not_read_are_said_and_nothing_is_decided(world: Any) -> None:
+async def test_unreadable_metrics_are_reported_without_a_decision(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING | {"metricsSource": "Prometheus"})
     await world.settle()
     assert scaling(world).subjects() == []
@@ -87,7 +87,7 @@ async def test_where_figures_come_from(
     assert [replica.by_prometheus for replica in subject.replicas] == [asks_it]
 
 
-async def test_prometheus_that_does_not_answer_is_named_with_its_reason(world: Any, pod: Any) -> None:
+async def test_silent_prometheus_is_named_with_its_reason(world: Any, pod: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
     world.cluster.pods = {"a": pod("a")}
@@ -147,7 +147,7 @@ async def test_others_are_not_to_be_woken(world: Any, spec: dict[str, Any]) -> N
     assert scaling(world).sleeping() == []
 
 
-async def test_gateways_that_stay_away_are_told_of_and_ones_missed_for_a_moment_are_not(world: Any) -> None:
+async def test_missing_gateways_are_reported_only_if_they_stay_away(world: Any) -> None:
     world.apply(replicas=0, autoscaling=ASLEEP)
     await world.settle()
     looked = scaling(world)
@@ -170,7 +170,7 @@ async def test_gateways_that_stay_away_are_told_of_and_ones_missed_for_a_moment_
     assert await look(75.0, None) == "True Enforcing, True HeldByGateway"
 
 
-async def test_what_is_read_of_a_resource_is_read_again_when_it_changes(world: Any, monkeypatch: Any) -> None:
+async def test_changed_resource_is_read_again(world: Any, monkeypatch: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING)
     await world.settle()
     looked = scaling(world)
@@ -199,7 +199,7 @@ async def test_last_decision_of_what_is_gone_is_gone(world: Any) -> None:
     assert looked.latest == {} and looked.decisions("prod/chat") == ()
 
 
-async def test_a_deployment_of_its_name_that_is_anothers_is_not_scaled_by(world: Any) -> None:
+async def test_foreign_deployment_of_the_same_name_is_not_scaled(world: Any) -> None:
     world.apply(autoscaling={"maxReplicas": 3})
     await world.settle()
     scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)

@@ -28,7 +28,7 @@ async def test_an_older_version_never_replaces_a_newer_one(world: Any) -> None:
     assert store.children(KEY)[SERVICE] == newer
 
 
-async def test_a_deletion_removes_the_very_object_and_not_the_next_of_its_name(world: Any) -> None:
+async def test_deletion_removes_no_later_object_of_the_same_name(world: Any) -> None:
     child, store = await settled(world), Store()
     again = replace(child, uid="again", version="9999")
     store.put_child(KEY, again)
@@ -97,9 +97,7 @@ async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> 
     assert Ref("Service", "late") in world.store.children(KEY)
 
 
-async def test_a_namespace_that_may_not_be_listed_hides_no_other_and_stays_as_it_was_known(
-    world: Any, pod: Any
-) -> None:
+async def test_forbidden_namespace_keeps_its_state_and_hides_no_other(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
     world.show()
@@ -144,7 +142,7 @@ async def test_a_kind_that_may_not_be_listed_hinders_no_other(world: Any, pod: A
     assert [seen.name for seen in store.pods(KEY)] == ["a"] and set(news) == {KEY}
 
 
-async def test_a_child_that_may_not_be_read_is_reported_and_hinders_no_other(world: Any) -> None:
+async def test_unreadable_child_is_reported_and_blocks_no_other(world: Any) -> None:
     budget = Ref("PodDisruptionBudget", "chat")
     world.cluster.errors[f"read {budget}"] = [Forbidden("no permission")] * 10
     world.cluster.errors[f"create {budget}"] = [Forbidden("no permission")] * 10

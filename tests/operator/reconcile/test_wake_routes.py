@@ -144,7 +144,7 @@ async def test_routes_go_when_the_feature_is_turned_off(world: World, caplog: py
     assert "operator's role" not in caplog.text
 
 
-async def test_an_earlier_deployment_keeps_its_route_until_it_is_collected(world: World) -> None:
+async def test_earlier_deployment_keeps_its_route_until_collected(world: World) -> None:
     await world.poll()
     world.store.drop_resource(KEY, "u1")
     world.put(uid="u2")

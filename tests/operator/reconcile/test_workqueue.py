@@ -125,7 +125,7 @@ def test_a_held_key_waits_whatever_happens_to_it():
     assert queue.take(10.0) == "a"
 
 
-def test_failures_in_a_row_are_counted_and_a_success_forgets_them():
+def test_consecutive_failures_are_counted_until_a_success():
     queue: Queue[str] = Queue()
     counts = []
     for failed in (True, True, False, True):
@@ -211,7 +211,7 @@ async def test_a_run_can_ask_for_the_next_one():
     await stop(task)
 
 
-async def test_a_cancelled_run_is_begun_again_by_whoever_runs_the_queue_next():
+async def test_cancelled_run_is_repeated_by_the_next_runner_of_the_queue():
     recorder = Recorder()
     workers = recorder.workers()
     workers.add("a")

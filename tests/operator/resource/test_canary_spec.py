@@ -122,7 +122,7 @@ def test_mistake_is_named_with_its_path(fields: dict[str, object], start: str) -
     assert any(str(problem).startswith(start) for problem in found.problems), str(found)
 
 
-def test_too_few_replicas_for_the_weight_are_refused_with_the_remedy() -> None:
+def test_too_few_replicas_for_a_weight_are_refused() -> None:
     found = parse(canary(steps=[step(5)]), replicas=1)
     assert str(found) == (
         "spec.rollout.canary.steps[0].weightPercent: is too small for 1 replica: a canary replica would have 5 % of a "

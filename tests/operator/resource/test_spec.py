@@ -435,7 +435,7 @@ def test_a_claim_that_is_there_can_be_the_cache() -> None:
         ({"replcas": 2}, "spec.replcas: unknown field; did you mean replicas?"),
     ],
 )
-def test_each_wrong_field_alone_is_named_with_what_would_be_right(spec: Mapping[str, object], reason: str) -> None:
+def test_each_wrong_field_is_named_with_valid_values(spec: Mapping[str, object], reason: str) -> None:
     found = reasons(document(spec))
     assert len(found) == 1, found
     assert reason in found[0]

@@ -177,7 +177,7 @@ def test_the_most_telling_reason_is_shown() -> None:
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
-def test_an_evicted_pod_is_told_of_until_there_is_another_in_its_place() -> None:
+def test_evicted_pod_is_reported_until_it_is_replaced() -> None:
     pod = trim_pod(pod_body(**EVICTED, containerStatuses=[crashed(137)]))
     failure = worst_failure([pod], replace(deployment(), ready=1))
     assert failure is not None and failure.reason == "PodFailed"
@@ -238,7 +238,7 @@ def test_an_odd_object_is_trimmed_without_raising(body: dict[str, Any]) -> None:
     assert key_of_child(body) is None
 
 
-def test_a_child_is_found_by_its_owner_even_if_its_label_says_otherwise() -> None:
+def test_child_is_found_by_its_owner_despite_another_label() -> None:
     metadata = {
         "name": "chat",
         "namespace": "prod",

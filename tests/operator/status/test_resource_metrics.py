@@ -68,7 +68,7 @@ def test_the_model_is_named_as_clients_name_it() -> None:
     assert told["info", "prod", "code", "code"] == 1
 
 
-def test_replicas_are_counted_by_state_and_the_longest_start_is_told() -> None:
+def test_replicas_are_counted_by_state_with_the_longest_start() -> None:
     store = Store()
     key = put(store, "chat", conditions={}, replicas=5)
     put_pod(store, key, "ready", ready=True, since=ago(5000))

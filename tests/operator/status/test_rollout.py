@@ -110,7 +110,7 @@ def test_that_advice_is_given_only_where_it_helps(changes: dict[str, Any]) -> No
     assert "one by one" not in said("Degraded", **changes)[1]
 
 
-def test_at_its_deadline_it_says_that_it_stopped_why_and_what_now() -> None:
+def test_deadline_reports_the_stop_its_reason_and_the_remedy() -> None:
     late = replace(STUCK, progressing=OVERDUE)
     reason, message = said("Progressing", deployment=late)
     assert reason == "False ProgressDeadlineExceeded"

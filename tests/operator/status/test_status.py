@@ -256,7 +256,7 @@ RECORD = ScalingRecord(
 )
 
 
-def test_a_record_of_the_autoscaler_comes_back_from_status_as_it_went() -> None:
+def test_autoscaler_record_survives_the_status_unchanged() -> None:
     sections = scaling_sections(RECORD, SCALED, now=0.0)
     assert scaling_record(sections) == RECORD
     assert sections["capacity"] == {
@@ -280,7 +280,7 @@ def test_a_start_up_is_kept_before_anything_else_was_learnt() -> None:
 
 
 @pytest.mark.parametrize("written", [-5, 0, True, "95", 95.5, None, [95]])
-def test_a_start_up_that_is_no_number_of_seconds_counts_as_absent(written: object) -> None:
+def test_invalid_start_up_time_counts_as_absent(written: object) -> None:
     record = scaling_record({"autoscaling": {}, "capacity": {"startUpSeconds": written}})
     assert record is not None and record.start_up_seconds is None
 
@@ -289,7 +289,7 @@ FLOATS = st.floats(0, 1e6, allow_nan=False)
 
 
 @given(st.tuples(FLOATS, FLOATS, FLOATS, FLOATS, FLOATS, FLOATS), st.floats(0, 2e9))
-def test_a_record_that_was_read_back_once_is_written_the_same_ever_after(rates: tuple[float, ...], time: float) -> None:
+def test_record_is_stable_after_one_round_trip(rates: tuple[float, ...], time: float) -> None:
     names = (
         "step_seconds",
         "prefill_seconds_per_token",
@@ -330,7 +330,7 @@ def test_a_time_without_a_zone_is_no_time() -> None:
     assert (parse_time("2026-01-01T00:00:00"), parse_time("1970-01-01T00:00:01Z")) == (None, 1.0)
 
 
-def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> None:
+def test_status_keeps_the_record_only_while_it_autoscales() -> None:
     sections = scaling_sections(RECORD, SCALED, now=0.0)
     kept = made(view(spec=SCALED), status=sections)
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
@@ -350,7 +350,7 @@ def test_status_keeps_the_record_while_it_scales_itself_and_drops_it_after() -> 
     ],
     ids=["the same spec.replicas", "a lower one", "a higher one", "with an autoscaler again"],
 )
-def test_replicas_of_a_removed_autoscaler_stay_until_replicas_change(now: Spec, kept: int | None) -> None:
+def test_replicas_of_a_removed_autoscaler_stay_until_changed(now: Spec, kept: int | None) -> None:
     sections = scaling_sections(RECORD, SCALED, now=0.0)
     assert kept_replicas(sections, now) == kept
     if kept is not None:
@@ -412,7 +412,7 @@ def test_what_was_decided_is_told_with_its_numbers_once() -> None:
         ({"type": "Autoscaling"}, None),
     ],
 )
-def test_a_metrics_problem_is_read_from_reason_and_message_of_its_condition(
+def test_metrics_problem_is_read_from_its_condition(
     reported: dict[str, str] | None, problem: MetricsProblem | None
 ) -> None:
     assert last_metrics_problem({} if reported is None else {"conditions": [reported]}) == problem

@@ -41,7 +41,7 @@ async def read_until_broken(response: httpx.Response) -> str:
     return text
 
 
-async def test_an_engine_lost_mid_stream_is_an_error_event_without_done(serving: Serving, token_ids: TokenIds) -> None:
+async def test_engine_lost_in_a_stream_sends_an_error_without_done(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.engine.streams[0].breaks(Unavailable("the engine stopped", code="engine_stopped"))
         text = await read_until_broken(response)

@@ -61,7 +61,7 @@ HOSTILE = [
 ]
 
 
-async def test_a_hostile_grammar_is_compiled_or_refused_and_others_go_on() -> None:
+async def test_hostile_grammar_is_compiled_or_refused_alone() -> None:
     async with pool_of(GrammarLimits()) as pool:
         await pool.compile(spec("choice", ["a"]))  # the workers are there
         for hostile in HOSTILE:

@@ -24,7 +24,7 @@ TokenIds = Callable[[str], list[int]]
 # --- the length of answers and prompts ---
 
 
-async def test_max_tokens_beyond_the_room_is_cut_and_the_header_says_so(serving: Serving) -> None:
+async def test_max_tokens_beyond_the_room_is_cut_with_a_header(serving: Serving) -> None:
     async with serving("ok") as server:
         for answer in (await server.complete(max_tokens=4095), await server.chat(max_tokens=100_000, stream=True)):
             assert answer.status_code == 200
@@ -171,7 +171,7 @@ async def test_arrays_longer_than_the_context_are_refused_by_length(
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
 
 
-async def test_more_prompts_than_the_queue_holds_are_refused_by_their_number(serving: Serving) -> None:
+async def test_prompts_beyond_the_queue_are_refused_by_number(serving: Serving) -> None:
     async with serving("ok") as server:
         refusal = await server.complete(prompt=[[1]] * 1025)
         assert refusal.status_code == 400 and "1025 sequences" in refusal.json()["error"]["message"]

@@ -248,7 +248,7 @@ async def test_required_calls_are_an_array_whatever_the_models_form_is(serving: 
         assert server.engine.streams[0].params.grammar is not None
 
 
-async def test_a_forced_call_and_another_constraint_contradict_each_other(serving: Serving) -> None:
+async def test_forced_call_contradicts_another_constraint(serving: Serving) -> None:
     async with serving("{}", template=TEMPLATE) as server:
         fields = {"tools": [WEATHER], "tool_choice": "required", "guided_choice": ["yes", "no"]}
         response = await server.chat(**fields)
@@ -263,7 +263,7 @@ async def test_a_format_of_the_text_does_not_concern_a_forced_call(serving: Serv
         assert '"parameters"' in (server.engine.streams[0].params.grammar or "")
 
 
-async def test_a_constrained_answer_is_content_also_where_the_prompt_opens_reasoning(serving: Serving) -> None:
+async def test_constrained_answer_is_content_after_an_opened_reasoning(serving: Serving) -> None:
     async with serving('{"a": 1}', template=THINKING) as server:
         message = (await server.chat(response_format={"type": "json_object"})).json()["choices"][0]["message"]
         assert message == {"role": "assistant", "content": '{"a": 1}', "refusal": None}

@@ -133,7 +133,7 @@ async def test_conversations_that_wait_are_bounded_in_number_and_time() -> None:
         assert await pool.render(chat(200)) != ""
 
 
-async def test_the_server_answers_while_hostile_conversations_are_rendered(serving: Serving) -> None:
+async def test_server_answers_while_hostile_chats_are_rendered(serving: Serving) -> None:
     """The event loop renders nothing: its longest pause is far below the time of one rendering."""
     async with pool_of(QUADRATIC, QUICK) as pool, serving("ok", renderer=pool) as server:
         messages = [{"role": "user", "content": "x"}] * 500
