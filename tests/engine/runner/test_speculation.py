@@ -147,8 +147,8 @@ def test_1000_random_requests_answer_as_without_speculation(
         drafting = speculating(start, folder, speculation, **options)
     elif changes.get("head"):
         # A random head is right by chance, and its drafts are tried although they are not.
-        speculation = SpeculationOptions(method="eagle", model=make_head(num_key_value_heads=2), max_tokens=7)
-        options["kv_cache_memory_bytes"] = options["kv_cache_memory_bytes"] * 3 // 2
+        speculation = SpeculationOptions(method="eagle", model=make_head(), max_tokens=7)
+        options["kv_cache_memory_bytes"] = options["kv_cache_memory_bytes"] * 5 // 4
         drafting = speculating(start, folder, speculation, **options)
         chosen = drafting.engine._scheduler._speculation
         chosen._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]

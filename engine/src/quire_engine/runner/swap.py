@@ -20,7 +20,8 @@ class Swapper:
     """
 
     def __init__(self, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> None:
-        self._layers = [group.layers for group in layout.groups]
+        # A draft model's layers may have other heads than the target's, and one copy is of blocks of one shape.
+        self._layers = [_by_shape(group.layers, caches) for group in layout.groups]
         self._caches = caches
         self._space = space
 
@@ -32,11 +33,19 @@ class Swapper:
     def _copy(self, copies: tuple[BlockCopies, ...], sources: Sequence[KVCache], targets: Sequence[KVCache]) -> None:
         if not copies:
             return
-        for layers, blocks in zip(self._layers, copies, strict=True):
-            if blocks.sources:
+        for shapes, blocks in zip(self._layers, copies, strict=True):
+            for layers in shapes if blocks.sources else ():
                 swap_blocks(
                     [sources[layer] for layer in layers],
                     [targets[layer] for layer in layers],
                     torch.tensor(blocks.sources),
                     torch.tensor(blocks.targets),
                 )
+
+
+def _by_shape(layers: Sequence[int], caches: Sequence[KVCache]) -> list[list[int]]:
+    """Return the layers of a group, those with blocks of the same shape together."""
+    found: dict[object, list[int]] = {}
+    for layer in layers:
+        found.setdefault((caches[layer].keys.shape, caches[layer].values.shape), []).append(layer)
+    return list(found.values())
