@@ -62,19 +62,28 @@ def cases_of(op: str, target: Target) -> list[AotCase]:
 
 def compile_case(op: str, case: AotCase, target: Target) -> Usage:
     """Compile a case and return its resources. Raise AotError with the first words of the compiler's error."""
+    where = f"{op}: {case.name}: {target.name}"
+    compiled = _compiled(where, case, target)
+    return _amd_usage(where, compiled) if target.amd else _nvidia_usage(where, compiled)
+
+
+def disassemble(op: str, case: AotCase, target: Target) -> str:
+    """Compile a case for an NVIDIA GPU and return its machine code as text. Raise AotError as ``compile_case`` does."""
+    return _cuobjdump(_compiled(f"{op}: {case.name}: {target.name}", case, target), "-sass").stdout
+
+
+def _compiled(where: str, case: AotCase, target: Target) -> Any:
     if INTERPRETED:
         raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
-    where = f"{op}: {case.name}: {target.name}"
     source = _source(where, case)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     if case.maxnreg is not None:
         options["maxnreg"] = case.maxnreg
     try:
-        compiled = triton.compile(source, target=_gpu_target(target), options=options)
+        return triton.compile(source, target=_gpu_target(target), options=options)
     # The compiler raises many types, from its own errors to RuntimeError of a failed pass.
     except Exception as error:
         raise AotError(f"{where}: does not compile: {_gist(error)}") from error
-    return _amd_usage(where, compiled) if target.amd else _nvidia_usage(where, compiled)
 
 
 def _gpu_target(target: Target) -> GPUTarget:
@@ -129,12 +138,16 @@ def _amd_usage(where: str, compiled: Any) -> Usage:
     )
 
 
-def _nvidia_usage(where: str, compiled: Any) -> Usage:
+def _cuobjdump(compiled: Any, option: str) -> "subprocess.CompletedProcess[str]":
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [triton.knobs.nvidia.cuobjdump.path, option, cubin.name]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _nvidia_usage(where: str, compiled: Any) -> Usage:
+    result = _cuobjdump(compiled, "--dump-resource-usage")
     resources = dict(re.findall(r"\b(REG|STACK|LOCAL):(\d+)", result.stdout))
     if result.returncode or len(resources) < 3:
         raise AotError(f"{where}: cuobjdump says nothing of its resources: {result.stderr.strip() or result.stdout}")
