@@ -296,12 +296,12 @@ def test_stop_found_one_step_late_discards_one_token(
     assert world.engine.counters.discarded_tokens == 1
 
 
-def test_more_than_one_step_ahead_is_our_bug(make_world: MakeWorld) -> None:
+def test_a_third_step_in_flight_is_our_bug(make_world: MakeWorld) -> None:
     world = make_world()
     world.add(1, [1, 2], max_tokens=9)
     world.scheduler.schedule()
     world.scheduler.schedule()
-    with pytest.raises(AssertionError, match="one step ahead"):
+    with pytest.raises(AssertionError, match="too far ahead"):
         world.scheduler.schedule()
 
 

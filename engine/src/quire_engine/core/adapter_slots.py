@@ -194,6 +194,10 @@ class AdapterQueue:
             del self._blocked[adapter], self._overtaken[adapter]
             self._drain()
 
+    def grew(self, sequence: Sequence, count: int) -> None:
+        adapter = self._adapter_of.get(sequence.key)
+        (self._policy if adapter is None else self._blocked[adapter]).grew(sequence, count)
+
     def sequences(self) -> list[Sequence]:
         blocked = [sequence for queue in self._blocked.values() for sequence in queue.sequences()]
         return [*self._policy.sequences(), *blocked]

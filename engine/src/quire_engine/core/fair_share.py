@@ -90,6 +90,10 @@ class FairShare:
         self._tenants[sequence.request.tenant].queue.discard(sequence)
         self._left(sequence)
 
+    def grew(self, sequence: Sequence, count: int) -> None:
+        self._tenants[sequence.request.tenant].queue.grew(sequence, count)
+        self.num_tokens += count
+
     def _left(self, sequence: Sequence) -> None:
         self._length -= 1
         self.num_tokens -= sequence.num_tokens - sequence.num_computed

@@ -37,6 +37,10 @@ class Policy(Protocol):
         """Remove a waiting sequence that is ``finished``."""
         ...
 
+    def grew(self, sequence: Sequence, count: int) -> None:
+        """Record that a waiting sequence has so many more tokens, from a step that was in flight at its preemption."""
+        ...
+
     def sequences(self) -> list[Sequence]:
         """Return all waiting sequences, in no order; for checks and reports, not for the step."""
         ...

@@ -384,7 +384,7 @@ class Scheduler:
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
-        sampled = flight.sampled if output.counts is None else grown(flight.sampled, output.counts)
+        sampled = flight.sampled if output.counts is None else grown(flight.sampled, output.counts, self._waiting)
         if self._speculation is not None:
             observe_speculation(self._speculation, flight, output, counters=self.counters)
         self._waiting.record_sampled(sampled)

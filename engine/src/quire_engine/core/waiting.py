@@ -46,6 +46,11 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if not entry[1].finished]
             heapify(self._heap)
 
+    def grew(self, sequence: Sequence, count: int) -> None:
+        """Count so many more tokens of a waiting sequence."""
+        assert sequence.row is None
+        self.num_tokens += count
+
     def _forget(self, sequence: Sequence) -> None:
         self._length -= 1
         self.num_tokens -= sequence.num_tokens - sequence.num_computed

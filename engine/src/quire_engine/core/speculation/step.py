@@ -3,6 +3,7 @@
 from quire_engine.core.batch import Batch, DraftedLines, RunnerOutput
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.plan import InFlight, Plan
+from quire_engine.core.policy import Policy
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stats import Counters
@@ -34,12 +35,17 @@ def drafted_lines(batch: Batch, token_ids: list[int]) -> list[DraftedLines]:
     return found
 
 
-def grown(sampled: list[Sequence], counts: list[int]) -> list[Sequence]:
-    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token."""
+def grown(sampled: list[Sequence], counts: list[int], waiting: Policy) -> list[Sequence]:
+    """Let sequences grow by the tokens that a step sampled beyond one each; return the sequence of each token.
+
+    Those that were preempted while the step was in flight are in ``waiting``.
+    """
     for sequence, count in zip(sampled, counts, strict=True):
         assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
         sequence.num_tokens += count - 1
         sequence.num_pending += count - 1
+        if count > 1 and sequence.row is None and not sequence.finished:
+            waiting.grew(sequence, count - 1)
     return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
 
 
