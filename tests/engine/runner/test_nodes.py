@@ -2,8 +2,9 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -287,34 +288,51 @@ def connect(port: int) -> socket.socket:
 # --- the watch ---
 
 
-def watched(silence_seconds: float) -> tuple[Frames, "Future[tuple[str, bool]]", NodeWatch]:
-    here, there = socket.socketpair()
-    lost: Future[tuple[str, bool]] = Future()
-
-    def on_lost(reason: str, *, silent: bool) -> None:
-        lost.set_result((reason, silent))
-
-    return Frames(there), lost, NodeWatch({1: Frames(here)}, on_lost, silence_seconds)
+Watched = Callable[[float], tuple[Frames, "Future[tuple[str, bool]]", NodeWatch]]
 
 
-def test_a_node_that_is_gone_is_noticed() -> None:
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    """Return a function that watches a node, which is the other end of a pair of sockets."""
+    with ExitStack() as stack:
+
+        def watch(silence_seconds: float) -> tuple[Frames, "Future[tuple[str, bool]]", NodeWatch]:
+            here, there = (Frames(stack.enter_context(end)) for end in socket.socketpair())
+            lost: Future[tuple[str, bool]] = Future()
+
+            def on_lost(reason: str, *, silent: bool) -> None:
+                lost.set_result((reason, silent))
+
+            watch = NodeWatch({1: here}, on_lost, silence_seconds)
+            stack.callback(join_watches)
+            stack.callback(watch.close)
+            return there, lost, watch
+
+        yield watch
+
+
+def join_watches() -> None:
+    """Wait for the threads of watches that were closed or have reported a loss."""
+    for thread in threading.enumerate():
+        if thread.name == "watch over nodes":
+            thread.join(30.0)
+
+
+def test_a_node_that_is_gone_is_noticed(watched: Watched) -> None:
     other, lost, _ = watched(60.0)
     other.send(Beat())
     other.close()
     assert lost.result(30.0) == ("node 1 is gone", False)
 
 
-def test_a_silent_node_is_noticed() -> None:
-    other, lost, _ = watched(0.01)
+def test_a_silent_node_is_noticed(watched: Watched) -> None:
+    _, lost, _ = watched(0.01)
     assert lost.result(30.0) == ("node 1 was silent for 0.01 s", True)
-    other.close()
 
 
-def test_a_closed_watch_reports_nothing() -> None:
+def test_a_closed_watch_reports_nothing(watched: Watched) -> None:
     other, lost, watch = watched(60.0)
     watch.close()
     other.close()
-    for thread in threading.enumerate():
-        if thread.name == "watch over nodes":
-            thread.join(30.0)
+    join_watches()
     assert not lost.done()

@@ -12,6 +12,7 @@ Nothing here knows tensors, messages or the clock.
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeVar
@@ -115,6 +116,9 @@ class Scheduler:
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
         self._deferral = PromptDeferral(stall_bound=stall_bound, kv=self._kv, admission=self._admission)
         self._in_flight: deque[InFlight] = deque()
+        self._most_in_flight = max(2, config.stages)
+        # A step has its share of the tokens and the sequences, so that there is as much work for each stage.
+        self._step_tokens = -(-config.max_num_batched_tokens // config.stages)
         self._step = 0
         self.counters = Counters()
         self._preemptor = Preemptor(
@@ -199,10 +203,8 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """Return the next step, or None if no sequence can continue before a commit or a new request."""
-        stages = self._config.stages
-        assert len(self._in_flight) < max(2, stages), "schedule() runs too far ahead of commit()"
-        # A step has its share of the tokens and the sequences, so that there is as much work for each stage.
-        tokens = -(-self._config.max_num_batched_tokens // stages)
+        assert len(self._in_flight) < self._most_in_flight, "schedule() runs too far ahead of commit()"
+        tokens = self._step_tokens
         positions = self._config.max_prompt_logprobs_positions
         # Pooled positions have no row of logits, so that only the token budget bounds them.
         plan = Plan(tokens, tokens if self._config.pools else positions)
@@ -210,7 +212,7 @@ class Scheduler:
         self._displace()
         self._kv.leave_behind(self._running)
         plan.bound = self._deferral.step_bound(self._running)
-        self._serve_running(plan, self._running if stages == 1 else self._turn())
+        self._serve_running(plan, self._running if self._config.stages == 1 else self._turn())
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
@@ -268,12 +270,12 @@ class Scheduler:
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
         drafts = None if self._speculation is None else self._speculation.plan(running, self.counters)
         behind = len(running)
-        # Preemption removes from the end of the list, never what this loop has passed.
-        for sequence in running:
+        # Preemption removes from the end of ``_running``, never what this loop has passed.
+        for sequence in running if running is self._running else _with_rows(running):
             behind -= 1
             start = sequence.num_computed
-            if sequence.num_tokens >= sequence.limit or sequence.row is None:
-                continue  # its last sampled token is pending, or an earlier sequence preempted it
+            if sequence.num_tokens >= sequence.limit:
+                continue  # its last sampled token is pending
             count = sequence.num_tokens - start  # more than one also after a step that sampled several
             is_prompt = start < sequence.num_prefill
             if is_prompt:
@@ -506,6 +508,13 @@ def _constrained(sampled: list[Sequence]) -> ConstrainedSequences | None:
     """Return those of the sampled sequences that have a grammar; None if none has one."""
     places = [place for place, sequence in enumerate(sampled) if sequence.masked]
     return ConstrainedSequences(places=places, keys=[sampled[place].key for place in places]) if places else None
+
+
+def _with_rows(sequences: list[Sequence]) -> Iterator[Sequence]:
+    """Yield the sequences in order, without those that are preempted meanwhile."""
+    for sequence in sequences:
+        if sequence.row is not None:
+            yield sequence
 
 
 def _without(column: list[T], places: list[int]) -> list[T]:
