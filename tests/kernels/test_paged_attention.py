@@ -314,7 +314,7 @@ def test_refuses_queries_it_cannot_take(q: Tensor, message: str, fill_cache: Cal
 def test_refuses_what_only_triton_has(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
     lengths: dict[str, Any] = {"query_lens": [1], "context_lens": [20], "block_size": 16}
-    space = Workspace(buffer=torch.empty(1), split_tokens=None)
+    space = Workspace(buffer=torch.empty(1), partials=1, split_tokens=None, max_tokens=1)
     with pytest.raises(ArgumentError, match="plan_attention: workspace is given; attention on a CPU has none"):
         plan_attention(block_tables=filled.block_tables, **lengths, workspace=space)
     plan = plan_attention(block_tables=filled.block_tables, **lengths)

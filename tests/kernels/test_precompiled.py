@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -81,7 +81,15 @@ def test_level_allows_its_features_and_forbids_all_others() -> None:
         assert known <= allowed | forbidden
 
 
+@pytest.fixture(autouse=True)
+def fresh_features() -> Iterator[None]:
+    """Forget after a test what it made of the CPU's features."""
+    yield
+    features.multiplies_tiles.cache_clear()
+
+
 def _ways(names: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> tuple[bool, bool, bool, str]:
+    features.multiplies_tiles.cache_clear()
     signed = frozenset(f"+{name}" for name in names)
     monkeypatch.setattr(features, "_features", lambda: signed)
     return (
