@@ -13,13 +13,17 @@ from quire_engine.server.observability.metrics import Metrics, RequestTimes
 from quire_gateway import scrape
 from quire_gateway.scrape import parse_page
 from quire_operator.adapters.metrics.scrape import points
-from quire_operator.domain.autoscaling.engine_metrics import NAMES, sample_of
+from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES, sample_of
 from quire_operator.domain.autoscaling.observation import is_sane
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
     """Return the metrics of an engine that has served a request."""
+    return page_of(most_drafts=0)
+
+
+def page_of(*, most_drafts: int) -> str:
     metrics = Metrics("chat", 4096)
     metrics.engine_ready(
         Ready(
@@ -69,11 +73,12 @@ def page() -> str:
     times = RequestTimes(arrived=0.0, first_scheduled=0.7)
     metrics.first_token(times, 0.9)
     metrics.request_finished(times, "stop", prompt_tokens=40, tokens=1, now=0.9)
-    return Exposition(metrics, CacheOptions(), lambda: 1.0).text().decode()
+    return Exposition(metrics, CacheOptions(), lambda: 1.0, most_drafts=most_drafts).text().decode()
 
 
 def test_engine_serves_every_series_that_the_autoscaler_reads(page):
-    assert NAMES - {point.name for point in points(page, NAMES)} == set()
+    assert NAMES - {point.name for point in points(page, NAMES)} == SPECULATION_NAMES
+    assert NAMES - {point.name for point in points(page_of(most_drafts=3), NAMES)} == set()
 
 
 def test_engine_serves_every_series_that_quire_top_shows(page):

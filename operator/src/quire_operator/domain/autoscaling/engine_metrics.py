@@ -30,7 +30,9 @@ from quire_common.contract.engine import (
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
 
 _BUCKETS = frozenset({FIRST_TOKEN_WAIT_BUCKET, FIRST_TOKEN_TIME_BUCKET, TOKEN_GAP_BUCKET})
-NAMES = frozenset(
+SPECULATION_NAMES = frozenset({DRAFT_TOKENS, ACCEPTED_TOKENS})
+"""The series that only engines with speculation serve; without them no draft was rejected."""
+NAMES = SPECULATION_NAMES | frozenset(
     {
         RUNNING,
         WAITING,
@@ -38,8 +40,6 @@ NAMES = frozenset(
         CACHE_CONFIG,
         PROMPT_TOKENS,
         GENERATION_TOKENS,
-        DRAFT_TOKENS,
-        ACCEPTED_TOKENS,
         CACHE_HITS,
         FINISHED,
         STEPS,
