@@ -1,6 +1,6 @@
 """The sampler in Triton samples as the reference does. A launch has rows of all kinds, as a batch does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -84,6 +84,7 @@ class Launches:
 
     def __init__(self, launched: Any) -> None:
         self._launched = launched
+        self.arg_names, self.params = launched.arg_names, getattr(launched, "params", ())
         self.constants: list[dict[str, Any]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -94,6 +95,18 @@ class Launches:
         return launch
 
 
+@pytest.fixture
+def new_launches() -> Iterator[None]:
+    """Let the test make the launches of its kernels, and forget them afterwards."""
+    made: tuple[Any, ...] = (device_kernels._weigh, kernel._draw_launch, kernel._first)
+    for launch in made:
+        launch.cache_clear()
+    yield
+    for launch in made:
+        launch.cache_clear()
+
+
+@pytest.mark.usefixtures("new_launches")
 def test_a_growing_batch_meets_no_compilation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are split into fewer parts the more there are; a constant for that would cause compilations."""
     launches = []
