@@ -147,12 +147,18 @@ def test_changes_of_others_are_reverted(groups: Namespace, operator: OperatorPro
 def test_restarted_worker_recreates_its_group_and_its_cause_is_kept(
     groups: Namespace, operator: OperatorProcess
 ) -> None:
-    before = {pod["metadata"]["uid"] for pod in pods(groups)}
     ended = {"terminated": {"exitCode": 2, "reason": "Error", "message": "quire-engine cannot start: no such model"}}
     container = {"name": "engine", "ready": False, "restartCount": 1, "image": "x", "imageID": "", "lastState": ended}
     container["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
     unready = [{"type": "Ready", "status": "False"}]
-    assert groups.write_pod_status("chat-group-0-1", {"containerStatuses": [container], "conditions": unready})
+    # The group that the test before has made the controller replace may still be ending.
+    before: set[str] = set()
+
+    def has_restarted() -> bool:
+        before.update(pod["metadata"]["uid"] for pod in pods(groups))
+        return groups.write_pod_status("chat-group-0-1", {"containerStatuses": [container], "conditions": unready})
+
+    until(has_restarted)
     until(lambda: before.isdisjoint(pod["metadata"]["uid"] for pod in pods(groups)) and len(pods(groups)) == 2)
     wait_serving(groups, 1)
     reasons = {event["reason"] for event in groups.items("events") if event["involvedObject"]["name"] == "chat"}

@@ -84,6 +84,7 @@ class Listener:
         except OSError as error:
             raise EngineStartError(f"--master-port {parallel.master_port}: cannot listen on {port}: {error}") from error
         self._handshakes = threading.Semaphore(_MOST_HANDSHAKES)
+        self._closed = False
         threading.Thread(target=self._accept, name="group listener", daemon=True).start()
 
     def _accept(self) -> None:
@@ -105,6 +106,8 @@ class Listener:
             message: Joining = msgspec.msgpack.decode(frame, type=Joining)
             _prepare(connection)
             self.arrivals.put((message, connection, address))
+            if self._closed:
+                self._close_arrivals()
         except (NotAuthenticated, OSError, ValueError) as error:
             self.refusal = f"a connection from {address} was refused: {error}"
             _log.warning("%s", self.refusal)
@@ -114,12 +117,18 @@ class Listener:
 
     def close(self) -> None:
         """Accept no more connections."""
+        self._closed = True
         # A thread that waits for a connection is woken only by a shutdown.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        while not self.arrivals.empty():
-            self.arrivals.get_nowait()[1].close()
+        self._close_arrivals()
+
+    def _close_arrivals(self) -> None:
+        """Close the connections that are left in the queue; handshakes may end after the listener."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.arrivals.get_nowait()[1].close()
 
 
 def gather(parallel: ParallelOptions, own: JoinAsNode, secret: bytes) -> Connections:
