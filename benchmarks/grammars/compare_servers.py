@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""Compare quire and vLLM on requests that must follow JSON schemas: tokens per second, and how many answers are valid.
+
+    python -m benchmarks.grammars.compare_servers [--sequences 16] [--answers 48] [--runs 3] [--schemas FOLDER]
+
+Both serve the same model, one at a time and in turns, and get the same requests (temperature 1, a seed each), with a
+schema (``response_format``) and without. The ratio of a server is that of its rates with and without schemas. The demo
+model knows nothing of JSON, so the grammar alone makes an answer valid; an answer that reached the limit of tokens is
+cut and counts as such. vLLM is installed by ``make peers``.
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+from argparse import Namespace
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import mkdtemp
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+import jsonschema_rs
+
+from benchmarks.grammars.random_answers import finite
+from benchmarks.grammars.schemas import read_schemas
+from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
+from benchmarks.serving.comparison.process_tree import ServerError
+from benchmarks.serving.comparison.servers import missing, servers_under_test
+from benchmarks.serving.speculation_peers import start
+
+_SERVERS = ("quire", "vllm")
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_TEXT = {"type": "string", "maxLength": 24}
+_COUNT = {"type": "integer", "minimum": 0, "maximum": 9999}
+SCHEMAS: tuple[dict[str, Any], ...] = (
+    _object(name=_TEXT, age={"type": "integer", "minimum": 0, "maximum": 130}, city=_TEXT),
+    _object(tool={"enum": ["search", "calculate", "translate"]}, arguments=_object(query=_TEXT, limit=_COUNT)),
+    _object(tags={"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 6}),
+    _object(
+        point=_object(x={"type": "number"}, y={"type": "number"}), label={"type": ["string", "null"], "maxLength": 9}
+    ),
+    _object(answer={"type": "boolean"}, reason={"type": "string", "maxLength": 60}),
+    _object(date={"type": "string", "pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])-[0-2][0-9]$"}, amount=_COUNT),
+    _object(rows={"type": "array", "items": _object(id=_COUNT, text=_TEXT), "minItems": 1, "maxItems": 3}),
+    _object(value={"anyOf": [{"type": "integer", "maximum": 99, "minimum": -99}, {"enum": ["unknown", "none"]}]}),
+)
+"""Schemas as clients send them, if no folder is given."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """The answers of one server to one round of requests."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The medians of one server."""
+
+    server: str
+    plain_tokens_per_second: float
+    constrained_tokens_per_second: float
+    ratio: float
+    counts: dict[str, int]
+    """The answers with a schema that were valid, invalid, cut, or refused with a status."""
+
+
+async def send(url: str, schemas: list[Any], *, sequences: int, answers: int, constrained: bool, limit: int) -> Outcome:
+    """Return what a server answers to so many requests of so many clients."""
+    requests = iter(list(enumerate(islice(cycle(schemas), answers))))
+    outcome = Outcome()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
+
+        async def client() -> None:
+            for number, schema in requests:
+                body: dict[str, Any] = {
+                    "model": "model",
+                    "messages": [{"role": "user", "content": f"Write record {number}."}],
+                    "max_tokens": limit,
+                    "temperature": 1.0,
+                    "seed": number,
+                }
+                if constrained:
+                    named = {"name": "record", "schema": schema, "strict": True}
+                    body["response_format"] = {"type": "json_schema", "json_schema": named}
+                else:
+                    body |= {"ignore_eos": True, "max_tokens": limit // 2}
+                async with session.post(f"{url}/v1/chat/completions", json=body) as response:
+                    found = await response.json()
+                    if response.status != 200:
+                        outcome.counts[f"status {response.status}"] += 1
+                        continue
+                outcome.tokens += found["usage"]["completion_tokens"]
+                if constrained:
+                    outcome.counts[_judged(found["choices"][0], schema)] += 1
+
+        began = perf_counter()
+        await asyncio.gather(*(client() for _ in range(sequences)))
+        outcome.seconds = perf_counter() - began
+    return outcome
+
+
+def _judged(choice: dict[str, Any], schema: Any) -> str:
+    if choice["finish_reason"] == "length":
+        return "cut"
+    try:
+        value = json.loads(choice["message"]["content"], parse_float=finite)
+    except ValueError:
+        return "invalid"
+    return "valid" if jsonschema_rs.validator_for(schema).is_valid(value) else "invalid"
+
+
+def compare(arguments: Namespace) -> list[Result]:
+    """Return the figures of each server that starts."""
+    if reasons := missing([servers_under_test()[name] for name in arguments.servers]):
+        raise SystemExit("; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    schemas: list[Any] = list(SCHEMAS)
+    if arguments.schemas is not None:
+        schemas = [case.schema for case in islice(read_schemas(arguments.schemas), arguments.answers)]
+    logs = Path(mkdtemp(prefix="quire-grammar-servers-"))
+    rates: dict[str, list[tuple[float, float]]] = {}
+    counts: dict[str, Counter[str]] = {}
+    with ExitStack() as stack:
+        urls: dict[str, str] = {}
+        for name in arguments.servers:
+            try:
+                urls[name] = start(stack, name, arguments.model, None, 0, logs)
+            except ServerError as error:
+                print(error, file=sys.stderr)
+        for run in range(arguments.runs + 1):
+            for name, url in urls.items():
+                plain, constrained = (
+                    asyncio.run(
+                        send(
+                            url,
+                            schemas,
+                            sequences=arguments.sequences,
+                            answers=arguments.answers,
+                            constrained=constrained,
+                            limit=arguments.tokens,
+                        )
+                    )
+                    for constrained in (False, True)
+                )
+                if run:  # the first run is warm-up
+                    rates.setdefault(name, []).append((plain.rate, constrained.rate))
+                    counts.setdefault(name, Counter()).update(constrained.counts)
+    return [
+        Result(
+            server=name,
+            plain_tokens_per_second=statistics.median(plain for plain, _ in found),
+            constrained_tokens_per_second=statistics.median(constrained for _, constrained in found),
+            ratio=statistics.median(constrained / plain for plain, constrained in found),
+            counts=dict(counts[name]),
+        )
+        for name, found in rates.items()
+    ]
+
+
+def parse_arguments() -> Namespace:
+    options = parser(__doc__, plot=False)
+    options.add_argument("--servers", choices=_SERVERS, nargs="+", default=list(_SERVERS))
+    options.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
+    options.add_argument("--schemas", type=Path, metavar="FOLDER", help="files of schemas (default: eight small ones)")
+    options.add_argument("--sequences", type=at_least_one, default=16, help="clients at once (default 16)")
+    options.add_argument("--answers", type=at_least_one, default=96, help="requests of each run (default 96)")
+    options.add_argument("--tokens", type=at_least_one, default=256, help="the limit of an answer (default 256)")
+    options.add_argument("--runs", type=at_least_one, default=3, help="runs of each server (default 3)")
+    return options.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    interrupt_on_terminate()
+    results = compare(arguments)
+    show_table(
+        "answers that follow a JSON schema",
+        ["server", "plain tokens/s", "with schemas", "ratio", "answers"],
+        [
+            [
+                result.server,
+                f"{result.plain_tokens_per_second:,.0f}",
+                f"{result.constrained_tokens_per_second:,.0f}",
+                f"{result.ratio:.2f}",
+                ", ".join(f"{count} {kind}" for kind, count in sorted(result.counts.items())),
+            ]
+            for result in results
+        ],
+        (f"{arguments.sequences} clients, {arguments.answers} requests a run, {arguments.runs} runs", machine()),
+    )
+    save(arguments.json, [asdict(result) for result in results])
+
+
+if __name__ == "__main__":
+    main()
