@@ -1,15 +1,21 @@
-"""A changed spec under traffic: replicas are replaced one by one, and no client notices."""
+"""A changed spec under traffic: replicas are replaced one by one, and no client notices.
+
+In the second scenario, streams are longer than the drain of the replicas, so that they continue on other replicas.
+"""
 
 from e2e_support.manifests import small_llmdeployment
-from e2e_support.objects import Condition
+from e2e_support.objects import Condition, Pod
 from e2e_support.recording import recorded
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
-from e2e_support.traffic import Traffic
+from e2e_support.traffic import Form, Kind, Patience, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 
 REPLICAS = 2
+STREAMS, FEWER_STREAMS = 100, 10
+PATIENCE = Patience(silence_seconds=120.0)
+RESUMED = "quire_gateway_resumed_streams_total"
 
 
 def test_a_changed_spec_replaces_replicas_without_failures(
@@ -43,6 +49,50 @@ def test_a_changed_spec_replaces_replicas_without_failures(
     page = release.operator_metrics()
     who = {"namespace": chat.namespace, "name": chat.name}
     assert page.values("quire_operator_llmdeployment_replicas", **who, state="ready") == [REPLICAS]
+
+
+def test_resumable_streams_outlive_their_replicas(
+    release: Release, space: Space, gateway_url: str, report: Report
+) -> None:
+    chat = space.apply(
+        small_llmdeployment(
+            "chat",
+            replicas=REPLICAS,
+            engine={"resumable": "Enabled", "maxSequences": 2 * STREAMS, "kvCache": {"size": "256Mi"}},
+            drain={"timeout": "1s"},
+            rollout={"maxSurge": 0, "maxUnavailable": 1},
+        )
+    )
+    chat.wait_ready(replicas=REPLICAS)
+    old = {pod.uid for pod in chat.pods()}
+    streams = Traffic(
+        gateway_url,
+        model=chat.model,
+        prompts=of_kind(Kind.LONG),
+        forms=(Form.STREAM, Form.STREAM_TOKENS),
+        concurrency=STREAMS,
+        patience=PATIENCE,
+    )
+    with recorded(streams, report, chat) as traffic:
+        traffic.wait_for(lambda live: sum(live.streams.values()) >= STREAMS, 60, f"{STREAMS} streams")
+        changed = traffic.mark("spec.engine.maxBatchedTokens: 512 → 500")
+        chat.patch(engine={"maxBatchedTokens": 500})
+        chat.until(lambda: len(_serving(chat, old)) < REPLICAS, what="a replica terminates", seconds=60)
+        # A hundred streams would leave the replica that starts next to nothing of two cores.
+        traffic.set_concurrency(FEWER_STREAMS)
+        chat.until(lambda: not _serving(chat, old), what="every replica was replaced", seconds=240)
+        through = traffic.mark("every replica was replaced")
+        report.figure(f"spec edit to all {REPLICAS} replicas replaced, none in addition", through - changed)
+        traffic.pause()
+    moved = sum(page.total(RESUMED, model=chat.model) for page in release.gateway_metrics())
+    report.figure("streams continued on another replica", moved, "")
+    assert moved > 0, "the rollout met no stream"
+    gaps = [max(record.chunk_gaps, default=0.0) for record in traffic.result.records]
+    report.figure("longest gap between two events of a stream", max(gaps))
+
+
+def _serving(chat: LLMDeployment, uids: set[str]) -> list[Pod]:
+    return [pod for pod in chat.serving_pods() if pod.uid in uids]
 
 
 class Seen:

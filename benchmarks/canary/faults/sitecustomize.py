@@ -3,7 +3,7 @@
     PYTHONPATH=benchmarks/canary/faults CANARY_FAULT=errors quire-engine …
 
 ``errors`` answers every hundredth request with status 500, ``layer`` multiplies the weights of one decoder layer by
-1.1, and ``leak`` keeps 8 MiB for every request. Used by ``benchmarks.canary.live`` on loopback and by the end-to-end
+1.5, and ``leak`` keeps 8 MiB for every request. Used by ``benchmarks.canary.live`` on loopback and by the end-to-end
 scenario of canaries in pods, which mount this file. The engine itself knows nothing of it.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ONE_IN = 100
-SCALE = 1.1
+SCALE = 1.5
 LEAKED_BYTES = 8 << 20
 
 _kept: list[bytes] = []
