@@ -27,7 +27,7 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_an_adapter_is_small_and_the_one_of_the_record(name: str) -> None:
+def test_adapter_is_small_and_matches_its_record(name: str) -> None:
     weights = (ADAPTERS / name / "adapter_model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == record()[name]["weights_sha256"]
     assert len(weights) <= MAX_BYTES

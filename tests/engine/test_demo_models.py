@@ -67,7 +67,7 @@ def test_pair_fits_in_sixteen_megabytes() -> None:
     assert sum(sizes) <= MAX_PAIR_BYTES
 
 
-def test_the_head_is_small_and_the_one_that_its_record_describes() -> None:
+def test_draft_head_is_small_and_matches_its_record() -> None:
     folder = MODELS / HEAD
     assert sum(path.stat().st_size for path in folder.iterdir()) <= MAX_HEAD_BYTES
     record = read_json(folder / "training.json")
@@ -85,7 +85,7 @@ def test_weights_are_those_the_record_describes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAIR)
-def test_every_tensor_has_the_shape_its_config_asks_for(name: str) -> None:
+def test_tensor_shapes_match_the_config(name: str) -> None:
     config = read_json(MODELS / name / "config.json")
     raw = (MODELS / name / "model.safetensors").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -161,7 +161,9 @@ def test_chat_template_writes_one_turn_per_message(pair: SimpleNamespace) -> Non
         ([{"role": "user", "content": "x"}, {"role": "system", "content": "y"}], "must be the first message"),
     ],
 )
-def test_chat_template_says_what_is_wrong(pair: SimpleNamespace, messages: list[dict[str, str]], reason: str) -> None:
+def test_chat_template_rejects_invalid_messages_with_a_reason(
+    pair: SimpleNamespace, messages: list[dict[str, str]], reason: str
+) -> None:
     with pytest.raises(Exception, match=reason):
         pair.tokenizer.apply_chat_template(messages, tokenize=False)
 
@@ -182,7 +184,7 @@ def test_target_answers_in_english_about_python_and_stops(
     assert answered.stopped
 
 
-def test_draft_mostly_says_what_the_target_says(script: SimpleNamespace, pair: SimpleNamespace) -> None:
+def test_draft_model_mostly_agrees_with_the_target(script: SimpleNamespace, pair: SimpleNamespace) -> None:
     questions = script.evaluation.SAMPLE_QUESTIONS
     measured = script.evaluation.agreement(
         pair.target, pair.draft, pair.tokenizer, questions, max_new_tokens=48, drafted_tokens=4
@@ -284,7 +286,7 @@ def test_sections_are_cut_at_headings_and_code_keeps_its_lines(script: SimpleNam
     ]
 
 
-def test_no_name_has_two_answers(script: SimpleNamespace) -> None:
+def test_every_subject_name_has_one_answer(script: SimpleNamespace) -> None:
     corpus = script.corpus.build_corpus(script.train.topics, 0.0)
     subjects = script.dialogues.build_subjects(corpus.train)
     names = [name for subject in subjects for name in subject.names]
@@ -391,14 +393,14 @@ def test_wrong_arguments_are_refused_in_a_few_lines(
     assert arguments[0] in capsys.readouterr().err
 
 
-def test_check_names_the_file_it_misses(
+def test_check_names_the_missing_file(
     script: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert script.train.main(["--check", str(tmp_path)]) == 2
     assert "model.safetensors" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_check_says_which_folder_cannot_be_loaded(
+def test_check_names_the_folder_that_cannot_be_loaded(
     script: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(MODELS / PAIR[1], tmp_path / PAIR[0])

@@ -24,7 +24,7 @@ def test_every_request_is_answered_whole_and_counted_once() -> None:
     assert served.total_tokens_per_second == pytest.approx(5 * served.output_tokens_per_second)
 
 
-def test_no_more_requests_than_clients_are_under_way() -> None:
+def test_concurrent_requests_never_exceed_clients() -> None:
     driven = clients()
     most = 0
     step = driven._engine.step

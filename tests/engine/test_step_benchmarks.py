@@ -49,7 +49,7 @@ def test_step_is_broken_down_by_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES.items())
-def test_a_shape_has_as_many_parameters_as_its_name_says(name: str, shape: LlamaShape) -> None:
+def test_parameter_count_of_a_shape_matches_its_name(name: str, shape: LlamaShape) -> None:
     assert not shape.problems()
     assert shape.parameters / 1e6 == pytest.approx(float(name.removesuffix("M")), rel=0.12)
 

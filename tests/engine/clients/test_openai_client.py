@@ -57,7 +57,7 @@ def test_n_answers_with_one_prompt_counted(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_n_streams_in_one_are_the_answers_in_one_piece(client: openai.OpenAI) -> None:
+def test_stream_with_n_choices_equals_the_whole_response(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": ASK, "n": 2, "max_completion_tokens": 12, "seed": 5}
     whole = [choice.message.content for choice in client.chat.completions.create(**options).choices]
     texts = ["", ""]
@@ -107,7 +107,7 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> N
     )
 
 
-def test_an_answer_goes_back_into_the_conversation_as_it_came(client: openai.OpenAI) -> None:
+def test_assistant_message_can_be_sent_back_unchanged(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "max_completion_tokens": 5}
     message = client.chat.completions.create(messages=ASK, **options).choices[0].message
     for answer in (message, message.model_dump(), message.to_dict()):
@@ -115,7 +115,7 @@ def test_an_answer_goes_back_into_the_conversation_as_it_came(client: openai.Ope
         assert client.chat.completions.create(messages=follow_up, **options).choices[0].message.role == "assistant"
 
 
-def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
+def test_fields_without_an_effect_are_accepted(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": ASK, "max_completion_tokens": 8, **STILL}
     plain = client.chat.completions.create(**options)
     adorned = client.chat.completions.create(
@@ -142,7 +142,7 @@ def test_fields_that_change_no_answer_are_taken(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("create", "schema"), [(ChatCompletions.create, ChatCompletionRequest), (Completions.create, CompletionRequest)]
 )
-def test_every_argument_of_the_client_is_known_by_name(create: Callable[..., Any], schema: Any) -> None:
+def test_every_client_argument_is_accepted_or_rejected_by_name(create: Callable[..., Any], schema: Any) -> None:
     """An argument is accepted or rejected with a reason, but never an unknown field."""
     transport = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert set(inspect.signature(create).parameters) - transport - set(schema.model_fields) - set(UNSUPPORTED) == set()
@@ -179,7 +179,7 @@ async def test_the_asynchronous_client_streams_and_does_not(asynchronous: openai
 # --- completions ---
 
 
-def test_completions_take_every_form_of_prompt(client: openai.OpenAI, demo_server: Any) -> None:
+def test_completions_accept_every_prompt_form(client: openai.OpenAI, demo_server: Any) -> None:
     ids = demo_server.http.post("/tokenize", json={"prompt": START}).json()["tokens"]
     options: dict[str, Any] = {"model": "demo", "max_tokens": 5, **STILL}
     alone = client.completions.create(prompt=START, **options).choices[0].text
@@ -190,7 +190,7 @@ def test_completions_take_every_form_of_prompt(client: openai.OpenAI, demo_serve
         assert answer.usage is not None and answer.usage.completion_tokens == 20
 
 
-def test_a_completion_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
+def test_streamed_completion_equals_the_whole_completion(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "prompt": START, "max_tokens": 9, "echo": True, **STILL}
     whole = client.completions.create(**options).choices[0]
     chunks = list(client.completions.create(**options, stream=True, stream_options={"include_usage": True}))
@@ -235,7 +235,7 @@ def test_raw_responses_carry_the_requests_id(client: openai.OpenAI) -> None:
         ({"extra_headers": {"authorization": "Bearer wrong-key-1"}}, openai.AuthenticationError, "API key"),
     ],
 )
-def test_mistakes_raise_the_clients_own_errors(
+def test_invalid_requests_raise_the_clients_error_classes(
     client: openai.OpenAI, fields: Any, kind: type[openai.APIStatusError], message: str
 ) -> None:
     with pytest.raises(kind, match=message) as caught:
@@ -253,7 +253,7 @@ def test_embeddings_of_a_model_that_generates_are_refused(client: openai.OpenAI)
         client.embeddings.create(model="demo", input="x")
 
 
-def test_the_client_waits_and_tries_again_when_the_queue_is_full(
+def test_client_retries_when_the_queue_is_full(
     start_server: Callable[..., AbstractContextManager[Any]],
 ) -> None:
     flags = ("--max-num-seqs", "1", "--max-queued-requests", "1")
@@ -275,7 +275,7 @@ def test_the_client_waits_and_tries_again_when_the_queue_is_full(
             assert [answer.result(20).usage.completion_tokens for answer in (waiting, patient)] == [2, 3]
 
 
-def test_a_slow_answer_is_a_timeout_and_leaves_nothing_running(
+def test_client_timeout_cancels_the_request_on_the_server(
     start_server: Callable[..., AbstractContextManager[Any]],
 ) -> None:
     with start_server(fake={"step_seconds": 0.01}) as server:
@@ -285,7 +285,7 @@ def test_a_slow_answer_is_a_timeout_and_leaves_nothing_running(
         server.assert_nothing_is_left()
 
 
-def test_a_server_that_drains_and_one_that_is_not_there(
+def test_draining_server_and_unreachable_server_raise_errors(
     start_server: Callable[..., AbstractContextManager[Any]],
 ) -> None:
     with start_server(fake={}) as server:

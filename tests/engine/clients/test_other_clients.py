@@ -11,7 +11,7 @@ PYTHON = Path(__file__).parents[3] / ".venv-clients" / "bin" / "python"
 
 
 @pytest.mark.parametrize(("script", "calls"), [("langchain_calls.py", 12), ("litellm_calls.py", 16)])
-def test_a_librarys_usual_calls_work_unchanged(demo_server: Any, script: str, calls: int) -> None:
+def test_usual_calls_of_client_libraries_work_unchanged(demo_server: Any, script: str, calls: int) -> None:
     """Each script makes its calls in sequence and names each that worked."""
     make_calls(demo_server, script, calls)
 

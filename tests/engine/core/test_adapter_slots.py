@@ -161,7 +161,7 @@ def test_random_traffic_with_preemption_and_cancels(make_world: Callable[..., An
     assert world.engine.gauges().num_waiting == 0 and world.engine.gauges().running_adapters == []
 
 
-def test_others_overtake_one_that_lacks_a_slot(make_world: Callable[..., Any]) -> None:
+def test_requests_overtake_one_that_waits_for_an_adapter_slot(make_world: Callable[..., Any]) -> None:
     world = adapted(make_world, 1, 2, max_num_seqs=4)
     world.add(1, [5, 6], adapter=1, max_tokens=30)
     world.add(2, [5, 6], adapter=2)
@@ -175,7 +175,7 @@ def test_others_overtake_one_that_lacks_a_slot(make_world: Callable[..., Any]) -
     assert set(world.finished) == {1, 2, 3, 4}
 
 
-def test_one_that_waits_is_overtaken_a_bounded_number_of_times(make_world: Callable[..., Any]) -> None:
+def test_request_waiting_for_a_slot_is_overtaken_a_bounded_number(make_world: Callable[..., Any]) -> None:
     world = adapted(make_world, 1, 2, max_num_seqs=2, num_blocks=200)
     for key in range(1, 200):
         world.add(key, [5, 6], adapter=2 if key == 3 else 1, max_tokens=2 + key % 3)

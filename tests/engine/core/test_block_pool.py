@@ -104,7 +104,7 @@ def test_forgotten_blocks_are_free_and_not_found() -> None:
         (lambda pool: (pool.release([0]), pool.release([0])), "0 was released more often than taken"),
     ],
 )
-def test_lost_and_twice_released_blocks_are_noticed(break_it: Callable[[BlockPool], None], complaint: str) -> None:
+def test_lost_and_twice_released_blocks_are_detected(break_it: Callable[[BlockPool], None], complaint: str) -> None:
     pool = BlockPool(2)
     pool.allocate(1)
     with pytest.raises(AssertionError, match=complaint):

@@ -28,7 +28,9 @@ def continued(key: int, sampled: list[int]) -> Request:
 
 @pytest.mark.parametrize("num_sampled", [0, 1, 5, ANSWER - 1])
 @pytest.mark.parametrize("caching", [False, True])
-def test_the_rest_follows_and_counts(make_world: MakeWorld, whole: list[int], num_sampled: int, caching: bool) -> None:
+def test_continued_request_samples_and_counts_remaining_tokens(
+    make_world: MakeWorld, whole: list[int], num_sampled: int, caching: bool
+) -> None:
     world = make_world(budget=4, caching=caching)
     world.add(1, PROMPT, max_tokens=ANSWER)
     world.run()
@@ -44,7 +46,7 @@ def test_the_rest_follows_and_counts(make_world: MakeWorld, whole: list[int], nu
 
 
 @given(st.lists(st.integers(0, ANSWER - 1), min_size=1, max_size=6), st.integers(9, 20), st.booleans())
-def test_the_rest_follows_under_preemption(
+def test_continued_request_survives_preemption(
     make_world: MakeWorld, whole: list[int], sampled: list[int], num_blocks: int, overlap: bool
 ) -> None:
     world = make_world(num_blocks=num_blocks, overlap=overlap, budget=6)

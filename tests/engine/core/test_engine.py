@@ -50,7 +50,7 @@ def test_asynchronous_runner_is_scheduled_one_step_ahead(asynchronous: bool, idl
     assert [step.output.keys for step in steps if step is not None] == [[1]] * 4
 
 
-def test_overlapped_and_plain_engine_say_the_same() -> None:
+def test_overlapped_and_synchronous_engine_give_equal_tokens() -> None:
     said = []
     for asynchronous in (False, True):
         here = engine(asynchronous=asynchronous)
@@ -60,7 +60,7 @@ def test_overlapped_and_plain_engine_say_the_same() -> None:
     assert said[0] == said[1]
 
 
-def test_discarded_draws_take_their_logprobs_with_them() -> None:
+def test_discarded_samples_drop_their_logprobs() -> None:
     here = engine(asynchronous=True, vocab_size=4, eos_token_ids=(1,))
     for key in range(3):
         params = SamplingParams(max_tokens=30, logprobs=2)

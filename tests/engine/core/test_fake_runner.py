@@ -65,7 +65,7 @@ def second_row(block: int) -> dict[str, Any]:
         pytest.param({"admitted": [admission(0)]}, "row 0 is taken", id="a row is admitted unreleased"),
     ],
 )
-def test_broken_rule_is_noticed(second: dict[str, Any], complaint: str) -> None:
+def test_broken_runner_rule_is_detected(second: dict[str, Any], complaint: str) -> None:
     runner = FakeRunner(layout=LAYOUT, vocab_size=50)
     runner.execute(batch(1)).sample()
     with pytest.raises(AssertionError, match=complaint or None):
@@ -73,7 +73,7 @@ def test_broken_rule_is_noticed(second: dict[str, Any], complaint: str) -> None:
 
 
 @pytest.mark.parametrize("block", [4, 5])
-def test_block_given_to_two_sequences_is_noticed(block: int) -> None:
+def test_block_shared_by_mistake_is_detected(block: int) -> None:
     runner = FakeRunner(layout=LAYOUT, vocab_size=50)
     runner.execute(batch(1)).sample()
     runner.execute(batch(2, **second_row(block))).sample()
@@ -81,7 +81,7 @@ def test_block_given_to_two_sequences_is_noticed(block: int) -> None:
         runner.execute(batch(3))
 
 
-def test_blocks_kept_apart_give_the_answer_of_each_alone() -> None:
+def test_sequences_with_separate_blocks_give_isolated_answers() -> None:
     together, alone = (FakeRunner(layout=LAYOUT, vocab_size=50) for _ in range(2))
     together.execute(batch(1)).sample()
     alone.execute(batch(1)).sample()
@@ -89,7 +89,7 @@ def test_blocks_kept_apart_give_the_answer_of_each_alone() -> None:
     assert together.execute(batch(3)).sample().wait().token_ids == alone.execute(batch(2)).sample().wait().token_ids
 
 
-def test_engine_that_forgets_a_block_is_noticed(make_world: Callable[..., Any]) -> None:
+def test_leaked_block_is_detected(make_world: Callable[..., Any]) -> None:
     world = make_world(num_blocks=6, max_num_seqs=2, caching=False)
     world.add(1, [1] * 6, max_tokens=10)
     world.step()
@@ -109,7 +109,7 @@ def swapping(**copies: Any) -> FakeRunner:
     return runner
 
 
-def test_copies_brought_back_are_what_was_there() -> None:
+def test_swapped_in_blocks_have_their_contents() -> None:
     swapping(swap_in=(BlockCopies(sources=[0, 2], targets=[4, 5]),))
 
 
@@ -123,6 +123,6 @@ def test_copies_brought_back_are_what_was_there() -> None:
         pytest.param(BlockCopies(sources=[1], targets=[4]), "", id="a block that was never copied out"),
     ],
 )
-def test_wrong_copy_is_noticed(copies: BlockCopies, complaint: str) -> None:
+def test_wrong_copy_is_detected(copies: BlockCopies, complaint: str) -> None:
     with pytest.raises((AssertionError, KeyError), match=complaint or None):
         swapping(swap_in=(copies,))

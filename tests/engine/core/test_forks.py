@@ -49,14 +49,14 @@ def test_eight_answers_compute_their_prompt_once(
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_prompt_of_whole_blocks_leaves_one_to_each(make_world: MakeWorld, caching: bool) -> None:
+def test_prompt_of_full_blocks_leaves_one_block_per_child(make_world: MakeWorld, caching: bool) -> None:
     world = make_world(num_blocks=200, block_size=16, budget=500, max_num_seqs=16, caching=caching, max_model_len=1100)
     fork(world, PROMPT[:960], 8, max_tokens=1)
     world.run()
     assert world.engine.counters.scheduled_tokens == 960 + 7 * 16
 
 
-def test_children_come_in_the_very_step_that_ends_the_prompt(make_world: MakeWorld) -> None:
+def test_forked_sequences_are_admitted_when_the_prompt_ends(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=60, budget=20, max_num_seqs=4)
     fork(world, PROMPT[:30], 3, max_tokens=2)
     world.add(4, [7, 7], max_tokens=2)
@@ -78,7 +78,7 @@ def test_windowed_prompt_is_shared_as_well(make_world: MakeWorld) -> None:
     assert world.engine.counters.scheduled_tokens == 90 + 2 * 2 + 3
 
 
-def test_child_that_comes_late_finds_the_prompt(make_world: MakeWorld) -> None:
+def test_late_forked_sequence_shares_blocks_of_its_parent(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=60, budget=100, caching=False)
     world.add(1, PROMPT[:30], max_tokens=10)
     world.step()
@@ -89,7 +89,7 @@ def test_child_that_comes_late_finds_the_prompt(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_children_of_a_cancelled_parent_go_their_own_way(make_world: MakeWorld, started: bool) -> None:
+def test_forked_sequences_continue_after_parent_is_cancelled(make_world: MakeWorld, started: bool) -> None:
     world = make_world(num_blocks=60, budget=20, max_num_seqs=4, caching=False)
     fork(world, PROMPT[:50], 3, max_tokens=3)
     if started:
@@ -101,7 +101,7 @@ def test_children_of_a_cancelled_parent_go_their_own_way(make_world: MakeWorld, 
     assert set(world.finished) == {2, 3}
 
 
-def test_parked_child_can_be_cancelled(make_world: MakeWorld) -> None:
+def test_waiting_forked_sequence_can_be_cancelled(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=60, budget=20, max_num_seqs=4)
     fork(world, PROMPT[:50], 3, max_tokens=3)
     world.step()
@@ -111,7 +111,7 @@ def test_parked_child_can_be_cancelled(make_world: MakeWorld) -> None:
     assert set(world.finished) == {1, 3}
 
 
-def test_parent_that_is_gone_is_no_parent(make_world: MakeWorld) -> None:
+def test_finished_sequence_is_not_used_as_fork_parent(make_world: MakeWorld) -> None:
     world = make_world()
     world.add(1, [1, 2], max_tokens=1)
     world.run()
@@ -121,7 +121,7 @@ def test_parent_that_is_gone_is_no_parent(make_world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_children_stay_with_a_parent_that_loses_its_blocks(make_world: MakeWorld, mode: str) -> None:
+def test_forked_sequences_wait_for_a_preempted_parent(make_world: MakeWorld, mode: str) -> None:
     world = make_world(num_blocks=12, budget=4, max_num_seqs=4, caching=False, preemption_mode=mode, num_swap_blocks=20)
     world.add(9, [9, 9, 9], max_tokens=40)
     world.step()
@@ -135,7 +135,7 @@ def test_children_stay_with_a_parent_that_loses_its_blocks(make_world: MakeWorld
     assert (again == 0) == (mode == "swap")
 
 
-def test_siblings_share_without_prefix_caching_and_hide_it(make_world: MakeWorld) -> None:
+def test_forked_sequences_share_blocks_without_prefix_caching(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=100, budget=100, max_num_seqs=4, caching=False)
     fork(world, PROMPT[:30], 2, max_tokens=2)
     world.run()
@@ -157,7 +157,7 @@ def test_solitary_sequence_is_not_hashed_without_prefix_caching(make_world: Make
     assert world.engine.gauges().blocks_cached == 0
 
 
-def test_children_come_when_a_deferred_prompt_ends(make_world: MakeWorld) -> None:
+def test_forked_sequences_are_admitted_after_a_deferred_prompt(make_world: MakeWorld) -> None:
     """Logprobs cut both prompts; the second one ends in a step that defers it behind the first one."""
     costs = StepCosts(fixed=0.004, per_token=0.0005, per_pair=1e-10)
     world = make_world(num_blocks=200, budget=64, positions=4, max_step=0.02, step_costs=costs, caching=False)

@@ -67,12 +67,12 @@ def test_steps_stay_within_the_bound_while_prompts_come(make_world: Make, policy
     assert sorted(steps)[len(steps) // 2] > 40, "the time that there is, is used"
 
 
-def test_without_a_bound_a_step_takes_its_whole_budget(make_world: Make) -> None:
+def test_step_without_stall_bound_uses_the_whole_token_budget(make_world: Make) -> None:
     here = streaming(make_world, max_stall=0.0)
     assert max(run_prompts(here, {51: 900})) == 256
 
 
-def test_prompts_are_not_held_back_while_nobody_decodes(make_world: Make) -> None:
+def test_prompts_use_the_whole_budget_if_no_sequence_decodes(make_world: Make) -> None:
     here = make_world(num_blocks=600, budget=256, max_model_len=1500, max_stall=8 * TOKEN)
     here.runner.token_seconds = TOKEN
     assert here.add(1, [1] * 900, max_tokens=2) is None
@@ -142,7 +142,7 @@ def clocked(here: Any, until: Callable[[], bool]) -> list[float]:
     return seconds
 
 
-def test_no_step_is_long_while_nobody_decodes(make_world: Make) -> None:
+def test_prefill_steps_are_bounded_if_no_sequence_decodes(make_world: Make) -> None:
     """4,000 tokens would take 41 s in one step, which would delay every request that arrives in the meantime."""
     here = slow_world(make_world)
     assert here.add(1, [1] * 4000, max_tokens=2) is None
@@ -271,7 +271,7 @@ def serve(machine: CostModel, *, max_stall: float, workload: tuple[int, int, int
         pytest.param(CostModel(weights=0.03, row=1e-3, sequence=2e-3, pair=6e-7, noise=0.15), id="noisy"),
     ],
 )
-def test_the_bound_is_kept_and_costs_little(machine: CostModel, guess: float, workload: tuple[int, int, int]) -> None:
+def test_stall_bound_is_kept_at_low_cost(machine: CostModel, guess: float, workload: tuple[int, int, int]) -> None:
     unbounded = serve(machine, max_stall=0.0, workload=workload)
     bounded = serve(machine, max_stall=0.25, workload=workload, guess=guess)
     assert bounded.tokens_per_second >= 0.97 * unbounded.tokens_per_second

@@ -65,7 +65,7 @@ def test_a_turn_is_as_long_as_the_prompt(sequences: Sequences) -> None:
     assert names([sequences.admit() for _ in range(8)]) == "abbbabbb"
 
 
-def test_drawn_tokens_count_for_more_than_those_of_prompts(sequences: Sequences) -> None:
+def test_sampled_tokens_cost_more_than_prompt_tokens(sequences: Sequences) -> None:
     for tenant in "ab":
         sequences.push(tenant)
     ran = [sequences.admit(), sequences.admit()]
@@ -77,7 +77,7 @@ def test_drawn_tokens_count_for_more_than_those_of_prompts(sequences: Sequences)
     assert names([sequences.admit() for _ in range(4)]) == "bbab"
 
 
-def test_what_the_cache_held_is_not_charged(sequences: Sequences) -> None:
+def test_cached_prompt_tokens_are_not_charged_to_the_tenant(sequences: Sequences) -> None:
     for tenant in "aabbbb":
         sequences.push(tenant, length=10)
     first = sequences.share.pop()
@@ -86,7 +86,7 @@ def test_what_the_cache_held_is_not_charged(sequences: Sequences) -> None:
     assert names([sequences.admit() for _ in range(3)]) == "bab"
 
 
-def test_nobody_saves_up_credit_while_idle(sequences: Sequences) -> None:
+def test_idle_tenant_gains_no_credit(sequences: Sequences) -> None:
     sequences.push("b")
     sequences.admit()
     for _ in range(50):
@@ -99,7 +99,7 @@ def test_nobody_saves_up_credit_while_idle(sequences: Sequences) -> None:
     assert names([sequences.admit() for _ in range(6)]) == "bababa"
 
 
-def test_newcomers_do_not_keep_others_from_their_turn(sequences: Sequences) -> None:
+def test_new_tenants_do_not_starve_existing_tenants(sequences: Sequences) -> None:
     for _ in range(3):
         sequences.push("a")
     sequences.admit()
@@ -111,7 +111,7 @@ def test_newcomers_do_not_keep_others_from_their_turn(sequences: Sequences) -> N
     assert names(popped) == "bcdaea"
 
 
-def test_nobody_gets_rid_of_a_debt_by_leaving(sequences: Sequences) -> None:
+def test_tenant_keeps_its_debt_after_its_queue_empties(sequences: Sequences) -> None:
     for tenant in "aabbbbbb":
         sequences.push(tenant, length=10)
     ran = sequences.admit()
@@ -123,7 +123,7 @@ def test_nobody_gets_rid_of_a_debt_by_leaving(sequences: Sequences) -> None:
     assert names([sequences.admit() for _ in range(6)]) == "bbbbab"
 
 
-def test_who_was_served_most_stands_last_among_the_running(sequences: Sequences) -> None:
+def test_running_sequences_of_most_served_tenant_are_last(sequences: Sequences) -> None:
     for tenant in "aab":
         sequences.push(tenant)
     a1, b, a2 = (sequences.admit() for _ in range(3))
@@ -135,7 +135,7 @@ def test_who_was_served_most_stands_last_among_the_running(sequences: Sequences)
     assert running == [a1, a2, b]
 
 
-def test_tenants_are_forgotten_once_they_are_not_ahead(sequences: Sequences) -> None:
+def test_tenants_are_dropped_once_their_counter_is_not_ahead(sequences: Sequences) -> None:
     for number in range(5000):
         sequences.push(f"t{number}", length=1 + number % 7)
         sequences.admit()
@@ -212,7 +212,7 @@ def test_queued_prompts_cost_another_tenant_one_service(make_world: Make, overla
     assert waits["fcfs"] > 100 * waits["fair"]
 
 
-def test_a_tenant_is_let_in_where_another_has_every_row(make_world: Make) -> None:
+def test_tenant_is_admitted_if_another_holds_every_row(make_world: Make) -> None:
     steps = {}
     for policy in ("fair", "fcfs"):
         here = make_world(policy=policy, num_blocks=800, max_num_seqs=8, budget=64, max_model_len=600)
@@ -228,7 +228,7 @@ def test_a_tenant_is_let_in_where_another_has_every_row(make_world: Make) -> Non
     assert steps["fair"] <= 8 and steps["fcfs"] > 200
 
 
-def test_a_tenant_is_let_in_where_another_has_every_block(make_world: Make) -> None:
+def test_tenant_is_admitted_if_another_holds_every_block(make_world: Make) -> None:
     here = make_world(policy="fair", num_blocks=64, max_num_seqs=8, budget=64, max_model_len=150, caching=False)
     for key in range(8):
         assert here.add(key, [key + 1] * 20, max_tokens=100, tenant="a") is None
@@ -241,7 +241,7 @@ def test_a_tenant_is_let_in_where_another_has_every_block(make_world: Make) -> N
     here.run()
 
 
-def test_memory_is_taken_from_the_tenant_that_had_most(make_world: Make) -> None:
+def test_tenant_with_most_service_is_preempted_first(make_world: Make) -> None:
     """It is not taken from the sequence that came last."""
     here = make_world(policy="fair", num_blocks=24, max_num_seqs=4, budget=64, max_model_len=90)
     for key in range(3):

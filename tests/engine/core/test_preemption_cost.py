@@ -71,7 +71,7 @@ def test_costs_follow_from_the_start_values() -> None:
         {"block_bytes": ()},
     ],
 )
-def test_nothing_is_said_before_all_is_measured(missing: dict[str, Any]) -> None:
+def test_costs_are_unknown_until_every_rate_is_measured(missing: dict[str, Any]) -> None:
     known = {"prefill_tokens_per_second": 1.0, "swap_bytes_per_second": 1.0, "block_bytes": (1,)}
     assert (
         MeasuredRates(**{**known, **missing}).costs(PreemptionWork(tokens=1, blocks_out=(1,), blocks_in=(1,))) is None
@@ -112,7 +112,7 @@ def test_newer_measurements_count_for_more() -> None:
 
 
 @pytest.mark.parametrize(("block_seconds", "kind"), [(0.5, "swap:cheaper"), (50.0, "recompute:cheaper")])
-def test_auto_takes_what_was_measured_to_be_cheaper(make_world: MakeWorld, block_seconds: float, kind: str) -> None:
+def test_auto_chooses_the_mode_measured_as_cheaper(make_world: MakeWorld, block_seconds: float, kind: str) -> None:
     rates = MeasuredRates(prefill_tokens_per_second=1.0, swap_bytes_per_second=1.0 / block_seconds, block_bytes=(1,))
     world = make_world(num_blocks=12, budget=40, max_num_seqs=3, num_swap_blocks=20, rates=rates)
     for key in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_auto_takes_what_was_measured_to_be_cheaper(make_world: MakeWorld, block
     assert set(world.engine.counters.preemptions) == {kind}
 
 
-def test_auto_changes_its_mind_when_copies_turn_out_slow(make_world: MakeWorld) -> None:
+def test_auto_switches_to_recompute_if_copies_are_slow(make_world: MakeWorld) -> None:
     rates = MeasuredRates(prefill_tokens_per_second=1.0, swap_bytes_per_second=10.0, block_bytes=(1,))
     world = make_world(num_blocks=12, budget=40, max_num_seqs=3, num_swap_blocks=20, rates=rates, caching=False)
     world.runner.copy_seconds = 100.0
@@ -132,7 +132,7 @@ def test_auto_changes_its_mind_when_copies_turn_out_slow(make_world: MakeWorld) 
     assert preemptions["swap:cheaper"] == 1 and preemptions["recompute:cheaper"] >= 1
 
 
-def test_blocks_that_another_holds_are_not_counted_as_lost(make_world: MakeWorld) -> None:
+def test_shared_blocks_are_not_counted_as_lost(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=30, budget=60, max_num_seqs=2)
     world.add(1, [1] * 18, max_tokens=8)
     world.add(2, [1] * 18, max_tokens=8)

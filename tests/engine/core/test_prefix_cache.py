@@ -23,7 +23,7 @@ def test_digest_depends_on_everything_before() -> None:
     assert chain([1, 2, 3, 4, 9, 9, 9, 9])[0] == one[0]
 
 
-def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
+def test_incremental_digests_equal_digests_computed_at_once() -> None:
     digests: list[bytes] = []
     for upto in (1, 1, 3, 4):
         extend_chain(digests, PROMPT, root=b"r", block_size=4, upto=upto)
@@ -45,7 +45,7 @@ def test_digests_grown_in_parts_are_those_grown_at_once() -> None:
         ({"adapter": 1}, {"family": 1}),
     ],
 )
-def test_tenants_salts_families_and_generations_have_own_roots(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_root_digest_depends_on_tenant_salt_and_generation(one: dict[str, Any], other: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"tenant": None, "cache_salt": None}
     assert root_digest(**plain | one) != root_digest(**plain | other)
 
@@ -68,7 +68,7 @@ def cached_after(world: World, key: int, prompt: list[int], **options: Any) -> i
         pytest.param(PROMPT[:3], 0, id="less than a block: nothing"),
     ],
 )
-def test_second_request_finds_the_first_ones_blocks(
+def test_second_request_finds_blocks_of_the_first(
     make_world: Callable[..., World], prompt: list[int], cached: int
 ) -> None:
     world = make_world()
@@ -78,7 +78,7 @@ def test_second_request_finds_the_first_ones_blocks(
     assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (len(PROMPT) + len(prompt), cached)
 
 
-def test_answer_so_far_is_found_as_well(make_world: Callable[..., World]) -> None:
+def test_sampled_tokens_are_found_as_a_prefix(make_world: Callable[..., World]) -> None:
     world = make_world()
     cached_after(world, 1, PROMPT, max_tokens=11)
     # 18 + 11 tokens, the last never computed: seven full blocks.
@@ -124,7 +124,7 @@ def test_salt_keeps_tenants_apart(make_world: Callable[..., World]) -> None:
     assert cached_after(world, 4, PROMPT, salt="one") == 16
 
 
-def test_nothing_is_found_when_switched_off_or_forgotten(make_world: Callable[..., World]) -> None:
+def test_no_prefix_is_found_if_caching_is_off_or_reset(make_world: Callable[..., World]) -> None:
     off = make_world(caching=False)
     cached_after(off, 1, PROMPT)
     assert cached_after(off, 2, PROMPT) == 0
@@ -136,7 +136,7 @@ def test_nothing_is_found_when_switched_off_or_forgotten(make_world: Callable[..
     assert cached_after(forgotten, 2, PROMPT) == 0
 
 
-def test_preempted_sequence_finds_its_own_blocks(make_world: Callable[..., World]) -> None:
+def test_preempted_sequence_finds_its_cached_blocks(make_world: Callable[..., World]) -> None:
     computed = {}
     for caching in (True, False):
         world = make_world(num_blocks=12, max_num_seqs=2, budget=40, caching=caching)
@@ -149,7 +149,7 @@ def test_preempted_sequence_finds_its_own_blocks(make_world: Callable[..., World
     assert 0 < computed[True] < computed[False]
 
 
-def test_block_whose_chunk_found_no_room_is_not_found(make_world: Callable[..., World]) -> None:
+def test_block_of_an_uncomputed_chunk_is_not_cached(make_world: Callable[..., World]) -> None:
     """Its first tokens are there, the rest was never computed, so no sequence may use it as a full block."""
     world = make_world(num_blocks=8, max_num_seqs=2, budget=4)
     world.add(1, [1, 1, 1], max_tokens=29)

@@ -84,7 +84,7 @@ def test_a_cancelled_prompt_reports_no_more(make_world: World) -> None:
     assert len(here.reported[1]) < len(PROMPT) - 1
 
 
-def test_positions_that_are_not_computed_are_noticed(make_world: World) -> None:
+def test_missing_prompt_logprob_positions_are_detected(make_world: World) -> None:
     here = make_world(budget=64)
     here.add(1, PROMPT)
     batch = here.scheduler.schedule()

@@ -79,7 +79,7 @@ def test_budget_left_over_goes_to_the_waiting(make_world: MakeWorld) -> None:
     assert counts(steps_of(world)) == [[3, 3, 2], [1, 1, 1], [1]]
 
 
-def test_finished_sequences_row_is_taken_in_the_very_next_step(make_world: MakeWorld) -> None:
+def test_row_of_a_finished_sequence_is_reused_in_the_next_step(make_world: MakeWorld) -> None:
     world = make_world(max_num_seqs=2)
     world.add(1, [1, 1], max_tokens=2)
     world.add(2, [2, 2], max_tokens=5)
@@ -101,7 +101,7 @@ def test_prompt_waits_until_all_of_it_fits(make_world: MakeWorld) -> None:
     assert not world.engine.counters.preemptions
 
 
-def test_nobody_overtakes_the_first_in_the_queue(make_world: MakeWorld) -> None:
+def test_first_queued_request_is_never_overtaken(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=10, budget=40, caching=False)
     world.add(1, [1] * 20, max_tokens=3)
     world.add(2, [2] * 30, max_tokens=1)
@@ -110,7 +110,7 @@ def test_nobody_overtakes_the_first_in_the_queue(make_world: MakeWorld) -> None:
     assert [len(admission.prompt_token_ids) for admission in order] == [20, 30, 1]
 
 
-def test_cached_prefix_counts_as_there(make_world: MakeWorld) -> None:
+def test_cached_prefix_reduces_blocks_needed_for_admission(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=12, budget=60)
     prompt = [*range(1, 30)]
     world.add(1, prompt, max_tokens=4)
@@ -121,7 +121,7 @@ def test_cached_prefix_counts_as_there(make_world: MakeWorld) -> None:
     assert world.engine.gauges().num_running == 2
 
 
-def test_one_percent_of_the_blocks_stays_free_of_prompts(make_world: MakeWorld) -> None:
+def test_prompts_leave_one_percent_of_blocks_free(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=200, budget=2000, max_model_len=1000, caching=False)
     world.add(1, [1] * 400, max_tokens=8)
     world.add(2, [2] * (400 - 4), max_tokens=8)
@@ -156,7 +156,7 @@ def test_preemption_takes(make_world: MakeWorld, policy: str, priorities: tuple[
     assert world.engine.counters.preemptions == {"recompute:no_swap_space": 1}
 
 
-def test_preempted_sequence_goes_on_where_it_was(make_world: MakeWorld) -> None:
+def test_preempted_sequence_resumes_at_its_position(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=12, budget=40, max_num_seqs=2, caching=False)
     world.add(1, [1] * 15, max_tokens=20)
     world.add(2, [2] * 15, max_tokens=20)
@@ -165,7 +165,7 @@ def test_preempted_sequence_goes_on_where_it_was(make_world: MakeWorld) -> None:
     assert again[0].output_token_ids == world.tokens[2][: len(again[0].output_token_ids)] != []
 
 
-def test_nothing_waiting_is_admitted_in_a_step_that_preempted(make_world: MakeWorld) -> None:
+def test_no_request_is_admitted_in_a_step_that_preempted(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=12, budget=40, max_num_seqs=2, caching=False, policy="priority")
     world.add(1, [1] * 15, max_tokens=20)
     world.add(2, [2] * 15, max_tokens=20, priority=1)
@@ -181,7 +181,7 @@ def test_nothing_waiting_is_admitted_in_a_step_that_preempted(make_world: MakeWo
     assert not batches[-1].admitted and batches[-1].released_rows == [1]
 
 
-def test_rows_and_blocks_of_the_preempted_come_back_at_once(make_world: MakeWorld) -> None:
+def test_preemption_frees_rows_and_blocks_in_the_same_step(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=8, budget=40, max_num_seqs=2, caching=False)
     world.add(1, [1] * 15, max_tokens=10)
     world.add(2, [2] * 12, max_tokens=10)
@@ -236,7 +236,7 @@ def test_waiting_request_can_be_cancelled(make_world: MakeWorld) -> None:
         (41, 1, "no answer would fit"),
     ],
 )
-def test_request_that_can_never_fit_is_refused_with_what_would(
+def test_request_that_never_fits_is_refused_with_the_maximum(
     make_world: MakeWorld, prompt: int, max_tokens: int, message: str | None
 ) -> None:
     world = make_world(num_blocks=10 if prompt < 100 else 64, budget=60, max_model_len=200)
@@ -275,7 +275,7 @@ def test_blocks_that_left_the_window_are_free(make_world: MakeWorld) -> None:
 # --- one step ahead ---
 
 
-def test_overlapped_step_feeds_draws_back(make_world: MakeWorld) -> None:
+def test_overlapped_step_feeds_sampled_tokens_back(make_world: MakeWorld) -> None:
     world = make_world(overlap=True)
     world.add(1, [1, 2, 3], max_tokens=4)
     batches = steps_of(world)
@@ -296,7 +296,7 @@ def test_stop_found_one_step_late_discards_one_token(
     assert world.engine.counters.discarded_tokens == 1
 
 
-def test_a_third_step_in_flight_is_our_bug(make_world: MakeWorld) -> None:
+def test_third_step_in_flight_raises_an_assertion(make_world: MakeWorld) -> None:
     world = make_world()
     world.add(1, [1, 2], max_tokens=9)
     world.scheduler.schedule()
@@ -386,7 +386,7 @@ def test_queue_head_is_not_looked_up_before_blocks_are_freed(make_world: MakeWor
     assert costs[0] == costs[1]
 
 
-def test_gauges_count_what_is_there(make_world: MakeWorld) -> None:
+def test_gauges_count_sequences_and_blocks(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=10, budget=40, max_num_seqs=1, caching=False)
     world.add(1, [1] * 9, max_tokens=5)
     world.add(2, [2] * 7, max_tokens=5)

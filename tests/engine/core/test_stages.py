@@ -63,7 +63,7 @@ def watched(make_world: Make) -> Make:
 
 
 @pytest.mark.parametrize("stages", [2, 3])
-def test_as_many_steps_as_stages_are_in_flight(watched: Make, stages: int) -> None:
+def test_steps_in_flight_equal_the_number_of_stages(watched: Make, stages: int) -> None:
     here, flights = watched(stages=stages, max_num_seqs=12, budget=48)
     for key in range(12):
         here.add(key, [1 + key], max_tokens=20)
@@ -74,7 +74,7 @@ def test_as_many_steps_as_stages_are_in_flight(watched: Make, stages: int) -> No
     assert set(steady) == {12 // stages}, "each step has its share of the sequences"
 
 
-def test_one_sequence_has_one_step_in_flight(watched: Make) -> None:
+def test_single_sequence_has_one_step_in_flight(watched: Make) -> None:
     here, flights = watched(stages=2)
     here.add(1, [5], max_tokens=6)
     here.run()

@@ -40,11 +40,11 @@ def work_of(start: int, count: int) -> PromptWork:
         (StallBound(0.25, at_least=16), 0, 16),
     ],
 )
-def test_as_many_tokens_as_fit_into_the_time(bound: StallBound, start: int, expected: int) -> None:
+def test_allowed_tokens_fit_into_the_stall_bound(bound: StallBound, start: int, expected: int) -> None:
     assert bound.allowed_tokens(PromptWork(), start) == expected
 
 
-def test_what_is_planned_already_is_taken_off() -> None:
+def test_planned_tokens_reduce_the_allowance() -> None:
     bound = bound_of()
     assert bound.allowed_tokens(work_of(0, 100), 0) == pytest.approx(110, abs=2)
     assert bound.allowed_tokens(work_of(0, 208), 0) == 0
@@ -118,7 +118,7 @@ def test_chunks_at_both_ends_of_a_prompt_take_equally_long(wrong: dict[str, floa
     assert max(steps) < 1.08 * min(steps)
 
 
-def test_hours_of_decoding_leave_what_prompts_cost_as_it_was() -> None:
+def test_long_decoding_does_not_change_prefill_costs() -> None:
     machine, bound = Machine(**MACHINES["slow"], noise=0.05), bound_of(**MACHINES["slow"])
     machine.prefill(bound, 4000)
     before = bound.allowed_tokens(PromptWork(), 0)
@@ -136,13 +136,13 @@ def test_a_noisy_machine_gets_shorter_chunks() -> None:
     assert sorted(steps)[len(steps) * 95 // 100] < 0.25 * 1.3
 
 
-def test_without_a_guess_chunks_grow_to_what_fits() -> None:
+def test_without_an_estimate_chunks_grow_to_the_bound() -> None:
     machine, bound = Machine(**MACHINES["slow"]), StallBound(0.25, at_least=16)
     first, second = machine.prefill(bound, 4000), machine.prefill(bound, 4000)
     assert max(first) < 0.3 and sorted(second)[len(second) // 2] > 0.2
 
 
-def test_a_hiccup_of_the_machine_does_not_halt_prompts() -> None:
+def test_single_slow_step_does_not_halt_prefill() -> None:
     machine, bound = Machine(**MACHINES["slow"]), bound_of(**MACHINES["slow"])
     usual = len(machine.prefill(bound, 4000))
     before = bound.allowed_tokens(PromptWork(), 0)

@@ -81,7 +81,7 @@ def test_blocks_still_in_the_prefix_cache_are_not_copied_back(make_world: MakeWo
     assert copied[True] < copied[False]
 
 
-def test_victim_in_the_midst_of_its_prompt_goes_on_there(make_world: MakeWorld) -> None:
+def test_sequence_swapped_out_during_prefill_resumes_there(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=8, max_num_seqs=2, budget=4, preemption_mode="swap", num_swap_blocks=8, caching=False)
     world.add(1, [1, 1, 1], max_tokens=29)
     world.add(2, range(1, 22), max_tokens=2)
@@ -182,7 +182,7 @@ def test_sequence_cancelled_before_its_copies_leaves_none(make_world: MakeWorld)
         ("auto", 20, "recompute:not_measured"),
     ],
 )
-def test_preemption_says_why(make_world: MakeWorld, mode: str, num_swap_blocks: int, reason: str) -> None:
+def test_preemptions_are_counted_by_reason(make_world: MakeWorld, mode: str, num_swap_blocks: int, reason: str) -> None:
     world = make_world(**{**TIGHT, "preemption_mode": mode}, num_swap_blocks=num_swap_blocks)
     for key in (1, 2, 3):
         world.add(key, [key] * 14, max_tokens=8)

@@ -5,7 +5,7 @@ import pytest
 from quire_engine.core.swap_space import SwapSpace
 
 
-def test_blocks_are_taken_and_given_back() -> None:
+def test_swap_space_allocates_and_releases_blocks() -> None:
     space = SwapSpace([4, 2])
     assert space.has_room([4, 2]) and not space.has_room([1, 3])
     taken = [space.copy_out(0, [7, 8, 9]), space.copy_out(1, [5])]
@@ -15,7 +15,7 @@ def test_blocks_are_taken_and_given_back() -> None:
     assert space.num_used == 0 and space.has_room([4, 2])
 
 
-def test_step_is_told_what_to_copy_once() -> None:
+def test_pending_copies_are_returned_once() -> None:
     space = SwapSpace([4])
     taken = space.copy_out(0, [7, 8])
     copies = space.take_copies()
@@ -29,7 +29,7 @@ def test_step_is_told_what_to_copy_once() -> None:
     assert (nothing.swap_out, nothing.swap_in) == ((), ())
 
 
-def test_copies_that_nobody_wants_are_left_out() -> None:
+def test_cancelled_copies_are_dropped() -> None:
     space = SwapSpace([4])
     one, other = space.copy_out(0, [7]), space.copy_out(0, [8])
     space.forget_copies([one])
@@ -39,12 +39,12 @@ def test_copies_that_nobody_wants_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("counts", "exists"), [([4], True), ([4, 2], True), ([4, 0], False), ([0], False)])
-def test_swap_space_is_one_of_every_group(counts: list[int], exists: bool) -> None:
+def test_swap_space_exists_if_every_group_has_blocks(counts: list[int], exists: bool) -> None:
     assert SwapSpace(counts).exists == exists
 
 
 @pytest.mark.parametrize("held", [[[0, 1]], [[0, 0, 1]], [[0]]])
-def test_lost_and_doubly_held_blocks_are_noticed(held: list[list[int]]) -> None:
+def test_lost_and_doubly_owned_blocks_are_detected(held: list[list[int]]) -> None:
     space = SwapSpace([4])
     space.copy_out(0, [5, 6, 7])
     with pytest.raises(AssertionError, match="lost or held twice"):

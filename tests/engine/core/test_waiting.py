@@ -21,7 +21,7 @@ def test_first_in_order_comes_first() -> None:
     assert queue.first() is None
 
 
-def test_discarded_sequences_do_not_pile_up() -> None:
+def test_discarded_sequences_are_removed_from_the_heap() -> None:
     queue = WaitingQueue()
     stays = sequence(0)
     queue.push(stays)

@@ -26,7 +26,7 @@ TESTS = (
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_engine_at_a_lower_level(level: CpuLevel, tmp_path: Path) -> None:
+def test_engine_works_at_every_lower_cpu_level(level: CpuLevel, tmp_path: Path) -> None:
     choice = find_out(DeviceOptions(cpu_level=level)).choice()
     highest = find_out(DeviceOptions()).choice()
     if choice is None or highest is None or highest.limits.level is None:

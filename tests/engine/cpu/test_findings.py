@@ -53,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("b=hang", {"b": "no answer"}),
     ],
 )
-def test_a_child_that_dies_costs_only_the_trial_it_died_of(
+def test_crashed_child_fails_only_the_trial_it_ran(
     endings: str, failed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings, "_TRIAL_SECONDS", 5.0)
@@ -68,7 +68,7 @@ def test_a_child_killed_for_lack_of_memory_ends_all_trials() -> None:
 
 
 @pytest.mark.skipif(not this_machine().is_x86_64, reason="levels are of x86-64 Linux")
-def test_interrupted_trials_limit_nothing_and_keep_nothing(cache: Path) -> None:
+def test_interrupted_trials_set_no_limit_and_store_nothing(cache: Path) -> None:
     def run(module: str, names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
         raise TrialsInterrupted
 
@@ -164,7 +164,7 @@ def test_onednn_is_limited_until_it_works(
     assert len(found.onednn_failed) == len(tried) - 1
 
 
-def test_what_fails_at_every_limit_of_onednn_is_avoided() -> None:
+def test_kernel_failing_at_every_onednn_limit_is_avoided() -> None:
     tried, run = trying(lambda module, limit: {"onednn-bfloat16": "wrong results"})
     found = try_out(machine(ZEN4), {}, run)
     assert len(found.onednn_failed) == len(tried) and found.onednn_limit == tried[-1]
@@ -180,7 +180,7 @@ def test_a_users_limit_of_onednn_is_not_raised_by_a_trial() -> None:
 # --- stored findings ---
 
 
-def test_findings_come_back_for_the_same_machine_only() -> None:
+def test_findings_are_reused_on_the_same_machine_only() -> None:
     found = KeptFindings(facts=FACTS, findings=Findings(claimed=("avx2",), failed={"avx2": "x"}), died_at=("amx",))
     write_kept(found)
     assert read_kept(FACTS) == found
@@ -188,20 +188,20 @@ def test_findings_come_back_for_the_same_machine_only() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"facts": [], "findings": {}}', '{"facts": 3}'])
-def test_a_damaged_file_counts_as_none(text: str) -> None:
+def test_damaged_findings_file_is_ignored(text: str) -> None:
     write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
     kept.file_of(findings.KIND, kept.key_of(FACTS)).write_text(text)
     assert read_kept(FACTS) is None
 
 
-def test_a_file_of_another_machine_counts_as_none() -> None:
+def test_findings_file_of_another_machine_is_ignored() -> None:
     write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
     other = ("model name: Another CPU",)
     kept.file_of(findings.KIND, kept.key_of(FACTS)).rename(kept.file_of(findings.KIND, kept.key_of(other)))
     assert read_kept(other) is None
 
 
-def test_what_findings_depend_on_tells_machines_apart(tmp_path: Path) -> None:
+def test_findings_key_distinguishes_cpus_and_microcode(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     keys = set()
     for text in ("model name : A\nmicrocode : 1\nflags : avx2\n", "model name : A\nmicrocode : 2\nflags : avx2\n",
@@ -218,7 +218,7 @@ def test_what_findings_depend_on_tells_machines_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not this_machine().is_x86_64, reason="levels are of x86-64 Linux")
-def test_machine_is_tried_once_and_failed_levels_are_kept() -> None:
+def test_machine_is_tested_once_and_failed_levels_are_stored() -> None:
     tried, run = trying(lambda module, limit: {})
     first = find_out(DeviceOptions(), machine=machine(), run=run)
     assert not first.is_known

@@ -150,17 +150,17 @@ def test_a_users_limit_stays_where_nothing_else_is_limited() -> None:
         ({"failed": {"fbgemm-float16": "wrong results"}}, {"fbgemm-float16": "wrong results"}),
     ],
 )
-def test_what_is_left_out_is_named_with_its_reason(changes: dict[str, Any], left_out: dict[str, str]) -> None:
+def test_excluded_features_are_listed_with_their_reason(changes: dict[str, Any], left_out: dict[str, str]) -> None:
     found = limits(ZEN4, **changes)
     assert {each.feature: each.reason for each in found.left_out} == left_out
     assert all(feature in found.sentence and reason in found.sentence for feature, reason in left_out.items())
 
 
-def test_ways_that_failed_are_not_tried_by_the_engine_process() -> None:
+def test_backends_with_failed_trials_are_avoided_by_the_engine() -> None:
     assert limits(ZEN4, failed={"fbgemm-float16": "killed by SIGILL", "avx512-bf16": "x"}).avoid == ("fbgemm-float16",)
 
 
-def test_claims_are_read_from_the_systems_flags() -> None:
+def test_cpu_features_are_read_from_cpuinfo_flags() -> None:
     flags = CLAIMS["avx2"] | CLAIMS["avx512"] | {"amx_tile", "avx512_vnni"}
     assert claimed_trials(flags) == ("avx2", "avx512", "avx512-vnni")
 
@@ -173,5 +173,5 @@ def test_claims_are_read_from_the_systems_flags() -> None:
         ((None, "ALL", "AVX512_CORE_AMX"), "AVX512_CORE_AMX"),
     ],
 )
-def test_the_least_of_several_limits(values: tuple[str | None, ...], expected: str) -> None:
+def test_lowest_of_several_limits_applies(values: tuple[str | None, ...], expected: str) -> None:
     assert least(ONEDNN_VARIABLE, *values) == expected

@@ -27,7 +27,7 @@ pytestmark = [
         pytest.param("quire_engine.ipc.loop", "QUIRE_KERNELS_LEVEL", None, id="the engine process dies"),
     ],
 )
-def test_a_cpu_that_refuses_instructions_is_served_on(
+def test_engine_serves_on_a_cpu_that_rejects_instructions(
     program: str,
     variable: str,
     feature: str | None,

@@ -54,7 +54,7 @@ async def test_the_objects_below_a_prefix_become_a_folder(
     assert not bucket.ranges(".safetensors"), "what is here is not fetched again"
 
 
-async def test_what_is_replaced_in_the_bucket_is_another_version(
+async def test_replaced_object_gives_another_version(
     prefix: str, fetch: Fetch, s3_server: str, bucket: FaultyProxy
 ) -> None:
     first = await fetch(f"s3://models/{prefix}")
@@ -80,7 +80,7 @@ async def test_object_replaced_during_a_download_is_not_mixed(prefix: str, fetch
         await fetch(f"s3://models/{prefix}")
 
 
-async def test_the_store_is_asked_for_the_very_object_that_was_listed(prefix: str, bucket: FaultyProxy) -> None:
+async def test_download_requires_the_listed_entity_tag(prefix: str, bucket: FaultyProxy) -> None:
     origin = BucketOrigin(BucketSource(bucket="models", prefix=prefix))
     (weights,) = (file for file in origin.listing().files if file.name == "model.safetensors")
     request = origin.request(weights)
@@ -89,7 +89,7 @@ async def test_the_store_is_asked_for_the_very_object_that_was_listed(prefix: st
 
 
 @pytest.mark.parametrize("checksum", ["an entity tag", "an uploader's SHA-256"])
-async def test_a_damaged_object_is_refused_and_fetched_anew(
+async def test_damaged_object_is_rejected_and_downloaded_again(
     checksum: str, prefix: str, fetch: Fetch, bucket: FaultyProxy, s3_server: str, model: dict[str, bytes]
 ) -> None:
     if checksum != "an entity tag":
@@ -111,7 +111,7 @@ async def test_a_damaged_object_is_refused_and_fetched_anew(
     assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
 
 
-def test_an_entity_tag_that_is_no_digest_is_not_taken_for_one(s3_server: str, bucket: FaultyProxy, prefix: str) -> None:
+def test_entity_tag_of_a_multipart_upload_is_not_a_digest(s3_server: str, bucket: FaultyProxy, prefix: str) -> None:
     put(s3_server, f"{prefix}/config.json", b"{}", x_amz_server_side_encryption="aws:kms")
     files = BucketOrigin(BucketSource(bucket="models", prefix=prefix)).listing().files
     assert {file.name: file.checksum is None for file in files} == {
@@ -151,9 +151,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("status", "body", "message", "hint"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_what_a_store_refuses_is_said_with_what_would_be_right(
-    status: int, body: str, message: str, hint: str | None
-) -> None:
+def test_store_error_is_reported_with_a_remedy(status: int, body: str, message: str, hint: str | None) -> None:
     """The AWS library and the transfer report errors with the same messages."""
     where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
     told = {name: text for name, text in re.findall("<(Code|Message|Region)>([^<]*)<", body)}
@@ -169,7 +167,7 @@ def test_what_a_store_refuses_is_said_with_what_would_be_right(
 
 
 @pytest.mark.parametrize("code", ["SlowDown", "ServiceUnavailable", "InternalError"])
-def test_what_passes_is_asked_for_again(code: str) -> None:
+def test_transient_store_errors_are_retried(code: str) -> None:
     where = Where(source=BucketSource(bucket="models", prefix="m"), endpoint="store.example", anonymous=False)
     assert of_answer(Answer(status=503, body=error(code).encode(), headers={}), where, key="k") is None
     with pytest.raises(Unreachable, match="store.example does not serve s3://models/m now"), explained(lambda: where):
@@ -177,7 +175,7 @@ def test_what_passes_is_asked_for_again(code: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["GET /models", "HEAD .*", "GET .*"])
-async def test_a_refusal_reaches_whoever_fetches(when: str, prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
+async def test_access_denied_raises_a_fetch_error(when: str, prefix: str, fetch: Fetch, bucket: FaultyProxy) -> None:
     end = when.replace(".*", f"/models/{prefix}/model.safetensors")
     bucket.canned[end] = Canned(403, "" if when.startswith("HEAD") else error("AccessDenied"))
     with pytest.raises(FetchError, match="credentials may not read s3://models/"):
@@ -195,7 +193,7 @@ async def test_empty_prefix_names_the_folders_that_exist(prefix: str, fetch: Fet
         await fetch("s3://wrong-name/llama")
 
 
-async def test_public_bucket_needs_no_credentials_others_say_which(
+async def test_private_bucket_without_credentials_is_an_error(
     prefix: str,
     fetch: Fetch,
     bucket: FaultyProxy,
@@ -214,7 +212,7 @@ async def test_public_bucket_needs_no_credentials_others_say_which(
     assert caught.value.hint is not None and "spec.model.credentials" in caught.value.hint
 
 
-async def test_half_a_pair_of_credentials_is_said(
+async def test_access_key_without_secret_is_reported(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -222,7 +220,7 @@ async def test_half_a_pair_of_credentials_is_said(
         await fetch(f"s3://models/{prefix}")
 
 
-async def test_a_pods_own_web_identity_is_traded_for_credentials(
+async def test_web_identity_token_is_exchanged_for_credentials(
     prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The environment has only the token's file and the role, as with the role of a service account."""
@@ -258,7 +256,7 @@ async def test_unreachable_store_is_named_and_cached_files_serve(
         await fetch("s3://models/other")
 
 
-async def test_a_store_that_says_nothing_holds_up_no_ctrl_c(bucket: FaultyProxy, fetch: Fetch) -> None:
+async def test_stalled_store_does_not_delay_cancellation(bucket: FaultyProxy, fetch: Fetch) -> None:
     bucket.stall_after["/models"] = 0
     fetching = asyncio.ensure_future(fetch("s3://models/x"))
     while not bucket.seen:

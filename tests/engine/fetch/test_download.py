@@ -23,7 +23,7 @@ from quire_engine.errors import ModelFolderError
         ("s3://bucket/model", None, "s3://bucket/model"),
     ],
 )
-def test_tells_folders_from_sources(path: str, revision: str | None, source: str | None) -> None:
+def test_model_argument_is_a_folder_or_a_source(path: str, revision: str | None, source: str | None) -> None:
     found = remote_source(Path(path), revision)
     assert (None if found is None else str(found)) == source
 

@@ -76,7 +76,7 @@ def test_pods_that_share_a_claim_download_once(
         assert (tmp_path / f"llm-{number}" / "model.safetensors").read_bytes() == model["model.safetensors"]
 
 
-def test_after_a_kill_the_next_pod_goes_on_at_once(
+def test_next_pod_resumes_download_of_a_killed_pod(
     hub: HubStub, start: Start, tmp_path: Path, model: dict[str, bytes]
 ) -> None:
     hub.stall_after["model.safetensors"] = 2_000_000
@@ -93,7 +93,7 @@ def test_after_a_kill_the_next_pod_goes_on_at_once(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
+def test_signal_stops_the_download_and_keeps_partial_files(
     number: signal.Signals, code: int, hub: HubStub, start: Start, tmp_path: Path
 ) -> None:
     hub.stall_after["model.safetensors"] = 2_000_000
@@ -107,13 +107,13 @@ def test_a_signal_stops_it_at_once_and_keeps_what_is_there(
     assert not list(tmp_path.rglob("lock.owner")), "the lock is given back"
 
 
-def test_a_disk_that_runs_full_in_the_middle_is_said(hub: HubStub, start: Start, tmp_path: Path) -> None:
+def test_disk_full_during_download_is_reported(hub: HubStub, start: Start, tmp_path: Path) -> None:
     """A limit on the size of the process's files fails like a full disk, with another error number."""
     out, err = start("hf://org/tiny", tmp_path / "m", most_bytes=1_500_000).communicate(timeout=60)
     assert "org/tiny can't be kept in" in err and "File too large" in err and "Traceback" not in err
 
 
-async def test_a_full_disk_is_told_from_other_failures(
+async def test_full_disk_error_is_distinct_and_names_quire_cache(
     hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(out: object, piece: bytes) -> None:
@@ -125,7 +125,7 @@ async def test_a_full_disk_is_told_from_other_failures(
     assert caught.value.hint is not None and "QUIRE_CACHE" in caught.value.hint
 
 
-async def test_too_little_room_is_said_before_anything_is_downloaded(
+async def test_insufficient_disk_space_fails_before_download(
     hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     abandoned = tmp_path / "cache" / "org--tiny" / "0000.partial"
@@ -138,7 +138,7 @@ async def test_too_little_room_is_said_before_anything_is_downloaded(
     assert not abandoned.exists(), "what another version began made room first"
 
 
-def test_why_it_failed_is_left_in_one_line_for_the_pods_status(hub: HubStub, start: Start, tmp_path: Path) -> None:
+def test_termination_message_has_the_failure_in_one_line(hub: HubStub, start: Start, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     failed = start("hf://org/none", tmp_path / "m", "--termination-log", str(log))
     _, err = failed.communicate(timeout=60)
@@ -147,7 +147,7 @@ def test_why_it_failed_is_left_in_one_line_for_the_pods_status(hub: HubStub, sta
     assert line.startswith("quire: ") and "has no model org/none" in line and "check the spelling" in line
 
 
-def test_the_version_is_left_for_the_pods_status(hub: HubStub, start: Start, tmp_path: Path) -> None:
+def test_termination_message_has_the_version(hub: HubStub, start: Start, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     done = start("hf://org/tiny", tmp_path / "m", "--termination-log", str(log))
     assert done.wait(timeout=60) == 0
@@ -177,7 +177,7 @@ def test_progress_is_served_while_it_downloads(hub: HubStub, start: Start, tmp_p
     assert asked(port, "/metrics")[0] == 404
 
 
-def test_a_port_that_is_taken_does_not_stop_a_download(hub: HubStub, start: Start, tmp_path: Path) -> None:
+def test_occupied_progress_port_does_not_stop_a_download(hub: HubStub, start: Start, tmp_path: Path) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         process = start("hf://org/tiny", tmp_path / "m", "--progress-port", str(port))
@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_does_not_stop_a_download(hub: HubStub, start: Star
     assert process.returncode == 0 and f"progress is not served: port {port}" in out
 
 
-def test_what_it_says_of_its_progress(hub: HubStub, start: Start, tmp_path: Path) -> None:
+def test_progress_is_logged_in_bytes_and_percent(hub: HubStub, start: Start, tmp_path: Path) -> None:
     out, _ = start("hf://org/tiny", tmp_path / "m").communicate(timeout=60)
     first, *_, last, done = out.splitlines()
     assert first == "hf://org/tiny@main: 0 B of 2.38 MiB"
@@ -193,13 +193,13 @@ def test_what_it_says_of_its_progress(hub: HubStub, start: Start, tmp_path: Path
     assert done == f"hf://org/tiny@main is at {tmp_path / 'm'}"
 
 
-async def test_a_damaged_small_file_is_noticed_too(hub: HubStub, fetch: Fetch) -> None:
+async def test_damaged_small_file_is_detected(hub: HubStub, fetch: Fetch) -> None:
     hub.damaged.add("config.json")
     with pytest.raises(FetchError, match="config.json of org/tiny came damaged: its git blob SHA-1"):
         await fetch("hf://org/tiny")
 
 
-async def test_a_commit_that_is_here_needs_no_hub(hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cached_commit_needs_no_hub(hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = await fetch("hf://org/tiny")
     monkeypatch.setitem(os.environ, "HF_ENDPOINT", "http://127.0.0.1:9")
     hub.tokens.clear()

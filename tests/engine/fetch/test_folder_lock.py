@@ -57,7 +57,7 @@ def no_flock(file: object, operation: int) -> None:
     raise OSError(95, "Operation not supported")
 
 
-async def test_one_after_the_other(tmp_path: Path, flock: bool) -> None:
+async def test_lock_is_held_by_one_task_at_a_time(tmp_path: Path, flock: bool) -> None:
     inside: list[int] = []
     most = 0
 
@@ -74,7 +74,7 @@ async def test_one_after_the_other(tmp_path: Path, flock: bool) -> None:
     assert not (tmp_path / "lock.owner").exists()
 
 
-async def test_a_holder_that_is_killed_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_lock_of_a_killed_process_is_released_at_once(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         said: list[str] = []
         waiting = asyncio.create_task(held_for_a_moment(tmp_path, said, UNHURRIED))
@@ -113,7 +113,7 @@ async def test_holder_on_another_node_counts_although_flock_is_free(tmp_path: Pa
     assert time.monotonic() - began >= PACE.stale_seconds and said[0] == "pod-7:1"
 
 
-async def test_what_an_owner_of_this_kernel_left_is_taken_at_once(tmp_path: Path) -> None:
+async def test_stale_lock_of_the_same_kernel_is_acquired_at_once(tmp_path: Path) -> None:
     kernel = folder_lock._kernel(tmp_path)
     (tmp_path / "lock.owner").write_text(json.dumps({"holder": "x", "kernel": kernel, "name": "y", "beat": 3}))
     await asyncio.wait_for(held_for_a_moment(tmp_path, [], UNHURRIED), UNHURRIED.stale_seconds / 2)
@@ -136,7 +136,7 @@ async def test_loser_of_the_lock_neither_beats_nor_releases_it(tmp_path: Path) -
     assert (tmp_path / "lock.owner").read_text() == next_owner
 
 
-async def test_who_is_cancelled_while_waiting_leaves_the_lock_alone(tmp_path: Path, flock: bool) -> None:
+async def test_cancelled_waiter_leaves_the_lock_unchanged(tmp_path: Path, flock: bool) -> None:
     async with locked(tmp_path, pace=PACE):
         waiting = asyncio.create_task(held_for_a_moment(tmp_path, []))
         await asyncio.sleep(3 * PACE.poll_seconds)

@@ -20,7 +20,7 @@ Fetch = Callable[..., Awaitable[Path]]
 
 
 @pytest.mark.parametrize("status", [200, 404])
-async def test_an_answer_without_end_is_not_read_to_its_end(
+async def test_endless_registry_response_is_not_read_to_the_end(
     status: int, registry: RegistryClient, fetch: Fetch
 ) -> None:
     registry.proxy.canned["GET /v2/org/m/manifests/1"] = Canned(status, " " * (9 << 20), {"Content-Type": MANIFEST})
@@ -40,7 +40,7 @@ async def test_a_blob_longer_than_promised_does_not_fill_the_disk(
     assert found is not None and int(found[1]) < len(weights.data) + (2 << 20)
 
 
-async def test_a_registry_that_sends_round_in_circles_is_given_up(
+async def test_registry_redirect_loop_is_aborted(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     weights = titled("model.safetensors", model["model.safetensors"])
@@ -51,7 +51,7 @@ async def test_a_registry_that_sends_round_in_circles_is_given_up(
 
 
 @pytest.mark.parametrize("login", ["me:secret", None])
-def test_no_login_leaves_for_where_it_would_be_read(login: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_never_sent_to_another_host(login: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

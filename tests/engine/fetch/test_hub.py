@@ -36,13 +36,13 @@ async def test_damaged_file_is_refused_and_fetched_again(hub: HubStub, fetch: Fe
     assert (folder / "model.safetensors").read_bytes() == model["model.safetensors"]
 
 
-def test_its_description_needs_no_weights(hub: HubStub) -> None:
+def test_plan_downloads_no_weights(hub: HubStub) -> None:
     found = HubOrigin(HubSource(repository="org/tiny", revision="main")).describe()
     assert (found.parameters, found.config) == (ELEMENTS, CONFIG)
     assert hub.ranges("model.safetensors") == ["bytes=0-100000"]
 
 
-async def test_a_hub_that_stumbles_is_asked_again(hub: HubStub, fetch: Fetch) -> None:
+async def test_transient_hub_error_is_retried(hub: HubStub, fetch: Fetch) -> None:
     hub.stumbles["tokenizer.json"] = 1
     folder = await fetch(TINY)
     assert (folder / "tokenizer.json").read_bytes() == b"{}"
@@ -60,7 +60,7 @@ async def test_a_wrong_repository_or_revision_is_named(hub: HubStub, fetch: Fetc
         await fetch(source)
 
 
-async def test_a_gated_model_says_how_to_get_in(hub: HubStub, fetch: Fetch) -> None:
+async def test_gated_model_error_names_the_token_variable(hub: HubStub, fetch: Fetch) -> None:
     hub.forbidden = True
     with pytest.raises(FetchError, match="org/tiny is gated") as caught:
         await fetch(TINY)
@@ -74,7 +74,7 @@ async def test_repository_without_safetensors_is_refused_first(hub: HubStub, fet
     assert hub.served == []
 
 
-async def test_no_way_to_the_hub_is_said_with_what_to_check(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_hub_error_names_the_endpoint_variable(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(FetchError, match="can't be reached for org/tiny") as caught:
         await fetch(TINY)

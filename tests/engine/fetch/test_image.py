@@ -46,7 +46,7 @@ async def test_a_folder_of_an_image_becomes_the_model(
     assert not [path for _, path, _ in registry.proxy.seen if "/blobs/" in path]
 
 
-async def test_an_artifact_of_single_files_is_taken_as_it_is(
+async def test_artifact_of_single_files_is_downloaded_unchanged(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     extra = [titled("README.md", b"words"), titled("run.py", b"code"), titled("special_tokens_map.json", b"{}")]
@@ -55,7 +55,7 @@ async def test_an_artifact_of_single_files_is_taken_as_it_is(
     assert held(folder) == {**model, "special_tokens_map.json": b"{}"}, "tokenizer.json has the same content"
 
 
-async def test_a_model_pack_is_known_by_its_own_annotations(
+async def test_model_pack_is_recognized_by_its_annotations(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     layers = [
@@ -70,7 +70,7 @@ async def test_a_model_pack_is_known_by_its_own_annotations(
     assert held(await fetch(f"oci://{registry.host}/org/pack:1")) == model
 
 
-async def test_later_layers_replace_and_remove_what_earlier_ones_hold(
+async def test_later_layers_replace_and_remove_earlier_files(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     registry.push(
@@ -96,7 +96,7 @@ async def test_later_layers_replace_and_remove_what_earlier_ones_hold(
         ([link("m/d", "sub")], {"m/d/config.json": b"{}"}, "below a link"),
     ],
 )
-async def test_what_would_lead_out_of_the_folder_is_refused(
+async def test_paths_outside_the_folder_are_rejected(
     members: list[tarfile.TarInfo],
     files: dict[str, bytes],
     says: str,
@@ -143,7 +143,7 @@ def test_image_of_this_platform_is_chosen_not_attestations(
     assert caught.value.hint == "there are: linux/riscv64, linux/riscv64"
 
 
-async def test_a_broken_connection_is_taken_up_where_it_broke(
+async def test_broken_image_download_resumes_at_its_offset(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     weights = titled("model.safetensors", model["model.safetensors"])
@@ -155,7 +155,7 @@ async def test_a_broken_connection_is_taken_up_where_it_broke(
     assert first == "" and second.startswith("bytes=1")
 
 
-async def test_a_damaged_layer_is_refused_and_fetched_anew(
+async def test_damaged_layer_is_rejected_and_downloaded_again(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     layer = archive(model)
@@ -187,7 +187,7 @@ async def test_pinned_image_is_verified_and_needs_no_network_later(
 @pytest.mark.parametrize(
     ("scheme", "kept"), [("basic", "in a pull secret"), ("bearer", "by docker login"), ("bearer", "by a helper")]
 )
-async def test_a_login_opens_a_registry(
+async def test_registry_credentials_are_used(
     scheme: str,
     kept: str,
     registry: RegistryClient,
@@ -213,7 +213,7 @@ async def test_a_login_opens_a_registry(
     assert held(await fetch(f"oci://{registry.host}/org/private:1")) == model
 
 
-async def test_a_token_that_runs_out_is_renewed(
+async def test_expired_registry_token_is_renewed(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = titled("model.safetensors", model["model.safetensors"])
@@ -236,7 +236,7 @@ async def test_a_token_that_runs_out_is_renewed(
         ("{", "holds no JSON"),
     ],
 )
-async def test_a_login_that_is_missing_or_wrong_is_said(
+async def test_missing_or_wrong_registry_credentials_are_reported(
     login: Any, says: str, registry: RegistryClient, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.proxy.login = ("me", "right")
@@ -249,7 +249,7 @@ async def test_a_login_that_is_missing_or_wrong_is_said(
     assert "wrong" not in str(caught.value)
 
 
-async def test_what_is_not_there_or_no_model_is_said(
+async def test_missing_image_folder_and_model_are_reported(
     registry: RegistryClient, fetch: Fetch, model: dict[str, bytes]
 ) -> None:
     with pytest.raises(FetchError, match=r"has no .*/org/none:1 \(MANIFEST_UNKNOWN"):

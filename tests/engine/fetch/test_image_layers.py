@@ -47,13 +47,15 @@ def lay(folder: Path, *layers: Layer, below: str = "") -> None:
         ((archive({"sub/x": b""}, members=[link("s", "sub")]), titled("s/config.json", b"{}")), "", "below a link"),
     ],
 )
-def test_no_layer_reaches_beside_its_folder(layers: tuple[Layer, ...], below: str, says: str, folder: Path) -> None:
+def test_layers_cannot_write_outside_their_folder(
+    layers: tuple[Layer, ...], below: str, says: str, folder: Path
+) -> None:
     with pytest.raises(FetchError, match=says):
         lay(folder, *layers, below=below)
     assert (folder.parent / "others" / "model.safetensors").read_bytes() == b"theirs"
     assert (folder / ".layers").is_dir(), "what is not applied yet is kept"
 
 
-def test_links_that_go_round_in_the_folder_are_left_alone(folder: Path) -> None:
+def test_cyclic_links_within_the_folder_are_ignored(folder: Path) -> None:
     lay(folder, archive({"m/x": b"x"}, members=[link("m/a", "b"), link("m/b", "a"), link("m/y", "x")]), below="m")
     assert (folder / "m" / "y").read_bytes() == b"x"

@@ -68,7 +68,7 @@ def test_the_lock_of_a_folder_inside_a_version_is_the_versions(tmp_path: Path) -
     os.close(file)
 
 
-def test_a_model_that_is_in_no_cache_has_no_lock(tmp_path: Path) -> None:
+def test_model_outside_the_cache_has_no_lock(tmp_path: Path) -> None:
     assert hold(tmp_path) is None and hold(Path("/")) is None
 
 
@@ -103,7 +103,7 @@ def test_locks_count_only_where_all_nodes_see_them(tmp_path: Path, kind: str, op
     assert not locks_reach_everybody(tmp_path, mounts)
 
 
-async def test_a_full_volume_loses_the_unused_version(
+async def test_unused_version_is_removed_from_a_full_volume(
     hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(version_lock, "locks_reach_everybody", lambda folder: True)
@@ -114,7 +114,7 @@ async def test_a_full_volume_loses_the_unused_version(
     assert folder.is_dir() and not old.exists() and lock_file(folder).is_file()
 
 
-async def test_a_full_volume_of_used_versions_says_so(
+async def test_full_volume_of_used_versions_is_an_error(
     hub: HubStub, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(version_lock, "locks_reach_everybody", lambda folder: True)

@@ -54,7 +54,9 @@ def played(make: Make, requests: dict[int, SamplingParams], speculation: Specula
 
 @pytest.mark.parametrize("wrong", [0, 3, 1])
 @pytest.mark.parametrize("off", [1, 100])
-def test_drafts_change_no_constrained_answer(make_constrained: Make, grammar: Grammar, wrong: int, off: int) -> None:
+def test_drafts_do_not_change_constrained_output(
+    make_constrained: Make, grammar: Grammar, wrong: int, off: int
+) -> None:
     """A wrong draft may be allowed by the grammar (the next byte) or not (a byte far away)."""
     patterns = {1: r"[a-f]{20}x", 2: r"(yes|no)", 3: r"[0-9]{12,24}!", 4: "json"}
     requests = {
@@ -95,7 +97,7 @@ def test_drafts_pass_from_reasoning_into_a_grammar(make_constrained: Make, gramm
     assert drafting.engine.counters.steps < plain.engine.counters.steps / 2
 
 
-def test_masks_go_along_drafts_up_to_one_that_is_not_allowed(make_constrained: Make, grammar: Grammar) -> None:
+def test_masks_cover_drafts_up_to_the_first_invalid_one(make_constrained: Make, grammar: Grammar) -> None:
     world = make_constrained()
     matchers: Matchers = world.matchers
     spec = grammar("regex", "ab[0-9]")

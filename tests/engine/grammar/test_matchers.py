@@ -50,7 +50,7 @@ def test_answers_follow_their_grammars(make_constrained: Make, grammar: Grammar,
     ],
     ids=["recompute", "swap", "no-cache"],
 )
-def test_a_preempted_answer_goes_on_where_it_was(
+def test_preempted_constrained_output_resumes_unchanged(
     make_constrained: Make, grammar: Grammar, overlap: bool, options: dict[str, Any]
 ) -> None:
     """Compare the tokens with those of an engine that has enough memory."""
@@ -96,7 +96,7 @@ def test_a_request_that_waits_for_its_grammar_delays_no_other(make_constrained: 
     assert world.text(1) in ("a", "b")
 
 
-def test_a_known_grammar_needs_no_waiting(make_constrained: Make, grammar: Grammar) -> None:
+def test_compiled_grammar_is_reused_without_waiting(make_constrained: Make, grammar: Grammar) -> None:
     world = make_constrained()
     spec = grammar("choice", '["a","b"]')
     world.add(1, params(spec))
@@ -109,9 +109,7 @@ def test_a_known_grammar_needs_no_waiting(make_constrained: Make, grammar: Gramm
 
 
 @pytest.mark.parametrize("while_compiling", [True, False])
-def test_a_cancelled_request_leaves_nothing_behind(
-    make_constrained: Make, grammar: Grammar, while_compiling: bool
-) -> None:
+def test_cancelled_request_frees_its_matcher(make_constrained: Make, grammar: Grammar, while_compiling: bool) -> None:
     world = make_constrained()
     world.add(1, params(grammar("regex", "[a-z]{50}")))
     if not while_compiling:
@@ -136,7 +134,7 @@ def test_a_cancelled_request_leaves_nothing_behind(
         ("[ab]*", {"stop_token_ids": (ord("b"),), "min_tokens": 5}, range(5, 121)),
     ],
 )
-def test_the_grammar_decides_on_the_end(
+def test_grammar_decides_when_output_ends(
     make_constrained: Make, grammar: Grammar, pattern: str, options: dict[str, Any], lengths: range
 ) -> None:
     """An answer ends no earlier than asked, unless the grammar allows nothing else."""

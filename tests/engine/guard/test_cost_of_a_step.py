@@ -33,12 +33,12 @@ def measured() -> bounds.Measures:
 
 
 @pytest.mark.parametrize(("kind", "name"), bounds.names(RECORDED.measures))
-def test_it_costs_no_more_than_recorded(measured: bounds.Measures, kind: str, name: str) -> None:
+def test_step_costs_stay_within_recorded_bounds(measured: bounds.Measures, kind: str, name: str) -> None:
     problem = bounds.excess(kind, name, measured[kind][name], RECORDED)
     assert problem is None, problem
 
 
-def test_everything_measured_has_a_bound(measured: bounds.Measures) -> None:
+def test_every_measurement_has_a_bound(measured: bounds.Measures) -> None:
     assert sorted(bounds.names(measured)) == sorted(bounds.names(RECORDED.measures)), f"renew: {bounds.RENEW}"
 
 
@@ -58,5 +58,5 @@ def test_runner_model_and_kernels_visit_no_sequence_in_python(measured: bounds.M
     assert measured["exact"]["step: more torch operators at 64"] <= 0
 
 
-def test_no_step_compiles_a_kernel_once_the_engine_is_warm(measured: bounds.Measures) -> None:
+def test_warm_engine_compiles_no_kernels(measured: bounds.Measures) -> None:
     assert measured["exact"]["steady engine: numba compilations"] == 0

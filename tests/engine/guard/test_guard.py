@@ -18,7 +18,7 @@ OTHER = bounds.Recorded(python="3.0", measures=RECORDED.measures)
 
 @pytest.mark.parametrize("recorded", [SAME, OTHER], ids=["recorded with this Python", "with another"])
 @pytest.mark.parametrize("name", RECORDED.measures["counts"])
-def test_a_count_that_doubles_is_caught(name: str, recorded: bounds.Recorded) -> None:
+def test_doubled_count_is_detected(name: str, recorded: bounds.Recorded) -> None:
     before = recorded.measures["counts"][name]
     assert bounds.excess("counts", name, before, recorded) is None
     problem = bounds.excess("counts", name, 2 * before, recorded)
@@ -26,19 +26,19 @@ def test_a_count_that_doubles_is_caught(name: str, recorded: bounds.Recorded) ->
 
 
 @pytest.mark.parametrize("name", RECORDED.measures["ratios"])
-def test_a_ratio_that_triples_is_caught(name: str) -> None:
+def test_tripled_ratio_is_detected(name: str) -> None:
     before = RECORDED.measures["ratios"][name]
     assert bounds.excess("ratios", name, 2 * before, SAME) is None
     assert bounds.excess("ratios", name, 3 * before, SAME) is not None
 
 
 @pytest.mark.parametrize("name", RECORDED.measures["amounts"])
-def test_an_array_of_a_megabyte_in_each_step_is_caught(name: str) -> None:
+def test_allocation_of_a_megabyte_per_step_is_detected(name: str) -> None:
     pages = 2**20 // mmap.PAGESIZE
     assert bounds.excess("amounts", name, RECORDED.measures["amounts"][name] + pages, SAME) is not None
 
 
-def test_a_measure_without_a_bound_asks_for_one() -> None:
+def test_measurement_without_a_bound_names_the_renew_command() -> None:
     problem = bounds.excess("counts", "something new", 1.0, SAME)
     assert problem is not None and "no bound yet" in problem and bounds.RENEW in problem
 
@@ -61,7 +61,7 @@ def test_counts_are_proportional_to_steps() -> None:
     assert native_calls(steps) == native_calls(steps) == native_calls(twice) / 2
 
 
-def test_one_more_sequence_costs_more_instructions() -> None:
+def test_instructions_grow_with_the_number_of_sequences() -> None:
     assert python_cost(scheduler_steps(5)).instructions >= python_cost(scheduler_steps(4)).instructions + 50 * BLOCK
 
 

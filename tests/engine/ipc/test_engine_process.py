@@ -80,7 +80,7 @@ async def test_tokens_arrive_step_by_step(started: Started, reports: Reports) ->
     await reports.until_idle()
 
 
-async def test_two_hundred_at_once_each_get_their_own(started: Started, reports: Reports) -> None:
+async def test_two_hundred_concurrent_requests_get_their_own_tokens(started: Started, reports: Reports) -> None:
     client = await started(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 256})
     prompts = [[1 + number % 7] * (1 + number % 40) for number in range(200)]
     streams = [client.submit(prompt, sampling(5 + number % 30)) for number, prompt in enumerate(prompts)]
@@ -114,7 +114,7 @@ async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: R
     assert reports.stats[-1].counters.generation_tokens < 3000
 
 
-async def test_reader_that_does_not_read_holds_nobody_up(started: Started, reports: Reports) -> None:
+async def test_idle_reader_does_not_delay_other_requests(started: Started, reports: Reports) -> None:
     client = await started()
     idle_reader = client.submit([1], sampling(2000))
     assert await read_all(client.submit([2], sampling(50))) == expected([2], 50)
@@ -123,7 +123,7 @@ async def test_reader_that_does_not_read_holds_nobody_up(started: Started, repor
     assert update.token_ids == expected([1], 2000) and update.finished is not None
 
 
-async def test_request_that_cannot_fit_is_the_clients_mistake(started: Started) -> None:
+async def test_request_that_cannot_fit_is_an_invalid_request(started: Started) -> None:
     client = await started(max_model_len=100)
     with pytest.raises(InvalidRequest, match="at most 99"):
         await client.submit([1] * 100, sampling(1)).read()
@@ -151,7 +151,7 @@ async def test_prefix_cache_can_be_reset(started: Started, reports: Reports) -> 
 # --- faults ---
 
 
-async def test_killed_engine_fails_what_was_under_way_and_is_replaced(started: Started, reports: Reports) -> None:
+async def test_killed_engine_fails_running_requests_and_is_replaced(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.005)
     streams = [client.submit([key], sampling(3000)) for key in range(1, 6)]
     for stream in streams:
@@ -170,7 +170,7 @@ async def test_killed_engine_fails_what_was_under_way_and_is_replaced(started: S
     assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
 
 
-async def test_stopped_engine_is_noticed_and_replaced(started: Started, reports: Reports) -> None:
+async def test_stopped_engine_is_detected_and_replaced(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=2.0))
     stream = client.submit([1], sampling(3000))
     await stream.read()
@@ -204,7 +204,7 @@ async def test_hang_limit_follows_the_expected_time_of_steps(
     assert client.restarts == int(killed)
 
 
-async def test_idle_engine_is_not_taken_for_a_hung_one(started: Started, reports: Reports) -> None:
+async def test_idle_engine_is_not_treated_as_hung(started: Started, reports: Reports) -> None:
     client = await started(supervision=SupervisionOptions(hang_timeout_seconds=3.0))
     await reports.until(lambda reports: len(reports.stats) >= 5)  # answers to pings: the engine is idle
     assert client.state == "ready" and client.restarts == 0
@@ -222,7 +222,7 @@ async def test_stopped_idle_engine_is_detected_before_its_next_use(
     assert await read_all(client.submit([9], sampling(3))) == expected([9], 3)
 
 
-async def test_replacement_that_does_not_get_ready_in_time_is_the_end(
+async def test_replacement_that_is_not_ready_in_time_fails_the_engine(
     make_client: MakeClient, tmp_path: Path, reports: Reports
 ) -> None:
     supervision = SupervisionOptions(start_timeout_seconds=8.0)
@@ -276,14 +276,14 @@ async def test_engine_killed_by_sigill_restarts_at_a_lower_level(
     assert client.cpu is not None and client.cpu.level == "avx512-bf16"
 
 
-async def test_failed_step_is_told_in_one_line(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_failed_step_is_reported_in_one_line(started: Started, capfd: pytest.CaptureFixture[str]) -> None:
     client = await started(function="faulty_models:load_failing_later")
     with pytest.raises(Unavailable, match="failed while running a step: RuntimeError: the third step was too much"):
         await read_all(client.submit([1], sampling(10)))
     assert "Traceback" in capfd.readouterr().err  # a bug of ours: the log has the traceback
 
 
-async def test_engine_that_keeps_dying_is_given_up(make_client: MakeClient, reports: Reports) -> None:
+async def test_engine_that_crashes_repeatedly_is_not_restarted(make_client: MakeClient, reports: Reports) -> None:
     supervision = SupervisionOptions(restart_delays_seconds=(0.0,))
     client = make_client(function="faulty_models:load_failing_later", observer=reports, supervision=supervision)
     await client.start()
@@ -320,7 +320,7 @@ async def test_signal_to_the_group_leaves_draining_to_the_api_process(started: S
         pytest.param("load_vanishing", "exit status 3", 1, False, id="no last words"),
     ],
 )
-async def test_engine_that_cannot_start_says_why(
+async def test_engine_start_error_has_reason_and_exit_code(
     make_client: MakeClient,
     capfd: pytest.CaptureFixture[str],
     function: str,
@@ -336,7 +336,7 @@ async def test_engine_that_cannot_start_says_why(
     assert ("Traceback" in capfd.readouterr().err) == traceback
 
 
-async def test_folder_for_the_socket_that_is_no_use_is_named(
+async def test_unusable_socket_folder_is_named_in_the_error(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     deep = tmp_path / ("d" * 120)
@@ -348,7 +348,7 @@ async def test_folder_for_the_socket_that_is_no_use_is_named(
     assert list(deep.iterdir()) == []
 
 
-async def test_engine_that_does_not_get_ready_is_given_up(make_client: MakeClient) -> None:
+async def test_engine_start_times_out(make_client: MakeClient) -> None:
     client = make_client(
         function="faulty_models:load_forever", supervision=SupervisionOptions(start_timeout_seconds=1.0)
     )
@@ -356,7 +356,7 @@ async def test_engine_that_does_not_get_ready_is_given_up(make_client: MakeClien
         await client.start()
 
 
-async def test_closing_while_it_starts_ends_the_start(make_client: MakeClient) -> None:
+async def test_close_during_start_aborts_the_start(make_client: MakeClient) -> None:
     client = make_client(function="faulty_models:load_forever")
     starting = asyncio.create_task(client.start())
     await asyncio.sleep(0.1)
@@ -371,7 +371,7 @@ async def test_closing_while_it_starts_ends_the_start(make_client: MakeClient) -
 # --- ending ---
 
 
-async def test_close_ends_the_process_and_what_was_under_way(started: Started) -> None:
+async def test_close_ends_the_process_and_running_requests(started: Started) -> None:
     client = await started(step_seconds=0.005)
     stream = client.submit([1], sampling(3000))
     await stream.read()
@@ -412,7 +412,7 @@ def test_engine_process_ends_with_a_killed_parent(stopped: bool) -> None:
         assert process_ends(engine, 10)
 
 
-def test_engine_process_started_by_hand_says_what_it_is() -> None:
+def test_engine_module_run_by_hand_prints_a_usage_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "quire_engine.ipc.loop"], stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

@@ -139,13 +139,13 @@ def test_request_that_cannot_fit_is_refused(run: Run) -> None:
     assert {key for message in script.of(Outputs) for key in message.keys} == {2}
 
 
-def test_cancelled_request_says_no_more(run: Run) -> None:
+def test_cancelled_request_sends_no_more_output(run: Run) -> None:
     script, engine = run(submit(1, max_tokens=100), None, None, Cancel([1, 99]))
     assert sum(len(message.keys) for message in script.of(Outputs)) == 2
     assert not engine.has_work
 
 
-def test_prefixes_can_be_forgotten(run: Run) -> None:
+def test_prefix_cache_can_be_reset_by_message(run: Run) -> None:
     again = Submit(replace(submit(1).request, key=3))
     hits = [
         script.sent[-1].counters.prefix_cache_hits
@@ -157,7 +157,7 @@ def test_prefixes_can_be_forgotten(run: Run) -> None:
     assert hits == [16, 0]
 
 
-def test_shutdown_ends_it_in_the_middle(run: Run) -> None:
+def test_shutdown_ends_the_loop_with_running_requests(run: Run) -> None:
     script, engine = run(submit(1, max_tokens=100), None, Shutdown())
     assert engine.has_work
     assert len(script.of(Outputs)) == 1
@@ -181,7 +181,7 @@ def test_logprobs_of_a_prompt_come_while_it_is_read(run: Run, asynchronous: bool
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_logprobs_stand_beside_their_tokens(run: Run, asynchronous: bool) -> None:
+def test_logprobs_are_aligned_with_their_tokens(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, logprobs=2), submit(2), asynchronous=asynchronous)
     for message in script.of(Outputs):
         if 1 in message.keys:

@@ -62,7 +62,7 @@ ODD = SamplingParams(
 LISTS = {each.name for each in fields(Gauges) if each.default_factory is not MISSING}
 
 
-def test_no_field_is_lost_on_the_way() -> None:
+def test_sampling_params_survive_serialization() -> None:
     defaults = SamplingParams(max_tokens=0)
     assert all(getattr(ODD, field.name) != getattr(defaults, field.name) for field in fields(SamplingParams))
     sent = msgspec.msgpack.encode(ODD)
@@ -137,7 +137,7 @@ def test_message_arrives_as_it_was_sent(message: Any, way: Any) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=way) == message
 
 
-def test_configuration_reaches_the_engine_process_whole(make_config: Callable[..., EngineConfig]) -> None:
+def test_configuration_survives_serialization_to_the_engine(make_config: Callable[..., EngineConfig]) -> None:
     config = make_config(policy="priority")
     wanted = start_up.StartUp(
         address="ipc:///tmp/x", began=2.5, config=config, factory=start_up.RunnerFactory(options={"num_blocks": 3})

@@ -21,7 +21,7 @@ def stream(given_up: list[int]) -> Stream:
     return Stream(7, give_up=given_up.append)
 
 
-async def test_slow_reader_gets_all_of_it_in_one_update(stream: Stream) -> None:
+async def test_slow_reader_gets_all_tokens_in_one_update(stream: Stream) -> None:
     stream.first_scheduled(1.5, 0)
     for token_id in (4, 5, 6):
         stream.take(token_id, TokenLogprobs([token_id], [-1.0], 1))
@@ -44,7 +44,7 @@ async def test_reports_of_the_prompt_are_kept_together(stream: Stream) -> None:
     assert (await stream.read()).prompt_logprobs is None
 
 
-async def test_nothing_is_told_twice(stream: Stream) -> None:
+async def test_updates_repeat_no_values(stream: Stream) -> None:
     stream.first_scheduled(1.5, 16)
     stream.take(4, None)
     assert await stream.read() == Update(token_ids=[4], first_scheduled_time=1.5, num_cached_tokens=16)
@@ -52,7 +52,7 @@ async def test_nothing_is_told_twice(stream: Stream) -> None:
     assert await stream.read() == Update(token_ids=[5])
 
 
-async def test_reader_waits_for_news(stream: Stream) -> None:
+async def test_reader_waits_for_new_tokens(stream: Stream) -> None:
     reading = asyncio.create_task(stream.read())
     await asyncio.sleep(0)
     assert not reading.done()
@@ -60,7 +60,7 @@ async def test_reader_waits_for_news(stream: Stream) -> None:
     assert (await reading).token_ids == [4]
 
 
-async def test_cancel_ends_a_read_under_way_and_tells_the_engine_once(stream: Stream, given_up: list[int]) -> None:
+async def test_cancel_ends_a_pending_read_and_notifies_engine_once(stream: Stream, given_up: list[int]) -> None:
     reading = asyncio.create_task(stream.read())
     await asyncio.sleep(0)
     stream.cancel()
@@ -70,13 +70,13 @@ async def test_cancel_ends_a_read_under_way_and_tells_the_engine_once(stream: St
     assert given_up == [7]
 
 
-async def test_cancel_after_the_end_tells_nobody(stream: Stream, given_up: list[int]) -> None:
+async def test_cancel_after_the_end_does_not_notify_the_engine(stream: Stream, given_up: list[int]) -> None:
     stream.finish(END)
     stream.cancel()
     assert (await stream.read()).finished == END and given_up == []
 
 
-async def test_what_was_drawn_before_a_failure_can_be_read(stream: Stream) -> None:
+async def test_tokens_sampled_before_a_failure_can_be_read(stream: Stream) -> None:
     stream.take(4, None)
     stream.fail(Unavailable("gone"))
     assert (await stream.read()).token_ids == [4]
@@ -107,7 +107,7 @@ async def test_unread_output_is_bounded_and_ends_the_stream(
         await stream.read()
 
 
-async def test_what_is_read_now_and_then_may_be_as_long_as_it_likes(stream: Stream, given_up: list[int]) -> None:
+async def test_stream_read_periodically_has_no_length_limit(stream: Stream, given_up: list[int]) -> None:
     for _ in range(10):
         for _ in range(10_000):
             stream.take(4, None)

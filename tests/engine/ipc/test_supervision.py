@@ -66,7 +66,7 @@ def test_limits_of_the_cpu_reach_the_engine_process() -> None:
     assert compute_environment(1, users)["ONEDNN_MAX_CPU_ISA"] == "ALL"
 
 
-def test_engine_has_its_given_threads_which_sleep_when_idle() -> None:
+def test_engine_uses_given_threads_which_sleep_when_idle() -> None:
     """The threads first spin for a moment, which the engine can stop only with the passive policy."""
     environment = compute_environment(3, {"PATH": "/bin", "OMP_NUM_THREADS": "64", "OMP_WAIT_POLICY": "ACTIVE"})
     assert environment["PATH"] == "/bin"

@@ -47,7 +47,7 @@ def test_matrices_get_the_type_of_the_model(tmp_path: Path, dtype: torch.dtype) 
         lambda name: name.removeprefix("base_model.model."),
     ],
 )
-def test_other_spellings_of_modules_are_known(tmp_path: Path, spelling: Callable[[str], str]) -> None:
+def test_alternative_module_names_are_recognized(tmp_path: Path, spelling: Callable[[str], str]) -> None:
     make_adapter(tmp_path, SHAPES)
     file = tmp_path / "adapter_model.safetensors"
     save_file({spelling(name): tensor for name, tensor in load_file(file).items()}, file)

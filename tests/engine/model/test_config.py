@@ -43,14 +43,14 @@ def parsed(generation: dict[str, Any] | None = None, **changes: Any) -> ModelCon
     return config
 
 
-def test_what_is_not_given_takes_the_familys_defaults() -> None:
+def test_missing_fields_get_the_defaults_of_the_family() -> None:
     config = parsed()
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert (config.tie_word_embeddings, config.attention_bias, config.mlp_bias) == (False, False, False)
     assert (config.ropes[0].theta, config.ropes[0].scaling, config.eos_token_ids) == (10_000.0, None, ())
 
 
-def test_given_fields_are_taken() -> None:
+def test_given_fields_override_defaults() -> None:
     config = parsed(
         num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=True
     )
@@ -122,7 +122,7 @@ def test_windowed_layers_are_read_by_architecture(changes: dict[str, Any], windo
     assert parsed(num_hidden_layers=3, **changes).windows == windows
 
 
-def test_window_that_hides_nothing_shares_full_block_tables() -> None:
+def test_window_of_full_context_shares_full_block_tables() -> None:
     config = replace(parsed(), windows=(8, None, 100))
     assert config.kv_groups == (8, None, 100)
     assert without_idle_windows(config, 100).windows == (8, None, None)
@@ -163,7 +163,7 @@ def test_gemma_2_has_defaults_of_its_own() -> None:
         ),
     ],
 )
-def test_gemma_3_rotates_otherwise_within_windows(
+def test_gemma_3_uses_another_rope_in_windowed_layers(
     changes: dict[str, Any], local: RopeConfig, everywhere: RopeConfig
 ) -> None:
     config = parsed(architectures=["Gemma3ForCausalLM"], sliding_window=8, sliding_window_pattern=2, **changes)
@@ -198,7 +198,7 @@ def test_mixtral_has_experts_in_every_layer() -> None:
         ({"mlp_only_layers": None}, (True, True, True, True)),
     ],
 )
-def test_qwen3_moe_says_which_layers_have_experts(changes: dict[str, Any], in_layer: tuple[bool, ...]) -> None:
+def test_qwen3_moe_config_selects_layers_with_experts(changes: dict[str, Any], in_layer: tuple[bool, ...]) -> None:
     config = parsed(architectures=["Qwen3MoeForCausalLM"], num_hidden_layers=4, moe_intermediate_size=32, **changes)
     assert config.experts == ExpertsConfig(
         num_experts=128, experts_per_token=8, intermediate_size=32, normalise_weights=False, in_layer=in_layer
@@ -319,13 +319,13 @@ def test_generation_config_names_the_tokens_that_end_a_turn(
         ),
     ],
 )
-def test_a_wrong_field_is_named_with_what_would_be_right(changes: dict[str, Any], problem: str) -> None:
+def test_wrong_field_is_reported_with_a_valid_value(changes: dict[str, Any], problem: str) -> None:
     config, problems = parse({**BASE, **changes})
     assert config is None
     assert [found for found in problems if problem in found], problems
 
 
-def test_a_problem_is_told_once_and_in_one_line() -> None:
+def test_config_problem_is_reported_once_in_one_line() -> None:
     _, problems = parse({**BASE, "architectures": ["MixtralForCausalLM"], "intermediate_size": None})
     assert problems == ["intermediate_size is missing; a whole number above 0 is needed"]
     layers = ["full_attention"] * 200
@@ -340,7 +340,7 @@ def write_folder(folder: Path, config: object, generation: object | None = None)
     return folder
 
 
-def test_a_folder_is_read(tmp_path: Path) -> None:
+def test_model_folder_is_read(tmp_path: Path) -> None:
     assert load_config(write_folder(tmp_path, BASE, {"eos_token_id": 3}), SUPPORTED).eos_token_ids == (3,)
 
 
@@ -373,6 +373,6 @@ def test_a_folder_without_a_readable_config_is_refused(tmp_path: Path, content: 
         load_config(tmp_path, SUPPORTED)
 
 
-def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+def test_path_that_is_not_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="is not a folder"):
         load_config(tmp_path / "absent", SUPPORTED)

@@ -41,7 +41,7 @@ def test_every_backend_computes_the_layer(dtype: torch.dtype, rows: int, with_bi
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_backend_takes_a_transposed_weight(dtype: torch.dtype) -> None:
+def test_every_backend_accepts_a_transposed_weight(dtype: torch.dtype) -> None:
     """GPT-2's weights are transposed: [K, N]."""
     torch.manual_seed(3)
     weight, bias, x = torch.randn(48, 80).to(dtype).t(), torch.randn(80).to(dtype), torch.randn(3, 48).to(dtype)
@@ -53,7 +53,7 @@ def test_every_backend_takes_a_transposed_weight(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("dtype", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")]
 )
-def test_backends_say_how_weights_are_held(dtype: torch.dtype, name: str) -> None:
+def test_backends_name_the_storage_type_of_weights(dtype: torch.dtype, name: str) -> None:
     assert choose_linear_backend(dtype).weights == name
 
 
@@ -61,7 +61,7 @@ def test_half_precision_is_left_to_torch() -> None:
     assert isinstance(choose_linear_backend(torch.float16), TorchLinearBackend)
 
 
-def test_few_numbers_of_rows_are_ever_computed() -> None:
+def test_row_counts_are_rounded_to_few_sizes() -> None:
     """Each number has its own kernels; the processes' environment limits how many are cached."""
     filled = [filled_up(rows) for rows in range(2049)]
     assert filled[:9] == list(range(9)) and filled[2048] == 2048 and len(set(filled)) == 63
@@ -84,7 +84,7 @@ def test_weights_are_not_packed_for_a_gpu() -> None:
     assert isinstance(choose_linear_backend(torch.bfloat16, "cuda", deterministic=True), DeterministicLinearBackend)
 
 
-def test_one_that_is_as_fast_as_another_is_the_first_of_them() -> None:
+def test_first_backend_wins_a_tie() -> None:
     assert fastest({"a": (1.0, 4.0), "b": (2.0, 2.0)}) == "a"
 
 
@@ -99,15 +99,15 @@ def test_one_that_is_as_fast_as_another_is_the_first_of_them() -> None:
         ({"fbgemm fp16": (9.0, 9.0)}, "fbgemm fp16"),
     ],
 )
-def test_the_fastest_is_chosen_and_rounding_has_to_pay(times: Times, chosen: str) -> None:
+def test_fastest_backend_wins_and_rounding_needs_a_gain(times: Times, chosen: str) -> None:
     assert fastest(times) == chosen
 
 
-def test_the_fastest_among_some_is_one_of_them() -> None:
+def test_fastest_backend_is_one_of_the_candidates() -> None:
     assert fastest({"a": (1.0,), "b": (5.0,), "c": (4.0,)}, among=("b", "c")) == "c"
 
 
-def test_times_are_said_in_words() -> None:
+def test_backend_times_are_formatted_in_milliseconds() -> None:
     assert times_in_words({"a": (0.125, 1.0, 2.0), "b": (3.0, 4.0, 50.0)}) == (
         "a 0.12, 1.00 and 2.00 ms; b 3.00, 4.00 and 50.00 ms"
     )
@@ -116,7 +116,7 @@ def test_times_are_said_in_words() -> None:
 @pytest.mark.parametrize(
     ("trial", "way"), [("fbgemm-float16", "fbgemm fp16"), ("onednn-float32", "onednn float32"), ("other", None)]
 )
-def test_a_way_whose_trial_failed_is_not_tried_again(trial: str, way: str | None) -> None:
+def test_backend_with_a_failed_trial_is_not_a_candidate(trial: str, way: str | None) -> None:
     """The trial may have killed its process."""
     everything = {each.name for each in candidates(torch.float32, may_round=True)}
     assert everything - {each.name for each in candidates(torch.float32, may_round=True, avoid=(trial,))} == (
@@ -148,7 +148,7 @@ def test_layer_beyond_half_precision_keeps_its_weights_with_a_log(caplog: pytest
     assert "a linear layer [24, 48] holds 70000, and float16 ends at 65504: its weights stay float32" in caplog.text
 
 
-def test_int8_is_chosen_when_asked_for() -> None:
+def test_int8_backend_is_chosen_if_requested() -> None:
     for deterministic in (False, True):
         chosen = choose_linear_backend(torch.float32, quantization="int8", deterministic=deterministic)
         assert isinstance(chosen, Int8LinearBackend) and chosen.weights == "int8" and chosen.bytes_per_weight == 1
@@ -175,7 +175,7 @@ def test_int8_layer_is_close_and_a_precise_layer_exact() -> None:
     ],
     ids=["int8", "pairs"],
 )
-def test_own_kernels_give_a_row_the_same_bits_in_every_batch(make: Callable[[], LinearBackend]) -> None:
+def test_own_kernels_are_bitwise_independent_of_the_batch(make: Callable[[], LinearBackend]) -> None:
     torch.manual_seed(3)
     for inputs in (200, 201):
         layer = make().pack(torch.randn(80, inputs).to(torch.bfloat16), None)

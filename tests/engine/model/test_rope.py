@@ -76,7 +76,7 @@ def test_rotations_equal_transformers(parameters: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("longest", [4096, 4097])
 @pytest.mark.parametrize("changes", [{}, {"attention_factor": 1.25}, {"factor": 8.0}], ids=str)
-def test_longrope_takes_its_factors_by_the_longest_sequence(changes: dict[str, Any], longest: int) -> None:
+def test_longrope_factors_depend_on_the_longest_sequence(changes: dict[str, Any], longest: int) -> None:
     config = Phi3Config(
         hidden_size=128,
         num_attention_heads=2,
@@ -95,7 +95,7 @@ def test_longrope_takes_its_factors_by_the_longest_sequence(changes: dict[str, A
 
 
 @pytest.mark.parametrize("name", ["longrope", "su", "yarn"])
-def test_first_phi3_checkpoints_call_longrope_otherwise(name: str) -> None:
+def test_old_longrope_name_of_phi3_is_accepted(name: str) -> None:
     raw = {"rope_scaling": {**LONGROPE, "rope_type": None, "type": name}, "original_max_position_embeddings": 4096}
     assert isinstance(parsed({**raw, "max_position_embeddings": 8192}).scaling, LongRopeScaling)
 
@@ -105,7 +105,7 @@ def test_yarn_without_an_original_length_uses_model_positions() -> None:
     assert isinstance(scaling, YarnScaling) and scaling.original_max_position_embeddings == 512
 
 
-def test_longropes_factors_must_be_as_many_as_are_rotated() -> None:
+def test_longrope_factor_count_must_match_rotated_dimensions() -> None:
     raw = {"max_position_embeddings": 8192, "original_max_position_embeddings": 4096, "rope_scaling": LONGROPE}
     assert rotation_problems(parsed(raw), 48) == []
     (first, second) = rotation_problems(parsed(raw), 64)

@@ -58,7 +58,7 @@ def build(candidate: Candidate, load_format: Any = "safetensors", dtype: torch.d
     )
 
 
-def test_a_config_in_older_words_is_understood(write: Write) -> None:
+def test_config_with_old_field_names_is_accepted(write: Write) -> None:
     raw = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -75,19 +75,19 @@ def test_a_config_in_older_words_is_understood(write: Write) -> None:
     assert shape.kv_groups == (None,)
 
 
-def test_several_ends_are_taken_from_the_generation_config(write: Write) -> None:
+def test_eos_tokens_are_read_from_the_generation_config(write: Write) -> None:
     folder = write({**tiny_config("olmo2").to_dict()}, {"eos_token_id": [5, 9, 9999]})
     assert find(folder).shape.eos_token_ids == (5, 9)  # there is no token 9999
 
 
-def test_windows_as_long_as_the_longest_sequence_are_none(write: Write) -> None:
+def test_window_of_the_longest_sequence_is_full_attention(write: Write) -> None:
     raw = tiny_config("starcoder2", sliding_window=24).to_dict()
     assert find(write(raw)).shape.windows == (24, 24)
     assert find(write(raw)).limited_to(24).shape.windows == (None, None)
     assert find(write(raw)).limited_to(25).shape.kv_groups == (24,)
 
 
-def test_positions_end_where_scaling_would_change_with_the_batch(write: Write) -> None:
+def test_context_ends_where_scaling_would_depend_on_the_batch(write: Write) -> None:
     factors = [1.0] * 8
     rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
     raw = tiny_config("olmo2", rope_parameters={**rope, "original_max_position_embeddings": 32}).to_dict()
@@ -97,11 +97,11 @@ def test_positions_end_where_scaling_would_change_with_the_batch(write: Write) -
 @pytest.mark.parametrize(
     ("impl", "served_by"), [("auto", "quire's own"), ("native", "quire's own"), ("transformers", "transformers' Llama")]
 )
-def test_a_native_family_goes_first(impl: ModelImpl, served_by: str, tmp_path: Path) -> None:
+def test_native_family_is_preferred_to_transformers(impl: ModelImpl, served_by: str, tmp_path: Path) -> None:
     assert find(save(tmp_path, "llama"), impl).served_by.startswith(served_by)
 
 
-def test_without_a_family_native_is_refused(gpt2: Path) -> None:
+def test_native_backend_is_refused_without_a_family(gpt2: Path) -> None:
     with pytest.raises(ModelFolderError, match="architecture GPT2LMHeadModel is not supported"):
         find(gpt2, "native")
 
@@ -149,7 +149,7 @@ def test_models_unfit_for_the_cache_are_refused_with_the_reason(
     assert model_type in message.lower() or str(architecture) in message, message
 
 
-def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+def test_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFolderError, match="has no config.json"):
         find(tmp_path, "transformers")
 
@@ -269,6 +269,6 @@ def test_a_model_whose_sequences_run_into_each_other_is_refused(own_code: Callab
         build(candidate)
 
 
-def test_code_that_cannot_be_loaded_is_told_by_its_error(own_code: Callable[[str], Path]) -> None:
+def test_remote_code_import_error_is_reported(own_code: Callable[[str], Path]) -> None:
     with pytest.raises(ModelFolderError, match="has code that cannot be loaded: .*no_such_module"):
         find(own_code("import no_such_module\n"), trust_remote_code=True)

@@ -89,7 +89,7 @@ SHARED = ["sliding_attention", "full_attention"] * 2
     ],
 )
 @torch.inference_mode()
-def test_a_random_model_says_packed_what_it_says_alone(
+def test_packed_batch_equals_single_sequences_of_a_random_model(
     model_type: str, changes: dict[str, Any], windows: tuple[int | None, ...] | None
 ) -> None:
     attention.register()
@@ -107,7 +107,7 @@ def test_a_random_model_says_packed_what_it_says_alone(
         check_faithful(model, unlike, shape, torch.float32, torch.device("cpu"))
 
 
-def test_layers_of_other_heads_have_caches_of_their_own() -> None:
+def test_layers_with_other_head_sizes_have_separate_caches() -> None:
     description = describe("gemma4_text", num_hidden_layers=4, layer_types=WINDOWED, **WIDE)
     shape = make_shape(description, *judge_class(description))
     assert [(heads.kv_heads, heads.head_dim) for heads in shape.layer_heads] == [(2, 16)] * 3 + [(1, 32)]

@@ -25,7 +25,7 @@ class FakeEvent:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (16, 2), (7, 9, 11), (0, 4)])
-def test_a_tensor_arrives_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_uploaded_tensor_is_unchanged(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     events = (FakeEvent(), FakeEvent())
     buffers = tuple(torch.empty(CHUNK, dtype=torch.uint8) for _ in events)
     upload = StagedUpload(torch.device("cpu"), buffers, events)
@@ -35,7 +35,7 @@ def test_a_tensor_arrives_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) 
     assert found[0].data_ptr() != first.data_ptr() or first.numel() == 0
 
 
-def test_a_buffer_is_filled_again_only_after_it_was_taken() -> None:
+def test_staging_buffer_is_reused_only_after_its_copy() -> None:
     events = (FakeEvent(), FakeEvent())
     buffers = tuple(torch.empty(CHUNK, dtype=torch.uint8) for _ in events)
     upload = StagedUpload(torch.device("cpu"), buffers, events)

@@ -71,7 +71,9 @@ def save_sharded(folder: Path, content: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     "save", [lambda folder, content: save_file(content, folder / "model.safetensors"), save_sharded]
 )
-def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Path, dict[str, Tensor]], None]) -> None:
+def test_single_and_sharded_checkpoints_are_read_equally(
+    tmp_path: Path, save: Callable[[Path, dict[str, Tensor]], None]
+) -> None:
     content = tensors()
     save(tmp_path, content)
     check(tmp_path)
@@ -79,7 +81,7 @@ def test_one_file_and_several_are_read_alike(tmp_path: Path, save: Callable[[Pat
     assert all(torch.equal(source.read(name), tensor) for name, tensor in content.items())
 
 
-def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
+def test_model_safetensors_is_preferred_to_other_files(tmp_path: Path) -> None:
     content = tensors()
     save_file(content, tmp_path / "model.safetensors")
     (tmp_path / "consolidated.safetensors").write_bytes(b"other names of the same weights")
@@ -101,7 +103,7 @@ def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_config_decides_which_tensors_there_are(config: ModelConfig, expected: set[str]) -> None:
+def test_config_decides_which_tensors_are_expected(config: ModelConfig, expected: set[str]) -> None:
     plain = LLAMA.tensor_shapes(replace(CONFIG, num_layers=config.num_layers), ())
     assert set(LLAMA.tensor_shapes(config, ())) - set(plain) == expected
 
@@ -186,7 +188,7 @@ FUSED = {"model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.
         ),
     ],
 )
-def test_experts_are_looked_for_as_the_checkpoint_holds_them(
+def test_experts_are_read_in_the_layout_of_the_checkpoint(
     family: Family, names: set[str], expected: dict[str, tuple[int, ...]]
 ) -> None:
     found = family.tensor_shapes(MOE, names)
@@ -257,7 +259,7 @@ def test_many_bad_tensors_stay_on_one_screen(tmp_path: Path) -> None:
     assert str(raised.value).count("\n") == 11
 
 
-def test_what_is_computed_or_tied_may_be_there_as_well(tmp_path: Path) -> None:
+def test_tied_and_computed_tensors_may_be_present(tmp_path: Path) -> None:
     content = {**tensors(), "lm_head.weight": torch.zeros(30, 16)}
     content["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     save_file(content, tmp_path / "model.safetensors")
@@ -276,7 +278,7 @@ def test_a_truncated_file_is_named_with_its_size(tmp_path: Path) -> None:
             open_checkpoint(tmp_path)
 
 
-def test_pickle_weights_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_pickle_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(
         ModelFolderError, match=r"only pickle weights \(pytorch_model.bin\).*convert them to safetensors"
@@ -325,7 +327,7 @@ def test_an_index_that_names_what_the_files_lack_is_refused(tmp_path: Path) -> N
         open_checkpoint(tmp_path)
 
 
-def test_weights_beyond_float16_are_refused_in_float16_alone(tmp_path: Path) -> None:
+def test_weights_beyond_float16_range_are_refused_in_float16(tmp_path: Path) -> None:
     content = {**tensors(), DOWN: torch.full((16, 24), -7e4, dtype=torch.bfloat16)}
     save_file(content, tmp_path / "model.safetensors")
     source = open_checkpoint(tmp_path)
@@ -352,7 +354,7 @@ def mappings(file: Path) -> int:
 
 
 @needs_maps
-def test_what_is_kept_of_a_checkpoint_keeps_no_file_mapped(tmp_path: Path) -> None:
+def test_copied_tensors_keep_no_file_mapped(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     read = Reader(open_checkpoint(tmp_path), torch.float32)
     table, norm = in_own_memory(read("model.embed_tokens.weight")), read("model.norm.weight")
@@ -363,7 +365,7 @@ def test_what_is_kept_of_a_checkpoint_keeps_no_file_mapped(tmp_path: Path) -> No
 
 
 @needs_maps
-def test_files_are_let_go_of_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_unmapped_during_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire_engine.model.weights._MAPPED_BYTES", 1)
     content = tensors()
     save_sharded(tmp_path, content)

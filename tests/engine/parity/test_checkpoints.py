@@ -49,7 +49,7 @@ def test_tokens_equal_transformers(name: str, parity: Any) -> None:
     assert several == (folder / "model.safetensors.index.json").exists() == ("several" in name)
 
 
-def test_experts_are_really_kept_in_both_ways(parity: Any) -> None:
+def test_both_expert_layouts_are_covered(parity: Any) -> None:
     def names(case: str) -> str:
         folder: Path = parity.prepare(CASES[case]).folder
         return (folder / "model.safetensors.index.json").read_text()
@@ -58,7 +58,7 @@ def test_experts_are_really_kept_in_both_ways(parity: Any) -> None:
     assert "experts.5.gate_proj.weight" in names("qwen3_moe, each expert by itself, several files")
 
 
-def test_other_blocks_hold_the_same_keys(parity: Any) -> None:
+def test_block_size_does_not_change_stored_keys(parity: Any) -> None:
     large = Schedule(
         scheduler=SchedulerOptions(max_num_seqs=5, max_num_batched_tokens=24),
         block_size=64,

@@ -108,7 +108,7 @@ def test_answers_equal_pefts_and_the_merged_models(base: Path, tmp_path: Path, s
         ({"target_modules": ["q_proj"], "r": 32}, "--max-lora-rank is 16"),
     ],
 )
-def test_what_peft_writes_and_the_engine_cannot_serve_is_refused(
+def test_unsupported_peft_adapters_are_refused(
     base: Path, tmp_path: Path, settings: dict[str, Any], named: str
 ) -> None:
     write_adapter(load_reference(base, "eager"), settings, tmp_path)

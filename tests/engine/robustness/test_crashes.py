@@ -91,7 +91,7 @@ async def served_again(http: httpx.AsyncClient) -> float:
         await asyncio.sleep(0.05)
 
 
-async def test_killed_engine_fails_only_its_own_and_a_drain_nothing(start_server: Start) -> None:
+async def test_killed_engine_fails_only_its_streams_and_drain_none(start_server: Start) -> None:
     began = time.monotonic()
     with start_server("--check-integrity") as server:
         first_start = time.monotonic() - began
@@ -116,7 +116,7 @@ async def test_killed_engine_fails_only_its_own_and_a_drain_nothing(start_server
             assert await asyncio.to_thread(server.child.wait, 60) == 0
 
 
-async def test_stopped_engine_is_replaced_and_ends_with_its_server(start_server: Start) -> None:
+async def test_stopped_engine_is_replaced_and_exits_with_the_server(start_server: Start) -> None:
     with start_server("--engine-hang-timeout", "2s", fake={"step_seconds": 0.01}) as server:
         async with client(server) as http:
             pid = server.engine_pid()

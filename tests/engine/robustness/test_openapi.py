@@ -167,7 +167,7 @@ def tried(schema: Any, operation: tuple[str, str], mode: GenerationMode, check: 
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=" ".join)
-def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: Any, operation: tuple[str, str]) -> None:
+def test_valid_requests_get_documented_responses(server: Any, schema: Any, operation: tuple[str, str]) -> None:
     def check(case: Any) -> None:
         response = ask(server, case)
         case.validate_response(response, checks=ALWAYS)
@@ -185,7 +185,7 @@ def test_what_the_document_allows_is_answered_as_it_says(server: Any, schema: An
 
 
 @pytest.mark.parametrize("operation", POOLING, ids=" ".join)
-def test_pooling_routes_answer_as_the_document_says(
+def test_pooling_routes_match_the_openapi_document(
     pooling_server: Any, pooling_schema: Any, operation: tuple[str, str]
 ) -> None:
     def check(case: Any) -> None:
@@ -202,7 +202,7 @@ def test_pooling_routes_answer_as_the_document_says(
 
 
 @pytest.mark.parametrize("operation", WITH_BODIES, ids=" ".join)
-def test_what_the_document_forbids_is_refused(server: Any, schema: Any, operation: tuple[str, str]) -> None:
+def test_invalid_requests_are_rejected_as_documented(server: Any, schema: Any, operation: tuple[str, str]) -> None:
     def check(case: Any) -> None:
         response = ask(server, case)
         case.validate_response(response, checks=[*ALWAYS, CHECKS["negative_data_rejection"]])
@@ -212,7 +212,7 @@ def test_what_the_document_forbids_is_refused(server: Any, schema: Any, operatio
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=" ".join)
-def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, operation: tuple[str, str]) -> None:
+def test_authentication_and_methods_match_the_document(server: Any, document: Any, operation: tuple[str, str]) -> None:
     method, path = operation
     described = document["paths"][path][method.lower()]
     with httpx.Client(base_url=server.address) as stranger:
@@ -222,6 +222,6 @@ def test_keys_and_methods_are_as_the_document_says(server: Any, document: Any, o
     assert other.status_code == 405 and method in other.headers["allow"] and "error" in other.json()
 
 
-def test_nothing_was_left_running(server: Any, pooling_server: Any) -> None:
+def test_no_request_is_left_running(server: Any, pooling_server: Any) -> None:
     server.assert_nothing_is_left()
     pooling_server.assert_nothing_is_left()

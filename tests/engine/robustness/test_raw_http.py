@@ -126,7 +126,7 @@ BODIES: dict[str, tuple[bytes, int]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_strange_body_gets_its_status(server: Any, name: str) -> None:
+def test_malformed_body_gets_its_status(server: Any, name: str) -> None:
     body, status = BODIES[name]
     assert checked(talk(server, request_of(server, body))) == status
 
@@ -169,7 +169,7 @@ PLAIN = json.dumps(REQUEST).encode()
         ({"method": "PUT"}, PLAIN, 405),
     ],
 )
-def test_strange_headers_get_their_status(server: Any, changes: dict[str, str], body: bytes, status: int) -> None:
+def test_malformed_headers_get_their_status(server: Any, changes: dict[str, str], body: bytes, status: int) -> None:
     assert checked(talk(server, request_of(server, body, **changes))) == status
 
 
@@ -188,14 +188,14 @@ def test_pipelined_requests_are_answered_in_order(server: Any) -> None:
     assert statuses == [200, 400, 200, 200]
 
 
-def test_garbage_after_a_request_ends_no_stream_as_a_success(server: Any) -> None:
+def test_garbage_after_a_request_ends_no_stream_successfully(server: Any) -> None:
     body = body_with(stream=True, max_tokens=2000)
     answer = talk(server, request_of(server, body, close=False) + b"\0garbage\r\n\r\n")
     assert b"[DONE]" not in answer
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])
-def test_an_offer_of_another_protocol_is_left_aside(server: Any, protocol: str) -> None:
+def test_protocol_upgrade_offer_is_ignored(server: Any, protocol: str) -> None:
     """Java's client and ``curl --http2`` offer one with every request."""
     offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
     data = request_of(server, PLAIN, more=offer, close=False) + request_of(server, PLAIN)
@@ -203,7 +203,7 @@ def test_an_offer_of_another_protocol_is_left_aside(server: Any, protocol: str) 
     assert [int(part[:3]) for part in answer.split(b"HTTP/1.1 ")[1:]] == [200, 200]
 
 
-def test_a_half_closed_connection_counts_as_a_client_that_left(server: Any) -> None:
+def test_half_closed_connection_is_treated_as_disconnect(server: Any) -> None:
     """Closing and half-closing cannot be distinguished, and nothing is generated for a client that left."""
     whole = request_of(server, body_with(max_tokens=3000), close=False)
     for length in (0, 10, 100, len(whole) - 1, len(whole)):
@@ -211,7 +211,7 @@ def test_a_half_closed_connection_counts_as_a_client_that_left(server: Any) -> N
     server.assert_nothing_is_left()
 
 
-def test_clients_that_vanish_at_any_moment_leave_nothing(server: Any) -> None:
+def test_disconnects_at_any_moment_leave_no_requests(server: Any) -> None:
     chance = random.Random(11)
     whole = request_of(server, body_with(stream=True, max_tokens=3000), close=False)
 
@@ -232,7 +232,7 @@ def test_clients_that_vanish_at_any_moment_leave_nothing(server: Any) -> None:
     server.assert_nothing_is_left()
 
 
-def test_mutated_requests_bring_no_server_error(server: Any) -> None:
+def test_mutated_requests_cause_no_server_error(server: Any) -> None:
     chance = random.Random(7)
     templates = [
         request_of(server, body_with(stream=True, stop=["a"], logprobs=2)),

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, number: int) -> str:
     return str(make_adapter(tmp_path / str(number), SHAPES, seed=number))
 
 
-def test_all_are_checked_and_the_latest_are_kept(store: AdapterStore, tmp_path: Path) -> None:
+def test_all_adapters_are_checked_and_the_latest_are_kept(store: AdapterStore, tmp_path: Path) -> None:
     woken: list[None] = []
     store.on_read = lambda: woken.append(None)
     for number in range(1, 6):
@@ -49,7 +49,7 @@ def test_all_are_checked_and_the_latest_are_kept(store: AdapterStore, tmp_path: 
     assert sum(store.has(number) for number in range(1, 6)) == 2
 
 
-def test_what_requests_hold_stays(store: AdapterStore, tmp_path: Path) -> None:
+def test_adapters_in_use_are_not_evicted(store: AdapterStore, tmp_path: Path) -> None:
     for number in (1, 2, 3):
         store.add(number, folder(tmp_path, number))
     read(store, 3)
@@ -92,7 +92,7 @@ def test_a_model_is_loaded_with_slots(
     model.runner.close()
 
 
-def test_models_of_transformers_have_no_adapters(
+def test_transformers_models_support_no_adapters(
     make_folder: Callable[..., Path], engine_config: Callable[..., EngineConfig]
 ) -> None:
     config = engine_config(make_folder(), kv_cache_memory_bytes=100_000)

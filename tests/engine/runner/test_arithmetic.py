@@ -79,7 +79,9 @@ def times(bf16: float, float32: float, half: float) -> dict[str, tuple[float, ..
         pytest.param("float32", times(1.0, 9.0, 9.0), "torch float32", id="it was asked for, too"),
     ],
 )
-def test_the_fastest_way_in_the_type_asked_for(option: Any, linear: dict[str, tuple[float, ...]], chosen: str) -> None:
+def test_fastest_backend_in_the_requested_dtype_is_chosen(
+    option: Any, linear: dict[str, tuple[float, ...]], chosen: str
+) -> None:
     assert choose_way(WAYS, linear, {}, option).name == chosen
 
 
@@ -105,7 +107,7 @@ def names(ways: tuple[LinearBackend, ...]) -> set[str]:
     return {way.name for way in ways}
 
 
-def test_ways_follow_from_the_option_and_the_cpu() -> None:
+def test_candidates_depend_on_the_dtype_option_and_the_cpu() -> None:
     assert "torch bf16" in names(ways_of("auto", fast_bfloat16=True))
     assert {way.dtype for way in ways_of("auto", fast_bfloat16=True)} == {torch.bfloat16, torch.float32}
     assert {way.dtype for way in ways_of("auto", fast_bfloat16=True, wide=False)} == {torch.bfloat16}
@@ -126,7 +128,7 @@ def test_ways_follow_from_the_option_and_the_cpu() -> None:
         pytest.param(9 << 30, 10 << 30, False, id="the KV cache leaves too little"),
     ],
 )
-def test_32_bits_are_considered_where_the_memory_is_enough(
+def test_float32_is_a_candidate_if_memory_suffices(
     kv_cache_bytes: int | None, available_bytes: int | None, fits: bool
 ) -> None:
     found = float32_fits(SHAPE, longest=1024, kv_cache_bytes=kv_cache_bytes, available_bytes=available_bytes)
@@ -136,9 +138,7 @@ def test_32_bits_are_considered_where_the_memory_is_enough(
 @pytest.mark.parametrize(
     ("level", "fast"), [(None, False), ("avx2", False), ("avx512", False), ("avx512-bf16", True), ("amx", True)]
 )
-def test_the_level_says_whether_bfloat16_is_multiplied(
-    level: CpuLevel | None, fast: bool, engine_config: Config
-) -> None:
+def test_cpu_level_decides_on_bfloat16_matmul(level: CpuLevel | None, fast: bool, engine_config: Config) -> None:
     config = replace(engine_config(Path("m")), cpu=CpuLimits(level=level, kernels=None, environment={}))
     assert multiplies_bfloat16(config) == fast
 
@@ -152,7 +152,7 @@ def test_the_level_says_whether_bfloat16_is_multiplied(
         ("float16", True, "float16"),
     ],
 )
-def test_the_type_where_nothing_is_timed(option: Any, fast: bool, dtype: str) -> None:
+def test_dtype_without_timings_depends_on_option_and_cpu(option: Any, fast: bool, dtype: str) -> None:
     assert likely_dtype(option, fast_bfloat16=fast) == getattr(torch, dtype)
 
 
@@ -172,7 +172,7 @@ def test_a_large_layer_is_timed_at_its_proportions() -> None:
     assert all(outputs % 64 == 0 and inputs % 64 == 0 for outputs, inputs in small.weights)
 
 
-def test_every_way_is_timed_at_all_rows() -> None:
+def test_every_backend_is_timed_at_all_row_counts() -> None:
     threads = torch.get_num_threads()
     found = time_ways((F32, BF16), layer_sizes(SHAPE))
     assert list(found) == ["torch float32", "torch bf16"]
@@ -180,7 +180,7 @@ def test_every_way_is_timed_at_all_rows() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_hopeless_way_is_not_run_at_many_rows() -> None:
+def test_slow_backend_is_not_timed_at_many_rows() -> None:
     class Hopeless(TorchLinearBackend):
         """A backend whose layers count their rows and take very long."""
 
@@ -204,12 +204,12 @@ def test_a_hopeless_way_is_not_run_at_many_rows() -> None:
     assert found["hopeless"][2] == pytest.approx(found["hopeless"][0] * 256)
 
 
-def test_attention_is_timed_at_all_rows() -> None:
+def test_attention_is_timed_at_all_row_counts() -> None:
     taken = time_attention(SHAPE, torch.float32)
     assert len(taken) == len(ROWS) and min(taken) > 0.0
 
 
-def test_times_are_taken_once_and_say_the_choice(
+def test_timings_are_stored_and_the_choice_is_reported(
     engine_config: Config, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
     config = engine_config(Path("m"), dtype="float32")
@@ -238,7 +238,7 @@ def test_times_are_taken_once_and_say_the_choice(
         lambda kept_times: {**kept_times, "linear": 3},
     ],
 )
-def test_a_damaged_file_is_measured_anew(
+def test_damaged_timings_are_measured_again(
     damage: Callable[[dict[str, Any]], object], engine_config: Config, cache: Path
 ) -> None:
     config = engine_config(Path("m"), dtype="float32")
@@ -267,7 +267,7 @@ def test_slow_dtype_is_served_with_a_warning_about_the_factor(
 
 
 @pytest.mark.parametrize("changes", [{"quantization": "int8"}, {"deterministic": True}])
-def test_nothing_is_timed_where_there_is_no_choice(changes: dict[str, Any], engine_config: Config) -> None:
+def test_no_timing_runs_if_there_is_one_candidate(changes: dict[str, Any], engine_config: Config) -> None:
     deterministic = changes.pop("deterministic", False)
     config = engine_config(Path("m"), **changes)
     config = replace(config, device=replace(config.device, deterministic=deterministic))
@@ -286,14 +286,12 @@ def test_nothing_is_timed_where_there_is_no_choice(changes: dict[str, Any], engi
         pytest.param(((1.0, 2.0),) * 4, 563, id="beyond what was timed"),
     ],
 )
-def test_sharing_begins_where_it_is_faster_from_then_on(
-    spinning: tuple[tuple[float, float], ...], expected: int
-) -> None:
+def test_thread_sharing_starts_where_it_stays_faster(spinning: tuple[tuple[float, float], ...], expected: int) -> None:
     found = shared_from({"spinning": spinning, "asleep": ((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (4.0, 2.0))})
     assert found == SharedFrom(spinning=expected, asleep=64)
 
 
-def test_without_times_there_is_no_number_of_tokens() -> None:
+def test_sharing_threshold_is_none_without_timings() -> None:
     assert shared_from({}) is None
 
 

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_wrong_is_named_on_one_screen(
+def test_checkpoint_problems_are_reported_on_one_screen(
     name: str, tmp_path: Path, make_folder: Callable[..., Path], engine_config: Callable[..., EngineConfig]
 ) -> None:
     change, words = CASES[name]

@@ -105,21 +105,21 @@ def alone(configure: Callable[..., EngineConfig]) -> dict[int, Heard]:
 
 
 @pytest.mark.parametrize("sequences", [2, 5, 8])
-def test_the_rest_of_a_batch_changes_no_bit(
+def test_output_is_bitwise_independent_of_the_batch(
     sequences: int, configure: Callable[..., EngineConfig], alone: dict[int, Heard]
 ) -> None:
     assert answers(engine_over(configure(sequences=sequences)), [requests()]) == alone
 
 
 @pytest.mark.parametrize("tokens", [13, 64, 257])
-def test_how_prompts_are_cut_changes_no_bit(
+def test_output_is_bitwise_independent_of_prompt_chunks(
     tokens: int, configure: Callable[..., EngineConfig], alone: dict[int, Heard]
 ) -> None:
     engine = engine_over(configure(tokens=tokens))
     assert answers(engine, [requests()]) == alone
 
 
-def test_prefixes_found_in_the_cache_change_no_bit(
+def test_output_is_bitwise_independent_of_cached_prefixes(
     configure: Callable[..., EngineConfig], alone: dict[int, Heard]
 ) -> None:
     engine = engine_over(configure(tokens=200, enable_prefix_caching=True))
@@ -129,7 +129,7 @@ def test_prefixes_found_in_the_cache_change_no_bit(
 
 
 @pytest.mark.parametrize(("mode", "swap_blocks"), [("recompute", 0), ("swap", 100)])
-def test_preemption_changes_no_bit(
+def test_output_is_bitwise_independent_of_preemption(
     mode: str, swap_blocks: int, configure: Callable[..., EngineConfig], alone: dict[int, Heard]
 ) -> None:
     plenty = configure()
@@ -142,19 +142,19 @@ def test_preemption_changes_no_bit(
     assert sum(count for label, count in engine.counters.preemptions.items() if label.startswith(mode)) > 0
 
 
-def test_the_prompts_own_logprobs_are_the_same_bits(configure: Callable[..., EngineConfig]) -> None:
+def test_prompt_logprobs_are_bitwise_deterministic(configure: Callable[..., EngineConfig]) -> None:
     wanted = requests(prompt_logprobs=2)
     whole = answers(engine_over(configure()), by_itself(wanted))
     assert len(whole[5].prompt_logprobs) == max(LENGTHS) - 1
     assert answers(engine_over(configure(tokens=100)), [wanted]) == whole
 
 
-def test_sixteen_bits_are_the_same_bits_as_well(configure: Callable[..., EngineConfig]) -> None:
+def test_sixteen_bit_output_is_bitwise_deterministic(configure: Callable[..., EngineConfig]) -> None:
     whole = answers(engine_over(configure(dtype="bfloat16")), by_itself(requests()))
     assert answers(engine_over(configure(dtype="bfloat16", tokens=13)), [requests()]) == whole
 
 
-def test_a_model_of_transformers_is_refused(
+def test_transformers_model_is_refused(
     make_folder: Callable[..., Path], engine_config: Callable[..., EngineConfig]
 ) -> None:
     config = engine_config(make_folder(), model_impl="transformers")
@@ -165,7 +165,7 @@ def test_a_model_of_transformers_is_refused(
 
 
 @pytest.mark.parametrize("num_sampled", [1, ANSWER - 1])
-def test_continued_answer_has_the_same_rest(
+def test_continued_output_is_bitwise_equal(
     num_sampled: int, configure: Callable[..., EngineConfig], alone: dict[int, Heard]
 ) -> None:
     """Another engine computes the tokens of the answer as part of a prompt, and then samples those that follow."""

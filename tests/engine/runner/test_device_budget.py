@@ -46,9 +46,7 @@ MIXED = replace(DEMAND, groups=(CacheGroup(block_bytes=MIB), CacheGroup(block_by
         (CacheOptions(swap_space_bytes=8 * GIB), USE, 53 * GIB - 2 * MIB),
     ],
 )
-def test_the_cache_gets_what_the_share_leaves_and_what_is_free(
-    options: CacheOptions, use: DeviceUse, cache_bytes: int
-) -> None:
+def test_kv_cache_gets_the_memory_left_of_the_share(options: CacheOptions, use: DeviceUse, cache_bytes: int) -> None:
     size = size_device_cache(DEMAND, options, use, AvailableMemory(size=64 * GIB, is_own=False))
     assert isinstance(size, CacheSize), size
     assert size.num_blocks == (cache_bytes // (2 * MIB),)
@@ -56,7 +54,7 @@ def test_the_cache_gets_what_the_share_leaves_and_what_is_free(
     assert size.max_model_len == 8192 and size.sequences == cache_bytes // (2 * MIB) // 512
 
 
-def test_no_group_gets_more_than_it_can_use() -> None:
+def test_groups_get_at_most_the_blocks_they_can_use() -> None:
     size = size_device_cache(replace(MIXED, max_sequences=8), CacheOptions(), USE, None)
     assert isinstance(size, CacheSize)
     assert size.num_blocks == (8 * 512, (8 * (64 + 2) + 128) * 3 // 2)
@@ -88,7 +86,9 @@ def test_no_group_gets_more_than_it_can_use() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_would(options: CacheOptions, use: DeviceUse, words: list[str]) -> None:
+def test_sizes_that_do_not_fit_are_refused_with_a_remedy(
+    options: CacheOptions, use: DeviceUse, words: list[str]
+) -> None:
     refused = size_device_cache(DEMAND, options, use, AvailableMemory(size=64 * GIB, is_own=False))
     assert isinstance(refused, CacheTooSmall)
     assert all(word in refused.message for word in words), refused.message

@@ -34,7 +34,7 @@ FOUND = FoundDevices(
     ("gpus", "index"),
     [((H100,), 0), ((T4, replace(H100, index=1)), 1), ((GB300,), 0), ((replace(H100, capability=(8, 9)),), 0)],
 )
-def test_the_first_gpu_that_can_be_used_is_taken(asked: DeviceName, gpus: tuple[Gpu, ...], index: int) -> None:
+def test_first_usable_gpu_is_chosen(asked: DeviceName, gpus: tuple[Gpu, ...], index: int) -> None:
     chosen = choose_device(asked, lambda: replace(FOUND, gpus=gpus))
     assert isinstance(chosen, OnGpu) and chosen.gpu.index == index
 
@@ -68,7 +68,7 @@ def test_auto_selects_the_cpu_without_a_gpu_and_cuda_is_refused(found: FoundDevi
     assert refused.message == f"--device cuda: {on_cpu.reason}; --device cpu would run without"
 
 
-def test_who_asks_for_the_cpu_looks_for_no_gpu() -> None:
+def test_cpu_device_does_not_probe_for_gpus() -> None:
     def find() -> FoundDevices:
         raise AssertionError("looked")
 
@@ -92,7 +92,7 @@ def test_fp8_needs_a_gpu_that_computes_it(gpu: Gpu | None, words: str | None) ->
     assert problem is None if words is None else problem is not None and words in problem
 
 
-def test_what_is_found_here_fits_what_torch_says() -> None:
+def test_found_devices_agree_with_torch() -> None:
     found = find_devices()
     assert len(found.gpus) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert bool(found.architectures) is (torch.version.cuda is not None)

@@ -117,7 +117,7 @@ def test_graphs_are_captured_by_size_and_replayed_by_best_fit() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64])
-def test_every_input_is_aligned_and_arrives_whole(tokens: int) -> None:
+def test_every_input_is_aligned_and_transferred_unchanged(tokens: int) -> None:
     largest = InputSizes(tokens=64, sequences=64, logits=64, draws=64)
     staging = StepStaging(make_accelerator(DEVICE), groups=2, largest=largest)
     sizes = InputSizes(tokens=tokens, sequences=tokens, logits=tokens, draws=tokens)
@@ -137,7 +137,7 @@ def test_every_input_is_aligned_and_arrives_whole(tokens: int) -> None:
         assert [int(slots[0]) for slots in device.slots] == [100, 200]
 
 
-def test_a_parcel_brings_each_array_as_it_was() -> None:
+def test_host_to_device_batch_preserves_each_array() -> None:
     arrays = [
         np.arange(3),
         np.arange(6, dtype=np.float32).reshape(2, 3).T,
@@ -156,7 +156,7 @@ def test_a_parcel_brings_each_array_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("staged", [1, 2, 50])
-def test_blocks_come_back_from_the_swap_space_as_they_left(staged: int) -> None:
+def test_swapped_blocks_are_restored_unchanged(staged: int) -> None:
     layout = KVCacheLayout(
         block_size=16,
         groups=(
@@ -225,7 +225,7 @@ courses = st.lists(
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 5000])
 @settings(max_examples=40, deadline=None)
 @given(course=courses, seed=st.integers(0, 1000))
-def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, course: list[Any], seed: int) -> None:
+def test_logit_shaping_on_device_equals_the_cpu(vocabulary: int, course: list[Any], seed: int) -> None:
     """Admissions with histories, releases and many samples: rows fill the pool, move, and the pool is reallocated."""
     chance = np.random.default_rng(seed)
     here = DeviceLogitShaping(max_rows=4, vocab_size=vocabulary, device=DEVICE)
@@ -272,7 +272,7 @@ def test_rows_are_shaped_as_on_the_cpu_through_any_course(vocabulary: int, cours
 # --- errors of the device ---
 
 
-def test_memory_that_runs_out_names_what_would_help() -> None:
+def test_out_of_memory_error_names_a_remedy() -> None:
     with (
         pytest.raises(DeviceError, match=r"out of memory while capturing: lower --this \(CUDA out of memory"),
         device_faults("capturing", when_full="lower --this"),
@@ -283,7 +283,7 @@ def test_memory_that_runs_out_names_what_would_help() -> None:
 @pytest.mark.parametrize(
     "message", ["CUDA error: an illegal memory access was encountered\nmore", "Triton Error [CUDA]: misaligned address"]
 )
-def test_a_fault_of_the_device_is_told_in_a_line(message: str) -> None:
+def test_device_fault_is_reported_in_one_line(message: str) -> None:
     with pytest.raises(DeviceError) as caught, device_faults("running a step", when_full=""):
         raise RuntimeError(message)
     text = str(caught.value)
@@ -298,7 +298,7 @@ def test_a_fault_of_the_device_is_told_in_a_line(message: str) -> None:
         (OutOfResources(300_000, 232_448, "shared memory"), "Required: 300000, .*QUIRE_KERNEL_CONFIGS"),
     ],
 )
-def test_a_kernel_that_cannot_be_built_is_told_in_a_line(error: Exception, words: str) -> None:
+def test_kernel_compile_error_is_reported_in_one_line(error: Exception, words: str) -> None:
     with (
         pytest.raises(DeviceError, match=f"Triton could not build a kernel while running a step: .*{words}"),
         device_faults("running a step", when_full=""),
@@ -306,7 +306,7 @@ def test_a_kernel_that_cannot_be_built_is_told_in_a_line(error: Exception, words
         raise error
 
 
-def test_our_own_faults_stay_what_they_are() -> None:
+def test_unrelated_runtime_errors_are_not_wrapped() -> None:
     with pytest.raises(RuntimeError, match="ours"), device_faults("running a step", when_full=""):
         raise RuntimeError("ours")
 

@@ -89,7 +89,7 @@ def eager(running: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_model_equal_to_its_target_is_always_right(
+def test_drafts_of_an_identical_model_are_always_accepted(
     make_folder: Callable[..., Path], start: Callable[..., Any], temperature: float
 ) -> None:
     """It samples with the seed of the target, so that it is right at any temperature."""
@@ -107,7 +107,9 @@ def test_a_draft_model_equal_to_its_target_is_always_right(
     assert counters.steps == 1 + 32 // 4
 
 
-def test_another_draft_model_changes_no_answer(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
+def test_different_draft_model_does_not_change_the_output(
+    make_folder: Callable[..., Path], start: Callable[..., Any]
+) -> None:
     folder, other = make_folder(), make_folder(num_hidden_layers=1, hidden_size=32, head_dim=8)
     options = SpeculationOptions(method="draft_model", model=other, max_tokens=5)
     params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)

@@ -82,7 +82,7 @@ def test_only_missed_tokens_are_computed(rows: DraftedRows) -> None:
     assert rows.tokens(np.array([0]), np.array([10]), np.array([13])).tolist() == [7, 8, 9]
 
 
-def test_a_found_prefix_is_known_as_far_as_it_was_stored(rows: DraftedRows) -> None:
+def test_cached_prefix_counts_up_to_the_stored_draft_entries(rows: DraftedRows) -> None:
     shared = TABLE.copy()
     shared[1, :2] = TABLE[0, :2]
     begun(rows, admitted(step(1, 8, [50, 51]), [*range(8), 50, 51]), shared)
@@ -97,7 +97,7 @@ def test_a_prefix_that_was_not_stored_is_computed(rows: DraftedRows) -> None:
     assert starts(rows, 0, 9, table=shared) == 0
 
 
-def test_a_block_in_another_sequence_is_empty_again(rows: DraftedRows) -> None:
+def test_block_reused_by_another_sequence_counts_as_empty(rows: DraftedRows) -> None:
     reused = TABLE.copy()
     reused[1, :3] = TABLE[0, :3]
     begun(rows, admitted(step(1, 0, list(range(20, 32))), list(range(20, 32))), reused)
@@ -121,7 +121,7 @@ def test_rejected_drafts_are_not_stored(rows: DraftedRows) -> None:
         (16, 14, 14, 3),  # no whole block: the earlier slots of the last one are attended to
     ],
 )
-def test_rows_that_miss_much_attend_from_a_whole_block_on(
+def test_rows_with_many_missing_tokens_start_at_a_block_boundary(
     rows: DraftedRows, end: int, lowest: int, start: int, first: int
 ) -> None:
     begun(rows, step(0, 10, list(range(end - 10))))

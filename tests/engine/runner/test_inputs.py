@@ -46,7 +46,7 @@ def test_each_token_gets_its_position_and_slot() -> None:
     assert inputs.groups[0].plan.num_tokens == 7
 
 
-def test_logits_are_wanted_of_sampled_rows_only() -> None:
+def test_logits_are_computed_for_sampled_rows_only() -> None:
     here, step = state(), mixed_batch()
     here.apply(step)
     assert built(step, here, LAYOUT).logits_rows.tolist() == [0, 6]
@@ -67,7 +67,7 @@ def test_block_tables_are_kept_from_step_to_step() -> None:
     assert built(step, here, LAYOUT).groups[0].slots.tolist()[-2:] == [11 * 16 + 15, 40 * 16]
 
 
-def test_a_token_not_known_yet_is_the_one_drawn_for_its_row() -> None:
+def test_pending_token_is_read_from_the_last_sample_of_its_row() -> None:
     here, step = state(), mixed_batch()
     here.last_token[[0, 1, 3]] = [100, 101, 103]
     here.apply(step)
@@ -93,7 +93,7 @@ def test_every_group_has_its_own_tables() -> None:
     assert [group.slots.tolist() for group in built(step, here, layout).groups] == [[480], [64]]
 
 
-def test_inputs_are_of_the_types_the_kernels_take() -> None:
+def test_inputs_have_the_dtypes_of_the_kernels() -> None:
     here, step = state(), mixed_batch()
     here.apply(step)
     inputs = built(step, here, LAYOUT)

@@ -126,7 +126,7 @@ def test_blocks_follow_from_the_budget(
         ),
     ],
 )
-def test_a_cache_too_small_is_refused_with_the_number_that_works(
+def test_too_small_cache_is_refused_with_a_working_size(
     demand: CacheDemand, options: CacheOptions, words: list[str]
 ) -> None:
     result = size_cache(demand, options, own(700))
@@ -144,7 +144,7 @@ def test_a_cache_too_small_is_refused_with_the_number_that_works(
     sequences=st.integers(1, 40),
     tokens=st.integers(1, 300),
 )
-def test_the_numbers_that_a_refusal_names_work(
+def test_sizes_named_by_a_refusal_work(
     groups: list[tuple[int, int | None]], limit: int, must_hold: bool, budget: int, sequences: int, tokens: int
 ) -> None:
     """Windows are shorter than the limit, as ``without_idle_windows`` ensures."""
@@ -182,7 +182,7 @@ def test_window_needs_its_blocks_and_one_step_at_any_length() -> None:
     assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((9,), 50_000)
 
 
-def test_windowed_group_gets_what_it_can_use_others_the_rest() -> None:
+def test_windowed_group_gets_its_maximum_others_the_rest() -> None:
     # 4 windows of 7 + 2 blocks and a step of 4, and half as much again: 60 blocks.
     size = size_cache(MIXED, given_size(1000), None)
     assert isinstance(size, CacheSize)
@@ -191,7 +191,7 @@ def test_windowed_group_gets_what_it_can_use_others_the_rest() -> None:
     assert isinstance(alone, CacheSize) and alone.num_blocks == (60,)
 
 
-def test_where_windows_would_take_all_the_groups_share_alike() -> None:
+def test_groups_share_equally_if_windows_need_everything() -> None:
     size = size_cache(MIXED, given_size(160), None)
     assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((40, 40), 640)
 
@@ -243,7 +243,7 @@ def test_swap_space_has_to_fit_and_to_hold_a_block(
         assert isinstance(size_cache(DEMAND, named, available), CacheSize)
 
 
-def test_the_least_swap_space_that_is_named_is_enough() -> None:
+def test_minimum_swap_space_in_the_error_is_enough() -> None:
     refused = size_cache(MIXED, given_size(1000, swap_mib=1), machine(8))
     assert isinstance(refused, CacheTooSmall)
     least = int(refused.message.split(": ")[1].split()[0])

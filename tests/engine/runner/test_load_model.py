@@ -20,7 +20,7 @@ Config = Callable[..., EngineConfig]
 Folder = Callable[..., Path]
 
 
-def test_what_was_learnt_is_reported(make_folder: Folder, engine_config: Config) -> None:
+def test_loaded_model_reports_its_properties(make_folder: Folder, engine_config: Config) -> None:
     model = load_model(engine_config(make_folder(), kv_cache_memory_bytes=100_000))
     assert (model.max_model_len, model.vocab_size, model.eos_token_ids) == (192, 250, (2,))
     assert (model.dtype, model.weights) == ("float32", "float32")
@@ -31,7 +31,7 @@ def test_what_was_learnt_is_reported(make_folder: Folder, engine_config: Config)
     assert all(seconds >= 0.0 for seconds in model.phase_seconds.values()) and not model.asynchronous
 
 
-def test_the_models_own_limit_is_taken_where_the_cache_holds_it(make_folder: Folder, engine_config: Config) -> None:
+def test_context_limit_of_the_model_applies_if_the_cache_fits(make_folder: Folder, engine_config: Config) -> None:
     assert load_model(engine_config(make_folder())).max_model_len == 512
     assert load_model(engine_config(make_folder(), max_model_len=100)).max_model_len == 100
 
@@ -46,7 +46,7 @@ def test_the_models_own_limit_is_taken_where_the_cache_holds_it(make_folder: Fol
         (None, None, "<far>", ()),
     ],
 )
-def test_the_tokenizers_eos_ends_answers_too(
+def test_eos_token_of_the_tokenizer_ends_output(
     make_folder: Folder,
     engine_config: Config,
     tmp_path: Path,
@@ -90,7 +90,7 @@ def test_overrides_of_the_config_lengthen_the_context(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "auto"])
-def test_other_arithmetic_runs(dtype: str, make_folder: Folder, start: Callable[..., Any]) -> None:
+def test_other_dtypes_run(dtype: str, make_folder: Folder, start: Callable[..., Any]) -> None:
     running = start(make_folder(), dtype=dtype)
     running.add(1, [5, 6, 7], SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))
     running.add(2, list(range(3, 60)), SamplingParams(max_tokens=5, temperature=0.8, ignore_eos=True))
@@ -137,7 +137,7 @@ def test_unservable_options_name_the_flag_and_the_number(
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, engine_config: Config) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path, engine_config: Config) -> None:
     with pytest.raises(ModelFolderError, match="has no config.json"):
         load_model(engine_config(tmp_path))
 

@@ -66,7 +66,7 @@ class Sequence:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_course_of_rows_leaves_each_with_its_own_edits(data: st.DataObject) -> None:
+def test_rows_keep_their_own_logit_edits_in_any_order(data: st.DataObject) -> None:
     shaping = LogitShaping(max_rows=ROWS, vocab_size=VOCABULARY)
     running: dict[int, Sequence] = {}
     chance = np.random.default_rng(data.draw(st.integers(0, 1000)))
@@ -102,7 +102,7 @@ def step(shaping: LogitShaping, running: dict[int, Sequence], rows: np.ndarray, 
         running[row].drawn.append(token)
 
 
-def test_a_long_answer_outgrows_its_place_many_times() -> None:
+def test_long_output_outgrows_its_pool_entry_repeatedly() -> None:
     vocabulary = 3000
     shaping = LogitShaping(max_rows=3, vocab_size=vocabulary)
     asked = SamplingParams(max_tokens=1, presence_penalty=1.0)
@@ -118,7 +118,7 @@ def test_a_long_answer_outgrows_its_place_many_times() -> None:
     assert (logits[:, :2000] == -1).all() and (logits[:, 2000:] == 0).all()
 
 
-def test_rows_that_come_and_go_do_not_fill_the_pool_for_ever() -> None:
+def test_released_rows_free_the_pool() -> None:
     shaping = LogitShaping(max_rows=2, vocab_size=VOCABULARY)
     asked = SamplingParams(max_tokens=1, repetition_penalty=1.5)
     for number in range(5000):
@@ -132,7 +132,7 @@ def test_rows_that_come_and_go_do_not_fill_the_pool_for_ever() -> None:
      {"logit_bias": ((1, 1.0),)}, {"bad_words_token_ids": ((1,),)}, {"allowed_token_ids": (1,)}],
     ids=str,
 )  # fmt: skip
-def test_only_rows_that_ask_have_edits(change: dict[str, Any]) -> None:
+def test_only_rows_with_such_parameters_have_edits(change: dict[str, Any]) -> None:
     plain = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.5, seed=3, logprobs=2, stop_token_ids=(4,))
     assert row_edits(admission(plain, prompt=[1], drawn=[]), VOCABULARY) is None
     asking = SamplingParams(max_tokens=5, **change)

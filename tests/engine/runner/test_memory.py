@@ -69,7 +69,7 @@ UNLIMITED = {"sys/memory.max": "max\n", "sys/memory.current": str(GIB)}
         ({}, None),
     ],
 )
-def test_the_least_of_machine_and_cgroups_is_taken(
+def test_lowest_limit_of_machine_and_cgroups_applies(
     tmp_path: Path, files: dict[str, str], expected: AvailableMemory | None
 ) -> None:
     assert available_memory(**tree(tmp_path, files)) == expected

@@ -62,7 +62,7 @@ def handshake(listens: bytes, connects: bytes) -> tuple[Future[None], Future[Non
     return accepted, authenticated
 
 
-def test_both_sides_prove_the_secret() -> None:
+def test_both_sides_prove_they_know_the_secret() -> None:
     accepted, authenticated = handshake(SECRET, SECRET)
     accepted.result()
     authenticated.result()
@@ -121,7 +121,7 @@ def test_the_file_of_the_secret_takes_precedence(tmp_path: Path) -> None:
         ({"settings": {}}, "cache.block_size is 16 on node 0 and null on node 1"),
     ],
 )
-def test_what_differs_is_named(change: dict[str, Any], part: str) -> None:
+def test_differences_between_nodes_are_named(change: dict[str, Any], part: str) -> None:
     fields = {"node": 1, "version": HELLO.version, "model": HELLO.model, "settings": HELLO.settings}
     assert disagreements(HELLO, JoinAsNode(**fields)) == []
     (problem,) = disagreements(HELLO, JoinAsNode(**{**fields, **change}))
@@ -225,7 +225,7 @@ def test_differing_node_ends_the_start_on_all_nodes() -> None:
             assert "quire-engine is 1 on node 0 and 2 on node 3" in str(error)
 
 
-def test_a_node_that_never_comes_ends_the_start_on_the_others() -> None:
+def test_missing_node_ends_the_start_on_other_nodes() -> None:
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
         changes = {"nodes": 4, "tensor": 4, "master_port": port, "join_timeout_seconds": 1.0}
@@ -237,12 +237,12 @@ def test_a_node_that_never_comes_ends_the_start_on_the_others() -> None:
             assert "nodes 2, 3 of 4 did not join within 1 s" in str(error)
 
 
-def test_without_node_0_the_others_give_up() -> None:
+def test_nodes_time_out_without_node_0() -> None:
     with pytest.raises(EngineStartError, match="node 0 did not answer at 127.0.0.1:"):
         join(options(1, master_port=free_port(), join_timeout_seconds=0.3), hello(1), SECRET)
 
 
-def test_a_wrong_secret_is_refused_before_anything_is_said() -> None:
+def test_wrong_group_secret_is_rejected_before_any_message() -> None:
     with ThreadPoolExecutor(2) as pool:
         first, other = meet(pool, secret=OTHER, join_timeout_seconds=1.0)
         error = other.exception()
@@ -253,7 +253,7 @@ def test_a_wrong_secret_is_refused_before_anything_is_said() -> None:
         assert "did not join within 1 s" in str(error) and "it has another group secret" in str(error)
 
 
-def test_strangers_do_not_end_the_wait() -> None:
+def test_unauthenticated_connections_do_not_end_the_wait() -> None:
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(gather, options(0, master_port=port), hello(0), SECRET)
@@ -318,14 +318,14 @@ def join_watches() -> None:
             thread.join(30.0)
 
 
-def test_a_node_that_is_gone_is_noticed(watched: Watched) -> None:
+def test_lost_node_is_detected(watched: Watched) -> None:
     other, lost, _ = watched(60.0)
     other.send(Beat())
     other.close()
     assert lost.result(30.0) == ("node 1 is gone", False)
 
 
-def test_a_silent_node_is_noticed(watched: Watched) -> None:
+def test_silent_node_is_detected(watched: Watched) -> None:
     _, lost, _ = watched(0.01)
     assert lost.result(30.0) == ("node 1 was silent for 0.01 s", True)
 

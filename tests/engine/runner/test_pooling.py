@@ -67,7 +67,7 @@ def test_hidden_states_are_those_of_transformers(
     assert running.engine.counters.prefix_cache_hits > 0
 
 
-def test_scarce_blocks_change_nothing(make_folder: Callable[..., Path], start: Start) -> None:
+def test_few_blocks_do_not_change_the_vectors(make_folder: Callable[..., Path], start: Start) -> None:
     folder = make_folder("qwen3")
     ample = read(start(folder, pooling=EMBED), PROMPTS, MEAN)
     scheduler = SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=16)

@@ -45,7 +45,7 @@ def test_the_step_is_no_longer_than_sequences_may_be() -> None:
     assert step(2, 100, max_model_len=30).num_scheduled == [30, 30]
 
 
-def test_every_token_has_a_place_in_the_few_blocks() -> None:
+def test_every_token_has_a_slot_in_the_few_blocks() -> None:
     batch = step(5, 203)
     for updates in batch.block_updates:
         tables: dict[int, dict[int, int]] = {}
@@ -55,7 +55,7 @@ def test_every_token_has_a_place_in_the_few_blocks() -> None:
         assert {block for table in tables.values() for block in table.values()} <= set(range(4))
 
 
-def test_more_logprobs_than_tokens_are_not_asked_for() -> None:
+def test_profiled_logprobs_are_limited_to_the_vocabulary() -> None:
     assert {asked.num_logprobs for asked in step(2, 9, logprobs=5000).prompt_logprobs} == {1000}
 
 
@@ -120,7 +120,7 @@ def made(device: FakeDevice, *, fails: bool = False) -> FakeRunner:
 
 
 @pytest.mark.parametrize(("captures", "graphs"), [(True, (50, 7)), (False, ())])
-def test_the_memory_of_the_step_and_of_each_graph_is_told_apart(captures: bool, graphs: tuple[int, ...]) -> None:
+def test_memory_of_the_step_and_of_each_graph_is_separate(captures: bool, graphs: tuple[int, ...]) -> None:
     device = FakeDevice(kept=200)
     found = profile(lambda: made(device), step(2, 9), device, captures=captures)
     # The rest of the loading is freed before; what the runner keeps for its steps counts with the step.

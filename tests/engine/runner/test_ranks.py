@@ -143,7 +143,7 @@ def test_sizes_that_do_not_fit_stop_the_start(
         ),
     ],
 )
-def test_what_ranks_cannot_do_is_refused_by_name(
+def test_options_unsupported_by_ranks_are_refused(
     make_folder: Folder, engine_config: Config, change: dict[str, Any], part: str
 ) -> None:
     config = replace(engine_config(make_folder(), parallel=TWO), **change)
@@ -210,7 +210,7 @@ LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_killed_rank_ends_the_group_which_is_replaced(config: EngineConfig, number: signal.Signals) -> None:
+async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfig, number: signal.Signals) -> None:
     client = EngineClient(config)
     try:
         await client.start()
@@ -236,7 +236,7 @@ async def test_killed_rank_ends_the_group_which_is_replaced(config: EngineConfig
     assert ends(other)
 
 
-async def test_stopped_rank_is_noticed_and_no_process_stays(config: EngineConfig) -> None:
+async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineConfig) -> None:
     client = EngineClient(
         replace(config, engine_process=replace(config.engine_process, hang_timeout_seconds=2.0)),
         supervision=SupervisionOptions(hang_timeout_seconds=2.0),

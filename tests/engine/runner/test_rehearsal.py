@@ -182,14 +182,14 @@ def test_a_download_is_unreadable_before_the_host_waits(cuda: StandInCuda) -> No
     rehearsal.runner.close()
 
 
-def test_streams_that_do_not_wait_for_each_other_are_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_without_synchronization_are_detected(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = make(cuda, sizes=CAPTURED)
     monkeypatch.setattr(RehearsedAccelerator, "follow", lambda self, mark: None)
     with pytest.raises(OrderError, match="_swap_blocks_kernel on stream .* before stream"):
         serve(rehearsal)
 
 
-def test_one_missing_wait_for_the_staging_area_is_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_wait_for_the_staging_area_is_detected(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = make(cuda, sizes=CAPTURED)
     monkeypatch.setattr(DeviceSwapper, "_main_waits_for_staging", lambda self: None)
     step = batch([3], context=0, params=GREEDY, admits=True)
@@ -199,7 +199,7 @@ def test_one_missing_wait_for_the_staging_area_is_found(cuda: StandInCuda, monke
         rehearsal.runner.execute(step)
 
 
-def test_input_memory_that_is_reused_too_early_is_found(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_memory_reused_too_early_is_detected(cuda: StandInCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsal = make(cuda, sizes=CAPTURED)
     begin = StepStaging.begin
 
@@ -214,7 +214,7 @@ def test_input_memory_that_is_reused_too_early_is_found(cuda: StandInCuda, monke
         pending[0].wait()
 
 
-def test_a_wait_within_a_capture_is_found(cuda: StandInCuda) -> None:
+def test_wait_within_a_graph_capture_is_detected(cuda: StandInCuda) -> None:
     accelerator = RehearsedAccelerator(cuda)
 
     def work() -> None:
@@ -225,7 +225,7 @@ def test_a_wait_within_a_capture_is_found(cuda: StandInCuda) -> None:
         accelerator.capture(work)
 
 
-def test_a_graph_whose_memory_was_freed_is_found(cuda: StandInCuda) -> None:
+def test_graph_with_freed_memory_is_detected(cuda: StandInCuda) -> None:
     accelerator = RehearsedAccelerator(cuda)
     weight = torch.ones(64)
     x = [torch.zeros(2, 64)]

@@ -73,18 +73,18 @@ def first(here: Sampler, logits: Tensor) -> int:
         (admission(repetition_penalty=0.3, prompt=[5]), peaked(4, 5), 5),
     ],
 )
-def test_a_request_shapes_its_own_logits(admitted: Admission, logits: Tensor, token: int) -> None:
+def test_logits_are_shaped_by_sampling_parameters(admitted: Admission, logits: Tensor, token: int) -> None:
     assert first(sampler(admitted), logits) == token
 
 
-def test_a_repetition_penalty_makes_what_is_unlikely_less_likely() -> None:
+def test_repetition_penalty_lowers_negative_logits_further() -> None:
     here = sampler(admission(repetition_penalty=2.0, prompt=[4]))
     logits = torch.full((1, VOCABULARY), -3.0)
     logits[0, 4], logits[0, 5] = -2.0, -2.5
     assert first(here, logits) == 5
 
 
-def test_penalties_follow_what_is_drawn() -> None:
+def test_penalties_follow_sampled_tokens() -> None:
     here = sampler(admission(presence_penalty=1.5))
     assert [first(here, peaked(4, 5, 6)) for _ in range(4)] == [4, 5, 4, 4]
 
@@ -95,12 +95,12 @@ def test_many_different_tokens_are_followed() -> None:
     assert drawn == list(reversed(range(VOCABULARY)))
 
 
-def test_the_least_length_ends() -> None:
+def test_min_tokens_stops_applying_when_reached() -> None:
     here = sampler(admission(min_tokens=2))
     assert [first(here, peaked(7, 5)) for _ in range(3)] == [5, 5, 7]
 
 
-def test_a_row_given_to_another_sequence_forgets_the_one_before() -> None:
+def test_reused_row_has_no_state_of_its_previous_sequence() -> None:
     here = sampler(admission(logit_bias=((5, 9.0),), logprobs=1))
     here.admit(admission())
     drawn = draw(here, peaked(4, 5), [0])
@@ -112,7 +112,7 @@ def test_rows_without_settings_stay_unchanged() -> None:
     assert draw(here, peaked(4, 5).repeat(3, 1), [2, 1, 0]).token_ids.tolist() == [4, 5, 4]
 
 
-def test_the_same_seed_draws_the_same_tokens_whatever_the_batch() -> None:
+def test_same_seed_samples_the_same_tokens_in_any_batch() -> None:
     torch.manual_seed(1)
     logits = torch.randn(6, VOCABULARY)
     here = sampler(*(admission(row, temperature=1.0, seed=1000 + row) for row in range(6)))
@@ -128,7 +128,7 @@ def test_every_integer_is_a_seed(seed: int) -> None:
     assert 0 <= first(here, torch.zeros(1, VOCABULARY)) < VOCABULARY
 
 
-def test_seeds_and_positions_change_the_draw() -> None:
+def test_seeds_and_positions_change_the_sample() -> None:
     flat = torch.zeros(1, VOCABULARY)
     by_seed = {first(sampler(admission(temperature=1.0, seed=seed)), flat) for seed in range(50)}
     here = sampler(admission(temperature=1.0))
@@ -207,7 +207,7 @@ def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("params", [{"top_k": 2}, {"top_k": 2, "top_p": 1.0}, {"top_p": 0.7}, {"min_p": 0.3}], ids=str)
-def test_filters_keep_the_likeliest(params: dict[str, Any]) -> None:
+def test_filters_keep_the_most_likely_tokens(params: dict[str, Any]) -> None:
     here = sampler(admission(temperature=1.0, **params))
     logits = peaked(4, 5) * 5
     drawn = {int(draw(here, logits.clone(), [0], position).token_ids[0]) for position in range(200)}
@@ -237,7 +237,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert plain.token_ids == [int(logits[2].argmax())] and plain.rank == 1
 
 
-def test_sixteen_bit_logits_are_drawn_from_too() -> None:
+def test_sixteen_bit_logits_can_be_sampled() -> None:
     here = sampler(admission(0), admission(1, temperature=1.0, top_k=1))
     logits = peaked(4, 5).repeat(2, 1).bfloat16()
     assert draw(here, logits, [0, 1]).token_ids.tolist() == [4, 4]
@@ -255,7 +255,7 @@ def masks(**allowed: Any) -> TokenMasks:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shaped", [{}, {"presence_penalty": 1.0}, {"logit_bias": ((9, 50.0),)}])
-def test_masked_rows_take_only_what_their_mask_allows(temperature: float, shaped: dict[str, Any]) -> None:
+def test_masked_rows_sample_allowed_tokens_only(temperature: float, shaped: dict[str, Any]) -> None:
     admissions = [admission(row, temperature=temperature, logprobs=1, **shaped) for row in range(3)]
     logits = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(3))
     free = draw(sampler(*admissions), logits.clone(), [0, 1, 2])

@@ -50,7 +50,7 @@ def endless(make_folder: Callable[..., Path], start: Callable[..., Any]) -> Any:
 # many thousand samples.
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(batch=st.lists(requests, min_size=2, max_size=6))
-def test_any_mix_of_requests_says_together_what_each_says_alone(endless: Any, batch: list[Any]) -> None:
+def test_mixed_batch_equals_each_request_alone(endless: Any, batch: list[Any]) -> None:
     endless.tokens, endless.logprobs, endless.prompt_logprobs = {}, {}, {}
     for key, (prompt, params, seed) in enumerate(batch):
         endless.add(key, prompt, SamplingParams(max_tokens=9, **params), seed=seed)
@@ -79,7 +79,7 @@ def keeps_its_word(params: SamplingParams, answer: list[int]) -> None:
         assert all(tuple(answer[at : at + len(word)]) != word for at in range(len(answer)))
 
 
-def test_seeds_tell_requests_apart(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
+def test_different_seeds_give_different_outputs(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
     running = start(make_folder())
     for seed in range(8):
         running.add(seed, PROMPTS[1], SamplingParams(max_tokens=12, ignore_eos=True), seed=seed)
@@ -87,7 +87,7 @@ def test_seeds_tell_requests_apart(make_folder: Callable[..., Path], start: Call
     assert len({tuple(answer) for answer in running.tokens.values()}) == 8
 
 
-def test_a_seed_draws_the_same_text_after_preemption(
+def test_seed_gives_the_same_text_after_preemption(
     make_folder: Callable[..., Path], start: Callable[..., Any], sampled: Callable[..., SamplingParams]
 ) -> None:
     params = sampled(
@@ -113,7 +113,7 @@ def test_a_seed_draws_the_same_text_after_preemption(
     assert tight.tokens == roomy.tokens
 
 
-def test_logprobs_reach_the_one_who_asked(
+def test_logprobs_are_returned_only_to_their_request(
     make_folder: Callable[..., Path], start: Callable[..., Any], sampled: Callable[..., SamplingParams]
 ) -> None:
     running = start(make_folder())

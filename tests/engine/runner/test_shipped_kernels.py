@@ -57,7 +57,7 @@ def test_a_start_finds_every_kernel_compiled_in_the_image(tmp_path: Path, monkey
     assert found.returncode == 1 and ": 1 compiled" in found.stdout, found.stdout
 
 
-def test_without_the_variable_nothing_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_is_linked_without_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert link_shipped_kernels(cache=tmp_path) == 0 and not list(tmp_path.iterdir())
 

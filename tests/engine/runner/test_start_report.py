@@ -24,7 +24,7 @@ ON_CPU = StartReport(
 )
 
 
-def test_what_is_not_known_on_a_cpu_is_not_told() -> None:
+def test_cpu_report_has_only_known_values() -> None:
     assert report_lines(ON_CPU) == [
         "memory of the CPU:",
         "  weights   300.0 MiB  bf16",
@@ -43,7 +43,7 @@ def test_speed_follows_memory_where_it_is_known() -> None:
     ]
 
 
-def test_a_gpus_memory_is_told_to_the_last_part() -> None:
+def test_gpu_report_accounts_for_all_memory() -> None:
     lines = report_lines(
         replace(
             ON_CPU,
@@ -71,7 +71,7 @@ def test_a_gpus_memory_is_told_to_the_last_part() -> None:
     assert "3 decode, up to 256 sequences; 2 mixed, up to 1,024 tokens" in lines[5]
 
 
-def test_no_graphs_are_said_to_be_none() -> None:
+def test_report_shows_none_without_graphs() -> None:
     assert any(line.endswith("0.0 MiB  none") for line in report_lines(replace(ON_CPU, graphs=0)))
 
 

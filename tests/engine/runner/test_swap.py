@@ -25,7 +25,7 @@ def prompts() -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize(("family", "changes", "num_blocks"), FAMILIES.values(), ids=FAMILIES)
-def test_swapped_sequences_go_on_as_if_nothing_had_been(
+def test_swapped_sequences_continue_unchanged(
     family: str,
     changes: dict[str, Any],
     num_blocks: int,

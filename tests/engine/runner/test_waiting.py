@@ -35,7 +35,7 @@ SLEEPS = Wait(spinning=False, since=100.0)
         ("the neighbour has gone", SLEEPS, 0.05, 101.0, Wait(spinning=True, since=101.0)),
     ],
 )
-def test_threads_spin_while_they_are_given_their_cores(
+def test_threads_spin_while_cores_are_available(
     name: str, before: Wait, queued_share: float, now: float, after: Wait
 ) -> None:
     assert next_wait(before, queued_share=queued_share, now=now) == after
@@ -71,7 +71,7 @@ class Machine:
             waits.poll()
 
 
-def test_a_neighbour_comes_and_goes() -> None:
+def test_waiting_mode_follows_a_neighbour_process() -> None:
     machine, switch = Machine(), FakeSwitch()
     waits = machine.waits(switch)
     machine.work(waits, seconds=2.0, share=0.05)
@@ -82,7 +82,7 @@ def test_a_neighbour_comes_and_goes() -> None:
     assert waits.spinning and switch.calls == ["sleep", "spin"]
 
 
-def test_trials_become_rare_if_only_spinning_shows_a_neighbour() -> None:
+def test_spinning_trials_back_off_if_a_neighbour_returns() -> None:
     """Sleeping threads wake before a neighbour's slice ends, so the accounts show little of it."""
     machine, switch = Machine(), FakeSwitch()
     waits = machine.waits(switch)
@@ -94,7 +94,7 @@ def test_trials_become_rare_if_only_spinning_shows_a_neighbour() -> None:
     assert switch.calls[:4] == ["sleep", "spin", "sleep", "spin"]
 
 
-def test_where_nobody_keeps_an_account_threads_sleep() -> None:
+def test_threads_sleep_without_scheduler_accounting() -> None:
     machine, switch = Machine(), FakeSwitch()
     machine.queued = None
     waits = machine.waits(switch)
@@ -104,7 +104,7 @@ def test_where_nobody_keeps_an_account_threads_sleep() -> None:
     assert switch.calls == ["sleep", "spin"]  # as before
 
 
-def test_a_thread_that_ended_takes_its_account_with_it() -> None:
+def test_ended_thread_is_removed_from_the_account() -> None:
     machine, switch = Machine(), FakeSwitch()
     machine.queued = 50.0
     waits = machine.waits(switch)

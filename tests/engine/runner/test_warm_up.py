@@ -54,6 +54,6 @@ def test_no_step_is_longer_than_steps_or_sequences_may_be(max_model_len: int, ma
     assert max(lengths(max_model_len=max_model_len, max_tokens=max_tokens)) <= min(max_model_len, max_tokens)
 
 
-def test_chunks_are_run_where_they_are_asked_for() -> None:
+def test_requested_chunks_are_added_to_the_warm_up() -> None:
     asked, plain = lengths(), lengths(chunks=())
     assert sorted(asked) == sorted([*plain, *SHORT_CHUNKS])

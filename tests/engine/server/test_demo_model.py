@@ -56,7 +56,7 @@ def _address_when_ready(child: subprocess.Popen[str]) -> str:
     return found[1]
 
 
-def test_a_chat_is_answered_in_words(server: Server) -> None:
+def test_chat_answer_contains_words(server: Server) -> None:
     answer = server.openai.chat.completions.create(model="demo", messages=ASK, max_completion_tokens=30)
     content = answer.choices[0].message.content
     assert content and re.search(r"[a-z]{3}", content) and "\ufffd" not in content
@@ -73,7 +73,7 @@ def test_streamed_and_whole_answers_are_the_same(server: Server) -> None:
     assert (text, reason) == (whole.message.content, whole.finish_reason)
 
 
-def test_a_seed_draws_the_same_whatever_else_runs(server: Server) -> None:
+def test_seed_gives_the_same_output_under_load(server: Server) -> None:
     def ask(seed: int) -> str:
         return (
             server.openai.completions.create(model="demo", prompt="A list is", max_tokens=20, seed=seed).choices[0].text
@@ -114,7 +114,7 @@ def complete(server: Server, **fields: Any) -> dict[str, Any]:
     return choice
 
 
-def test_an_echoed_prompt_is_weighed_as_if_it_had_been_drawn(server: Server) -> None:
+def test_echoed_prompt_logprobs_equal_sampled_logprobs(server: Server) -> None:
     drawn = complete(server, prompt="A list", logprobs=2, temperature=0, return_token_ids=True)
     prompt = drawn["prompt_token_ids"] + drawn["token_ids"]
     weighed = complete(server, prompt=prompt, logprobs=2, echo=True, max_tokens=0, prompt_logprobs=1)
@@ -131,7 +131,7 @@ def test_an_echoed_prompt_is_weighed_as_if_it_had_been_drawn(server: Server) -> 
     assert told[0] is None and all(str(token) in one for one, token in zip(told[1:], prompt[1:], strict=True))
 
 
-def test_words_can_be_forbidden_and_tokens_prescribed(server: Server) -> None:
+def test_bad_words_and_allowed_tokens_are_respected(server: Server) -> None:
     plain = complete(server, prompt="The list", temperature=0, max_tokens=40, ignore_eos=True)["text"]
     words = sorted(set(re.findall(r"[a-z]{3,}", plain)))
     without = complete(server, prompt="The list", temperature=0, max_tokens=40, ignore_eos=True, bad_words=words)[
@@ -143,7 +143,7 @@ def test_words_can_be_forbidden_and_tokens_prescribed(server: Server) -> None:
     assert re.fullmatch(r"\d{5,}", digits)
 
 
-def test_an_answer_has_its_least_length(server: Server) -> None:
+def test_min_tokens_is_respected(server: Server) -> None:
     ids = list(range(64))
     short = complete(server, prompt="The list", stop_token_ids=ids, logit_bias={str(token): 50 for token in ids})
     assert short["finish_reason"] == "stop" and short["text"] == ""
@@ -184,7 +184,7 @@ def test_a_shared_prefix_is_found_in_the_cache(server: Server) -> None:
     assert cached and cached >= usage[1].prompt_tokens // 2 and cached % 16 == 0
 
 
-def test_text_in_any_script_goes_in_and_comes_back(server: Server) -> None:
+def test_text_in_any_script_round_trips(server: Server) -> None:
     text = "naïve 北京 😀 ﷽ \u0000 e\u0301"
     echoed = server.openai.completions.create(model="demo", prompt=text, max_tokens=1, echo=True).choices[0].text
     assert echoed.startswith(text)
@@ -205,7 +205,7 @@ def test_the_api_process_stays_small(server: Server) -> None:
     assert "libtorch" not in maps and "numpy" not in maps
 
 
-def test_sigterm_ends_it_in_order(server: Server) -> None:
+def test_sigterm_shuts_the_server_down_cleanly(server: Server) -> None:
     """The test is the last one, because there is no server afterwards."""
     engine = engine_process(server.child.pid)
     server.child.send_signal(signal.SIGTERM)

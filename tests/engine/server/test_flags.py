@@ -20,7 +20,7 @@ def problems_of(argv: list[str], environ: dict[str, str] | None = None) -> tuple
     return caught.value.problems
 
 
-def test_a_model_is_enough() -> None:
+def test_model_is_the_only_required_argument() -> None:
     config = parse(["--model", "m"], {})
     assert config.model.path == Path("m")
     assert (config.server.host, config.server.port) == ("0.0.0.0", 8000)
@@ -297,7 +297,7 @@ def test_a_wrong_flag_is_explained(argv: list[str], part: str) -> None:
 
 
 @given(st.lists(st.text(max_size=12), max_size=4), st.dictionaries(st.just("QUIRE_ENGINE_PORT"), st.text(max_size=5)))
-def test_no_command_line_makes_a_traceback(argv: list[str], environ: dict[str, str]) -> None:
+def test_any_command_line_parses_or_raises_flags_error(argv: list[str], environ: dict[str, str]) -> None:
     try:
         parse(argv, environ)
     except FlagsError as error:

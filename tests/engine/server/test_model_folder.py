@@ -32,12 +32,12 @@ def folder(root: Path, **files: bytes | str | dict[str, object]) -> Path:
     return root
 
 
-def test_a_whole_folder_passes(tmp_path: Path) -> None:
+def test_complete_folder_passes(tmp_path: Path) -> None:
     found = inspect_model_folder(folder(tmp_path), weights=True)
     assert (found.vocab_size, found.max_position_embeddings, found.name) == (100, 64, tmp_path.name)
 
 
-def test_sizes_of_a_model_within_a_model_are_found(tmp_path: Path) -> None:
+def test_sizes_in_a_nested_text_config_are_found(tmp_path: Path) -> None:
     config = {"model_type": "gemma3", "text_config": {"vocab_size": 7}}
     assert inspect_model_folder(folder(tmp_path, **{"config.json": config}), weights=True).vocab_size == 7
 
@@ -67,7 +67,7 @@ def test_a_benchmark_of_a_shape_needs_no_weights(tmp_path: Path) -> None:
         ({"model.safetensors.index.json": {"weight_map": {"w": "model-2.safetensors"}}}, "model-2.safetensors"),
     ],
 )
-def test_what_cannot_be_served_is_named(tmp_path: Path, files: dict[str, bytes | str], part: str) -> None:
+def test_unservable_folder_is_refused_with_the_reason(tmp_path: Path, files: dict[str, bytes | str], part: str) -> None:
     with pytest.raises(ModelFolderError) as caught:
         inspect_model_folder(folder(tmp_path, **files), weights=True)
     assert part in str(caught.value) and str(tmp_path) in str(caught.value)
@@ -76,12 +76,12 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, files: dict[str, bytes |
 @pytest.mark.parametrize(
     ("path", "part"), [("/none/here", "/none/here does not exist"), ("meta/llama", "`quire up` downloads")]
 )
-def test_a_path_to_nothing_is_an_error(path: str, part: str) -> None:
+def test_missing_path_is_an_error(path: str, part: str) -> None:
     with pytest.raises(ModelFolderError, match=part):
         inspect_model_folder(Path(path), weights=True)
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_file_instead_of_folder_is_an_error(tmp_path: Path) -> None:
     file = folder(tmp_path) / "config.json"
     with pytest.raises(ModelFolderError, match="is a file"):
         inspect_model_folder(file, weights=True)
@@ -96,7 +96,7 @@ def test_a_linked_folder_has_the_name_of_what_it_links_to(tmp_path: Path) -> Non
     assert inspect_model_folder(tmp_path / "link", weights=True).name == "real-name"
 
 
-def test_a_whole_file_beside_others_is_the_checkpoint(tmp_path: Path) -> None:
+def test_model_safetensors_is_preferred_to_other_files(tmp_path: Path) -> None:
     others = {"adapter.safetensors": b"damaged", "consolidated.safetensors": safetensors(cut=3)}
     assert inspect_model_folder(folder(tmp_path, **others), weights=True).vocab_size == 100
 

@@ -150,7 +150,7 @@ async def test_requests_that_outlast_the_drain_timeout_get_an_error(folder: Path
         assert await asyncio.wait_for(process.child.wait(), 60) == 0
 
 
-async def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
+async def test_second_ctrl_c_stops_immediately(folder: Path) -> None:
     async with started(folder, step_seconds=0.02) as process:
         chunks = await process.stream(max_tokens=4000)
         process.child.send_signal(signal.SIGINT)
@@ -164,7 +164,7 @@ async def test_a_second_ctrl_c_stops_at_once(folder: Path) -> None:
         assert await asyncio.wait_for(process.child.wait(), 60) == 130
 
 
-async def test_clients_that_vanish_leave_no_blocks_behind(folder: Path) -> None:
+async def test_disconnected_clients_leave_no_blocks(folder: Path) -> None:
     async with started(folder, "--max-num-seqs", "32", step_seconds=0.002) as process:
         chance = random.Random(5)
 
@@ -206,7 +206,7 @@ async def test_a_killed_engine_process_fails_only_running_requests(folder: Path)
         assert await process.metric("vllm:request_success_total", finished_reason="error") == 3
 
 
-async def test_one_request_too_many_is_told_when_to_come_back(folder: Path) -> None:
+async def test_request_beyond_the_queue_limit_gets_retry_after(folder: Path) -> None:
     flags = ("--max-num-seqs", "1", "--max-queued-requests", "2")
     async with started(folder, *flags, step_seconds=0.02) as process:
         running = await process.stream(max_tokens=3000)
@@ -263,7 +263,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         ),
     ],
 )
-def test_a_persons_mistake_is_one_screen_and_no_traceback(
+def test_user_errors_fit_one_screen_without_a_traceback(
     folder: Path, arguments: tuple[str, ...], status: int, part: str
 ) -> None:
     with socket.socket() as taken:
@@ -275,7 +275,7 @@ def test_a_persons_mistake_is_one_screen_and_no_traceback(
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) <= 5 and done.stdout == ""
 
 
-def test_a_corrupt_tokenizer_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_corrupt_tokenizer_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     (tmp_path / "tokenizer.json").write_text("{")
     done = run("--model", str(tmp_path), "--load-format", "dummy", "--port", "0")

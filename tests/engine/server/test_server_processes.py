@@ -26,7 +26,7 @@ MODEL = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 BODY = {"model": "quire-demo", "prompt": "Hi", "max_tokens": 4000, "ignore_eos": True}
 
 
-def test_collector_skips_what_was_loaded_before_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collector_skips_objects_loaded_before_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full collection of the loaded modules stops the event loop for longer than 50 ms."""
     frozen: list[int] = []
 
@@ -142,7 +142,7 @@ async def test_a_certificate_is_renewed_under_a_running_stream(tmp_path: Path) -
         assert await process.ends() == 0
 
 
-async def test_a_unix_socket_serves_and_is_cleared_away(tmp_path: Path) -> None:
+async def test_unix_socket_serves_and_is_removed_at_exit(tmp_path: Path) -> None:
     path = tmp_path / "engine.sock"
     with socket.socket(socket.AF_UNIX) as left_behind:  # from a process that was killed
         left_behind.bind(str(path))

@@ -70,12 +70,12 @@ def _log_until_ready(child: subprocess.Popen[str]) -> str:
     return log
 
 
-def test_the_log_says_who_runs_it(server: Server) -> None:
+def test_log_names_the_transformers_class(server: Server) -> None:
     assert "tiny-gpt2 is served by transformers' GPT2LMHeadModel" in server.log
     assert "Loading weights" not in server.log  # the progress output of transformers
 
 
-def test_it_completes_the_same_alone_and_in_company(server: Server) -> None:
+def test_completions_are_equal_alone_and_in_a_batch(server: Server) -> None:
     def ask(prompt: str, **options: Any) -> str:
         answer = server.openai.completions.create(
             model="tiny-gpt2", prompt=prompt, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}, **options
@@ -90,6 +90,6 @@ def test_it_completes_the_same_alone_and_in_company(server: Server) -> None:
     assert [choice.text for choice in together.choices] == alone
 
 
-def test_its_positions_bound_a_prompt(server: Server) -> None:
+def test_position_limit_bounds_the_prompt(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="context of 96 tokens"):
         server.openai.completions.create(model="tiny-gpt2", prompt="!" * 300, max_tokens=1)

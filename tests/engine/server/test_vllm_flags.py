@@ -59,7 +59,7 @@ def test_a_refused_flag_has_no_second_meaning() -> None:
         ('--hf-overrides {"a":{"b":1}} --hf_overrides.a.c=2', '--hf-overrides {"a":{"b":1,"c":2}}'),
     ],
 )
-def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
+def test_vllm_flag_spellings_are_accepted(theirs: str, ours: str) -> None:
     assert parse(["m", *theirs.split()], {}) == parse(["m", *ours.split()], {})
 
 
@@ -80,7 +80,7 @@ def test_vllms_spelling_means_the_same(theirs: str, ours: str) -> None:
         ("--root-path llm", "--root-path: expected a path such as /llm"),
     ],
 )
-def test_what_means_nothing_here_is_refused_by_name(argv: str, part: str) -> None:
+def test_unsupported_vllm_options_are_refused_by_name(argv: str, part: str) -> None:
     with pytest.raises(FlagsError) as caught:
         parse(["m", *argv.split()], {})
     assert part in caught.value.problems[0]

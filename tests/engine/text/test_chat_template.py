@@ -56,7 +56,7 @@ def test_a_continued_message_stays_open(reference: Any, family: str, content: st
         ("{{ messages.append(1) }}", "unsafe"),
     ],
 )
-def test_what_a_template_trips_over_is_the_requests_fault(source: str, part: str) -> None:
+def test_template_error_is_an_invalid_request(source: str, part: str) -> None:
     with pytest.raises(InvalidRequest, match=part) as caught:
         ChatTemplate(source, NAMED).render([{"role": "user", "content": "Hi"}])
     assert caught.value.param == "messages"
@@ -67,7 +67,7 @@ def test_a_message_that_the_template_drops_cannot_be_continued() -> None:
         ChatTemplate("nothing", NAMED).render([{"role": "user", "content": "Hi"}], continue_final_message=True)
 
 
-def test_the_clock_is_there_for_templates_that_ask() -> None:
+def test_templates_can_read_the_current_date() -> None:
     text = ChatTemplate("{{ strftime_now('%Y') }}", NAMED).render([{"role": "user", "content": "Hi"}])
     assert len(text) == 4 and text.isdigit()
 
@@ -93,7 +93,7 @@ def test_the_clock_is_there_for_templates_that_ask() -> None:
         ({"additional_chat_templates/default.jinja": "d"}, "d"),
     ],
 )
-def test_finds_the_template(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+def test_chat_template_is_found_in_the_folder(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     for name, content in files.items():
         (tmp_path / name).write_text(content)

@@ -54,7 +54,7 @@ def test_tekken_gives_the_ids_of_its_own_library(mistral_files: Path, tmp_path: 
     assert tokenizer.vocab_size == 131072
 
 
-def test_settings_of_the_folder_decide_about_the_ends(mistral_files: Path, tmp_path: Path) -> None:
+def test_tokenizer_config_decides_on_bos_and_eos(mistral_files: Path, tmp_path: Path) -> None:
     data = (mistral_files / "tokenizer.model.v1").read_bytes()
     added = {"32000": {"content": "<|im_end|>", "special": True}, "2": {"content": "</s>", "special": True}}
     folder = folder_with(
@@ -76,7 +76,7 @@ def test_settings_of_the_folder_decide_about_the_ends(mistral_files: Path, tmp_p
 PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1), ("▁a", -0.5, 1)]
 
 
-def test_extra_spaces_are_removed_where_the_model_says_so(tmp_path: Path) -> None:
+def test_extra_spaces_are_removed_if_the_model_requires_it(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_with(tmp_path, "tokenizer.model", sentencepiece_file(PIECES, (3, 2))))
     assert tokenizer.encode("  a   a ", add_special_tokens=False) == [5, 5]
 
@@ -112,7 +112,7 @@ def test_extra_spaces_are_removed_where_the_model_says_so(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_cannot_be_converted_is_refused_with_the_reason(
+def test_unconvertible_tokenizers_are_refused_with_a_reason(
     tmp_path: Path, name: str, data: bytes, settings: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(ModelFolderError, match=name) as caught:

@@ -47,7 +47,7 @@ def test_invalid_utf8_decodes_as_in_the_library(byte_level: Tokenizer, ids: list
 
 
 @pytest.mark.parametrize("text", ["hello world", "hello hello!", "world"])
-def test_a_decoder_that_does_not_add_up_is_asked_for_windows(metaspace: Tokenizer, text: str) -> None:
+def test_non_additive_decoder_is_decoded_in_windows(metaspace: Tokenizer, text: str) -> None:
     assert metaspace.pieces is None
     prompt = metaspace.encode("hello", add_special_tokens=False)
     detokenizer = Detokenizer(metaspace, prompt=prompt)
@@ -72,7 +72,7 @@ def test_windows_hold_back_half_a_character(byte_level: Tokenizer) -> None:
     assert shown == ["a", "", "", "", "😀", "b"]
 
 
-def test_special_tokens_are_left_out_unless_asked_for(byte_level: Tokenizer) -> None:
+def test_special_tokens_are_skipped_by_default(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("a<|eos|>b<think>", add_special_tokens=False)
     assert Detokenizer(byte_level).feed(ids).text == "ab<think>"
     assert Detokenizer(byte_level, skip_special_tokens=False).feed(ids).text == "a<|eos|>b<think>"
@@ -93,7 +93,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(byte_level: Tokenizer) -> None:
     assert Detokenizer(byte_level).feed([byte_level.vocab_size + 5]).text == ""
 
 
-def test_a_stop_string_tells_how_many_tokens_belong(byte_level: Tokenizer) -> None:
+def test_stop_string_match_counts_the_output_tokens(byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level, stops=["END"])
     piece = detokenizer.feed(ids_of_bytes(byte_level, "ab ENDxyz"))
     assert (piece.text, piece.num_tokens, piece.stop) == ("ab ", 6, "END")
@@ -106,7 +106,7 @@ def test_stop_strings_do_not_count_in_the_first_tokens(byte_level: Tokenizer) ->
 
 
 @given(text=unicode_text, stops=st.lists(st.text("ab\n ", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_stop_strings_cut_alike_however_tokens_fall(byte_level: Tokenizer, text: str, stops: list[str]) -> None:
+def test_stop_strings_cut_equally_in_any_tokenization(byte_level: Tokenizer, text: str, stops: list[str]) -> None:
     ids = ids_of_bytes(byte_level, text + "ab a\nb")
     whole = Detokenizer(byte_level, stops=stops).feed(ids)
     single = Detokenizer(byte_level, stops=stops)

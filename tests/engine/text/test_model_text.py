@@ -34,7 +34,9 @@ from quire_engine.text.tokenizer import Tokenizer
         ),
     ],
 )
-def test_reads_the_models_own_defaults(tmp_path: Path, content: str | None, expected: SamplingDefaults) -> None:
+def test_sampling_defaults_are_read_from_generation_config(
+    tmp_path: Path, content: str | None, expected: SamplingDefaults
+) -> None:
     if content is not None:
         (tmp_path / "generation_config.json").write_text(content)
     assert load_sampling_defaults(tmp_path) == expected

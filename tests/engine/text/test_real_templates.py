@@ -74,7 +74,7 @@ def test_real_templates_show_their_formats(templates: dict[str, str]) -> None:
     assert names == FORMATS
 
 
-def test_the_files_are_where_the_cache_says(templates: dict[str, str]) -> None:
+def test_second_reader_uses_the_unpacked_source_cache(templates: dict[str, str]) -> None:
     """Expect a second reader to find the unpacked folder and to fetch nothing."""
     again = package_sources.source("llama-cpp-source.lock", "nothing of this name/")
     assert (again / "vendor/llama.cpp/models/templates").is_dir()

@@ -89,7 +89,7 @@ def test_vocabularies_of_bytes_give_known_ids(byte_level_vocabulary: Any) -> Non
 
 @pytest.mark.slow
 @given(data=st.data())
-def test_any_cutting_of_real_ids_gives_the_text(byte_level_vocabulary: Any, data: st.DataObject) -> None:
+def test_any_chunking_of_real_ids_gives_the_text(byte_level_vocabulary: Any, data: st.DataObject) -> None:
     tokenizer, known = byte_level_vocabulary
     text, ids = data.draw(st.sampled_from(known))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=12)))

@@ -27,7 +27,7 @@ ADDED = {"added_tokens": [{"id": 9, "content": "<end>", "special": True}], "mode
         ),
     ],
 )
-def test_finds_the_id_of_the_tokenizers_eos(tmp_path: Path, files: dict[str, Any], expected: int | None) -> None:
+def test_eos_id_of_the_tokenizer_is_found(tmp_path: Path, files: dict[str, Any], expected: int | None) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert tokenizer_eos_token_id(tmp_path) == expected

@@ -43,7 +43,7 @@ def test_text_is_cut_where_a_stop_string_first_completes(
     assert stream(stops, parts) == (shown, stop)
 
 
-def test_the_stop_string_is_kept_when_asked_for() -> None:
+def test_stop_string_is_included_if_requested() -> None:
     assert stream(["STOP"], ["a ST", "OP b"], included=True) == (["a ", "STOP"], "STOP")
 
 
@@ -70,7 +70,7 @@ def test_any_split_cuts_as_the_rule_does(text: str, stops: list[str], cuts: list
 
 
 @given(text=st.text("ab", max_size=20), stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
-def test_no_more_is_held_back_than_may_become_a_stop(text: str, stops: list[str]) -> None:
+def test_only_a_possible_stop_prefix_is_held_back(text: str, stops: list[str]) -> None:
     watch = StopStrings(stops)
     cut = watch.feed(text)
     if cut.stop is None:

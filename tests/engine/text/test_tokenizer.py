@@ -12,7 +12,7 @@ from quire_engine.text.token_pieces import token_pieces
 from quire_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 
-def test_special_tokens_are_added_only_when_asked_for(byte_level: Tokenizer) -> None:
+def test_special_tokens_are_added_only_if_requested(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("hi<|eos|>", add_special_tokens=False)
     assert byte_level.decode(ids) == "hi<|eos|>"
     assert byte_level.decode(ids, skip_special_tokens=True) == "hi"
@@ -42,7 +42,7 @@ def test_truncation_and_padding_of_the_file_do_not_apply(model_folder: Path) -> 
         ),
     ],
 )
-def test_reads_what_templates_call_special_tokens(
+def test_special_tokens_for_templates_are_read(
     model_folder: Path, files: dict[str, dict[str, object]], expected: dict[str, str]
 ) -> None:
     for name, content in files.items():
@@ -95,7 +95,7 @@ def test_a_folder_of_the_old_kind_is_converted_once(
         ("pass", "exit code 0"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_converted_says_why(
+def test_failed_tokenizer_conversion_has_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, part: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -119,7 +119,7 @@ def test_a_tokenizer_that_cannot_be_converted_says_why(
         (None, False),
     ],
 )
-def test_knows_which_decoders_add_up_bytewise(decoder: decoders.Decoder | None, adds_up: bool) -> None:
+def test_additive_byte_decoders_are_recognized(decoder: decoders.Decoder | None, adds_up: bool) -> None:
     backend = tokenizers.Tokenizer(models.BPE())
     assert (token_pieces(backend, decoder, {}) is not None) == adds_up
 

@@ -46,7 +46,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("changes", SCHEDULES.values(), ids=list(SCHEDULES))
-def test_says_what_transformers_says(
+def test_device_runner_equals_transformers(
     start: Callable[..., Any], transformers_says: Callable[..., Answer], world: Any, changes: dict[str, Any]
 ) -> None:
     mode = changes.get("preemption_mode")

@@ -74,7 +74,7 @@ def ask(config: EngineConfig, prompts: list[list[int]], *, max_tokens: int) -> l
     return heard
 
 
-def test_the_demo_model_says_what_transformers_says_of_it() -> None:
+def test_demo_model_equals_transformers() -> None:
     prompts = [[5, 6, 7, 8, 9], [40, 41, 42]]
     heard = ask(config_of(DEMO, tokens=8, max_model_len=16), prompts, max_tokens=2)
     reference = load_reference(DEMO, "eager")
@@ -133,7 +133,7 @@ class FakeMeter:
         pass
 
 
-def test_a_gpus_memory_is_tried_out_and_divided(small: Path) -> None:
+def test_gpu_memory_is_profiled_and_divided(small: Path) -> None:
     config = config_of(small, enforce_eager=False, cudagraph_capture_sizes=(1, 2), deterministic=False)
     config = replace(config, cache=CacheOptions(swap_space_bytes=1 << 18), server=ServerOptions(max_logprobs=5))
     device = torch.device("cpu") if INTERPRETED else torch.device("cuda", 0)

@@ -39,7 +39,7 @@ def ask(running: Any) -> None:
     running.finish()
 
 
-def test_draws_what_the_cpu_draws(
+def test_device_samples_the_same_tokens_as_the_cpu(
     start: Callable[..., Any], on_the_cpu_path: Callable[..., AbstractContextManager[Any]], world: Any
 ) -> None:
     here = start(world)

@@ -70,7 +70,7 @@ costs = st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0))
     cost=costs,
     step=st.integers(1, 8),
 )
-def test_no_other_choice_is_expected_to_be_faster(
+def test_chosen_draft_lengths_maximize_expected_speed(
     rates: list[float], others: int, cost: tuple[float, float], step: int
 ) -> None:
     """The costs may be a staircase, which no greedy choice would survive."""
@@ -101,12 +101,12 @@ def test_a_rate_starts_with_its_prior_and_follows_the_drafts() -> None:
     assert rate.value < 0.2
 
 
-def test_a_curve_starts_as_the_warm_up_measured() -> None:
+def test_step_curve_starts_with_warm_up_measurements() -> None:
     curve = StepCurve(StepCosts(fixed=0.004, per_token=0.001, per_pair=1e-9))
     assert [curve.seconds(tokens) for tokens in (1, 2, 9, 2000)] == pytest.approx([0.004, 0.005, 0.012, 2.003])
 
 
-def test_a_curve_learns_the_stairs_of_a_tile() -> None:
+def test_step_curve_learns_the_steps_of_a_tile() -> None:
     curve = StepCurve(StepCosts(fixed=1.0, per_token=0.5, per_pair=1e-9))
     for _ in range(60):
         for tokens in (1, 2, 4, 8, 16, 24, 32):
@@ -123,13 +123,13 @@ def test_a_slower_machine_raises_the_parts_that_are_not_measured() -> None:
     assert 1.5 < curve.seconds(8) < 2.5
 
 
-def test_no_draft_is_free_at_first() -> None:
+def test_initial_cost_of_drafts_is_above_zero() -> None:
     """A warm-up on a busy machine may measure that prompts cost nothing."""
     curve = StepCurve(StepCosts(fixed=1.0, per_token=1e-12, per_pair=1e-9))
     assert curve.seconds(11) == pytest.approx(1.2)
 
 
-def test_one_hiccup_changes_little_and_no_time_teaches_nothing() -> None:
+def test_single_outlier_and_zero_time_hardly_change_the_curve() -> None:
     curve = StepCurve(StepCosts(fixed=1.0, per_token=0.1, per_pair=1e-9))
     curve.observe(4, 0.0)
     assert curve.seconds(4) == pytest.approx(1.3)

@@ -28,7 +28,7 @@ def indexed(tokens: list[int], *, shortest: int = 2, longest: int = 4) -> NgramI
         ([1, 2, 3, 1, 2, 3], [1, 2, 3, 1]),
     ],
 )
-def test_what_followed_the_match_is_proposed(text: list[int], expected: list[int]) -> None:
+def test_tokens_after_the_ngram_match_are_proposed(text: list[int], expected: list[int]) -> None:
     assert indexed(text).propose(text, 4) == expected
 
 

@@ -98,7 +98,7 @@ def test_rejected_drafts_change_no_answer(speculating: Callable[..., Any], wrong
     assert counters.steps <= 52
 
 
-def test_a_stop_among_the_drafts_ends_the_answer_there(speculating: Callable[..., Any]) -> None:
+def test_stop_token_among_drafts_ends_the_output(speculating: Callable[..., Any]) -> None:
     prompts = [[seed, 2, 3] for seed in range(1, 30)]
     here, expected = speculating(prompts, SamplingParams(max_tokens=60, stop_token_ids=(7, 8, 9)), num_blocks=200)
     here.run()
@@ -132,7 +132,7 @@ def test_accepted_tokens_are_found_as_prefixes(speculating: Callable[..., Any]) 
     assert here.engine.counters.prefix_cache_hits == (len(text) - 1) // 4 * 4
 
 
-def test_dear_drafts_are_not_verified_but_learned_from(speculating: Callable[..., Any]) -> None:
+def test_expensive_drafts_are_skipped_but_update_the_rate(speculating: Callable[..., Any]) -> None:
     here, expected = speculating([[1, 2, 3]], plain(30), costs=DEAR)
     here.run()
     assert here.tokens == expected
@@ -142,7 +142,7 @@ def test_dear_drafts_are_not_verified_but_learned_from(speculating: Callable[...
 
 
 @pytest.mark.parametrize(("costs", "pays"), [(CHEAP, True), (DEAR, False)])
-def test_batches_say_whether_prompts_are_computed_for_drafts(
+def test_batches_flag_whether_to_prefill_for_drafts(
     speculating: Callable[..., Any], costs: StepCosts, pays: bool
 ) -> None:
     """At first they are; later they are if the last decision was for drafts."""
@@ -155,14 +155,14 @@ def test_batches_say_whether_prompts_are_computed_for_drafts(
     assert found == [True, pays, pays, pays]
 
 
-def test_promising_drafts_are_tried_from_time_to_time(speculating: Callable[..., Any]) -> None:
+def test_skipped_drafts_are_retried_periodically_if_promising(speculating: Callable[..., Any]) -> None:
     here, _ = speculating([[1, 2, 3]], plain(190), costs=DEAR)
     here.run()
     # After 32 and then 64 steps; the next pause is longer than the answer.
     assert here.engine.counters.num_drafts == 2
 
 
-def test_steps_without_drafts_measure_what_drafts_must_beat(speculating: Callable[..., Any]) -> None:
+def test_steps_without_drafts_measure_the_baseline_speed(speculating: Callable[..., Any]) -> None:
     here, _ = speculating([[1, 2, 3]], plain(190))
     here.run()
     # The first step of decoding, and those after 16 and 32 more with drafts: 1 + 16 × 4 + 1 + … tokens.
@@ -206,7 +206,7 @@ def test_sequences_without_drafts_are_counted_by_reason(speculating: Callable[..
     assert here.engine.counters.undrafted_sequences == {"penalties": 19}
 
 
-def test_drafts_leave_blocks_to_others(speculating: Callable[..., Any]) -> None:
+def test_drafts_take_no_blocks_needed_by_other_sequences(speculating: Callable[..., Any]) -> None:
     prompts = [[key, key + 1] for key in range(1, 5)]
     here, expected = speculating(prompts, plain(26), num_blocks=28, block_size=4)
     here.run()

@@ -32,7 +32,7 @@ def test_an_adapter_goes_from_downloading_to_loaded() -> None:
     assert served is not None and (served.number, served.rank, served.num_bytes) == (1, 8, 100)
 
 
-def test_one_on_demand_is_fetched_when_a_request_wants_it() -> None:
+def test_on_demand_adapter_is_fetched_at_the_first_request() -> None:
     registry = Registry([])
     assert follow(registry, entry("fr", placement=Placement.ON_DEMAND)) == ([], [])
     assert states(registry) == {"fr": AdapterState.KNOWN} and registry.names == ["fr"]
@@ -43,7 +43,7 @@ def test_one_on_demand_is_fetched_when_a_request_wants_it() -> None:
     assert registry.take_actions().fetch == [version]
 
 
-def test_a_changed_entry_is_loaded_anew_and_served_until_then() -> None:
+def test_changed_entry_is_reloaded_while_the_old_serves() -> None:
     registry = Registry([])
     follow(registry, entry("fr"))
     registry.loaded(1, 8, 100)
@@ -57,7 +57,7 @@ def test_a_changed_entry_is_loaded_anew_and_served_until_then() -> None:
         assert registry.take_actions().unload == [number - 1]
 
 
-def test_a_version_that_fails_leaves_the_one_before() -> None:
+def test_failed_version_keeps_the_previous_one() -> None:
     registry = Registry([])
     follow(registry, entry("fr"))
     registry.loaded(1, 8, 100)
@@ -73,7 +73,7 @@ def test_a_version_that_fails_leaves_the_one_before() -> None:
     assert registry.take_actions().unload == [1]
 
 
-def test_what_the_file_no_longer_lists_is_unloaded() -> None:
+def test_adapters_removed_from_the_file_are_unloaded() -> None:
     registry = Registry([])
     registry.put(entry("flag"), Origin.FLAG)
     registry.put(entry("request"), Origin.REQUEST)
@@ -83,7 +83,7 @@ def test_what_the_file_no_longer_lists_is_unloaded() -> None:
     assert sorted(states(registry)) == ["b", "flag", "request"]
 
 
-def test_a_name_that_another_origin_serves_is_left_to_it() -> None:
+def test_name_served_by_another_origin_is_kept() -> None:
     registry = Registry([])
     registry.put(entry("fr", "/flag"), Origin.FLAG)
     registry.take_actions()
@@ -101,7 +101,7 @@ def test_the_name_of_the_base_model_is_refused() -> None:
     assert registry.names == []
 
 
-def test_reports_of_versions_that_are_gone_change_nothing() -> None:
+def test_reports_of_removed_versions_are_ignored() -> None:
     registry = Registry([])
     follow(registry, entry("fr"))
     assert registry.remove("fr") and not registry.remove("fr")

@@ -51,7 +51,7 @@ async def test_an_adapter_of_a_flag_that_fails_stops_the_start(make_adapters: Ma
     await adapters.close()
 
 
-async def test_the_file_is_followed(make_adapters: Make, tmp_path: Path) -> None:
+async def test_adapters_file_is_watched(make_adapters: Make, tmp_path: Path) -> None:
     file = tmp_path / "adapters.json"
     file.write_text(render_adapters([Entry(name="fr", source="/fr"), Entry(name="x", source="/missing")]))
     adapters, reader = make_adapters(file=file)
@@ -68,7 +68,7 @@ async def test_the_file_is_followed(make_adapters: Make, tmp_path: Path) -> None
     await adapters.close()
 
 
-async def test_a_file_that_is_not_there_yet_is_no_error(make_adapters: Make, tmp_path: Path) -> None:
+async def test_missing_adapters_file_is_not_an_error(make_adapters: Make, tmp_path: Path) -> None:
     file = tmp_path / "adapters.json"
     adapters, _ = make_adapters(file=file)
     await adapters.start()
@@ -77,7 +77,7 @@ async def test_a_file_that_is_not_there_yet_is_no_error(make_adapters: Make, tmp
     await adapters.close()
 
 
-async def test_models_and_answers_have_the_adapters_name(serving: Serving, make_adapters: Make) -> None:
+async def test_models_and_responses_name_the_adapter(serving: Serving, make_adapters: Make) -> None:
     adapters, _ = make_adapters(modules=(("fr", "/fr"),))
     async with serving(says="Bonjour", adapters=adapters) as server:
         await adapters.start()
@@ -113,9 +113,7 @@ async def test_a_request_waits_for_an_adapter_on_demand(serving: Serving, make_a
     await adapters.close()
 
 
-async def test_requests_for_an_adapter_that_failed_say_why(
-    serving: Serving, make_adapters: Make, tmp_path: Path
-) -> None:
+async def test_failed_adapter_error_contains_the_reason(serving: Serving, make_adapters: Make, tmp_path: Path) -> None:
     file = tmp_path / "adapters.json"
     file.write_text(render_adapters([Entry(name="fr", source="/broken")]))
     adapters, _ = make_adapters(file=file)
@@ -188,7 +186,7 @@ async def test_bad_loads_are_refused(
     await adapters.close()
 
 
-async def test_loading_is_closed_without_roots_and_without_adapters(serving: Serving, make_adapters: Make) -> None:
+async def test_loading_is_forbidden_without_roots_or_adapters(serving: Serving, make_adapters: Make) -> None:
     adapters, _ = make_adapters()
     body = {"lora_name": "fr", "lora_path": "/"}
     async with serving(says="Bonjour", adapters=adapters) as server:

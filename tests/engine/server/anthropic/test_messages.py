@@ -175,7 +175,7 @@ async def test_bad_requests_are_refused_by_name(serving: Serving, fields: dict[s
         assert body["error"]["type"] == "invalid_request_error" and named in body["error"]["message"]
 
 
-async def test_errors_have_anthropics_form_on_these_routes(serving: Serving, tmp_path: Path) -> None:
+async def test_errors_have_the_anthropic_format(serving: Serving, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("api-key-number-1\n")
     async with serving("Hello", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
         denied = await post(server)
@@ -205,7 +205,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(serving: Serving) ->
         assert last["error"]["code"] == "engine_stopped"
 
 
-async def test_anthropics_client_works_unchanged(serving: Serving) -> None:
+async def test_anthropic_client_works_unchanged(serving: Serving) -> None:
     """Anthropic's client asks, streams, calls a tool, sends its result, counts tokens and raises its own errors."""
 
     def says(prompt: str) -> str:

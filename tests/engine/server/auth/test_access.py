@@ -69,7 +69,7 @@ def test_metrics_can_have_a_key_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "allowed"), [("127.0.0.1", True), ("::1", True), ("10.0.0.9", False), (None, False), ("x", False)]
 )
-def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | None, allowed: bool) -> None:
+def test_admin_without_a_key_is_limited_to_localhost(tmp_path: Path, host: str | None, allowed: bool) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1")
     if allowed:
         assert access.check("/admin/drain", Headers({}), host) == ANONYMOUS
@@ -78,7 +78,7 @@ def test_admin_without_a_key_answers_this_host_only(tmp_path: Path, host: str | 
         access.check("/admin/drain", bearer("secret-key-1"), host)
 
 
-def test_an_admin_key_opens_admin_and_an_api_key_does_not(tmp_path: Path) -> None:
+def test_admin_route_accepts_admin_keys_only(tmp_path: Path) -> None:
     access = guarded(tmp_path, Clock(), api="secret-key-1", admin="admin-key-1")
     assert access.check("/admin/drain", bearer("admin-key-1"), "10.0.0.9").tenant is not None
     with pytest.raises(Unauthorized):
@@ -125,7 +125,7 @@ def test_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["broken", "removed"])
-def test_a_file_spoilt_later_leaves_the_keys_as_they_were(tmp_path: Path, spoil: str) -> None:
+def test_key_file_damaged_later_keeps_the_previous_keys(tmp_path: Path, spoil: str) -> None:
     clock = Clock()
     access = guarded(tmp_path, clock, api="first-key-1")
     if spoil == "removed":
@@ -136,7 +136,7 @@ def test_a_file_spoilt_later_leaves_the_keys_as_they_were(tmp_path: Path, spoil:
     assert access.check("/v1/models", bearer("first-key-1"), None).tenant is not None
 
 
-def test_keys_of_the_command_line_open_what_a_file_would() -> None:
+def test_command_line_keys_grant_the_same_access_as_a_file() -> None:
     access = Access(AccessOptions(api_keys=("one", "two")), Clock())
     names = {access.check("/v1/models", bearer(key), "10.0.0.9").tenant for key in ("one", "two")}
     assert len(names) == 2 and None not in names

@@ -114,7 +114,7 @@ def test_a_cost_above_the_capacity_needs_a_full_bucket(level: float, cost: float
 
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), max_size=60), st.integers(1, 120))
-def test_over_any_time_no_more_is_taken_than_flows_in(events: list[tuple[float, int]], per_minute: int) -> None:
+def test_token_bucket_never_exceeds_its_refill_rate(events: list[tuple[float, int]], per_minute: int) -> None:
     bucket, now, used = Bucket(float(per_minute), 0.0), 0.0, 0
     for passed, cost in events:
         now += passed
@@ -128,7 +128,7 @@ def test_over_any_time_no_more_is_taken_than_flows_in(events: list[tuple[float, 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0, "0ms"), (0.25, "250ms"), (7.5, "7.5s"), (12.0, "12s"), (90.0, "1m30s"), (120, "2m0s")]
 )
-def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+def test_reset_times_have_the_openai_format(seconds: float, text: str) -> None:
     assert written_duration(seconds) == text
 
 
@@ -226,7 +226,7 @@ def with_keys(serving: Serving, tmp_path: Path, line: str, says: str | None = No
     return serving(says, access=AccessOptions(api_key_file=tmp_path / "keys"))
 
 
-async def test_one_request_too_many_is_429_in_openais_words(serving: Serving, tmp_path: Path) -> None:
+async def test_request_beyond_the_limit_is_429_in_openai_format(serving: Serving, tmp_path: Path) -> None:
     async with with_keys(serving, tmp_path, "name=ann requests_per_minute=2 tokens_per_minute=1000", "ok") as server:
         server.http.headers["authorization"] = "Bearer plain-key-1"
         answer = await server.complete(max_tokens=2, n=2)
@@ -246,7 +246,9 @@ async def test_one_request_too_many_is_429_in_openais_words(serving: Serving, tm
         assert (await server.http.get("/v1/models")).status_code == 200  # listing models costs nothing
 
 
-async def test_places_come_back_however_requests_end(serving: Serving, tmp_path: Path, token_ids: TokenIds) -> None:
+async def test_concurrency_is_released_however_a_request_ends(
+    serving: Serving, tmp_path: Path, token_ids: TokenIds
+) -> None:
     async with with_keys(serving, tmp_path, "max_concurrent=2") as server:
         server.http.headers["authorization"] = "Bearer plain-key-1"
         for end in ("finishes", "breaks", "leaves"):

@@ -13,7 +13,7 @@ def retry_after(queue: QueueLimit, lengths: list[int], now: float) -> int:
     return caught.value.retry_after_seconds
 
 
-def test_an_empty_queue_takes_a_prompt_of_any_length() -> None:
+def test_empty_queue_accepts_a_prompt_of_any_length() -> None:
     queue = QueueLimit(max_requests=2, max_tokens=10)
     queue.reserve([1000], 0.0)
     assert retry_after(queue, [1], 0.0) >= 1
@@ -43,7 +43,7 @@ def test_more_sequences_than_the_queue_accepts_are_invalid() -> None:
         ([71.0], 100.0, 29),
     ],
 )
-def test_the_time_to_come_back_follows_the_measured_drain(left_at: list[float], now: float, seconds: int) -> None:
+def test_retry_after_follows_the_measured_drain_rate(left_at: list[float], now: float, seconds: int) -> None:
     queue = QueueLimit(max_requests=10, max_tokens=10**6)
     for time in left_at:
         queue.reserve([10], time)
@@ -52,7 +52,7 @@ def test_the_time_to_come_back_follows_the_measured_drain(left_at: list[float], 
     assert retry_after(queue, [10], now) == seconds
 
 
-def test_tokens_decide_where_they_drain_more_slowly() -> None:
+def test_retry_after_uses_tokens_if_they_drain_more_slowly() -> None:
     queue = QueueLimit(max_requests=100, max_tokens=1000)
     queue.reserve([100], 90.0)
     queue.release(100, 90.0, ran=True)
@@ -61,7 +61,7 @@ def test_tokens_decide_where_they_drain_more_slowly() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=60))
-def test_places_are_given_back(events: list[tuple[int, bool]]) -> None:
+def test_queue_reservations_are_released(events: list[tuple[int, bool]]) -> None:
     queue = QueueLimit(max_requests=5, max_tokens=100)
     waiting: list[int] = []
     for now, (length, leave) in enumerate(events):

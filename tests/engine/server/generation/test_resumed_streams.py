@@ -81,7 +81,7 @@ def same_ids(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("case", CASES)
-async def test_a_stream_goes_on_wherever_it_is_cut(serving: Serving, token_ids: TokenIds, case: str) -> None:
+async def test_stream_resumes_after_a_cut_at_any_event(serving: Serving, token_ids: TokenIds, case: str) -> None:
     path, fields, text = CASES[case]
     body, ids = body_of(fields), token_ids(text)
     template = HERMES if case == "tools" else None
@@ -119,7 +119,9 @@ async def test_a_stream_goes_on_wherever_it_is_cut(serving: Serving, token_ids: 
         ({"guided_regex": "a+"}, "a grammar"),
     ],
 )
-async def test_streams_that_cannot_go_on_say_why(serving: Serving, fields: dict[str, Any], reason: str) -> None:
+async def test_streams_that_cannot_resume_report_the_reason(
+    serving: Serving, fields: dict[str, Any], reason: str
+) -> None:
     async with serving("aaaa", resumable_streams=True) as server:
         body = body_of({"prompt": "Hi", **fields})
         headers = {**HEADERS, "content-type": "application/json"}
@@ -154,7 +156,7 @@ FACTS = {"seed": 1, "created": 1, "prompt": "00", "token_ids": []}
         ({**FACTS, "prompt": None, "token_ids": "a END"}, {"stop": ["END"]}, "end the answer"),
     ],
 )
-async def test_continuation_that_cannot_be_right_is_refused(
+async def test_inconsistent_continuation_is_refused(
     serving: Serving, token_ids: TokenIds, facts: dict[str, Any], fields: dict[str, Any], says: str
 ) -> None:
     if isinstance(facts["token_ids"], str):

@@ -72,7 +72,7 @@ async def test_openais_client_raises_when_a_stream_breaks(serving: Serving, toke
     ("error", "status"),
     [(InvalidRequest("needs 9 blocks, there are 8"), 400), (Unavailable("gone", retry_after_seconds=3), 503)],
 )
-async def test_what_breaks_before_the_first_token_is_a_status(
+async def test_failure_before_the_first_token_is_an_http_status(
     serving: Serving, streamed: bool, error: Any, status: int
 ) -> None:
     async with serving() as server:
@@ -93,7 +93,7 @@ async def test_a_failed_answer_without_stream_is_an_error(serving: Serving, toke
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
-async def test_a_client_that_leaves_a_stream_ends_it_on_the_engine(
+async def test_disconnect_cancels_the_stream_in_the_engine(
     serving: Serving, token_ids: TokenIds, tokens_first: bool
 ) -> None:
     async with serving() as server:
@@ -132,7 +132,7 @@ async def _quiet(server: Any) -> None:
     assert server.queue.requests == 0 and server.queue.tokens == 0
 
 
-async def test_one_of_several_answers_that_breaks_ends_them_all(serving: Serving, token_ids: TokenIds) -> None:
+async def test_failure_of_one_choice_cancels_the_others(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat(n=3))
         await server.engine.stream(2)
@@ -144,7 +144,7 @@ async def test_one_of_several_answers_that_breaks_ends_them_all(serving: Serving
         assert server.context.metrics.finished == {"stop": 0, "length": 1, "abort": 0, "error": 2}
 
 
-async def test_a_full_queue_is_429_with_a_time_to_come_back(serving: Serving, token_ids: TokenIds) -> None:
+async def test_full_queue_is_429_with_retry_after(serving: Serving, token_ids: TokenIds) -> None:
     async with serving(admission=AdmissionOptions(max_queued_requests=1)) as server:
         waiting = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
@@ -158,7 +158,7 @@ async def test_a_full_queue_is_429_with_a_time_to_come_back(serving: Serving, to
         assert server.queue.requests == 0
 
 
-async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(serving: Serving) -> None:
+async def test_request_queued_too_long_gets_503_queue_timeout(serving: Serving) -> None:
     async with serving(admission=AdmissionOptions(max_queue_seconds=0.05)) as server:
         response = await server.chat(stream=True)
         assert response.status_code == 503 and response.json()["error"]["code"] == "queue_timeout"
@@ -166,7 +166,7 @@ async def test_who_waits_too_long_is_told_so_and_leaves_the_queue(serving: Servi
         await _quiet(server)
 
 
-async def test_who_runs_in_time_is_left_alone(serving: Serving, token_ids: TokenIds) -> None:
+async def test_request_started_before_the_queue_timeout_continues(serving: Serving, token_ids: TokenIds) -> None:
     async with serving(admission=AdmissionOptions(max_queue_seconds=0.2)) as server:
         asking = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
@@ -176,7 +176,7 @@ async def test_who_runs_in_time_is_left_alone(serving: Serving, token_ids: Token
         assert (await asking).status_code == 200
 
 
-async def test_a_drain_lets_what_runs_finish_and_refuses_the_rest(serving: Serving, token_ids: TokenIds) -> None:
+async def test_drain_finishes_running_requests_and_refuses_new_ones(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat(stream=True))
         stream = await server.engine.stream()
@@ -194,7 +194,7 @@ async def test_a_drain_lets_what_runs_finish_and_refuses_the_rest(serving: Servi
         await asyncio.wait_for(server.context.lifecycle.drained(), 60)
 
 
-async def test_what_outlasts_the_drain_is_told(serving: Serving, token_ids: TokenIds) -> None:
+async def test_stream_beyond_the_drain_timeout_gets_an_error(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
         server.context.lifecycle.begin_drain()
         server.context.lifecycle.fail_all(Unavailable("the server is stopping", code="shutting_down"))
@@ -203,7 +203,7 @@ async def test_what_outlasts_the_drain_is_told(serving: Serving, token_ids: Toke
         assert server.engine.streams[0].cancelled.is_set()
 
 
-async def test_without_an_engine_requests_are_told_to_come_back(serving: Serving) -> None:
+async def test_starting_engine_gives_503_with_retry_after(serving: Serving) -> None:
     async with serving(ready=False) as server:
         server.engine.state = "starting"
         response = await server.chat()
@@ -230,7 +230,7 @@ async def test_a_bug_is_a_500_without_internals(serving: Serving, caplog: pytest
         assert (server.queue.requests, server.context.lifecycle.in_flight) == (0, 0)
 
 
-async def test_a_fault_of_ours_in_a_stream_is_an_error_event(
+async def test_internal_error_in_a_stream_is_an_error_event(
     serving: Serving, token_ids: TokenIds, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving() as server, streaming(server, token_ids("Hel")) as response:
@@ -239,7 +239,7 @@ async def test_a_fault_of_ours_in_a_stream_is_an_error_event(
         assert '"type":"server_error"' in text and "secret" not in text and "secret detail" in caplog.text
 
 
-async def test_a_client_that_takes_nothing_is_given_up(
+async def test_client_that_reads_nothing_is_disconnected(
     serving: Serving, token_ids: TokenIds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming_answers, "_SEND_TIMEOUT_SECONDS", 0.2)
@@ -264,7 +264,9 @@ async def test_a_client_that_takes_nothing_is_given_up(
 
 
 @pytest.mark.parametrize("asked", [False, True])
-async def test_usage_comment_ends_a_stream_that_asks_for_it(serving: Serving, token_ids: TokenIds, asked: bool) -> None:
+async def test_usage_comment_ends_a_stream_with_the_usage_header(
+    serving: Serving, token_ids: TokenIds, asked: bool
+) -> None:
     ids = token_ids("Hello")
     async with serving() as server:
         headers = {USAGE_HEADER: "1"} if asked else {}

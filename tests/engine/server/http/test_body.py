@@ -41,7 +41,7 @@ async def read_object(request: Request, max_bytes: int, budget: BodyBudget | Non
         return await body_module.read_object(request, max_bytes, held)
 
 
-async def test_a_body_comes_in_parts() -> None:
+async def test_body_may_arrive_in_parts() -> None:
     assert await read_object(request_with(json.dumps(CHAT).encode()), 1000) == CHAT
 
 
@@ -59,7 +59,7 @@ async def test_a_body_comes_in_parts() -> None:
         (b"null", "null"),
     ],
 )
-async def test_what_is_no_json_object_is_refused(body: bytes, part: str) -> None:
+async def test_body_that_is_not_a_json_object_is_refused(body: bytes, part: str) -> None:
     with pytest.raises(InvalidRequest, match=part) as caught:
         await read_object(request_with(body), 10**6)
     assert caught.value.code == "invalid_json" and len(error_body(caught.value)) <= 4096
@@ -115,7 +115,7 @@ async def test_more_values_than_any_request_needs_are_refused(text: str) -> None
         {"tokens": [7] * 150_000, "model": "é"},
     ],
 )
-async def test_a_large_body_is_what_a_small_one_is(content: dict[str, Any]) -> None:
+async def test_large_body_is_parsed_like_a_small_one(content: dict[str, Any]) -> None:
     assert await read_object(large(json.dumps(content)), 2**23) == content
 
 
@@ -295,12 +295,12 @@ def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
     assert validate_body(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
-def test_the_document_says_that_no_prompt_is_cut_to_nothing() -> None:
+def test_schema_forbids_truncation_to_zero_tokens() -> None:
     described = CompletionRequest.model_json_schema()["properties"]["truncate_prompt_tokens"]["anyOf"]
     assert described == [{"type": "integer", "anyOf": [{"const": -1}, {"minimum": 1}]}, {"type": "null"}]
 
 
-def test_an_echo_of_null_is_none() -> None:
+def test_null_echo_means_false() -> None:
     body = validate_body(CompletionRequest, {"model": "m", "prompt": "a", "echo": None}, lenient=False)
     assert not body.echo
 
@@ -343,7 +343,7 @@ def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
         ({**CHAT, "messages": [{}] * 10_001}, "messages: should have at most 10000 items"),
     ],
 )
-def test_there_is_a_bound_to_how_much_can_be_wrong(content: dict[str, Any], reason: str) -> None:
+def test_number_of_reported_problems_is_bounded(content: dict[str, Any], reason: str) -> None:
     assert refusal(ChatCompletionRequest, content).message.startswith(reason)
 
 
@@ -376,7 +376,7 @@ fields = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_f
 
 
 @given(st.dictionaries(st.sampled_from(fields), json_values, max_size=5), st.booleans())
-def test_no_body_makes_anything_but_an_object_or_a_refusal(change: dict[str, Any], lenient: bool) -> None:
+def test_any_body_is_parsed_or_rejected(change: dict[str, Any], lenient: bool) -> None:
     for model, content in ((ChatCompletionRequest, CHAT), (CompletionRequest, COMPLETION)):
         body = {**content, **change}
         try:

@@ -70,7 +70,7 @@ async def test_every_route_needs_its_key_except_the_open_ones(serving: Serving, 
             assert opened == expected, (method, path, statuses)
 
 
-async def test_a_route_that_is_added_later_needs_a_key_by_itself(
+async def test_new_routes_require_a_key_by_default(
     serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "api").write_text("api-key-number-1\n")
@@ -84,7 +84,7 @@ async def test_a_route_that_is_added_later_needs_a_key_by_itself(
         assert [answer.status_code for answer in answers] == [401, 200]
 
 
-async def test_nothing_that_is_said_or_answered_gets_into_the_logs(
+async def test_prompts_and_outputs_never_appear_in_the_logs(
     serving: Serving, token_ids: TokenIds, capfd: pytest.CaptureFixture[str]
 ) -> None:
     touched = ("quire_engine", "uvicorn", "asyncio", "opentelemetry")

@@ -25,7 +25,7 @@ Serving = Callable[..., Any]
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-async def test_nothing_a_client_sends_begins_a_line_of_the_log(
+async def test_client_data_cannot_start_a_log_line(
     serving: Serving, caplog: pytest.LogCaptureFixture, format: Any
 ) -> None:
     forged = "12:00:00.000 error   the engine has failed"
@@ -41,7 +41,7 @@ async def test_nothing_a_client_sends_begins_a_line_of_the_log(
         assert not {"\r", "\x1b", "\x85", "\u2028"} & set(line)
 
 
-async def test_a_long_path_makes_no_long_line(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
+async def test_long_path_is_cut_in_the_log(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     async with serving("ok", log_requests=True) as server:
         with caplog.at_level(logging.INFO, logger="quire_engine"):
             await server.http.get("/x" * 10_000)
@@ -53,7 +53,7 @@ async def test_a_long_path_makes_no_long_line(serving: Serving, caplog: pytest.L
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
 @pytest.mark.parametrize("local", [False, True], ids=["address", "unix socket"])
-def test_what_a_proxy_on_this_host_passes_on_is_not_of_this_host(header: str, local: bool) -> None:
+def test_proxied_request_is_not_treated_as_localhost(header: str, local: bool) -> None:
     access = Access(AccessOptions(), lambda: 0.0, local=local)
     host = None if local else "127.0.0.1"
     assert access.check("/admin/drain", Headers({}), host) == ANONYMOUS
@@ -61,7 +61,7 @@ def test_what_a_proxy_on_this_host_passes_on_is_not_of_this_host(header: str, lo
         access.check("/admin/drain", Headers({header: "127.0.0.1"}), host)
 
 
-def test_this_host_may_come_by_ipv4_to_an_ipv6_socket() -> None:
+def test_ipv4_mapped_loopback_counts_as_localhost() -> None:
     access = Access(AccessOptions(), lambda: 0.0)
     assert access.check("/admin/drain", Headers({}), "::ffff:127.0.0.1") == ANONYMOUS
     with pytest.raises(Forbidden):
@@ -82,7 +82,7 @@ async def test_prompt_logprobs_count_for_each_answer_that_reports_them(
         assert len(server.engine.streams) == 2
 
 
-async def test_an_answer_in_one_piece_holds_only_so_many_logprobs(
+async def test_logprobs_of_an_unstreamed_response_are_bounded(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaming, "MAX_LOGPROBS_HELD", 100)
@@ -100,7 +100,7 @@ async def test_a_list_of_allowed_tokens_is_bounded(serving: Serving) -> None:
         assert refused.status_code == 400 and "allowed_token_ids: has 10001" in refused.json()["error"]["message"]
 
 
-async def test_tokenize_keeps_the_templates_own_names_too(serving: Serving) -> None:
+async def test_template_kwargs_may_not_override_reserved_names(serving: Serving) -> None:
     async with serving("ok") as server:
         for path, more in (("/tokenize", {}), ("/v1/chat/completions", {"model": "demo"})):
             body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}, **more}
@@ -111,7 +111,7 @@ async def test_tokenize_keeps_the_templates_own_names_too(serving: Serving) -> N
 # --- connections ---
 
 
-async def test_an_answer_that_nobody_reads_is_dropped(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unread_response_is_dropped_after_a_timeout(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_protocol, "UNREAD_SECONDS", 0.2)
     async with serving("ok") as server:
         server.engine.ready = msgspec.structs.replace(server.engine.ready, max_model_len=1_500_000)

@@ -48,7 +48,7 @@ async def post(app: OneTrial, headers: list[tuple[bytes, bytes]], started: async
     return status
 
 
-async def test_second_trial_is_refused_until_the_first_begins() -> None:
+async def test_second_trial_is_refused_until_the_first_starts() -> None:
     app = App()
     trials = OneTrial(app)
     begun = asyncio.Event()
@@ -69,7 +69,7 @@ async def test_second_trial_is_refused_until_the_first_begins() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "status"), [(TOGETHER, TOGETHER, 200), (TOGETHER, TRIAL, 429), (TRIAL, TOGETHER, 429)]
 )
-async def test_streams_go_on_together_and_not_with_a_trial(
+async def test_streams_run_concurrently_but_not_with_a_trial(
     first: list[tuple[bytes, bytes]], second: list[tuple[bytes, bytes]], status: int
 ) -> None:
     app = App()
@@ -83,7 +83,7 @@ async def test_streams_go_on_together_and_not_with_a_trial(
     assert await asyncio.gather(running, other) == [200, status]
 
 
-async def test_trial_whose_gateway_left_is_over() -> None:
+async def test_trial_ends_when_its_gateway_disconnects() -> None:
     app = App()
     trials = OneTrial(app)
     first = asyncio.create_task(post(trials, TRIAL))
@@ -95,7 +95,7 @@ async def test_trial_whose_gateway_left_is_over() -> None:
     assert await post(trials, TRIAL) == 200
 
 
-def test_refusal_says_when_to_try_again() -> None:
+def test_refused_trial_has_retry_after() -> None:
     inner: list[TestClient] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

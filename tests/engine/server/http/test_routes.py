@@ -27,7 +27,7 @@ TokenIds = Callable[[str], list[int]]
         ("GET", "/%2e%2e/etc", 404),
     ],
 )
-async def test_unknown_routes_and_methods_answer_in_the_same_shape(
+async def test_unknown_routes_and_methods_use_the_error_format(
     serving: Serving, method: str, path: str, status: int
 ) -> None:
     async with serving("ok") as server:
@@ -64,7 +64,7 @@ async def test_a_wrong_body_is_400_and_never_422(serving: Serving) -> None:
         assert (await server.http.post("/v1/completions", content=b"x")).status_code == 415
 
 
-async def test_a_large_body_is_413_and_the_server_goes_on(serving: Serving) -> None:
+async def test_large_body_is_413_and_the_server_keeps_serving(serving: Serving) -> None:
     async with serving("ok", max_body_bytes=2000) as server:
         response = await server.complete(prompt="x" * 3000)
         assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
@@ -74,7 +74,7 @@ async def test_a_large_body_is_413_and_the_server_goes_on(serving: Serving) -> N
 @pytest.mark.parametrize(
     ("sent", "kept"), [("abc-1", True), ("bad id", False), ("é" * 3, False), ("x" * 129, False), ("", False)]
 )
-async def test_request_ids_go_through_where_they_are_sound(serving: Serving, sent: str, kept: bool) -> None:
+async def test_valid_request_ids_are_returned(serving: Serving, sent: str, kept: bool) -> None:
     async with serving("ok") as server:
         response = await server.http.post(
             "/v1/completions", json={"model": "demo", "prompt": "x"}, headers={"x-request-id": sent.encode()}
@@ -148,7 +148,7 @@ async def test_version_names_the_level_of_the_cpu(serving: Serving) -> None:
         }
 
 
-async def test_tokenize_and_back(serving: Serving, token_ids: TokenIds) -> None:
+async def test_tokenize_and_detokenize_round_trip(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         made = (await server.http.post("/tokenize", json={"prompt": "aé", "return_token_strs": True})).json()
         assert made["count"] == 3 and made["tokens"] == token_ids("aé") and made["max_model_len"] == 512
@@ -170,9 +170,7 @@ async def test_tokenize_and_back(serving: Serving, token_ids: TokenIds) -> None:
         ("/detokenize", {"tokens": [99999]}, "tokens: 99999 "),
     ],
 )
-async def test_tokenize_refuses_what_it_cannot_read(
-    serving: Serving, path: str, body: dict[str, Any], part: str
-) -> None:
+async def test_tokenize_refuses_invalid_input(serving: Serving, path: str, body: dict[str, Any], part: str) -> None:
     async with serving() as server:
         response = await server.http.post(path, json=body)
         assert response.status_code in (400, 404) and part in response.json()["error"]["message"]
@@ -184,7 +182,7 @@ async def test_the_prefix_cache_is_reset_on_request(serving: Serving) -> None:
         assert server.engine.resets == 1
 
 
-async def test_the_openapi_document_describes_what_is_taken(serving: Serving) -> None:
+async def test_openapi_document_describes_request_bodies(serving: Serving) -> None:
     async with serving() as server:
         document = (await server.http.get("/openapi.json")).json()
         body = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -203,9 +201,7 @@ async def test_the_page_for_people_needs_nothing_from_the_internet(serving: Serv
             assert file.status_code == 200 and len(file.content) > 100
 
 
-async def test_a_line_is_logged_per_request_without_what_was_said(
-    serving: Serving, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_request_log_line_has_no_prompt_and_no_output(serving: Serving, caplog: pytest.LogCaptureFixture) -> None:
     async with serving("answer", log_requests=True) as server:
         with caplog.at_level(logging.INFO, logger="quire_engine"):
             await server.complete(prompt="secret")
@@ -249,13 +245,13 @@ async def test_a_body_larger_than_the_bound_on_headers_is_no_header(serving: Ser
             assert (await server.complete(prompt="x" * 130_000, truncate_prompt_tokens=5)).status_code == 200
 
 
-async def test_no_http_is_answered_and_closed(serving: Serving) -> None:
+async def test_data_that_is_not_http_gets_400_and_is_closed(serving: Serving) -> None:
     async with serving() as server:
         assert (await raw(server.address, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
         assert (await server.http.get("/livez")).status_code == 200
 
 
-async def test_a_prefix_of_paths_opens_no_other_route(serving: Serving, tmp_path: Path) -> None:
+async def test_root_path_does_not_bypass_keys(serving: Serving, tmp_path: Path) -> None:
     (tmp_path / "api").write_text("api-key-number-1\n")
     (tmp_path / "admin").write_text("admin-key-number-1\n")
     access = AccessOptions(api_key_file=tmp_path / "api", admin_key_file=tmp_path / "admin")

@@ -46,7 +46,7 @@ async def received(connection: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("start", [b"", b"GET /v1/models HTTP/1.1\r\nx: "], ids=["silent", "endless header"])
-async def test_a_head_that_does_not_end_is_given_up(
+async def test_unfinished_request_head_times_out(
     serving: Serving, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.3)
@@ -74,7 +74,7 @@ async def test_a_body_that_does_not_arrive_is_408(serving: Serving, monkeypatch:
         assert server.context.lifecycle.in_flight == 0
 
 
-async def test_a_url_as_long_as_a_book_is_431(serving: Serving) -> None:
+async def test_very_long_url_is_431(serving: Serving) -> None:
     async with serving("ok") as server:
         answer = await trickle(server.address, b"GET /v1/models?x=" + b"y" * 70_000, b"y")
         assert answer.startswith(b"HTTP/1.1 431 ") or answer == b""  # reset if it still sends after the answer

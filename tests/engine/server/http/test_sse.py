@@ -9,7 +9,7 @@ from quire_engine.server.http import sse
 
 
 @given(st.text())
-def test_an_event_prepared_for_its_text_is_the_event(text: str) -> None:
+def test_prepared_event_equals_the_encoded_event(text: str) -> None:
     def payload(text: str) -> dict[str, Any]:
         return {"id": "chatcmpl-1", "choices": [{"delta": {"content": text}, "finish_reason": None}], "usage": None}
 

@@ -70,7 +70,7 @@ def trusting(authority: trustme.CA, identity: Path | None = None) -> ssl.SSLCont
 
 
 @pytest.mark.parametrize("end", [END, UNSUPPORTED])
-def test_the_end_of_a_certificate_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
+def test_certificate_expiry_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
     options = issue(authority, tmp_path, end)
     assert ReloadingTls(options, Clock()).certificate_expiry() == end.timestamp()
     certificate = x509.load_pem_x509_certificate(options.certfile.read_bytes())
@@ -78,7 +78,7 @@ def test_the_end_of_a_certificate_is_read(authority: trustme.CA, tmp_path: Path,
 
 
 @given(st.data())
-def test_what_is_no_certificate_is_a_value_error(data: st.DataObject) -> None:
+def test_invalid_certificate_raises_value_error(data: st.DataObject) -> None:
     der = bytearray(CERTIFICATE)
     cut = data.draw(st.integers(0, len(der)))
     for place, value in data.draw(st.lists(st.tuples(st.integers(0, len(der) - 1), st.integers(0, 255)), max_size=4)):
@@ -153,7 +153,7 @@ def swap(link: Path, target: Path) -> None:
     os.replace(fresh, link)
 
 
-async def test_a_rotation_reaches_new_connections_and_drops_none(
+async def test_certificate_rotation_applies_to_new_connections(
     serving: Serving, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second, clock = trustme.CA(), trustme.CA(), Clock()
@@ -208,7 +208,7 @@ async def test_clients_without_a_certificate_reach_the_probes_only(
             await statuses("stranger")
 
 
-async def test_what_is_no_tls_ends_that_connection_only(
+async def test_plain_http_on_tls_port_closes_that_connection_only(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
     tls = ReloadingTls(issue(authority, tmp_path), Clock())
@@ -256,7 +256,7 @@ async def test_a_client_of_a_removed_authority_cannot_resume(
             assert answer == b""
 
 
-def test_files_that_vanish_while_they_are_read_again_end_nothing(
+def test_files_deleted_during_reload_keep_the_server_running(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options, clock = issue(authority, tmp_path), Clock()

@@ -60,7 +60,7 @@ def scraped(metrics: Metrics, **options: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def test_names_types_and_labels_are_vllms() -> None:
+def test_metric_names_types_and_labels_equal_those_of_vllm() -> None:
     wanted = {}
     for line in (Path(__file__).parent / "vllm_metrics.txt").read_text().splitlines():
         if line and not line.startswith("#"):
@@ -121,7 +121,7 @@ _BUCKETS = {
 }
 
 
-def test_every_histogram_has_the_buckets_dashboards_know() -> None:
+def test_histograms_have_the_buckets_of_the_dashboards() -> None:
     text = Exposition(Metrics("m", 512), CacheOptions(), time.monotonic).text().decode()
     bounds: dict[str, list[str]] = {}
     for family in text_string_to_metric_families(text):
@@ -135,7 +135,7 @@ def test_every_histogram_has_the_buckets_dashboards_know() -> None:
     assert found == _BUCKETS
 
 
-async def test_what_is_turned_away_is_counted_by_its_reason(serving: Serving, tmp_path: Path) -> None:
+async def test_rejected_requests_are_counted_by_reason(serving: Serving, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("requests_per_minute=3 plain-key-1\n")
     async with serving("ok", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
         rejected = server.context.metrics.rejected
@@ -152,7 +152,7 @@ async def test_what_is_turned_away_is_counted_by_its_reason(serving: Serving, tm
         assert 'reason="key_limit"} 1.0' in (await server.http.get("/metrics")).text
 
 
-def test_buckets_are_those_dashboards_expect() -> None:
+def test_histogram_buckets_equal_those_of_vllm() -> None:
     assert TIME_TO_FIRST_TOKEN[:4] == (0.001, 0.005, 0.01, 0.02) and TIME_TO_FIRST_TOKEN[-2:] == (640.0, 2560.0)
     assert len(TIME_TO_FIRST_TOKEN) == 22 and len(PER_TOKEN) == 19 and len(PER_REQUEST) == 21
     assert one_two_five(512) == (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -198,7 +198,7 @@ def test_a_histogram_is_written_as_the_client_library_writes_it(name: str, obser
     assert text == generate_latest(registry).decode()
 
 
-def test_a_scrape_takes_no_more_than_two_milliseconds() -> None:
+def test_scrape_stays_within_two_milliseconds() -> None:
     metrics = Metrics("m", 2**17)
     metrics.engine_ready(ready())
     metrics.engine_stats(stats(num_running=1000, preemptions={"recompute:no_free_blocks": 2}))
@@ -211,7 +211,7 @@ def test_a_scrape_takes_no_more_than_two_milliseconds() -> None:
     assert sorted(taken)[5] < 0.002  # its cost if no other process uses the core's caches
 
 
-def test_gauges_are_the_engines_last_words() -> None:
+def test_gauges_show_the_latest_engine_report() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_stats(
         stats(
@@ -235,7 +235,7 @@ def test_gauges_are_the_engines_last_words() -> None:
     assert found["quire_kv_slots_wasted"] == {"": 6} and found["quire_last_step_age_seconds"] == {"": 2}
 
 
-def test_a_lost_engine_runs_nothing_and_its_counters_stay() -> None:
+def test_lost_engine_zeroes_gauges_and_keeps_counters() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_stats(stats(num_running=3, num_waiting=2, kv_usage=0.4, prompt_tokens=100))
@@ -248,7 +248,7 @@ def test_a_lost_engine_runs_nothing_and_its_counters_stay() -> None:
     assert scraped(metrics)["vllm:prompt_tokens_total"] == {"": 100}
 
 
-def test_counters_go_on_over_a_restart_of_the_engine() -> None:
+def test_counters_continue_after_an_engine_restart() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_stats(
@@ -318,7 +318,7 @@ def test_an_ended_request_counts_as_no_success_time() -> None:
     assert metrics.finished["abort"] == 1 and metrics.e2e_latency.cumulative()[-1] == 0
 
 
-def test_tokens_that_arrive_count_less_the_share_the_cache_held() -> None:
+def test_arriving_tokens_exclude_the_cached_share() -> None:
     metrics = Metrics("m", 512)
     metrics.arrived(100)
     metrics.engine_stats(stats(prefix_cache_queries=100, prefix_cache_hits=75))
@@ -361,7 +361,7 @@ def test_expected_prefix_hits_reduce_queued_prefill_tokens() -> None:
     assert pending(metrics) == 30 + (40 + 200) / 4
 
 
-def test_an_engine_that_died_has_nothing_to_compute() -> None:
+def test_dead_engine_has_no_pending_prefill() -> None:
     metrics = Metrics("m", 512)
     metrics.engine_ready(ready())
     metrics.engine_sent(300)
@@ -372,7 +372,7 @@ def test_an_engine_that_died_has_nothing_to_compute() -> None:
     assert pending(metrics) == 7
 
 
-async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
+async def test_scrape_counts_served_requests_and_tokens(serving: Serving) -> None:
     async with serving("Hello") as server:
         await server.chat()
         await server.complete(n=2, max_tokens=3)
@@ -402,7 +402,7 @@ async def test_a_scrape_tells_what_was_served(serving: Serving) -> None:
         (None, None),
     ],
 )  # fmt: skip
-async def test_load_balancers_are_told_the_load_when_they_ask(
+async def test_load_is_reported_in_the_requested_orca_format(
     serving: Serving, format: str | None, report: str | None
 ) -> None:
     async with serving("ok") as server:
@@ -423,7 +423,7 @@ PROMETHEUS_ACCEPTS = {
 
 
 @pytest.mark.parametrize("accept", PROMETHEUS_ACCEPTS.values(), ids=PROMETHEUS_ACCEPTS.keys())
-async def test_prometheus_is_given_vllms_names_with_their_colons(serving: Serving, accept: str) -> None:
+async def test_metric_names_keep_the_colons_of_vllm(serving: Serving, accept: str) -> None:
     async with serving("Hello") as server:
         await server.chat()
         reply = await server.http.get("/metrics", headers={"accept": accept})

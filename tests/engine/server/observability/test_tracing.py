@@ -64,17 +64,17 @@ def test_a_traceparent_is_read(traceparent: str, sampled: bool) -> None:
         f"00-{TRACE}-{PARENT}-1",
     ],
 )
-def test_what_is_no_traceparent_is_as_if_it_had_not_been_sent(traceparent: str | None) -> None:
+def test_invalid_traceparent_is_ignored(traceparent: str | None) -> None:
     assert read_context(traceparent, "vendor=1") is None
 
 
 @given(st.text(max_size=70), st.text(max_size=600))
-def test_no_header_makes_a_traceback(traceparent: str, tracestate: str) -> None:
+def test_trace_headers_never_raise(traceparent: str, tracestate: str) -> None:
     context = read_context(traceparent, tracestate)
     assert context is None or len(context.state) <= 512
 
 
-async def test_without_a_collector_the_trace_is_passed_on_and_logged(
+async def test_trace_without_collector_is_propagated_and_logged(
     serving: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines: list[str] = []
@@ -199,7 +199,7 @@ async def test_a_request_is_one_span_with_its_times_and_tokens(
     assert span.start_time_unix_nano <= events[0][1] <= events[1][1] <= span.end_time_unix_nano
 
 
-async def test_failures_are_told_and_prompts_are_not(serving: Serving, collector: Collector) -> None:
+async def test_spans_report_failures_without_prompts(serving: Serving, collector: Collector) -> None:
     tracing = OtlpTracing(collector.endpoint)
     async with serving(tracing=tracing) as server:
         server.engine.refuses = Unavailable("the engine is being restarted")
@@ -221,7 +221,7 @@ async def test_failures_are_told_and_prompts_are_not(serving: Serving, collector
     assert "marker of" not in "".join(map(str, collector.spans))
 
 
-async def test_what_the_caller_does_not_sample_is_not_sent(serving: Serving, collector: Collector) -> None:
+async def test_spans_of_unsampled_traces_are_not_exported(serving: Serving, collector: Collector) -> None:
     tracing = OtlpTracing(collector.endpoint)
     async with serving("ok", tracing=tracing) as server:
         answer = await server.http.get("/v1/models", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
@@ -230,9 +230,7 @@ async def test_what_the_caller_does_not_sample_is_not_sent(serving: Serving, col
     assert collector.spans == []
 
 
-async def test_a_collector_that_is_gone_costs_a_request_nothing(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreachable_collector_does_not_delay_requests(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "1")
     with socket.socket() as silent:  # accepts connections and never answers
         silent.bind(("127.0.0.1", 0))
@@ -256,11 +254,11 @@ async def test_a_collector_that_is_gone_costs_a_request_nothing(
         ("https://c/own/path", "https://c/own/path"),
     ],
 )
-def test_a_collectors_bare_address_means_its_usual_path(given: str, used: str) -> None:
+def test_collector_address_without_a_path_gets_the_default(given: str, used: str) -> None:
     assert with_path(given) == used
 
 
-def test_without_an_endpoint_nothing_that_sends_spans_is_loaded() -> None:
+def test_exporter_is_not_imported_without_an_endpoint() -> None:
     program = (
         "import sys, quire_engine.__main__, quire_engine.server.serve\n"
         "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter', 'google.protobuf', 'requests')\n"
@@ -270,7 +268,7 @@ def test_without_an_endpoint_nothing_that_sends_spans_is_loaded() -> None:
     assert done.stdout == "[]\n"
 
 
-async def test_header_fields_sent_twice_are_one_list(serving: Serving) -> None:
+async def test_repeated_header_fields_are_joined(serving: Serving) -> None:
     async with serving("ok") as server:
         states = [("tracestate", "a=1"), ("tracestate", "b=2")]
         answer = await server.http.get("/v1/models", headers=[("traceparent", TRACEPARENT), *states])

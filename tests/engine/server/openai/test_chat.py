@@ -15,7 +15,7 @@ TokenIds = Callable[[str], list[int]]
 HI: Any = [{"role": "user", "content": "Hi"}]
 
 
-async def test_a_chat_in_one_piece(serving: Serving) -> None:
+async def test_chat_without_streaming(serving: Serving) -> None:
     async with serving("Hello") as server:
         body = (await server.chat()).json()
         assert body["id"].startswith("chatcmpl-") and body["object"] == "chat.completion"
@@ -51,7 +51,7 @@ def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str
     return {"index": 0, "logprobs": None, "finish_reason": finish_reason, "delta": delta}
 
 
-async def test_the_prompt_is_what_the_template_makes_of_it(serving: Serving, token_ids: TokenIds) -> None:
+async def test_prompt_equals_the_rendered_chat_template(serving: Serving, token_ids: TokenIds) -> None:
     async with serving("ok") as server:
         messages = [
             {"role": "developer", "content": "Be kind."},
@@ -84,7 +84,7 @@ async def test_template_variables_come_from_the_request(serving: Serving) -> Non
         assert server.context.tokenizer.decode(server.engine.streams[0].prompt) == "calm Hi"
 
 
-async def test_an_answer_may_take_what_room_is_left(serving: Serving) -> None:
+async def test_max_tokens_defaults_to_the_remaining_context(serving: Serving) -> None:
     async with serving("ok") as server:
         await server.chat()
         await server.chat(max_completion_tokens=7)
@@ -92,7 +92,7 @@ async def test_an_answer_may_take_what_room_is_left(serving: Serving) -> None:
         assert limits == [512 - prompt, 7]
 
 
-async def test_the_models_own_limit_holds_where_the_client_sets_none(serving: Serving) -> None:
+async def test_model_default_max_tokens_applies_without_a_client_value(serving: Serving) -> None:
     async with serving("ok", defaults=SamplingDefaults(max_new_tokens=20)) as server:
         await server.chat()
         await server.chat(max_tokens=30)
@@ -122,9 +122,7 @@ async def test_logprobs_name_tokens_and_their_bytes(serving: Serving) -> None:
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "no place for tools", "tools"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused(
-    serving: Serving, fields: dict[str, Any], part: str, param: str
-) -> None:
+async def test_invalid_chat_fields_are_refused(serving: Serving, fields: dict[str, Any], part: str, param: str) -> None:
     async with serving("ok") as server:
         response = await server.chat(**fields)
         error = response.json()["error"]
@@ -138,13 +136,13 @@ async def test_a_template_that_refuses_is_a_400(serving: Serving) -> None:
         assert error["message"].endswith(": roles must alternate") and error["param"] == "messages"
 
 
-async def test_a_model_without_a_template_says_so(serving: Serving) -> None:
+async def test_chat_without_a_template_is_a_400_with_code(serving: Serving) -> None:
     async with serving("ok", template=None) as server:
         response = await server.chat()
         assert response.status_code == 400 and response.json()["error"]["code"] == "no_chat_template"
 
 
-async def test_lenient_answers_what_strict_refuses(serving: Serving) -> None:
+async def test_lenient_mode_accepts_unknown_fields(serving: Serving) -> None:
     async with serving("ok", lenient=True) as server:
         assert (await server.chat(colour="red")).status_code == 200
     async with serving("ok") as server:
@@ -153,7 +151,7 @@ async def test_lenient_answers_what_strict_refuses(serving: Serving) -> None:
         assert response.json()["error"]["message"] == "colour: unknown field"
 
 
-async def test_openais_own_client_runs_its_usual_calls(serving: Serving) -> None:
+async def test_openai_client_runs_its_usual_calls(serving: Serving) -> None:
     async with serving("Hello") as server:
         client: openai.AsyncOpenAI = server.openai
         answer = await client.chat.completions.create(model="demo", messages=HI, max_completion_tokens=20, n=2)
@@ -177,7 +175,7 @@ async def test_openais_own_client_runs_its_usual_calls(serving: Serving) -> None
             )
 
 
-async def test_tokens_that_came_together_are_one_event(serving: Serving, token_ids: TokenIds) -> None:
+async def test_tokens_of_one_update_are_one_event(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat(stream=True))
         stream = await server.engine.stream()

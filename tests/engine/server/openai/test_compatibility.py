@@ -98,7 +98,7 @@ async def test_fields_without_an_effect_are_accepted_on_both_routes(serving: Ser
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "audio": {"id": "a"}}]},
     ],
 )
-async def test_what_chat_clients_add_is_accepted(serving: Serving, fields: dict[str, Any]) -> None:
+async def test_extra_fields_of_chat_clients_are_accepted(serving: Serving, fields: dict[str, Any]) -> None:
     async with serving("ok") as server:
         answer = await server.chat(**fields)
         assert answer.status_code == 200, answer.text
@@ -107,7 +107,7 @@ async def test_what_chat_clients_add_is_accepted(serving: Serving, fields: dict[
 @pytest.mark.parametrize(
     ("field", "near"), [("max_token", "max_tokens"), ("temprature", "temperature"), ("stops", "stop")]
 )
-async def test_a_name_near_a_known_one_is_refused_as_a_typo(serving: Serving, field: str, near: str) -> None:
+async def test_misspelled_field_is_refused_with_a_suggestion(serving: Serving, field: str, near: str) -> None:
     async with serving("ok") as server:
         error = (await server.complete(**{field: 5})).json()["error"]
         assert error["param"] == field and error["message"].endswith(f"did you mean {near}?")
@@ -145,7 +145,7 @@ async def test_cached_tokens_are_reported_from_the_first_chunk_on(serving: Servi
 
 
 @pytest.mark.parametrize(("stop_id", "given", "reason"), [(7, (), None), (8, (), 8), (7, (7,), 7), (9, (9,), 9)])
-def test_further_end_tokens_are_stop_reasons(stop_id: int, given: tuple[int, ...], reason: int | None) -> None:
+def test_additional_eos_tokens_are_stop_reasons(stop_id: int, given: tuple[int, ...], reason: int | None) -> None:
     choice: Choice = new_choice(bos_tokenizer(), 0, [1], StopRules(), given, 7)
     delta = choice.append_tokens([1, stop_id], None, FinishedSequence(1, "stop", stop_id, 0, 0))
     assert delta is not None and (delta.finish_reason, delta.stop_reason) == ("stop", reason)

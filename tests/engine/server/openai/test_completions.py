@@ -17,7 +17,7 @@ def events(text: str) -> list[Any]:
     return [block if block == "[DONE]" else json.loads(block) for block in blocks]
 
 
-async def test_a_completion_in_one_piece(serving: Serving) -> None:
+async def test_completion_without_streaming(serving: Serving) -> None:
     async with serving("Hello") as server:
         response = await server.complete(max_tokens=10)
         assert response.status_code == 200
@@ -34,7 +34,7 @@ async def test_a_completion_in_one_piece(serving: Serving) -> None:
         }
 
 
-async def test_sixteen_tokens_unless_asked_otherwise(serving: Serving) -> None:
+async def test_max_tokens_defaults_to_sixteen(serving: Serving) -> None:
     async with serving("x" * 100) as server:
         choice = (await server.complete()).json()["choices"][0]
         assert (choice["text"], choice["finish_reason"]) == ("x" * 16, "length")
@@ -65,7 +65,7 @@ async def test_usage_in_a_stream(serving: Serving, options: dict[str, bool], wit
         assert made[-2]["choices"] == [] and made[-2]["usage"]["completion_tokens"] == 2
 
 
-async def test_several_prompts_and_answers_keep_their_places(serving: Serving) -> None:
+async def test_several_prompts_and_choices_keep_their_order(serving: Serving) -> None:
     async with serving("ok") as server:
         body = (await server.complete(prompt=["a", "bb"], n=2, max_tokens=5, seed=7)).json()
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
@@ -127,7 +127,7 @@ async def test_stop_strings_end_the_answer_and_free_the_engine(
             assert server.engine.streams[0].cancelled.is_set()
 
 
-async def test_a_stop_token_is_told_and_its_text_left_out(
+async def test_stop_token_id_is_reported_and_its_text_omitted(
     serving: Serving, token_ids: Callable[[str], list[int]]
 ) -> None:
     async with serving() as server:
@@ -186,7 +186,7 @@ async def test_a_prompt_is_cut_to_its_end_on_request(serving: Serving, token_ids
         ({"n": 128, "prompt": ["a"] * 9}, 400, None, "1152 sequences"),
     ],
 )
-async def test_what_this_model_cannot_do_is_refused_with_numbers(
+async def test_requests_beyond_model_limits_are_refused_with_numbers(
     serving: Serving, fields: dict[str, Any], status: int, code: str | None, part: str
 ) -> None:
     async with serving("ok") as server:
@@ -241,7 +241,7 @@ async def test_sampling_reaches_the_engine(serving: Serving) -> None:
         ({"temperature": 1e-6, "top_k": 0, "top_p": 1}, (0.0, None, 1.0)),
     ],
 )
-async def test_the_models_defaults_hold_where_the_client_says_nothing(
+async def test_model_sampling_defaults_apply_without_client_values(
     serving: Serving, fields: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     async with serving(
@@ -252,7 +252,7 @@ async def test_the_models_defaults_hold_where_the_client_says_nothing(
         assert (params.temperature, params.top_k, params.top_p) == expected
 
 
-async def test_priorities_are_passed_on_where_there_are_any(serving: Serving) -> None:
+async def test_priority_is_passed_on_if_the_policy_uses_it(serving: Serving) -> None:
     async with serving("ok", priorities=True) as server:
         await server.complete(priority=-3)
         assert server.engine.streams[0].routing["priority"] == -3

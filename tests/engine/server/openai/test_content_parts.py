@@ -45,14 +45,14 @@ def prompt(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
 
 @pytest.mark.parametrize("source", [EITHER, MAPPED, PARTS_ONLY])
 @pytest.mark.parametrize("texts", [["a"], ["a ", " b"], []])
-def test_templates_that_read_parts_get_them(source: str, texts: list[str]) -> None:
+def test_templates_for_content_parts_receive_parts(source: str, texts: list[str]) -> None:
     messages = [{"role": "system", "content": parts(*texts)}, {"role": "user", "content": parts(*texts, "end")}]
     reference = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()))
     assert prompt(source, messages) == reference.apply_chat_template(messages, chat_template=source, tokenize=False)
 
 
 @pytest.mark.parametrize("source", [TEXT_ONLY, TEXT_JOINED])
-def test_templates_that_read_text_get_one_text(source: str) -> None:
+def test_templates_for_text_receive_joined_text(source: str) -> None:
     assert prompt(source, [{"role": "user", "content": parts("a", "b")}]) == "<user>a\nb"
 
 
@@ -61,12 +61,12 @@ def test_text_reaches_a_template_that_reads_parts_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_reasoning_of_an_earlier_answer_goes_by_two_names(name: str) -> None:
+def test_earlier_reasoning_is_accepted_under_two_names(name: str) -> None:
     source = "{% for m in messages %}{{ m.reasoning_content }}/{{ m.content }}{% endfor %}"
     assert prompt(source, [{"role": "assistant", "content": "4", name: "2+2"}]) == "2+2/4"
 
 
-def test_no_part_is_lost_where_a_role_has_room_for_one() -> None:
+def test_all_parts_reach_a_role_that_renders_one() -> None:
     messages = [{"role": "system", "content": parts("a", "b")}, {"role": "user", "content": parts("c", "d")}]
     assert prompt(FIRST_OF_SYSTEM, messages) == "<system>a\nb<user>cd"
 

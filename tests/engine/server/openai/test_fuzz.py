@@ -43,7 +43,7 @@ bodies = st.fixed_dictionaries(
 )
 
 
-async def test_no_body_brings_a_server_error(serving: Serving) -> None:
+async def test_random_bodies_cause_no_server_error(serving: Serving) -> None:
     """One server, with hypothesis in a separate thread."""
     async with serving("okay é") as server:
 
@@ -62,7 +62,7 @@ async def test_no_body_brings_a_server_error(serving: Serving) -> None:
         assert server.queue.requests == 0 and server.context.lifecycle.in_flight == 0
 
 
-async def test_no_bytes_bring_the_server_down(serving: Serving) -> None:
+async def test_random_bytes_do_not_crash_the_server(serving: Serving) -> None:
     async with serving("okay") as server:
         host, _, port = server.address.removeprefix("http://").partition(":")
         chance = random.Random(3)

@@ -90,7 +90,7 @@ async def test_contradictions_are_refused_before_anything_runs(
         assert part in error["message"] and server.engine.streams == []
 
 
-async def test_what_only_seems_to_contradict_is_taken(serving: Serving) -> None:
+async def test_apparent_contradictions_are_accepted(serving: Serving) -> None:
     async with serving("ok") as server:
         for fields in (
             {"allowed_token_ids": [256]},
@@ -112,7 +112,7 @@ async def test_reports_of_long_prompts_are_bounded(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_prompt_is_reported_as_vllm_does(serving: Serving, token_ids: TokenIds, stream: bool) -> None:
+async def test_prompt_logprobs_have_the_vllm_format(serving: Serving, token_ids: TokenIds, stream: bool) -> None:
     async with serving("ok") as server:
         answers = await completion(server, stream=stream, prompt=["aé", "b"], n=2, prompt_logprobs=1, max_tokens=2)
         first, second, third, fourth = (answer["prompt_logprobs"] for answer in answers)
@@ -162,7 +162,7 @@ async def test_echo_with_logprobs_begins_with_the_prompts(serving: Serving, stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_can_be_weighed_without_an_answer(serving: Serving, stream: bool) -> None:
+async def test_prompt_logprobs_work_with_zero_output_tokens(serving: Serving, stream: bool) -> None:
     async with serving("ok") as server:
         fields = {"prompt": "abc", "echo": True, "logprobs": 0, "max_tokens": 0}
         (answer,) = await completion(server, stream=stream, **fields)
@@ -184,7 +184,7 @@ async def test_a_prompt_can_be_weighed_without_an_answer(serving: Serving, strea
     ],
     ids=["echo", "echo and end", "echo alone", "answer"],
 )
-async def test_a_character_that_begins_in_the_prompt_is_told_once(
+async def test_character_started_in_the_prompt_is_reported_once(
     serving: Serving, token_ids: TokenIds, stream: bool, echo: bool, drawn: str | None, text: str, offsets: list[int]
 ) -> None:
     character = token_ids("日")
@@ -224,7 +224,7 @@ async def test_an_answer_read_before_the_prompts_report_waits_for_it(serving: Se
         assert second["finish_reason"] == "length"
 
 
-async def test_the_best_of_several_are_given(serving: Serving, token_ids: TokenIds) -> None:
+async def test_best_of_returns_the_most_likely_outputs(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.complete(prompt=["p", "q"], n=2, best_of=3, max_tokens=4))
         drawn = {0: ("a", -3.0), 1: ("bb", -1.0), 2: ("cccc", -2.0), 3: ("d", -1.0), 4: ("e", -9.0), 5: ("f", -0.5)}

@@ -96,7 +96,7 @@ async def test_each_name_of_a_constraint_becomes_a_grammar(
         ),
     ],
 )
-async def test_a_constraint_that_cannot_hold_is_refused_and_counted(
+async def test_unsatisfiable_constraint_is_refused_and_counted(
     serving: Serving, fields: dict[str, Any], param: str, part: str
 ) -> None:
     async with serving(says="{}") as server:

@@ -37,7 +37,7 @@ def tagged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]
 @pytest.mark.parametrize(
     ("thinking", "opened", "optional"), [(True, True, True), (False, False, False), (None, False, True)]
 )
-async def test_a_constraint_begins_after_the_reasoning(
+async def test_constraint_starts_after_the_reasoning(
     serving: Serving, tagged: tuple[int, int], thinking: bool | None, opened: bool, optional: bool
 ) -> None:
     says = 'Hm.</think>{"a":1}' if thinking else '{"a":1}'

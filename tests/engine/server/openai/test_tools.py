@@ -67,7 +67,7 @@ async def test_the_clients_stream_helper_collects_a_call(serving: Serving) -> No
         assert final.message.tool_calls[0].function.name == "get_weather" and final.message.tool_calls[0].id
 
 
-async def test_a_stream_sums_up_to_the_whole(serving: Serving) -> None:
+async def test_streamed_chunks_sum_up_to_the_whole_message(serving: Serving) -> None:
     async with serving("x " + CALL + TIME, template=TEMPLATE) as server:
         fields: dict[str, Any] = {
             "tools": [WEATHER],
@@ -94,7 +94,7 @@ async def test_a_stream_sums_up_to_the_whole(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_parallel_calls_only_the_first_is_sent(serving: Serving, stream: bool) -> None:
+async def test_only_first_call_is_returned_without_parallel_calls(serving: Serving, stream: bool) -> None:
     async with serving(CALL + TIME, template=TEMPLATE) as server:
         fields: dict[str, Any] = {"tools": [WEATHER], "parallel_tool_calls": False}
         if stream:
@@ -106,13 +106,13 @@ async def test_without_parallel_calls_only_the_first_is_sent(serving: Serving, s
             assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
 
 
-async def test_a_tool_that_was_not_declared_is_passed_on(serving: Serving) -> None:
+async def test_call_of_an_undeclared_tool_is_returned(serving: Serving) -> None:
     async with serving(TIME, template=TEMPLATE) as server:
         message = (await server.chat(tools=[WEATHER])).json()["choices"][0]["message"]
         assert message["content"] is None and message["tool_calls"][0]["function"]["name"] == "get_time"
 
 
-async def test_an_answer_that_is_cut_within_a_call_ends_for_its_length(serving: Serving) -> None:
+async def test_call_cut_by_max_tokens_has_finish_reason_length(serving: Serving) -> None:
     async with serving(CALL, template=TEMPLATE) as server:
         choice = (await server.chat(tools=[WEATHER], max_tokens=len(CALL) - 22)).json()["choices"][0]
         (call,) = choice["message"]["tool_calls"]
@@ -120,7 +120,7 @@ async def test_an_answer_that_is_cut_within_a_call_ends_for_its_length(serving: 
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}])
-async def test_without_tools_a_call_is_text(serving: Serving, fields: dict[str, Any]) -> None:
+async def test_call_is_returned_as_text_without_tools(serving: Serving, fields: dict[str, Any]) -> None:
     async with serving(CALL, template=TEMPLATE) as server:
         choice = (await server.chat(**fields)).json()["choices"][0]
         assert choice["message"] == {"role": "assistant", "content": CALL, "refusal": None}
@@ -153,7 +153,7 @@ def call_in_history(arguments: str) -> list[dict[str, Any]]:
         ({"functions": [WEATHER["function"]]}, "functions", "tools"),
     ],
 )
-async def test_what_is_wrong_with_tools_is_named(
+async def test_invalid_tools_are_refused_with_the_field(
     serving: Serving, fields: dict[str, Any], place: str, part: str
 ) -> None:
     async with serving("ok", template=TEMPLATE) as server:
@@ -183,7 +183,7 @@ async def test_tools_that_would_be_lost_are_refused(serving: Serving, options: d
         assert caught.value.code == code and caught.value.param == "tools"
 
 
-async def test_a_named_parser_needs_no_known_template(serving: Serving) -> None:
+async def test_explicit_parser_works_with_an_unknown_template(serving: Serving) -> None:
     async with serving("[f(a=1)]", template="{{ tools }}", tool_call_parser="pythonic") as server:
         (call,) = (await server.chat(tools=[WEATHER])).json()["choices"][0]["message"]["tool_calls"]
         assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
@@ -237,7 +237,7 @@ async def test_a_named_tool_is_called_with_the_whole_answer(serving: Serving, st
         assert server.engine.streams[0].params.grammar is not None
 
 
-async def test_required_calls_are_an_array_whatever_the_models_form_is(serving: Serving) -> None:
+async def test_required_calls_are_a_json_array_for_every_model(serving: Serving) -> None:
     text = '[{"name": "get_weather", "parameters": {"city": "Paris"}}, {"name": "get_time", "parameters": {}}]'
     time = {"type": "function", "function": {"name": "get_time"}}
     async with serving(text, template="{{ tools }}") as server:
@@ -296,7 +296,7 @@ async def test_an_agent_with_tools_and_a_type_calls_or_answers(serving: Serving,
             assert choice["finish_reason"] == ("tool_calls" if calls else "stop")
 
 
-async def test_without_parallel_calls_the_grammar_allows_one(serving: Serving) -> None:
+async def test_grammar_allows_one_call_without_parallel_calls(serving: Serving) -> None:
     async with serving(CALL, template=TEMPLATE) as server:
         await server.chat(tools=[WEATHER], response_format=SKY, parallel_tool_calls=False)
         grammar = server.engine.streams[0].params.grammar
@@ -321,7 +321,7 @@ def follows(grammar: str | None, text: str) -> bool:
 # --- reasoning ---
 
 
-async def test_reasoning_is_apart_from_the_content(serving: Serving) -> None:
+async def test_reasoning_is_separate_from_content(serving: Serving) -> None:
     async with serving("I think so.</think>Yes.", template=THINKING) as server:
         message = (await server.chat()).json()["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("I think so.", "Yes.")
@@ -354,7 +354,7 @@ async def test_a_client_may_leave_reasoning_out(serving: Serving) -> None:
         assert all("reasoning" not in delta.to_dict() for delta in deltas)
 
 
-async def test_without_a_parser_reasoning_is_text(serving: Serving) -> None:
+async def test_reasoning_is_content_without_a_parser(serving: Serving) -> None:
     async with serving("Hm.</think>Yes.", template=THINKING, reasoning_parser="none") as server:
         assert (await server.chat()).json()["choices"][0]["message"]["content"] == "Hm.</think>Yes."
 

@@ -172,7 +172,7 @@ def test_a_server_that_generates_has_no_embeddings(demo_server: Any) -> None:
         assert "--runner pooling" in answer.json()["error"]["message"]
 
 
-def test_nothing_is_left_and_all_is_counted(server: Any) -> None:
+def test_pooling_requests_are_counted_and_none_is_left(server: Any) -> None:
     server.assert_nothing_is_left()
     before = server.metric("vllm:prompt_tokens_total"), server.metric("vllm:generation_tokens_total")
     answer = post(server, "/v1/embeddings", input=TEXTS[0])

@@ -50,7 +50,7 @@ def test_similarity(one: list[float], other: list[float], expected: float) -> No
 
 
 @given(yes=st.floats(-1e4, 1e4, width=32), no=st.floats(-1e4, 1e4, width=32))
-def test_relevance_is_the_share_of_the_positive_token(yes: float, no: float) -> None:
+def test_relevance_is_the_probability_of_the_positive_token(yes: float, no: float) -> None:
     most = max(yes, no)
     share = math.exp(yes - most) / (math.exp(yes - most) + math.exp(no - most))
     assert relevance([part(yes, no)]) == pytest.approx(share, abs=1e-9)

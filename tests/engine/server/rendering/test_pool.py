@@ -66,7 +66,7 @@ async def test_a_worker_renders_with_the_models_tokens() -> None:
     assert rendering_processes(os.getpid()) == []
 
 
-async def test_a_slow_conversation_is_refused_and_its_worker_goes_on() -> None:
+async def test_slow_template_is_refused_and_its_worker_continues() -> None:
     async with pool_of(QUADRATIC) as pool:
         assert await pool.render(chat(2)) == "<user 2>0<user 2>1"
         assert await refused(pool, chat(10_000)) == "template_too_slow"
@@ -75,7 +75,7 @@ async def test_a_slow_conversation_is_refused_and_its_worker_goes_on() -> None:
         assert set(rendering_processes(os.getpid())) == workers
 
 
-async def test_a_worker_that_does_not_answer_is_replaced() -> None:
+async def test_unresponsive_worker_is_replaced() -> None:
     async with pool_of(PLAIN, replace(QUICK, wall_seconds=0.5)) as pool:
         await pool.start()
         (worker,) = rendering_processes(os.getpid())
@@ -85,7 +85,7 @@ async def test_a_worker_that_does_not_answer_is_replaced() -> None:
         assert worker not in rendering_processes(os.getpid())
 
 
-async def test_a_worker_that_dies_fails_only_its_conversation() -> None:
+async def test_crashed_worker_fails_only_its_conversation() -> None:
     async with pool_of(QUADRATIC, RenderLimits()) as pool:
         await pool.start()
         (worker,) = rendering_processes(os.getpid())
@@ -102,7 +102,7 @@ async def test_memory_of_a_template_is_bounded() -> None:
         assert await refused(pool, chat(1)) == "template_too_large"
 
 
-async def test_a_prompt_that_no_context_holds_is_refused_by_the_worker() -> None:
+async def test_prompt_beyond_the_context_is_refused_by_the_worker() -> None:
     async with pool_of(PLAIN) as pool:
         assert await refused(pool, chat(10, max_characters=69)) == "context_length_exceeded"
         assert len(await pool.render(chat(10, max_characters=70))) == 70

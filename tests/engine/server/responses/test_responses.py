@@ -83,7 +83,7 @@ async def test_a_streamed_response_is_the_whole_one(
             assert texts.get(item.id, "") == text
 
 
-async def test_events_of_a_text_come_in_openais_order(serving: Serving) -> None:
+async def test_text_events_have_the_openai_order(serving: Serving) -> None:
     async with serving("Hi", template=TEMPLATE) as server:
         events = [event.type async for event in await create(server, stream=True)]
     assert events == [
@@ -227,7 +227,7 @@ async def test_a_finished_response_cannot_be_cancelled(serving: Serving) -> None
         assert refused.value.code == "response_not_cancellable"
 
 
-async def test_a_background_response_that_fails_says_why(serving: Serving) -> None:
+async def test_failed_background_response_contains_the_error(serving: Serving) -> None:
     async with serving() as server:
         made = await create(server, background=True)
         (await server.engine.stream()).breaks(Unavailable("the engine stopped", code="engine_stopped"))

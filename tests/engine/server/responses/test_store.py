@@ -43,7 +43,7 @@ def test_a_replaced_response_counts_once() -> None:
     assert store.num_bytes == response("a").num_bytes and len(store) == 1
 
 
-def test_a_finished_response_that_was_deleted_stays_away() -> None:
+def test_deleted_response_is_not_stored_when_it_finishes() -> None:
     store = ResponseStore(5000)
     store.put(response("a"))
     store.delete("a", None)

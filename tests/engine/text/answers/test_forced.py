@@ -46,7 +46,7 @@ def test_a_tool_without_parameters_takes_an_object() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_forced_calls_are_read_however_they_are_cut(size: int) -> None:
+def test_forced_calls_are_parsed_in_any_chunking(size: int) -> None:
     text = json.dumps([call("push", {"value": 1}), call("clear", {})])
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     parser = AnswerParser(required_calls)

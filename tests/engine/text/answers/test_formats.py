@@ -300,9 +300,7 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CALLS)
-def test_calls_are_found_however_the_text_is_cut(
-    name: str, text: str, content: str, calls: list[tuple[str, Any]]
-) -> None:
+def test_calls_are_parsed_in_any_chunking(name: str, text: str, content: str, calls: list[tuple[str, Any]]) -> None:
     expected = (content, "", calls)
     assert read(parser_of(name), [text]) == expected
     assert read(parser_of(name), list(text)) == expected
@@ -335,7 +333,7 @@ HARMONY = (
         ("<|channel|>analysis<|message|>cut", ("", "cut", [])),
     ],
 )
-def test_harmony_messages_are_told_apart(text: str, answer: Answer) -> None:
+def test_harmony_channels_are_separated(text: str, answer: Answer) -> None:
     for pieces in ([text], list(text)):
         assert read(parser_of("openai"), pieces) == answer
         assert read(parser_of("none", "openai_gptoss"), pieces) == answer
@@ -373,7 +371,7 @@ PART = "This is a reasoning section"
         ("qwen3", "", "a </think> b", "", "a </think> b"),
     ],
 )
-def test_reasoning_is_told_from_content(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
+def test_reasoning_is_separated_from_content(name: str, prompt: str, text: str, reasoning: str, content: str) -> None:
     for pieces in ([text], list(text)):
         assert read(parser_of("none", name, prompt), pieces) == (content, reasoning, [])
 
@@ -416,7 +414,7 @@ _CHOSEN = st.tuples(st.sampled_from(["none", *TOOL_NAMES]), st.sampled_from(["no
 
 @settings(max_examples=400, deadline=None)
 @given(_CHOSEN, st.sampled_from(["", "<think>\n"]), _TEXTS, st.data())
-def test_any_cutting_gives_the_same_answer(
+def test_any_chunking_gives_the_same_answer(
     chosen: tuple[str, str], prompt: str, text: str, data: st.DataObject
 ) -> None:
     tools, reasoning = chosen
@@ -473,6 +471,6 @@ def test_a_chat_template_shows_its_formats(template: str, names: tuple[str | Non
     assert formats_of(None) == AnswerFormats()
 
 
-def test_an_answer_is_plain_where_nothing_is_to_be_found() -> None:
+def test_text_without_markup_is_plain_content() -> None:
     assert formats_of(None, "hermes").parser("", None) is None
     assert formats_of(None, "none", "qwen3").parser("", None) is not None
