@@ -16,21 +16,21 @@ from quire_operator.adapters.kubernetes.concurrency_limiter import (
 )
 
 
-def test_quick_answers_let_more_in_up_to_a_limit() -> None:
+def test_fast_responses_raise_the_limit_up_to_its_maximum() -> None:
     limit = Pace()
     for second in range(int(MOST) ** 2):
         limit.answered(QUICK_SECONDS, float(second))
     assert limit.limit == MOST
 
 
-def test_slow_answers_let_fewer_in_but_never_none() -> None:
+def test_slow_responses_lower_the_limit_but_not_to_zero() -> None:
     limit = Pace()
     for second in range(0, 1000, 10):
         limit.answered(SLOW_SECONDS, float(second))
     assert limit.limit == FEWEST
 
 
-def test_answers_that_were_slow_together_count_once() -> None:
+def test_concurrent_slow_responses_lower_the_limit_once() -> None:
     limit = Pace()
     for _ in range(20):
         limit.answered(SLOW_SECONDS + 1, 100.0)
@@ -39,7 +39,7 @@ def test_answers_that_were_slow_together_count_once() -> None:
     assert limit.limit == pytest.approx(FIRST * 2 / 3), "this one began before the last lowering"
 
 
-def test_what_is_neither_quick_nor_slow_changes_nothing() -> None:
+def test_responses_of_medium_latency_keep_the_limit() -> None:
     limit = Pace()
     limit.answered((QUICK_SECONDS + SLOW_SECONDS) / 2, 1.0)
     assert limit.limit == FIRST
@@ -75,21 +75,21 @@ async def run(server: Server, limiter: ConcurrencyLimiter, count: int) -> None:
     await asyncio.gather(*(one() for _ in range(count)))
 
 
-async def test_serial_server_is_never_waited_for_in_vain() -> None:
+async def test_calls_to_a_serial_server_never_time_out() -> None:
     server = Server(seconds=0.1)
     await run(server, ConcurrencyLimiter(lambda: server.now), 600)
     assert server.longest < SLOW_SECONDS + 0.5, "below the five seconds after which a call is given up"
     assert server.most_inside > FEWEST
 
 
-async def test_a_quick_server_gets_all_there_may_be_at_once() -> None:
+async def test_fast_server_gets_the_maximum_concurrency() -> None:
     server = Server(seconds=0.001)
     await run(server, ConcurrencyLimiter(lambda: server.now), 2000)
     assert server.most_inside == MOST
 
 
 @pytest.mark.parametrize("cancel_when", ["waiting", "let in"])
-async def test_one_that_is_cancelled_leaves_its_place_to_the_next(cancel_when: str) -> None:
+async def test_cancelled_call_passes_its_slot_to_the_next(cancel_when: str) -> None:
     limiter = ConcurrencyLimiter(lambda: 0.0)
     entered: list[int] = []
     leave = asyncio.Event()

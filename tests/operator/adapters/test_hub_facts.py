@@ -59,7 +59,7 @@ async def facts(address: str) -> AsyncIterator[HubFacts]:
 
 
 @pytest.mark.parametrize("files", FILES.values(), ids=FILES)
-async def test_they_are_what_quire_plan_finds(
+async def test_hub_facts_equal_those_of_quire_plan(
     hub: HubStub,
     address: str,
     facts: HubFacts,
@@ -99,19 +99,19 @@ async def unknown(reader: HubFacts, source: HubSource = SOURCE) -> ModelUnknown:
         {"config.json": json.dumps(CONFIG).encode() + b" " * (9 << 20), "model.safetensors": safetensors(1)},
     ],
 )
-async def test_what_is_no_model_is_unknown(hub: HubStub, facts: HubFacts, files: dict[str, bytes]) -> None:
+async def test_repository_without_a_model_is_unknown(hub: HubStub, facts: HubFacts, files: dict[str, bytes]) -> None:
     hub.files = files
     assert not (await unknown(facts)).unreachable
 
 
-async def test_who_is_not_there_is_unknown_and_who_is_gated_too(hub: HubStub, facts: HubFacts) -> None:
+async def test_missing_and_gated_repositories_are_unknown(hub: HubStub, facts: HubFacts) -> None:
     assert not (await unknown(facts, HubSource(repository="org/none", revision="main"))).unreachable
     assert not (await unknown(facts, HubSource(repository="org/tiny", revision="../../x"))).unreachable
     hub.forbidden = True
     assert not (await unknown(facts)).unreachable
 
 
-async def test_a_hub_that_stumbles_or_is_away_or_silent_is_unreachable(
+async def test_failing_or_silent_hub_is_unreachable(
     hub: HubStub, facts: HubFacts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.stumbles["config.json"] = 1

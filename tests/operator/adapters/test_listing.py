@@ -36,10 +36,10 @@ async def listed(namespaces: tuple[str, ...], *refused: str) -> list[str]:
     ("refused", "found"),
     [((), ["a", "b", "c"]), (("a",), ["b", "c", "without a"]), (("c",), ["a", "b", "without c"])],
 )
-async def test_what_may_be_listed_is(refused: tuple[str, ...], found: list[str]) -> None:
+async def test_namespaces_with_permission_are_listed(refused: tuple[str, ...], found: list[str]) -> None:
     assert await listed(("a", "b", "c"), *refused) == found
 
 
-async def test_none_that_may_be_listed_is_no_answer() -> None:
+async def test_listing_without_any_permission_raises_forbidden() -> None:
     with pytest.raises(Forbidden, match="cannot list in a"):
         await listed(("a", "b"), "a", "b")

@@ -61,7 +61,7 @@ def review(
 ROOM = model(adapters={"maxRank": 8})
 
 
-def test_what_can_be_served_is_allowed() -> None:
+def test_servable_adapter_is_allowed() -> None:
     assert review(body(), deployment=ROOM) == ALLOWED
 
 
@@ -76,7 +76,7 @@ def test_what_can_be_served_is_allowed() -> None:
         ({"deploymentRef": {"name": "chat"}, "source": "hf://org/legal", "placement": "Some"}, "spec.placement"),
     ],
 )
-def test_problems_of_its_own_are_refused(spec: Mapping[str, Any], path: str) -> None:
+def test_problems_of_the_adapter_itself_are_refused(spec: Mapping[str, Any], path: str) -> None:
     refused = review(body(spec=spec), deployment=ROOM)
     assert [problem.path for problem in refused.problems] == [path]
 

@@ -50,7 +50,7 @@ def review(new: Mapping[str, Any], old: Mapping[str, Any] | None = None, server:
     return asyncio.run(reviewer.review(new, old))
 
 
-def test_what_is_fine_is_tried_on_the_server_and_allowed() -> None:
+def test_valid_spec_passes_a_dry_run_and_is_allowed() -> None:
     server = ApiServer()
 
     assert review(body(), server=server) == ALLOWED
@@ -60,7 +60,7 @@ def test_what_is_fine_is_tried_on_the_server_and_allowed() -> None:
     assert tried.body["spec"]["replicas"] == 3  # type: ignore[index]
 
 
-def test_all_that_is_wrong_is_said_at_once_a_line_each() -> None:
+def test_all_problems_are_listed_one_per_line() -> None:
     server = ApiServer()
     spec = {
         "model": {"source": "ftp://x"},
@@ -89,7 +89,7 @@ def test_one_problem_is_one_line() -> None:
     assert verdict.message.startswith("spec.podTemplate.spec.hostNetwork: ")
 
 
-def test_what_only_the_server_can_know_is_refused_in_its_words() -> None:
+def test_dry_run_error_is_shown_as_the_server_wrote_it() -> None:
     server = ApiServer(answer=Refused('Deployment.apps "chat" is invalid: spec.template.spec.x: Required value'))
 
     verdict = review(body(), server=server)
@@ -151,7 +151,7 @@ def test_replicas_that_cannot_share_a_volume_are_refused(
     assert [problem.path for problem in verdict.problems] == (["spec.model.cache.accessMode"] if is_refused else [])
 
 
-def test_our_own_deployment_is_no_obstacle() -> None:
+def test_existing_deployment_of_the_owner_is_no_conflict() -> None:
     assert review(body(), server=ApiServer(owner=UID)) == ALLOWED
 
 
@@ -163,11 +163,11 @@ def test_our_own_deployment_is_no_obstacle() -> None:
     ],
     ids=["a label on what is stored", "its deletion"],
 )
-def test_what_is_stored_already_stays_changeable(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
+def test_stored_invalid_spec_can_still_be_updated(new: Mapping[str, Any], old: Mapping[str, Any]) -> None:
     assert review(new, old) == ALLOWED
 
 
-def test_a_change_of_what_is_invalid_is_judged() -> None:
+def test_changed_invalid_spec_is_refused() -> None:
     assert review(body({"model": {"servedName": "x"}}), body({"model": {}})).problems
 
 
@@ -195,7 +195,7 @@ class Slow(Estimate):
         return None
 
 
-def test_an_estimate_that_takes_too_long_is_gone_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_capacity_estimate_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ESTIMATE_SECONDS", 0.01)
     images = Images(engine="engine")
     reviewer = Reviewer(dry_run=ApiServer(), images=images, capacity=Slow())  # type: ignore[arg-type]

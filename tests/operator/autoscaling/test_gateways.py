@@ -43,20 +43,20 @@ async def test_requests_are_summed_over_gateways():
 
 
 @pytest.mark.parametrize("other", ["dead", "html", "text", "list"])
-async def test_one_that_does_not_say_leaves_the_rest_and_is_missed(other):
+async def test_failing_gateway_makes_the_sum_incomplete(other):
     found, gateways = await ask("one", other)
     assert found == GatewayRequests(held={"chat": 2}, in_flight={"chat": 1}, is_complete=False)
     assert (gateways.asked, gateways.answered) == (2, 1)
 
 
 @pytest.mark.parametrize("hosts", [(), ("dead", "html")])
-async def test_nobody_who_answers_is_not_nobody_who_waits(hosts):
+async def test_no_answering_gateway_means_unknown_requests(hosts):
     found, gateways = await ask(*hosts)
     assert found is None
     assert gateways.asked == len(hosts)
 
 
-async def test_silence_is_said_once(caplog):
+async def test_unreachable_gateway_is_logged_once(caplog):
     async def addresses() -> list[str]:
         return ["http://dead:8000"]
 
@@ -103,7 +103,7 @@ class Server:
         ([pod(phase="Succeeded", deleting=True)], ()),
     ],
 )
-async def test_pods_that_have_requests_are_asked(pods, expected):
+async def test_gateway_pods_that_run_are_polled(pods, expected):
     server = Server(*pods)
     found = GatewayPods(server.read, namespace="quire", selector="app=gateway")
     assert await found.addresses() == expected
@@ -141,7 +141,7 @@ async def test_services_lead_to_ready_gateways_with_a_wake_port(changed, expecte
     assert list(await gateways.wake_addresses()) == expected
 
 
-async def test_without_a_selector_nothing_is_listed():
+async def test_no_gateways_are_listed_without_a_selector():
     server = Server(pod())
     found = GatewayPods(server.read, namespace="quire", selector=None, urls=("http://elsewhere",))
     assert await found.addresses() == ("http://elsewhere",)

@@ -144,7 +144,7 @@ def sane(sample: ReplicaSample) -> bool:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), observations, records)
-def test_bounds_identity_and_no_fall_on_missing_data(kit, rules, past, observation, record):
+def test_decisions_respect_bounds_and_keep_on_missing_data(kit, rules, past, observation, record):
     policy = kit.policy(**rules)
     history, _ = lived(policy, past, record)
 
@@ -195,7 +195,7 @@ def test_more_demand_never_means_fewer_replicas(kit, rules, past, replicas, reco
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(rules, st.lists(observations, max_size=6), observations, records, st.randoms(use_true_random=False))
-def test_order_of_replicas_says_nothing(kit, rules, past, observation, record, random):
+def test_order_of_replicas_does_not_matter(kit, rules, past, observation, record, random):
     policy = kit.policy(**rules)
     history, _ = lived(policy, past, record)
     by_name = {replica.name: replica for replica in observation.replicas}

@@ -83,7 +83,7 @@ def test_a_missed_target_requires_one_more_replica(seen: Flow, wanted: ScalingTa
     ("replicas", "need", "expected"),
     [(2, 0.5, 2.0), (3, 0.5, 2.5), (3, 1.0, 3.0), (3, 2.0, 4.0), (9, 5.0, 10.0), (10, 5.0, 10.0), (20, 5.0, 10.0)],
 )
-def test_replicas_are_added_only_as_far_as_they_help(replicas: int, need: float, expected: float) -> None:
+def test_replicas_are_added_only_if_they_help(replicas: int, need: float, expected: float) -> None:
     """Beyond twice the other signals and two more, a late answer has another cause."""
     assert terms(flow(first=(100, 50)), targets(first=1.0), replicas=replicas, need=need) == [(FIRST, expected)]
 
@@ -127,7 +127,7 @@ def test_the_batch_bounds_how_many_requests_a_replica_runs(
     ],
     ids=["no target", "no rates", "impossible", "free tokens"],
 )
-def test_without_a_bound_the_batch_says_nothing(wanted: ScalingTargets, rates: Rates | None) -> None:
+def test_batch_term_is_none_without_a_bound(wanted: ScalingTargets, rates: Rates | None) -> None:
     load = Load(replicas=1, waiting=9, running=9, queued_prompt_tokens=0, kv_tokens_used=0)
     assert batch_term(load, targets=wanted, rates=rates) is None
 
@@ -142,7 +142,7 @@ def test_without_a_bound_the_batch_says_nothing(wanted: ScalingTargets, rates: R
         (flow(gaps=(1000, 1000)), targets(gap=0.1, percentile=99), 100.0),
     ],
 )
-def test_the_correction_learns_from_the_target_missed_most(seen: Flow, wanted: ScalingTargets, late: float) -> None:
+def test_correction_follows_the_most_violated_target(seen: Flow, wanted: ScalingTargets, late: float) -> None:
     assert worst_late(seen, targets=wanted, rates=RATES) == pytest.approx(late)
 
 
@@ -152,7 +152,7 @@ def sample(time: float, *, quick: float, late: float) -> ReplicaSample:
     return ReplicaSample(time=time, kv_tokens_capacity=1000.0, first_token_times=seen, token_gaps=seen, **gauges)
 
 
-def test_increments_count_only_what_has_a_target() -> None:
+def test_increments_count_only_metrics_with_a_target() -> None:
     before, after = sample(0.0, quick=10, late=1), sample(15.0, quick=16, late=5)
     grown = increment(before, after, Thresholds.of(targets(first=1.0)))
     assert (grown.whole_first_tokens, grown.token_gaps) == (LateCount(10, 4), LateCount())
@@ -163,7 +163,7 @@ def test_increments_count_only_what_has_a_target() -> None:
 
 
 @pytest.mark.parametrize("name", ["first_token_times", "token_gaps"])
-def test_histograms_that_cannot_be_are_rejected(name: str) -> None:
+def test_impossible_histograms_are_rejected(name: str) -> None:
     good = sample(0.0, quick=1, late=1)
     assert is_sane(good)
     assert not is_sane(replace(good, **{name: Histogram(bounds=(1.0, math.inf), counts=(5.0, 3.0))}))
@@ -187,7 +187,9 @@ def test_histograms_that_cannot_be_are_rejected(name: str) -> None:
     ],
     ids=["default", "former name", "both"],
 )
-def test_a_wait_under_its_former_name_keeps_its_threshold(stored: ScalingTargets, expected: LatencyTarget) -> None:
+def test_queue_time_target_keeps_its_threshold_under_the_old_name(
+    stored: ScalingTargets, expected: LatencyTarget
+) -> None:
     assert stored.wait == expected
     assert Thresholds.of(stored).wait == expected.threshold_seconds
 

@@ -86,7 +86,7 @@ def test_newer_evidence_outweighs_older():
 
 
 @pytest.mark.parametrize(("rows", "requests"), [(0, 20), (1, 20), (30, 4)])
-def test_nothing_is_claimed_from_too_little(rows, requests):
+def test_rates_are_unknown_with_little_evidence(rows, requests):
     evidence = Evidence()
     for _ in range(rows):
         evidence = evidence.with_work(work(steps=30, prefill=10, generated=30))
@@ -94,7 +94,7 @@ def test_nothing_is_claimed_from_too_little(rows, requests):
     assert evidence.rates(kv_tokens=1) is None
 
 
-def test_idle_time_teaches_nothing():
+def test_idle_time_does_not_change_rates():
     evidence = Evidence().with_work(work(steps=100, prefill=10, generated=100))
     assert evidence.with_work(Work(steps=0, prefill_tokens=0, decode_tokens=0, busy_seconds=0)) == evidence
 
@@ -181,7 +181,7 @@ def test_bursts_are_forgotten_while_work_comes_evenly():
     assert deviations[-1] < 0.4 * deviations[0]
 
 
-def test_one_absurd_figure_is_soon_forgotten(kit):
+def test_single_outlier_decays_quickly(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
     for requests in (*[4] * 20, 10**9, *[4] * 200):
         idle = (kit.ready(f"idle{n}") for n in range(story.target - 1))
@@ -189,7 +189,7 @@ def test_one_absurd_figure_is_soon_forgotten(kit):
     assert (decision.desired, max(d.desired for d in story.decisions)) == (1, 10)
 
 
-def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
+def test_shorter_poll_intervals_do_not_raise_the_variance():
     """For independent requests, the variance of their rate is inversely proportional to the observed time."""
     rng, long, short = random.Random(1), Variance(), Variance()
     for _ in range(2000):
@@ -200,7 +200,7 @@ def test_shorter_looks_at_the_same_work_do_not_make_it_vary_more():
     assert short.deviation(0.5) == pytest.approx(long.deviation(0.5), rel=0.25)
 
 
-def test_many_replicas_need_room_by_share(kit):
+def test_spare_share_applies_with_many_replicas(kit):
     """It applies from where the deviation grows more slowly than the unplanned share of a replica."""
     story, engine = kit.story(current=1, max_sequences=4, max_replicas=400), Engine()
     for _ in range(12):
@@ -211,7 +211,7 @@ def test_many_replicas_need_room_by_share(kit):
     assert "over 0.8" in next(term.detail for term in decision.terms if term.reason is Reason.WORK)
 
 
-def test_what_arrived_during_an_outage_is_no_burst_after_it(kit):
+def test_arrivals_during_an_outage_are_not_a_burst(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
     for _ in range(20):
         story.tick(kit.ready("a", running=1, **engine.serve(4)))
@@ -263,7 +263,7 @@ def test_late_first_tokens_add_one_replica_once_all_are_up(kit):
     assert tick("abc", lates=4).desired == 4
 
 
-def test_late_first_tokens_keep_what_is_there(kit):
+def test_late_first_tokens_prevent_scaling_down(kit):
     story = kit.story(current=2, max_replicas=2)
     late = 0.0
     for _ in range(40):
@@ -272,7 +272,7 @@ def test_late_first_tokens_keep_what_is_there(kit):
     assert (decision.desired, decision.reason) == (2, Reason.AT_MAX)
 
 
-def test_steady_stream_of_like_requests_unlearns_nothing():
+def test_uniform_requests_keep_learned_rates():
     """It shows the cost of a request, but not its division among the three costs, so the earlier division stays."""
     evidence, rates = Evidence().with_requests(requests=20, prompt_tokens=2000, output_tokens=800), None
     draw = random.Random(3)
@@ -288,7 +288,7 @@ def test_steady_stream_of_like_requests_unlearns_nothing():
     assert rates.costs == pytest.approx((STEP, PREFILL, DECODE), rel=0.15)
 
 
-def test_what_was_known_gives_way_to_evidence_against_it():
+def test_stored_rates_are_replaced_by_contrary_evidence():
     evidence = Evidence().with_requests(requests=20, prompt_tokens=2000, output_tokens=800)
     rates = Rates(
         step_seconds=0.5,
@@ -319,7 +319,7 @@ def test_what_was_known_gives_way_to_evidence_against_it():
         ({"kv_tokens": 20_000.0}, False),
     ],
 )
-def test_rates_that_would_change_nothing_are_near(change, is_near):
+def test_rates_with_the_same_effect_count_as_equal(change, is_near):
     rates = Rates(
         step_seconds=0.02,
         prefill_seconds_per_token=1e-8,

@@ -58,7 +58,7 @@ async def hurried():
     await opened.aclose()
 
 
-async def test_an_answer_is_read_whole(served, pages):
+async def test_page_is_read_completely(served, pages):
     assert await pages.read(f"{served}/good") == b"all is well"
 
 
@@ -71,21 +71,21 @@ async def test_an_answer_is_read_whole(served, pages):
         ("/short", "bad_answer"),
     ],
 )
-async def test_what_is_no_answer_says_why(served, pages, path, reason):
+async def test_failed_page_read_has_a_reason(served, pages, path, reason):
     with pytest.raises(NoPage) as refused:
         await pages.read(f"{served}{path}")
     assert refused.value.reason == reason
     assert str(refused.value)
 
 
-async def test_one_that_does_not_answer_in_time_says_so(served, hurried):
+async def test_slow_page_read_times_out_with_a_reason(served, hurried):
     with pytest.raises(NoPage, match="no answer within 0.2 s") as refused:
         await hurried.read(f"{served}/stuck")
     assert refused.value.reason == "timeout"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/metrics", "http://[::1", "nonsense"])
-async def test_whom_nobody_can_reach(pages, url):
+async def test_unreachable_address_is_reported(pages, url):
     with pytest.raises(NoPage) as refused:
         await pages.read(url)
     assert refused.value.reason == "unreachable"

@@ -99,7 +99,7 @@ async def test_all_replicas_take_two_queries(connect):
     assert [str(request.url) for request in asked.requests] == ["http://p:9090/api/v1/query"] * 2
 
 
-async def test_figures_become_a_sample_of_the_time_it_was_scraped(connect):
+async def test_query_result_becomes_a_sample_at_scrape_time(connect):
     found = await connect(server(figures(pod("a")), [scraped(pod("a"), age=7.0)])).samples([replica()])
     sample = found["prod/a"]
     assert (sample.running, sample.waiting, sample.queued_prompt_tokens) == (3, 2, 77)
@@ -107,19 +107,19 @@ async def test_figures_become_a_sample_of_the_time_it_was_scraped(connect):
     assert sample.time == NOW - 7.0, "the age counts, whatever the two clocks say"
 
 
-async def test_series_of_pods_that_are_gone_are_passed_over(connect):
+async def test_series_of_deleted_pods_are_ignored(connect):
     """Their address may belong to another pod by now."""
     gone = server(figures(pod("gone")), [scraped(pod("gone"))])
     assert await connect(gone).samples([replica("prod/a", address="10.0.0.1:8000")]) == {}
 
 
-async def test_replica_without_pod_labels_is_known_by_its_address(connect):
+async def test_replica_without_pod_labels_is_matched_by_address(connect):
     bare = {"instance": "127.0.0.1:40001"}
     found = await connect(server(figures(bare), [scraped(bare)])).samples([replica("chat-0", address=bare["instance"])])
     assert found["chat-0"].running == 3
 
 
-async def test_labels_can_be_called_otherwise(connect):
+async def test_label_names_are_configurable(connect):
     labels = {"kubernetes_namespace": "prod", "kubernetes_pod_name": "a"}
     asked = server(figures(labels), [scraped(labels)])
     options = ReplicaLabels(namespace="kubernetes_namespace", pod="kubernetes_pod_name")
@@ -127,7 +127,7 @@ async def test_labels_can_be_called_otherwise(connect):
     assert all(b"kubernetes_pod_name" in request.content for request in asked.requests)
 
 
-async def test_engines_of_one_replica_add_up(connect):
+async def test_engines_of_one_replica_are_summed(connect):
     two = [*figures(pod("a")), element({"__name__": "vllm:num_requests_running", "engine": "1", **pod("a")}, 5)]
     assert (await connect(server(two, [scraped(pod("a"))])).samples([replica()]))["prod/a"].running == 8
 
@@ -142,13 +142,13 @@ async def test_engines_of_one_replica_add_up(connect):
         pytest.param([element({"__name__": "vllm:num_requests_running"}, 1)], [element({}, 1)], id="no replica"),
     ],
 )
-async def test_what_says_too_little_is_no_sample(connect, found, times):
+async def test_incomplete_series_are_no_sample(connect, found, times):
     prometheus = connect(server(found, times))
     assert await prometheus.samples([replica()]) == {}
     assert prometheus.problem is None, "it did answer"
 
 
-async def test_nan_figures_reach_the_autoscaler_which_refuses_them(connect):
+async def test_nan_values_reach_the_autoscaler_and_are_rejected(connect):
     odd = figures(pod("a"), **{"vllm:num_requests_running": "NaN"})
     assert math.isnan((await connect(server(odd, [scraped(pod("a"))])).samples([replica()]))["prod/a"].running)
 
@@ -188,7 +188,7 @@ def hang(request: httpx.Request) -> httpx.Response:
         ),
     ],
 )
-async def test_no_answer_is_no_sample_and_says_why(connect, handler, said, reason):
+async def test_failed_query_gives_no_sample_and_a_reason(connect, handler, said, reason):
     reasons: list[str] = []
     prometheus = connect(handler, failed=reasons.append)
     assert await prometheus.samples([replica()]) == {}
@@ -206,7 +206,7 @@ async def test_token_unfit_for_a_header_is_reported_with_the_reason(connect, tmp
     assert "the token in" in prometheus.problem and "two" not in prometheus.problem
 
 
-async def test_one_of_two_queries_that_fails_is_no_answer(connect):
+async def test_one_failed_query_of_two_gives_no_samples(connect):
     """Metrics without their age could be five minutes old."""
     half = Server(lambda query: httpx.Response(500) if "timestamp" in query else vector(figures(pod("a"))))
     prometheus = connect(half)
@@ -214,7 +214,7 @@ async def test_one_of_two_queries_that_fails_is_no_answer(connect):
     assert "HTTP 500" in prometheus.problem
 
 
-async def test_problem_is_forgotten_when_it_answers_again(connect):
+async def test_problem_is_cleared_when_prometheus_answers(connect):
     good = server(figures(pod("a")), [scraped(pod("a"))])
     answers = [httpx.Response(502), httpx.Response(502)]
     prometheus = connect(lambda request: answers.pop() if answers else good(request))
@@ -224,7 +224,7 @@ async def test_problem_is_forgotten_when_it_answers_again(connect):
     assert prometheus.problem is None
 
 
-async def test_token_is_read_anew_for_each_query(connect, tmp_path):
+async def test_token_file_is_read_for_each_query(connect, tmp_path):
     token = tmp_path / "token"
     asked = server([], [])
     prometheus = connect(asked, token_file=token)
@@ -238,7 +238,7 @@ async def test_token_is_read_anew_for_each_query(connect, tmp_path):
     assert "No such file" in prometheus.problem
 
 
-async def test_nobody_to_ask_about_is_no_query(connect):
+async def test_no_replicas_cause_no_query(connect):
     asked = server([], [])
     assert await connect(asked).samples([]) == {}
     assert asked.requests == []

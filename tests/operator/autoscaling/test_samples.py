@@ -38,7 +38,7 @@ def sample(time: float = 0.0, **figures: object) -> ReplicaSample:
         {"first_token_waits": Histogram(bounds=(1.0, math.inf), counts=(math.nan, 3.0))},
     ],
 )
-def test_impossible_figures_make_a_sample_no_sample(figures):
+def test_sample_with_impossible_values_is_rejected(figures):
     assert is_sane(sample())
     assert not is_sane(sample(**figures))
 
@@ -49,7 +49,7 @@ def test_sample_is_fresh_for_45_seconds_and_not_from_the_future(kit):
         assert (decision.reason is not Reason.METRICS_STALE) is fresh, age
 
 
-def test_last_good_sample_stands_until_it_is_too_old(kit):
+def test_last_valid_sample_is_used_until_it_is_stale(kit):
     story = kit.story(current=2)
     busy = {"running": 7.0}
     story.tick(kit.ready("a", **busy), kit.ready("b", **busy))
@@ -76,7 +76,7 @@ def test_replica_named_twice_counts_once_with_its_newest_sample():
     assert supply.fresh["a"].running == 5.0
 
 
-def test_draining_replicas_are_neither_supply_nor_demand(kit):
+def test_draining_replicas_count_as_no_supply_and_no_demand(kit):
     draining = kit.replica(name="d", phase=ReplicaPhase.DRAINING, figures={"running": 10.0, "waiting": 50.0})
     decision = kit.story(current=1).tick(kit.ready("a", running=2), draining)
     assert (decision.desired, decision.inputs["running"], decision.inputs["ready"]) == (1, 2, 1)

@@ -63,7 +63,7 @@ def test_bounds_at_a_time(kit, schedules, now, bounds, index):
     assert (found.why is None) == (index is None)
 
 
-def test_end_of_a_schedule_is_told(kit):
+def test_bounds_report_the_end_of_the_schedule(kit):
     rules = kit.policy(schedules=(CAMPAIGN, DAY)).autoscaling
     until = {hour: bounds_at(rules, monday(hour), start_up_seconds=60).schedule for hour in (9, 13, 15)}
     assert [(hour, found.index, found.end) for hour, found in until.items() if found is not None] == [
@@ -95,7 +95,7 @@ def test_next_change_visits_every_change_of_the_bounds(kit):
         assert (seen.min_replicas, seen.max_replicas) == (found.min_replicas, found.max_replicas)
 
 
-def test_scheduled_minimum_is_asked_for_one_start_up_early(kit):
+def test_scheduled_minimum_applies_one_start_up_time_early(kit):
     story = kit.story(current=1, schedules=(DAY,))
     story.history = story.history.restored(ScalingRecord(desired_replicas=1, start_up_seconds=int(START_UP)))
     story.time = monday(8) - LEAD - 30
@@ -106,7 +106,7 @@ def test_scheduled_minimum_is_asked_for_one_start_up_early(kit):
     assert story.time + START_UP <= monday(8)
 
 
-def test_scheduled_minimum_is_the_reason_to_stay(kit):
+def test_scheduled_minimum_is_the_reason_for_keeping_replicas(kit):
     story = kit.story(current=4, schedules=(DAY,))
     story.time = monday(9)
     decision = story.tick(*kit.fleet(4))
@@ -122,7 +122,7 @@ def test_scale_down_after_a_schedule_keeps_its_limits(kit):
     assert (after.desired, after.reason) == (3, Reason.DEMAND_FELL)
 
 
-def test_scheduled_maximum_takes_replicas_at_once(kit):
+def test_scheduled_maximum_removes_replicas_at_once(kit):
     story = kit.story(current=3, min_replicas=0, schedules=(NIGHT,))
     story.time = monday(22) - 15
     decision = story.tick(*kit.fleet(3, running=9), held=0, in_flight=9)

@@ -101,15 +101,15 @@ async def test_engine_without_own_metrics_is_read_by_vllm_names(read):
     ],
     ids=["empty", "html", "no gauge", "no blocks", "no number", "no text"],
 )
-async def test_page_that_does_not_tell_is_no_sample(read, page):
+async def test_incomplete_metrics_page_is_no_sample(read, page):
     assert await read(page) is None
 
 
-async def test_not_a_number_is_passed_on_for_the_autoscaler_to_refuse(read):
+async def test_nan_is_passed_to_the_autoscaler_which_rejects_it(read):
     assert math.isnan((await read(PAGE.replace("} 3.0", "} NaN"))).running)
 
 
-async def test_what_does_not_answer_is_absent_counted_and_said_once(caplog):
+async def test_unanswered_scrape_is_counted_and_logged_once(caplog):
     broken, reasons = True, []
 
     async def answer(url: str) -> bytes:
@@ -154,7 +154,7 @@ async def test_hundreds_of_silent_replicas_delay_no_tick(monkeypatch):
     assert asked[:50] == [r.name for r in good]
 
 
-async def test_only_replicas_that_can_answer_are_asked():
+async def test_only_reachable_replicas_are_scraped():
     asked = []
 
     async def answer(url: str) -> bytes:

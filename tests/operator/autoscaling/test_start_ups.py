@@ -64,7 +64,7 @@ def watched(*lives: str, every: float = 15.0) -> StartUps:
         ("PP..PLR", (30.0,)),
     ],
 )
-def test_counted_is_the_time_from_being_seen_to_being_ready(life: str, seconds: tuple[float, ...]):
+def test_start_up_is_the_time_from_first_seen_to_ready(life: str, seconds: tuple[float, ...]):
     seen = watched(life)
     assert seen.seconds == seconds
     assert (seen.learnt is None) == (not seconds)
@@ -92,7 +92,7 @@ def test_slow_starts_are_weighted_by_their_length(seconds: tuple[float, ...], us
     assert StartUps(seconds=seconds).usual == usual
 
 
-def test_learnt_start_ups_stay_until_one_is_observed():
+def test_stored_start_up_is_kept_until_one_is_observed():
     before = StartUps(before=400.0)
     assert (before.usual, before.learnt) == (400.0, 400.0)
     assert StartUps(before=400.0, seconds=(30.0,)).usual == 30.0
@@ -101,7 +101,7 @@ def test_learnt_start_ups_stay_until_one_is_observed():
     assert (StartUps().usual, StartUps().learnt) == (USUAL_SECONDS, None)
 
 
-def test_wait_of_a_day_for_a_machine_counts_as_half_an_hour():
+def test_start_up_of_a_day_counts_as_half_an_hour():
     assert watched(".P" + "L" * 200 + "R", every=600.0).seconds == (MAX_SECONDS,)
 
 
@@ -138,7 +138,7 @@ def risen(*works: float, start_up: float, window: float = 300.0) -> RampEstimato
     return ramp
 
 
-def test_unknown_rises_grow_like_a_random_walk():
+def test_unobserved_ramps_grow_like_a_random_walk():
     usual = RampEstimator().deviation(1.0, start_up=105.0)
     assert usual > 0
     assert RampEstimator().deviation(4.0, start_up=105.0) == pytest.approx(2 * usual)
@@ -146,7 +146,7 @@ def test_unknown_rises_grow_like_a_random_walk():
     assert RampEstimator().deviation(0.0, start_up=465.0) == 0.0
 
 
-def test_a_morning_rises_further_the_longer_replicas_take():
+def test_ramp_is_larger_for_longer_start_ups():
     morning = [look / 20 for look in range(120)]
     after = {start_up: risen(*morning, start_up=start_up) for start_up in (30.0, 120.0, 420.0)}
     measured = [math.sqrt(ramp.squares / ramp.seconds) for ramp in after.values()]
@@ -165,7 +165,7 @@ def test_repeated_bursts_within_the_window_are_no_ramp(start_up: float):
     assert fewer.squares > bursts.squares
 
 
-def test_work_that_falls_is_no_rise_and_rises_are_forgotten():
+def test_falling_load_is_no_ramp_and_ramps_decay():
     assert risen(*[9 - look / 20 for look in range(120)], start_up=120.0).squares == 0.0
     ramp, seen = risen(*[look / 20 for look in range(120)], start_up=120.0), []
     for look in range(400):
@@ -174,7 +174,7 @@ def test_work_that_falls_is_no_rise_and_rises_are_forgotten():
     assert seen[-1] < 0.75 * seen[0]
 
 
-def test_nothing_is_said_of_a_rise_before_a_start_up_was_watched():
+def test_no_ramp_is_estimated_before_one_start_up_time():
     assert risen(*range(9), start_up=120.0).seconds == 0.0
     assert risen(*range(11), start_up=120.0).seconds > 0.0
 
@@ -184,7 +184,7 @@ def test_nothing_is_said_of_a_rise_before_a_start_up_was_watched():
     st.lists(st.tuples(st.floats(0, 48), st.floats(0.1, 120), st.floats(15, MAX_SECONDS)), max_size=60),
     st.floats(0, 3600),
 )
-def test_a_rise_is_finite_and_remembers_no_more_than_it_needs(looks, window):
+def test_ramp_is_finite_and_its_history_is_bounded(looks, window):
     ramp, now, highest = RampEstimator(), 0.0, 0.0
     for busy, seconds, start_up in looks:
         now += seconds
@@ -199,7 +199,7 @@ def test_a_rise_is_finite_and_remembers_no_more_than_it_needs(looks, window):
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.floats(0, 50), st.floats(0, 50), st.floats(0, 50))
-def test_more_to_be_feared_never_asks_for_less_to_spare(deviation, rise, more):
+def test_spare_replicas_grow_with_variance_and_ramp(deviation, rise, more):
     spare = Tuning().spare_replicas(deviation, rise, percentile=95)
     assert spare >= 0
     assert Tuning().spare_replicas(deviation + more, rise, percentile=95) >= spare
@@ -266,7 +266,7 @@ def test_slower_starts_keep_more_spare_replicas(kit):
         assert f"over {looks * 15} s start-up" in detail
 
 
-def test_a_start_up_outlives_the_operator_and_is_seldom_written(kit):
+def test_start_up_time_survives_restarts_and_is_rarely_written(kit):
     fleet = Fleet(kit, looks=28)
     records = set()
     for requests in MORNING:
@@ -278,7 +278,7 @@ def test_a_start_up_outlives_the_operator_and_is_seldom_written(kit):
     assert decision.inputs["startUpSeconds"] == 420
 
 
-def test_replicas_without_metrics_still_teach_start_up_times(kit):
+def test_start_ups_are_measured_without_metrics(kit):
     story = kit.story(current=2)
     story.tick(kit.ready("a", age=None))
     story.ticks(6, kit.ready("a", age=None), kit.loading("b"))
@@ -286,7 +286,7 @@ def test_replicas_without_metrics_still_teach_start_up_times(kit):
     assert decision.inputs["startUpSeconds"] == 90
 
 
-def test_a_gap_between_ticks_is_no_start_up(kit):
+def test_gap_between_ticks_is_not_counted_as_start_up(kit):
     story = kit.story(current=2)
     story.tick(kit.ready("a"))
     story.tick(kit.ready("a"), kit.loading("b"))

@@ -35,7 +35,7 @@ def scraped() -> Scraped:
     return Scraped()
 
 
-def test_last_decision_is_told_with_every_term(kit, scraped):
+def test_last_decision_is_exported_with_every_term(kit, scraped):
     story = kit.story(current=1, queue_depth=4)
     scraped.decisions = {"prod/chat": story.tick(kit.ready("a", running=10, waiting=12))}
     prefix = "quire_operator_autoscaling_"
@@ -54,21 +54,21 @@ def test_last_decision_is_told_with_every_term(kit, scraped):
     assert scraped.series(f"{prefix}reason") == {"prod,chat,QueueDepth": 1.0}
 
 
-def test_age_of_metrics_is_the_oldest_and_grows_without_new_ones(kit, scraped, monkeypatch):
+def test_metrics_age_is_that_of_the_oldest_sample(kit, scraped, monkeypatch):
     story = kit.story(current=2)
     scraped.decisions = {"prod/chat": story.tick(kit.ready("a", age=5.0), kit.ready("b", age=20.0))}
     monkeypatch.setattr("quire_operator.app.scaling_telemetry.time", lambda: story.time + 100)
     assert scraped.series("quire_operator_autoscaling_metrics_age_seconds") == {"prod,chat": 120.0}
 
 
-def test_recommendation_is_marked_as_one(kit, scraped):
+def test_recommendation_is_exported_as_not_enforced(kit, scraped):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     scraped.decisions = {"prod/chat": story.tick(kit.ready("a", running=10, waiting=5))}
     assert scraped.series("quire_operator_autoscaling_enforced") == {"prod,chat": 0.0}
     assert scraped.series("quire_operator_autoscaling_desired_replicas") == {"prod,chat": 2.0}
 
 
-def test_series_go_with_what_they_are_of_and_with_the_lead(kit, scraped):
+def test_series_disappear_with_resource_and_leadership(kit, scraped):
     decision = kit.story(current=1).tick(kit.ready("a"))
     name = "quire_operator_autoscaling_desired_replicas"
     scraped.decisions = {"prod/chat": decision, "prod/other": decision}

@@ -102,7 +102,7 @@ def bench(kit):
     return Bench(kit)
 
 
-async def test_decision_is_persisted_before_it_is_acted_on(bench):
+async def test_decision_is_persisted_before_it_is_applied(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
     decisions = await bench.tick(bench.subject())
     assert decisions["ns/chat"].desired == 2
@@ -123,7 +123,7 @@ async def test_equal_record_is_not_written_after_a_restart(bench):
 
 
 @pytest.mark.parametrize("failing", ["persist", "scale"])
-async def test_what_failed_is_tried_again_at_the_next_tick(bench, failing):
+async def test_failed_scaling_is_retried_at_the_next_tick(bench, failing):
     bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
     bench.ledger.failing = {failing}
     await bench.tick(bench.subject())
@@ -146,7 +146,7 @@ async def test_failed_scale_up_does_not_use_up_the_step_limit(bench):
     assert (decision.desired, decision.reason) == (5, Reason.CONCURRENCY)
 
 
-async def test_one_deployment_that_fails_does_not_hold_up_the_others(bench, caplog):
+async def test_failing_deployment_does_not_delay_others(bench, caplog):
     for key in ("ns/a", "ns/b"):
         bench.metrics.figures[f"{key}-0"] = {"running": 10.0, "waiting": 5.0}
 
@@ -164,14 +164,14 @@ async def test_one_deployment_that_fails_does_not_hold_up_the_others(bench, capl
     assert "ns/a: 1 → 2" in caplog.text and "quota" in caplog.text
 
 
-async def test_recommendation_is_persisted_but_not_acted_on(bench):
+async def test_recommendation_is_persisted_but_not_applied(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
     decision = (await bench.tick(bench.subject(mode=AutoscalingMode.RECOMMEND)))["ns/chat"]
     assert (decision.desired, decision.enforced) == (2, False)
     assert bench.ledger.calls == [("persist", "ns/chat", 2)]
 
 
-async def test_all_replicas_of_all_deployments_are_asked_in_one_call(bench):
+async def test_all_replicas_are_polled_in_one_call(bench):
     await bench.tick(bench.subject("ns/a", "x", "y"), bench.subject("ns/b", "z"))
     assert bench.metrics.asked == [["x", "y", "z"]]
 
@@ -185,7 +185,7 @@ async def test_held_requests_are_those_of_the_served_name(bench):
     assert {key: d.desired for key, d in decisions.items()} == {"ns/a": 1, "ns/b": 0}
 
 
-async def test_deployment_that_left_is_forgotten(bench):
+async def test_deleted_deployment_is_dropped(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 0.0}
     for _ in range(30):
         await bench.tick(bench.subject("ns/chat", "ns/chat-0", "ns/chat-1"))
@@ -220,7 +220,7 @@ async def test_wake_writes_nothing_without_waiting_requests(bench):
     assert bench.ledger.calls == []
 
 
-async def test_one_whose_decision_is_being_carried_out_is_left_alone(bench):
+async def test_deployment_with_a_decision_in_progress_is_skipped(bench):
     started, go_on = asyncio.Event(), asyncio.Event()
 
     class Slow(Ledger):
@@ -241,7 +241,7 @@ async def test_one_whose_decision_is_being_carried_out_is_left_alone(bench):
     assert ledger.calls == [("persist", "ns/chat", 1), ("scale", "ns/chat", 1, ())]
 
 
-async def test_gateways_are_asked_only_for_whoever_hangs_on_them(bench):
+async def test_gateways_are_polled_only_if_a_deployment_needs_them(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
     bench.metrics.held, bench.metrics.in_flight = {"chat": 0}, {"chat": 1}
     decision = (await bench.tick(bench.subject()))["ns/chat"]

@@ -34,7 +34,7 @@ def test_series_of_deleted_pods_do_not_count(kit):
     assert decision.inputs["waiting"] == 0
 
 
-def test_no_second_scale_up_for_one_queue_while_replicas_load(kit):
+def test_one_queue_causes_one_scale_up_while_replicas_load(kit):
     story = kit.story(current=1)
     first = story.tick(kit.ready("a", running=10, waiting=22))
     assert (first.desired, first.reason) == (4, Reason.CONCURRENCY)
@@ -53,7 +53,7 @@ def test_growing_queue_does_scale_up_further_while_replicas_load(kit):
     assert story.tick(kit.ready("a", running=10, waiting=20), kit.loading("b")).desired == 4
 
 
-def test_operator_restart_does_not_forget_load(kit):
+def test_operator_restart_keeps_load(kit):
     story = kit.story(current=6)
     story.ticks(25, *kit.fleet(6, running=7))
     story.restart()
@@ -100,12 +100,12 @@ def test_unready_replica_is_removed_before_a_serving_one(kit):
         ({"running": 3, "kv_tokens_used": 4000.0, "queued_prompt_tokens": 5000.0}, Reason.KV_DEMAND),
     ],
 )
-def test_full_replica_scales_up_though_nobody_set_a_target(kit, full, reason):
+def test_full_replica_scales_up_without_a_target(kit, full, reason):
     decision = kit.story(current=1).tick(kit.ready("a", **full))
     assert (decision.desired, decision.reason) == (2, reason)
 
 
-def test_burst_is_followed_down_again_step_by_step(kit):
+def test_replicas_are_removed_step_by_step_after_a_burst(kit):
     story = kit.story(current=1)
     story.tick(kit.ready("a", running=10, waiting=60))
     story.tick(kit.ready("a", running=10, waiting=60))
@@ -119,7 +119,7 @@ def test_burst_is_followed_down_again_step_by_step(kit):
     assert min(b.time - a.time for a, b in zip(falls, falls[1:], strict=False)) >= 60
 
 
-def test_other_hand_on_the_replicas_is_taken_as_it_is(kit):
+def test_replicas_set_by_another_client_are_the_new_baseline(kit):
     story = kit.story(current=3)
     story.ticks(10, *kit.fleet(3, running=6))
     # An HPA, or a user, requests seven.
@@ -129,7 +129,7 @@ def test_other_hand_on_the_replicas_is_taken_as_it_is(kit):
 
 
 @pytest.mark.parametrize(("figures", "settles_at"), [({"running": 9.0}, 5), ({"running": 0.0}, 1)])
-def test_empty_queue_tells_busy_from_idle(kit, figures, settles_at):
+def test_empty_queue_distinguishes_busy_from_idle(kit, figures, settles_at):
     """The queue depth is 0 in both cases."""
     story = kit.story(current=4, queue_depth=4)
     total = figures["running"] * 4
@@ -145,7 +145,7 @@ def test_switch_from_six_static_replicas_never_drops_on_the_way(kit):
     assert first.record.desired_replicas == 6
 
 
-def test_sudden_silence_of_one_replica_does_not_scale_down(kit):
+def test_missing_metrics_of_one_replica_do_not_scale_down(kit):
     story = kit.story(current=4)
     story.ticks(25, *kit.fleet(4, running=1)[:3], kit.ready("r3", age=None))
     assert story.target == 4

@@ -79,20 +79,20 @@ def test_scale_up_waits_for_its_window(kit):
     assert story.tick(crowd).desired == 2
 
 
-def test_maximum_is_said_to_be_reached(kit):
+def test_at_max_is_the_reason_at_the_maximum(kit):
     story = kit.story(current=3, max_replicas=3)
     decision = story.tick(*kit.fleet(3, running=10, waiting=10))
     assert (decision.desired, decision.reason) == (3, Reason.AT_MAX)
 
 
 @pytest.mark.parametrize(("bounds", "current", "desired"), [((1, 4), 9, 4), ((3, 5), 1, 3), ((0, 2), 5, 2)])
-def test_bounds_hold_at_once_and_without_data(kit, bounds, current, desired):
+def test_bounds_apply_at_once_without_metrics(kit, bounds, current, desired):
     story = kit.story(current=current, min_replicas=bounds[0], max_replicas=bounds[1])
     decision = story.tick(*(kit.ready(f"r{n}", age=None) for n in range(current)))
     assert (decision.desired, decision.reason) == (desired, Reason.BOUNDS)
 
 
-def test_scale_down_takes_at_most_its_step_per_period(kit):
+def test_scale_down_removes_at_most_one_step_per_period(kit):
     story = kit.story(current=9, down=ScaleDown.steps(window_seconds=0, max_step=3, period_seconds=60))
     story.tick(*kit.fleet(9))
     story.tick(*kit.fleet(9))
@@ -103,7 +103,7 @@ def test_scale_down_takes_at_most_its_step_per_period(kit):
     assert story.target == 3
 
 
-def test_scale_down_to_what_the_highest_need_of_the_window_fits(kit):
+def test_scale_down_follows_the_peak_need_of_the_window(kit):
     story = kit.story(current=8, down=ScaleDown.steps(window_seconds=60, max_step=8, period_seconds=15))
     story.tick(*kit.fleet(8, running=3))
     for _ in range(5):
@@ -122,13 +122,13 @@ def test_nothing_is_removed_during_a_rollout(kit):
     assert story.tick(*kit.fleet(3)).desired == 2
 
 
-def test_zero_window_does_not_make_the_first_look_a_scale_down(kit):
+def test_zero_window_does_not_scale_down_at_the_first_poll(kit):
     story = kit.story(current=3, down=ScaleDown.steps(window_seconds=0, max_step=1, period_seconds=15))
     assert story.tick(*kit.fleet(3)).reason is Reason.RESTARTED
     assert story.tick(*kit.fleet(3)).desired == 2
 
 
-def test_recommendation_changes_nothing_and_is_told_once(kit):
+def test_recommendation_is_recorded_once_and_not_applied(kit):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     decisions = story.ticks(5, kit.ready("a", running=10, waiting=10))
     assert {(d.current, d.desired, d.enforced) for d in decisions} == {(1, 3, False)}
@@ -147,7 +147,7 @@ def test_recommendations_fall_as_carefully_as_replicas(kit):
     assert [(c.from_replicas, c.to_replicas) for c in story.history.record.changes] == [(1, 4)]
 
 
-def test_recommendation_that_comes_back_is_told_again(kit):
+def test_repeated_recommendation_is_recorded_again(kit):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     for _ in range(2):
         story.tick(kit.ready("a", running=10, waiting=20))
@@ -155,7 +155,7 @@ def test_recommendation_that_comes_back_is_told_again(kit):
     assert [(c.from_replicas, c.to_replicas) for c in story.history.record.changes] == [(1, 4), (1, 4)]
 
 
-def test_recommendation_stands_while_metrics_are_away(kit):
+def test_recommendation_is_kept_while_metrics_are_missing(kit):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     story.tick(kit.ready("a", running=10, waiting=20))
     blind = story.ticks(60, kit.ready("a", age=None))[-1]
@@ -186,7 +186,7 @@ def test_step_limits_survive_a_restart(kit):
     assert (limited.desired, limited.reason) == (6, Reason.SCALE_UP_LIMIT)
 
 
-def test_memory_is_bounded(kit):
+def test_history_size_is_bounded(kit):
     story = kit.story(current=2)
     story.ticks(500, *kit.fleet(2, running=5))
     assert len(story.history.needs) <= 22

@@ -22,7 +22,7 @@ def busy_day(kit, *, wrong: float):
 
 
 @pytest.mark.parametrize("wrong", [-600.0, 600.0])
-def test_a_clock_that_is_wrong_all_along_changes_nothing(kit, wrong):
+def test_constant_clock_offset_changes_no_decision(kit, wrong):
     right, story = busy_day(kit, wrong=0.0), busy_day(kit, wrong=wrong)
     assert [(d.desired, d.reason, d.inputs) for d in story.decisions] == [
         (d.desired, d.reason, d.inputs) for d in right.decisions
@@ -33,7 +33,7 @@ def test_a_clock_that_is_wrong_all_along_changes_nothing(kit, wrong):
 
 
 @pytest.mark.parametrize("set_by", [-86_400.0, -600.0, -16.0, 600.0, 86_400.0])
-def test_a_start_during_which_the_clock_was_set_teaches_nothing(kit, set_by):
+def test_start_up_with_a_clock_jump_is_ignored(kit, set_by):
     story = kit.story(current=2)
     story.tick(kit.ready("a"))
     story.tick(kit.ready("a"), kit.loading("b"))
@@ -44,7 +44,7 @@ def test_a_start_during_which_the_clock_was_set_teaches_nothing(kit, set_by):
 
 
 @pytest.mark.parametrize("set_by", [-10.0, 60.0, 100.0])
-def test_a_clock_set_by_little_makes_a_start_up_wrong_by_no_more(kit, set_by):
+def test_small_clock_jump_changes_a_start_up_by_that_much(kit, set_by):
     story = kit.story(current=2)
     story.tick(kit.ready("a"))
     story.tick(kit.ready("a"), kit.loading("b"))

@@ -32,7 +32,7 @@ def test_first_replica_waits_for_no_window_and_no_step(kit, up):
     assert story.tick(held=1, after=1.0).desired == 1
 
 
-def test_second_replica_does_keep_to_the_limits(kit):
+def test_second_replica_respects_scale_up_limits(kit):
     up = ScaleUp.steps(window_seconds=0, max_percent=0, max_step=1, period_seconds=60)
     story = kit.story(current=0, min_replicas=0, up=up)
     assert story.tick(held=500).desired == 1
@@ -40,14 +40,14 @@ def test_second_replica_does_keep_to_the_limits(kit):
     assert (limited.desired, limited.reason) == (1, Reason.SCALE_UP_LIMIT)
 
 
-def test_starting_operator_wakes_a_waited_for_model_at_once(kit):
+def test_starting_operator_wakes_a_model_with_held_requests(kit):
     story = kit.story(current=0, min_replicas=0)
     story.tick(**QUIET)
     story.restart()
     assert story.tick(held=1).desired == 1
 
 
-def test_nothing_is_decided_at_zero_when_no_gateway_answers(kit):
+def test_no_decision_at_zero_if_no_gateway_answers(kit):
     decision = kit.story(current=0, min_replicas=0).tick(held=None)
     assert (decision.desired, decision.reason) == (0, Reason.NO_GATEWAY)
     assert decision.message == "stays at 0: no gateway reports whether requests are held"
@@ -62,7 +62,7 @@ def test_idle_for_the_whole_window_goes_to_zero(kit):
     assert last.message == ("1 → 0: at most 0.00 replicas were needed in the last 5m; no requests run, wait or arrive")
 
 
-def test_the_last_replica_stays_for_as_long_as_the_spec_says(kit):
+def test_last_replica_stays_for_the_configured_idle_time(kit):
     story = kit.story(current=2, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
     story.ticks(10, *kit.fleet(2), **QUIET)
     assert story.target == 1, "only the last replica waits"
@@ -72,7 +72,7 @@ def test_the_last_replica_stays_for_as_long_as_the_spec_says(kit):
     assert story.target == 0
 
 
-def test_a_request_begins_the_time_of_the_last_replica_again(kit):
+def test_request_restarts_the_idle_time_of_the_last_replica(kit):
     story = kit.story(current=1, min_replicas=0, to_zero=ScaleToZero(after_seconds=1800), down=QUICK)
     story.ticks(100, kit.ready("a"), **QUIET)
     story.tick(kit.ready("a", running=1), **QUIET)
@@ -90,7 +90,7 @@ def test_idle_time_of_the_last_replica_restarts_with_the_operator(kit):
     assert story.target == 1
 
 
-def test_never_to_zero_while_one_request_streams(kit):
+def test_streaming_request_prevents_scaling_to_zero(kit):
     story = kit.story(current=1, min_replicas=0, max_sequences=1000)
     story.ticks(60, kit.ready("a", running=1), **QUIET)
     assert story.target == 1
@@ -105,7 +105,7 @@ def test_requests_held_by_gateways_prevent_scaling_to_zero(kit):
     )
 
 
-def test_short_requests_between_looks_keep_the_last_replica(kit):
+def test_requests_between_polls_keep_the_last_replica(kit):
     """Each ends before the next tick; only the counter of arrivals shows it."""
     story = kit.story(current=1, min_replicas=0)
     for look in range(60):
@@ -113,7 +113,7 @@ def test_short_requests_between_looks_keep_the_last_replica(kit):
     assert story.target == 1
 
 
-def test_last_one_stays_while_not_all_gateways_answer(kit):
+def test_last_replica_stays_while_a_gateway_is_silent(kit):
     """No gateway would hold the next request, and requests in progress at the missing one are unknown."""
     story = kit.story(current=1, min_replicas=0)
     story.ticks(30, kit.ready("a"), held=0)
@@ -144,7 +144,7 @@ def test_streams_of_a_draining_replica_request_no_new_one(kit):
     assert story.target == 0
 
 
-def test_recommending_never_wakes(kit):
+def test_recommend_mode_never_wakes_a_model(kit):
     story = kit.story(current=0, min_replicas=0, mode=AutoscalingMode.RECOMMEND)
     decision = story.tick(held=3)
     assert (decision.desired, decision.enforced, story.target) == (1, False, 0)

@@ -68,7 +68,7 @@ def test_loaded_canary_that_is_as_fast_as_idle_replicas_passes() -> None:
         (6.0, Verdict.FAILED),
     ],
 )
-def test_canary_at_which_requests_pile_up(median: float, expected: Verdict) -> None:
+def test_canary_with_a_growing_queue_fails(median: float, expected: Verdict) -> None:
     """Clients wait for the slow canary, so that the stable replicas never have its load."""
     stable = latencies({0: (3000, 0.2), 1: (3000, 0.2), 4: (19, 0.2)})
     result = judge(ONE, Tracks(stable=stable, canary=latencies({4: (2000, median)}, seed=2)))[0]
@@ -76,7 +76,7 @@ def test_canary_at_which_requests_pile_up(median: float, expected: Verdict) -> N
     assert ("pile up" in result.message) == (expected is Verdict.FAILED)
 
 
-def test_other_mix_of_loads_is_no_difference() -> None:
+def test_different_load_mix_does_not_fail_the_canary() -> None:
     """The stable replicas are mostly busy and the canary mostly idle; each load has the same latency."""
     stable = latencies({1: (500, 0.1), 5: (8000, 0.9)})
     canary = latencies({1: (2000, 0.1), 5: (100, 0.9)}, seed=2)
@@ -91,7 +91,7 @@ def test_too_few_requests_are_never_judged(median: float) -> None:
     assert (result.verdict, result.remaining) == (Verdict.WAITING, 1)
 
 
-def test_kind_of_latency_that_does_not_occur_does_not_count() -> None:
+def test_absent_latency_metric_is_ignored() -> None:
     policy = replace(ONE, gates=(Gate(metric=GateMetric.INTER_TOKEN_LATENCY),))
     assert verdict(latencies(LOADED), latencies(LOADED, seed=2), policy) is Verdict.NO_DATA
 
@@ -125,7 +125,7 @@ def test_error_rate(stable: tuple[int, int], canary: tuple[int, int], expected: 
     ("errors", "requests", "expected"),
     [(0, 500, Verdict.PASSED), (0, 499, Verdict.WAITING), (1, 500, Verdict.FAILED)],
 )
-def test_limit_without_any_error_can_be_passed(errors: int, requests: int, expected: Verdict) -> None:
+def test_zero_error_limit_can_pass(errors: int, requests: int, expected: Verdict) -> None:
     policy = replace(ONE, gates=(replace(ERRORS, max_percent=0.0),))
     assert verdict(Track(requests=10_000), Track(requests=requests, errors=errors), policy) is expected
 
@@ -158,14 +158,14 @@ def test_answers(
     assert (result.canary.count, result.canary.errors) == (compared, different)
 
 
-def test_curve_shows_both_tracks_by_load() -> None:
+def test_latency_curve_has_both_tracks_by_load() -> None:
     points = curve(TTFT, Tracks(stable=latencies({1: (400, 0.1)}), canary=latencies({1: (50, 0.1), 3: (10, 0.4)})))
     assert [(p.load, p.stable.count, p.canary.count) for p in points] == [("1", 400, 50), ("4-7", 0, 10)]
     assert points[0].stable.median == pytest.approx(0.1, rel=0.1)
     assert points[1].stable.percentile is None
 
 
-def test_gateways_are_added_up() -> None:
+def test_gateway_reports_are_summed() -> None:
     page = (
         b'{"models": {"chat": {"revision": "r", "tracks": {"canary": {"requests": 3, "errors": 1, '
         b'"levels": {"2": {"timeToFirstToken": {"61": 2}}}}}, "answers": {"compared": 4, "nearTies": 1}}}}'

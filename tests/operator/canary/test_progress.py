@@ -126,14 +126,14 @@ def test_step_lasts_its_duration() -> None:
     assert advance(LAST, seen(verdict=Verdict.PASSED), POLICY, now=T + 59).phase is Phase.CANARY
 
 
-def test_message_says_how_long_a_verdict_takes() -> None:
+def test_message_estimates_the_time_until_a_verdict() -> None:
     record = advance(FIRST, seen(requests=50), POLICY, now=T + 600)
     assert record.message == "step 1 of 2 (20 %): 50 requests, about 50 more for a verdict: 10m"
     last = advance(LAST, seen(requests=200), POLICY, now=T + 600)
     assert "ErrorRate: Waiting" in last.message
 
 
-def test_shorter_list_of_steps_is_followed() -> None:
+def test_shortened_list_of_steps_is_accepted() -> None:
     one = replace(POLICY, steps=STEPS[:1])
     after = advance(LAST, seen(verdict=Verdict.PASSED), one, now=T + 70)
     assert (after.phase, after.weight_percent) == (Phase.CANARY, 20)
@@ -155,7 +155,7 @@ situations = st.builds(
 
 @settings(max_examples=300)
 @given(st.lists(st.tuples(situations, st.floats(1, 600)), max_size=30), st.sampled_from([POLICY, PAUSING]))
-def test_record_is_consistent_after_anything(steps: list[tuple[Situation, float]], policy: Canary) -> None:
+def test_record_is_consistent_after_any_sequence(steps: list[tuple[Situation, float]], policy: Canary) -> None:
     record, now = None, T
     for situation, seconds in steps:
         now += seconds

@@ -93,7 +93,7 @@ def test_kv_bytes_per_token_count_kv_heads_and_not_heads(
     [(LLAMA_3_8B, 8_030_261_248), (LLAMA_7B, 6_738_415_616), (MIXTRAL, 46_702_792_704)],
     ids=["llama-3-8b", "llama-7b", "mixtral-8x7b"],
 )
-def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], parameters: int) -> None:
+def test_parameter_counts_match_published_ones(body: Mapping[str, object], parameters: int) -> None:
     assert config_of(body).parameters == parameters
 
 
@@ -144,7 +144,7 @@ def test_parameters_are_those_the_publishers_count(body: Mapping[str, object], p
     ],
     ids=["gemma-2-2b", "qwen3-0.6b", "qwen2-7b"],
 )
-def test_parameters_of_relatives_are_within_a_thousandth(body: Mapping[str, object], parameters: int) -> None:
+def test_parameter_counts_of_variants_are_within_0_1_percent(body: Mapping[str, object], parameters: int) -> None:
     assert config_of(body).parameters == pytest.approx(parameters, rel=1e-3)
 
 
@@ -202,7 +202,7 @@ def test_llama_3_8b_fits_an_h100_with_55_gib_of_cache() -> None:
     assert outcome.sequences == outcome.kv_tokens // 8192
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_too_large_model_names_the_smallest_gpu_that_fits() -> None:
     outcome = llama_on("T4", maxModelLength=8192)
     assert isinstance(outcome, TooSmall)
     assert (outcome.longest_sequence_tokens, outcome.kv_cache_bytes) == (0, 0)
@@ -273,7 +273,7 @@ def test_shorter_sequences_fit_where_longer_ones_do(drawn: tuple[Footprint, Cach
         assert isinstance(capacity.fit(spec_of(), needs, shorter, memory_bytes=memory), Fits)
 
 
-def test_windows_leave_their_memory_to_full_attention() -> None:
+def test_sliding_windows_leave_memory_to_full_attention() -> None:
     """Gemma 3 4B's shape: five of six layers have windows of 1,024 tokens."""
     body = {
         "architectures": ["Gemma3ForCausalLM"],

@@ -76,7 +76,7 @@ def selecting(**labels: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_the_memory_of_a_replica_is_known_or_left_open(
+def test_replica_memory_is_derived_or_unknown(
     spec: Mapping[str, Any], nodes: list[dict[str, str]] | None, expected: int | None
 ) -> None:
     memory = replica_memory(spec_of(**spec), nodes)
@@ -86,9 +86,7 @@ def test_the_memory_of_a_replica_is_known_or_left_open(
 @pytest.mark.parametrize("mebibytes", [1024, 15360, 23028, 81559])
 @pytest.mark.parametrize("on_gpu", [True, False])
 @pytest.mark.parametrize("engine", [{}, {"maxModelLength": 4096}, {"dtype": "Float32"}, {"kvCache": {"size": "60Gi"}}])
-def test_the_verdict_and_its_figures_are_those_of_quire_plan(
-    mebibytes: int, on_gpu: bool, engine: dict[str, Any]
-) -> None:
+def test_capacity_decision_equals_that_of_quire_plan(mebibytes: int, on_gpu: bool, engine: dict[str, Any]) -> None:
     resources = GPU if on_gpu else {"limits": {"memory": f"{mebibytes}Mi"}}
     spec = spec_of(resources=resources, engine=engine)
     memory = replica_memory(spec, [{"nvidia.com/gpu.memory": str(mebibytes)}])
@@ -106,7 +104,7 @@ def test_the_verdict_and_its_figures_are_those_of_quire_plan(
         assert all(format_bytes(size) in refused.message for size in needed)
 
 
-def test_the_sentence_says_what_where_and_what_would_help() -> None:
+def test_capacity_message_has_need_limit_and_remedy() -> None:
     spec = spec_of(resources=GPU, engine={"maxModelLength": 8192})
     memory = replica_memory(spec, [T4])
     assert memory is not None
@@ -146,7 +144,7 @@ def test_a_model_that_cannot_be_divided_is_refused(memory: ReplicaMemory | None)
         ),
     ],
 )
-def test_only_what_anybody_may_read_on_the_hub_is_read(spec: dict[str, Any], readable: bool) -> None:
+def test_only_public_hub_models_are_read(spec: dict[str, Any], readable: bool) -> None:
     assert (hub_source(spec_of(**spec)) is not None) == readable
 
 
@@ -159,7 +157,7 @@ def test_only_what_anybody_may_read_on_the_hub_is_read(spec: dict[str, Any], rea
         (1, "Serving", False),
     ],
 )
-def test_a_spec_that_was_carried_out_is_not_judged_anew(generation: int, reason: str, let_in: bool) -> None:
+def test_applied_spec_is_not_checked_again(generation: int, reason: str, let_in: bool) -> None:
     ready = {"type": "Ready", "observedGeneration": generation, "reason": reason}
     resource = Resource(
         key=Key("prod", "chat"),

@@ -130,7 +130,7 @@ def test_a_draft_that_does_not_fit_is_named_among_the_remedies() -> None:
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 512}, {}, ["sliding windows"]),
     ],
 )
-def test_what_configurations_say_against_a_draft(
+def test_unsuitable_draft_configurations_are_reported(
     target: dict[str, Any], draft: dict[str, Any], parts: list[str]
 ) -> None:
     problems = draft_problems(spec_of(), facts(TARGET, **target).config, facts(DRAFT, **draft).config)

@@ -72,14 +72,14 @@ def test_ranks_beyond_the_kv_heads_keep_copies(tensor: int, copies: int) -> None
     assert needs_of(tensor).kv_bytes_per_token == copies * 131072
 
 
-def test_each_rank_is_a_process_and_weights_are_counted_once() -> None:
+def test_ranks_count_as_processes_and_share_weights() -> None:
     one, four = needs_of(1), needs_of(4)
     assert four.workspace_bytes == 4 * one.workspace_bytes
     assert four.weight_bytes == one.weight_bytes
 
 
 @pytest.mark.parametrize(("pipeline", "fits"), [(2, None), (32, None), (3, 2), (33, 32), (24, 16)])
-def test_stages_have_as_many_layers_as_each_other(pipeline: int, fits: int | None) -> None:
+def test_pipeline_size_must_divide_the_layers(pipeline: int, fits: int | None) -> None:
     problem = parallelism_problem(Parallelism(pipeline=pipeline), config_of())
     if fits is None:
         assert problem is None

@@ -37,7 +37,7 @@ def deployment(*entries: dict[str, Any], image: str = "engine:1", replicas: int 
     return {"metadata": metadata, "spec": {"replicas": replicas, "template": template} | spec}
 
 
-def test_the_fingerprint_is_of_our_fields_alone() -> None:
+def test_fingerprint_covers_only_owned_fields() -> None:
     alone = fingerprint(deployment(OURS))
     others = (theirs({"f:paused": {}}), OURS, entry({}, subresource="status"))
     assert fingerprint(deployment(*others, paused=True)) == alone
@@ -71,13 +71,13 @@ def test_second_operator_under_our_name_is_found_by_field_values(changes: dict[s
         ),
     ],
 )
-def test_what_others_set_is_found_as_high_up_as_nothing_is_ours(fields: dict[str, Any], paths: list[str]) -> None:
+def test_foreign_fields_are_reported_at_the_highest_path(fields: dict[str, Any], paths: list[str]) -> None:
     found = foreign_fields([OURS, theirs(fields)])
     assert [path_text(field.path) for field in found] == paths
     assert {field.manager for field in found} <= {"meddler"}
 
 
-def test_status_and_our_own_other_entries_are_no_additions() -> None:
+def test_status_and_own_entries_are_not_foreign_fields() -> None:
     status = entry({"f:status": {"f:replicas": {}}}, manager="kube-controller-manager", operation="Update")
     assert foreign_fields([OURS, status | {"subresource": "status"}]) == ()
 
@@ -98,7 +98,7 @@ def test_status_and_our_own_other_entries_are_no_additions() -> None:
         (("f:nodeSelector", "f:disk"), False),
     ],
 )
-def test_what_breaks_a_replica(below: tuple[str, ...], breaks: bool) -> None:
+def test_fields_that_break_a_replica_are_recognized(below: tuple[str, ...], breaks: bool) -> None:
     assert breaks_contract((*POD, *below)) is breaks
 
 
@@ -108,12 +108,12 @@ def test_only_requests_before_readiness_break_a_replica() -> None:
     assert breaks_contract(("f:spec", "f:publishNotReadyAddresses"))
 
 
-def test_an_addition_is_told_with_the_object_it_is_in() -> None:
+def test_foreign_field_is_reported_with_its_object() -> None:
     field = ForeignField(path=("f:spec", "f:type"), manager="m", child="Service chat")
     assert str(field) == "to the Service chat: spec.type (set by m)"
 
 
-def test_a_path_is_looked_up_in_what_we_render() -> None:
+def test_path_is_looked_up_in_the_rendered_object() -> None:
     body = {"spec": {"containers": [{"name": "engine", "ports": [{"containerPort": 1}]}]}}
     ports = ("f:spec", "f:containers", ENGINE, "f:ports")
     assert exists_in(body, (*ports, 'k:{"containerPort":1,"protocol":"TCP"}')), "a default that we leave out"
@@ -122,7 +122,7 @@ def test_a_path_is_looked_up_in_what_we_render() -> None:
     assert not exists_in(body, ("f:spec", "f:replicas"))
 
 
-def test_a_removal_patch_names_what_goes_and_nothing_else() -> None:
+def test_removal_patch_contains_only_removed_fields() -> None:
     patch = removal_patch(
         [
             (*POD, "f:hostNetwork"),

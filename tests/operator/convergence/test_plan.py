@@ -57,11 +57,11 @@ def planned(observed: dict[Ref, Child], *, target: int = 1, applied: dict[Ref, A
     return plan(manifests(target), observed, applied, name="chat", uid=UID)
 
 
-def test_nothing_is_done_when_everything_is_as_we_left_it() -> None:
+def test_settled_state_gives_an_empty_plan() -> None:
     assert planned(SETTLED) == Plan(actions=(), conflicts=(), additions=())
 
 
-def test_what_is_not_there_is_created_in_order() -> None:
+def test_missing_children_are_created_in_order() -> None:
     actions = planned({}, applied={}).actions
     assert all(isinstance(action, Create) for action in actions)
     assert [a.manifest.ref for a in actions if isinstance(a, Create)] == [manifest.ref for manifest in manifests()]
@@ -72,7 +72,7 @@ def test_after_a_restart_each_child_is_applied_once() -> None:
     assert [type(action) for action in actions] == [Update] * len(SETTLED)
 
 
-def test_another_target_updates_the_deployment_alone() -> None:
+def test_new_replica_target_updates_only_the_deployment() -> None:
     (update,) = planned(SETTLED, target=2).actions
     assert isinstance(update, Update) and update.manifest.ref == DEPLOYMENT
     assert update.reason == "the desired state changed"
@@ -90,13 +90,13 @@ def test_another_target_updates_the_deployment_alone() -> None:
         ({"uid": "another"}, "this process has not applied it yet", 0),
     ],
 )
-def test_drift_is_repaired_and_says_of_what(changes: dict[str, Any], reason: str, drift: int) -> None:
+def test_drift_repair_reports_the_fields(changes: dict[str, Any], reason: str, drift: int) -> None:
     (update,) = planned(SETTLED | {DEPLOYMENT: child(DEPLOYMENT, **changes)}).actions
     assert isinstance(update, Update)
     assert (update.reason, len(update.drift)) == (reason, drift)
 
 
-def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
+def test_breaking_additions_are_removed_others_reported() -> None:
     pod = ("f:spec", "f:template", "f:spec")
     breaking = ForeignField(path=(*pod, "f:hostPID"), manager="m")
     harmless = ForeignField(path=(*pod, "f:nodeSelector"), manager="m")
@@ -119,7 +119,7 @@ def test_additions_that_break_a_replica_go_and_others_are_told() -> None:
         ({"deleting": True}, True, "is being deleted"),
     ],
 )
-def test_what_is_not_ours_is_never_touched(changes: dict[str, Any], passing: bool, words: str) -> None:
+def test_foreign_objects_are_never_changed(changes: dict[str, Any], passing: bool, words: str) -> None:
     made = planned(SETTLED | {DEPLOYMENT: child(DEPLOYMENT, **changes)}, applied={})
     (conflict,) = made.conflicts
     assert conflict.passing is passing and words in conflict.message
@@ -128,14 +128,14 @@ def test_what_is_not_ours_is_never_touched(changes: dict[str, Any], passing: boo
 
 
 @pytest.mark.parametrize(("changes", "goes"), [({}, True), ({"owner": None}, False), ({"deleting": True}, False)])
-def test_what_is_ours_and_no_longer_wanted_is_deleted(changes: dict[str, Any], goes: bool) -> None:
+def test_owned_objects_no_longer_desired_are_deleted(changes: dict[str, Any], goes: bool) -> None:
     claim = Ref("PersistentVolumeClaim", "chat-models")
     actions = planned(SETTLED | {claim: child(claim, **changes)}).actions
     wanted = (Delete(ref=claim, uid=f"uid of {claim}", reason="the spec no longer requires it"),)
     assert actions == (wanted if goes else ())
 
 
-def test_policy_without_owner_is_ours_by_what_we_applied() -> None:
+def test_policy_without_owner_is_owned_by_its_applied_fields() -> None:
     policy = Ref("NetworkPolicy", "chat")
     assert planned(SETTLED | {policy: child(policy, owner=None)}).actions == (
         Delete(ref=policy, uid=f"uid of {policy}", reason="the spec no longer requires it"),
@@ -170,7 +170,7 @@ def pod(name: str, cost: str = "", *, deleting: bool = False) -> Pod:
         ([pod("a")], ["gone"], {}),
     ],
 )
-def test_victims_are_marked_and_old_marks_come_off(
+def test_deletion_costs_are_set_and_old_ones_removed(
     pods: list[Pod], victims: list[str], costs: dict[str, str | None]
 ) -> None:
     assert deletion_costs(pods, victims) == costs

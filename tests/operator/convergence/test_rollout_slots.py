@@ -60,7 +60,7 @@ def state(**changes: Any) -> DeploymentState:
     ],
     ids=["another template", "the same", "of an older operator", "held", "rolling already", "at zero"],
 )
-def test_only_what_replaces_replicas_is_a_rollout(live: DeploymentState, begins: bool) -> None:
+def test_only_template_changes_are_rollouts(live: DeploymentState, begins: bool) -> None:
     assert begins_rollout(live, template_digest="new") is begins
 
 
@@ -69,11 +69,11 @@ def test_only_what_replaces_replicas_is_a_rollout(live: DeploymentState, begins:
     [(state(updated=1), True), (state(updated=0, is_held=True), False), (state(updated=1, progressing=LATE), False)],
     ids=["rolling", "held", "stopped at its deadline"],
 )
-def test_what_takes_a_slot(live: DeploymentState, takes: bool) -> None:
+def test_rollouts_in_progress_take_a_slot(live: DeploymentState, takes: bool) -> None:
     assert takes_slot(live) is takes
 
 
-def test_a_queued_rollout_names_what_it_waits_for() -> None:
+def test_queued_rollout_names_the_running_rollouts() -> None:
     wait = queued([Key("prod", "b"), Key("prod", "a")], 2)
     assert wait is not None and "prod/a, prod/b" in wait.message and wait.reason == "RolloutQueued"
     assert queued([Key("prod", "a")], 2) is None and queued([Key("prod", "a")] * 9, 0) is None
@@ -153,7 +153,7 @@ class Fleet:
 
 @settings(max_examples=200)
 @given(st.integers(1, 8), st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 7)), max_size=60))
-def test_a_fleet_never_rolls_all_at_once_and_always_ends(count: int, limit: int, steps: list[tuple[bool, int]]) -> None:
+def test_rollouts_of_a_fleet_respect_slots_and_finish(count: int, limit: int, steps: list[tuple[bool, int]]) -> None:
     fleet = Fleet(count, limit)
     for is_pass, number in steps:
         key = fleet.keys[number % count]
@@ -168,7 +168,7 @@ def test_a_fleet_never_rolls_all_at_once_and_always_ends(count: int, limit: int,
     assert fleet.is_done and fleet.rolling == 0
 
 
-def test_passes_at_the_same_time_share_the_slots() -> None:
+def test_concurrent_reconciles_share_the_slots() -> None:
     fleet = Fleet(2, 1)
     first, second = (fleet.store.resource(key) for key in fleet.keys)
     assert first is not None and second is not None
@@ -178,7 +178,7 @@ def test_passes_at_the_same_time_share_the_slots() -> None:
         assert granted is None
 
 
-def test_a_changed_spec_takes_a_slot_and_does_not_wait() -> None:
+def test_changed_spec_in_rollout_keeps_its_slot() -> None:
     fleet = Fleet(3, 1)
     fleet.run_pass(fleet.keys[0])
     second, third = (fleet.store.resource(key) for key in fleet.keys[1:])

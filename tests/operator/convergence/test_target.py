@@ -90,7 +90,7 @@ COUNTS = st.none() | st.integers(0, 30)
 
 
 @given(COUNTS, COUNTS, st.none() | st.integers(0, 30).map(running))
-def test_the_target_is_within_bounds_whatever_was_decided_before(
+def test_target_is_within_bounds_after_any_decision(
     decided: int | None, persisted: int | None, deployment: DeploymentState | None
 ) -> None:
     found = target(

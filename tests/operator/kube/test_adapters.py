@@ -93,7 +93,9 @@ def listed(space: Namespace, deployment: str = "chat") -> dict[str, AdapterEntry
     return {entry.name: entry for entry in entries}
 
 
-def test_adapters_come_and_go_without_a_restart(space: Namespace, operator: OperatorProcess, engine: Engine) -> None:
+def test_adapters_are_added_and_removed_without_a_restart(
+    space: Namespace, operator: OperatorProcess, engine: Engine
+) -> None:
     space.apply(replicas=1, engine=ROOM)
     until(lambda: space.pods("chat"))
     (pod,) = space.run_pods("chat", address=ADDRESS)
@@ -129,7 +131,7 @@ def annotation(space: Namespace, pod: str) -> str | None:
     return found if found is None else str(found)
 
 
-def test_what_cannot_be_served_says_why(space: Namespace, operator: OperatorProcess) -> None:
+def test_unservable_adapters_report_a_reason(space: Namespace, operator: OperatorProcess) -> None:
     space.apply_adapter("lost", deployment="nowhere")
     wait_reason(space, "lost", "DeploymentNotFound")
     space.apply("plain", replicas=0)

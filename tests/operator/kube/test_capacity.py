@@ -130,7 +130,7 @@ def test_too_large_spec_creates_nothing_until_it_is_corrected(
     assert {request.verb for request in asked if request.resource == "nodes"} == {"list"}
 
 
-def test_a_hub_that_is_silent_holds_nothing_up(start: Start, space: Namespace) -> None:
+def test_silent_hub_does_not_delay_reconciling(start: Start, space: Namespace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start(*space.flags(), "--hub-endpoint", f"http://127.0.0.1:{silent.getsockname()[1]}")
         applied = time.monotonic()

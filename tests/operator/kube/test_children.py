@@ -34,7 +34,7 @@ def demo(shared_space: Namespace, deleted: Namespace) -> Namespace:
     return shared_space
 
 
-def test_applying_the_demo_makes_its_children_and_they_are_owned(demo: Namespace) -> None:
+def test_applying_the_demo_creates_owned_children(demo: Namespace) -> None:
     resource = demo.get("llmdeployments", "chat")
     assert resource is not None
     for kind, names in CHILDREN.items():
@@ -46,7 +46,7 @@ def test_applying_the_demo_makes_its_children_and_they_are_owned(demo: Namespace
             assert (owner["uid"], owner["controller"]) == (resource["metadata"]["uid"], True)
 
 
-def test_status_tells_of_the_replica_that_does_not_run_here(demo: Namespace) -> None:
+def test_status_reports_the_pending_replica(demo: Namespace) -> None:
     resource = demo.get("llmdeployments", "chat")
     assert resource is not None
     status = resource["status"]
@@ -93,7 +93,7 @@ def test_retained_claim_survives_and_is_used_again(shared_space: Namespace, oper
     until(lambda: not claim())
 
 
-def test_deletion_leaves_nothing(deleted: Namespace) -> None:
+def test_deletion_removes_all_children(deleted: Namespace) -> None:
     def left() -> list[str]:
         kinds = (*CHILDREN, "replicasets", "pods", "persistentvolumeclaims")
         return [f"{kind}/{name}" for kind in kinds for name in deleted.names(kind) if name.startswith("gone")]

@@ -328,7 +328,7 @@ def replaced(space: Namespace, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_the_cause_the_condition_is_well_again(name: str, fixed: Namespace) -> None:
+def test_condition_recovers_when_the_cause_is_removed(name: str, fixed: Namespace) -> None:
     case = CASES[name]
     if case.kind == "Autoscaling":
         fixed.wait_reason(name, "Autoscaling", "NotConfigured")

@@ -61,7 +61,7 @@ EDITS: list[tuple[str, dict[str, Any], Callable[[dict[str, Any]], object], objec
 ]
 
 
-def test_edits_of_fields_that_are_ours_are_set_back(drift: Namespace) -> None:
+def test_edits_of_owned_fields_are_reverted(drift: Namespace) -> None:
     for kind, patch, _, _ in EDITS:
         drift.patch(kind, "drift", patch, manager="kubectl-edit")
 
@@ -72,7 +72,7 @@ def test_edits_of_fields_that_are_ours_are_set_back(drift: Namespace) -> None:
     until(lambda: not broken(), why=broken)
 
 
-def test_a_repair_is_told_in_an_event(drift: Namespace) -> None:
+def test_drift_repair_is_reported_in_an_event(drift: Namespace) -> None:
     drift.patch("deployments", "drift", {"spec": {"minReadySeconds": 1, "revisionHistoryLimit": 9}}, manager="meddler")
 
     def told() -> list[str]:
@@ -84,7 +84,7 @@ def test_a_repair_is_told_in_an_event(drift: Namespace) -> None:
     drift.patch("deployments", "drift", {"spec": {"minReadySeconds": None}}, manager="meddler")
 
 
-def test_deleted_children_are_made_anew(drift: Namespace) -> None:
+def test_deleted_children_are_created_again(drift: Namespace) -> None:
     kinds = ("deployments", "services", "poddisruptionbudgets", "serviceaccounts")
     before = {kind: (drift.get(kind, "drift") or {})["metadata"]["uid"] for kind in kinds}
     for kind in kinds:

@@ -68,7 +68,7 @@ def faults(process: OperatorProcess) -> list[str]:
     return [str(line["message"]) for line in ours if line["level"] in ("error", "critical")]
 
 
-def test_kind_is_missed_and_groups_appear_with_it(
+def test_groups_are_created_when_their_kind_appears(
     groups: Namespace, operator: OperatorProcess, fake_nodes: FakeNodes, group_controller: GroupController
 ) -> None:
     groups.apply(parallelism=SHAPE)
@@ -90,7 +90,7 @@ def test_kind_is_missed_and_groups_appear_with_it(
     assert selected(groups, "chat") == {"chat-group-0"}, "leaders only"
 
 
-def test_what_lws_adds_by_itself_is_left_alone(groups: Namespace, operator: OperatorProcess) -> None:
+def test_fields_added_by_lws_are_kept(groups: Namespace, operator: OperatorProcess) -> None:
     """Its webhook and controller set fields; nothing is written for them in several discoveries."""
     audit = groups.server.audit
     start = audit.position()
@@ -133,7 +133,7 @@ def test_rollout_replaces_groups_and_renews_the_secret(groups: Namespace, operat
     assert all("7" in pod["spec"]["containers"][0]["args"] for pod in pods(groups))
 
 
-def test_changes_of_others_are_reverted(groups: Namespace, operator: OperatorProcess) -> None:
+def test_changes_by_other_clients_are_reverted(groups: Namespace, operator: OperatorProcess) -> None:
     groups.patch("leaderworkersets", "chat-group", {"spec": {"replicas": 3}}, manager="meddler")
     groups.touch("chat", "1")
     until(lambda: set_of(groups)["spec"]["replicas"] == 1)
@@ -165,7 +165,7 @@ def test_restarted_worker_recreates_its_group_and_its_cause_is_kept(
     assert "EngineRefused" in reasons
 
 
-def test_deletion_leaves_nothing(groups: Namespace, operator: OperatorProcess) -> None:
+def test_deletion_removes_all_children(groups: Namespace, operator: OperatorProcess) -> None:
     groups.delete("llmdeployments", "chat")
     kinds = ("leaderworkersets", "pods", "secrets", "networkpolicies", "services")
     until(lambda: not [name for kind in kinds for name in groups.names(kind)], why=lambda: groups.names("pods"))

@@ -20,7 +20,7 @@ def test_image_is_a_volume_if_the_api_server_accepts_it(shared_space: Namespace,
     assert len(probes) <= 1, "requested once, if nothing had requested it before"
 
 
-def test_whoever_wants_it_on_a_claim_gets_a_download(shared_space: Namespace, operator: OperatorProcess) -> None:
+def test_image_model_with_a_claim_is_downloaded(shared_space: Namespace, operator: OperatorProcess) -> None:
     shared_space.apply("unpacked", model={"source": "oci://registry.example/llama:1", "cache": {"size": "1Gi"}})
     shared_space.wait_settled("unpacked")
     made = until(lambda: shared_space.get("deployments", "unpacked"))

@@ -191,9 +191,7 @@ def test_missing_rights_are_named_in_a_reduced_view(
     assert code == 1 and f"you are not allowed to list pods in namespace {shared_space.name}" in err
 
 
-def test_a_name_that_is_not_there_gets_near_ones(
-    shared_space: Namespace, operator: OperatorProcess, quire: Quire
-) -> None:
+def test_unknown_name_gets_suggestions(shared_space: Namespace, operator: OperatorProcess, quire: Quire) -> None:
     shared_space.apply("chat-large", replicas=0)
     where = ("-n", shared_space.name, "--kubeconfig", shared_space.server.admin_kubeconfig)
     for command in ("explain", "top"):

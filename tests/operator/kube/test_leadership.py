@@ -67,9 +67,7 @@ class Pair:
         return [request for request in written if request.resource != "leases"]
 
 
-def test_one_acts_and_hands_over_when_it_is_told_to_stop(
-    new_space: Callable[[], Namespace], operators: Operators
-) -> None:
+def test_stopped_leader_hands_over_to_the_standby(new_space: Callable[[], Namespace], operators: Operators) -> None:
     pair = Pair(operators, new_space())
     start = pair.space.server.audit.position()
     pair.space.apply(replicas=1)

@@ -45,7 +45,7 @@ def proxy_of(port: int, folder: Path) -> tuple[TcpProxy, tuple[str, int]]:
     return proxy, (str(url.hostname), int(url.port or 0))
 
 
-def test_what_is_lost_stays_lost_and_new_connections_are_well(echo: int, tmp_path: Path) -> None:
+def test_lost_connections_stay_lost_and_new_ones_work(echo: int, tmp_path: Path) -> None:
     proxy, address = proxy_of(echo, tmp_path)
     with socket.create_connection(address) as old:
         old.sendall(b"one")
@@ -61,7 +61,7 @@ def test_what_is_lost_stays_lost_and_new_connections_are_well(echo: int, tmp_pat
     proxy.stop()
 
 
-def test_it_lets_go_of_all_it_holds_at_whatever_moment_it_stops(
+def test_proxy_closes_all_sockets_whenever_it_stops(
     echo: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An open socket is a warning and therefore an error of these tests."""

@@ -62,7 +62,7 @@ def faults(process: OperatorProcess) -> list[dict[str, Any]]:
     return [line for line in ours if line["level"] in ("error", "critical")]
 
 
-def test_monitors_come_stay_go_and_come_again_with_their_kinds(
+def test_monitors_follow_the_availability_of_their_kinds(
     server: ControlPlane, space: Namespace, operator: OperatorProcess
 ) -> None:
     start = server.audit.position()

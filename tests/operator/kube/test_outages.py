@@ -233,7 +233,9 @@ def side_by_side(
 
 
 @pytest.mark.parametrize("name", [*SIDE_BY_SIDE, "expired token"])
-def test_what_one_operator_alone_feels(name: str, side_by_side: dict[str, Callable[[], Row]], ledger: Ledger) -> None:
+def test_faults_of_one_operator_cause_no_duplicate_objects(
+    name: str, side_by_side: dict[str, Callable[[], Row]], ledger: Ledger
+) -> None:
     row = ledger.add(side_by_side[name]())
     assert row.duplicates == 0, row
     # Operators that disagree write each object about six times in the first 15 seconds, then less and less often.
@@ -303,7 +305,7 @@ def flock(quiet: ControlPlane, everywhere: OperatorProcess) -> Iterator[Flock]:
         quiet.client().delete(flock.space.path("llmdeployments", name))
 
 
-def test_the_api_server_is_killed_and_comes_back(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
+def test_operator_recovers_from_a_killed_api_server(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
     quiet.api_server.kill()
     time.sleep(OUTAGE_SECONDS)
     quiet.api_server.start()
@@ -314,7 +316,7 @@ def test_the_api_server_is_killed_and_comes_back(flock: Flock, quiet: ControlPla
     assert row.duplicates == 0 and row.writes <= 30, row
 
 
-def test_the_api_server_says_nothing_for_a_while(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
+def test_operator_recovers_from_a_paused_api_server(flock: Flock, quiet: ControlPlane, ledger: Ledger) -> None:
     quiet.api_server.pause()
     time.sleep(OUTAGE_SECONDS)
     quiet.api_server.resume()
@@ -325,7 +327,7 @@ def test_the_api_server_says_nothing_for_a_while(flock: Flock, quiet: ControlPla
     assert row.duplicates == 0 and row.writes <= 30, row
 
 
-def test_killed_and_compacted_etcd_is_survived(
+def test_operator_recovers_from_a_killed_and_compacted_etcd(
     flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
 ) -> None:
     """Changes while the operator is stopped are compacted away before it continues: its watches get 410 Gone."""
@@ -342,7 +344,7 @@ def test_killed_and_compacted_etcd_is_survived(
     assert row.duplicates == 0 and row.writes <= 30, row
 
 
-def test_the_crd_is_removed_and_comes_back_with_what_was_there(
+def test_operator_recovers_when_the_crd_is_restored(
     flock: Flock, quiet: ControlPlane, everywhere: OperatorProcess, ledger: Ledger
 ) -> None:
     quiet.kubectl("delete", "crd", "llmdeployments.quire.dev", "--timeout=60s")

@@ -56,7 +56,7 @@ def test_settings_that_break_a_replica_are_refused_together(shared: Namespace) -
     assert "broken" not in shared.names("deployments")
 
 
-def test_errors_of_the_server_are_shown_in_its_words(shared: Namespace) -> None:
+def test_server_errors_are_shown_unchanged(shared: Namespace) -> None:
     """Each of these is a trap: fields of a Deployment that pods do not have, and a pod that is no replica."""
     traps: dict[str, tuple[dict[str, Any], str]] = {
         "trap-replicas": ({"replicas": 3}, "field not declared in schema"),
@@ -74,7 +74,7 @@ def test_errors_of_the_server_are_shown_in_its_words(shared: Namespace) -> None:
         assert f"the API server rejected the Deployment {name}" in message and says in message
 
 
-def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> None:
+def test_foreign_service_fields_are_removed_or_named(shared: Namespace) -> None:
     shared.apply("exposed")
     shared.wait_settled("exposed")
     added = {"publishNotReadyAddresses": True, "externalIPs": ["192.0.2.1"]}
@@ -94,7 +94,7 @@ def test_what_others_add_to_a_service_is_removed_or_named(shared: Namespace) -> 
     shared.wait_reason("exposed", "ForeignFields", "NoneFound")
 
 
-def test_keys_that_are_missing_are_told_from_the_pod_alone(shared: Namespace) -> None:
+def test_missing_keys_are_reported_from_the_pod_status(shared: Namespace) -> None:
     """There is no kubelet here: the pod's status is that of an init container without its secret."""
     shared.apply("keyed", auth={"secretName": "team-keys"}, replicas=1)
     shared.wait_settled("keyed")
@@ -133,7 +133,7 @@ def test_a_child_that_another_controller_owns_is_never_touched(shared: Namespace
     assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}
 
 
-def test_one_called_as_a_child_of_another_says_whose_the_name_is(shared: Namespace) -> None:
+def test_name_of_a_foreign_child_is_reported_with_its_owner(shared: Namespace) -> None:
     shared.apply("tall")
     shared.wait_settled("tall")
     shared.apply("tall-headless")

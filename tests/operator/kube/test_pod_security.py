@@ -58,7 +58,7 @@ def test_replicas_run_where_the_restricted_profile_is_enforced(restricted: Names
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_standard])
-def test_server_refuses_what_the_operator_refuses(restricted: Namespace, name: str) -> None:
+def test_server_and_operator_refuse_the_same_specs(restricted: Namespace, name: str) -> None:
     assert admission(restricted, podTemplate=CASES[name].template)
 
 

@@ -50,7 +50,7 @@ def test_a_pod_template_that_breaks_a_replica_is_refused(
     assert name not in shared.names("deployments")
 
 
-def test_what_the_api_server_refuses_is_told_and_not_tried_again(shared: Namespace) -> None:
+def test_object_rejected_by_the_server_is_not_retried(shared: Namespace) -> None:
     """An unknown field gets 500 and a wrong value 422. The user must fix both, so neither is retried."""
     start = shared.server.audit.position()
     shared.apply("unknown", podTemplate={"spec": {"nodeSelektor": {"a": "b"}}})
@@ -65,7 +65,7 @@ def test_what_the_api_server_refuses_is_told_and_not_tried_again(shared: Namespa
     assert sum((r.resource, r.name) == ("deployments", "negative") for r in tried) == 1
 
 
-def test_a_child_of_that_name_that_is_not_ours_is_never_touched(shared: Namespace) -> None:
+def test_foreign_object_with_a_childs_name_is_never_changed(shared: Namespace) -> None:
     foreign = {"metadata": {"name": "taken"}, "spec": {"ports": [{"port": 1}], "selector": {"a": "b"}}}
     shared.create("services", foreign)
     before = shared.get("services", "taken")
@@ -82,7 +82,7 @@ def test_a_child_of_that_name_that_is_not_ours_is_never_touched(shared: Namespac
     assert service is not None and service["spec"]["ports"][0]["port"] == 8000
 
 
-def test_one_made_anew_waits_for_what_was_left_of_the_one_before(shared: Namespace) -> None:
+def test_recreated_resource_waits_for_old_children(shared: Namespace) -> None:
     shared.apply("recreated", replicas=1)
     shared.wait_settled("recreated")
     old = shared.get("deployments", "recreated")
@@ -107,7 +107,7 @@ def test_a_quota_is_named(shared: Namespace) -> None:
     shared.delete("resourcequotas", "no-claims")
 
 
-def test_a_claim_that_is_no_longer_asked_for_is_deleted(shared: Namespace) -> None:
+def test_claim_removed_from_the_spec_is_deleted(shared: Namespace) -> None:
     shared.apply("lean", model={"source": "hf://org/model", "cache": {"size": "1Gi"}})
     shared.wait_settled("lean")
     assert "lean-models" in shared.names("persistentvolumeclaims")

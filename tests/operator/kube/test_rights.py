@@ -103,7 +103,7 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     crd_installed.client().delete("/api/v1/namespaces/rights")
 
 
-def test_nothing_it_asks_for_is_refused(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+def test_no_request_of_the_operator_is_forbidden(life: tuple[Namespace, Position, OperatorProcess]) -> None:
     space, start, _ = life
     user = f"system:serviceaccount:{space.name}:quire-operator"
     asked = space.server.audit.requests(start, user=user)
@@ -111,7 +111,7 @@ def test_nothing_it_asks_for_is_refused(life: tuple[Namespace, Position, Operato
     assert [str(request) for request in asked if request.status == 403] == []
 
 
-def test_no_right_is_there_that_is_not_used(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+def test_every_granted_permission_is_used(life: tuple[Namespace, Position, OperatorProcess]) -> None:
     space, start, _ = life
     given = rights(space.server, space.name, everywhere=False)
     unused = {right for right in given - used(space, start) if right.group not in OPTIONAL_GROUPS}
@@ -133,7 +133,7 @@ def test_no_right_is_a_wildcard_or_reads_secrets_or_logs(crd_installed: ControlP
     assert {right.verb for right in given if right.resource == "nodes"} == ({"list"} if everywhere else set())
 
 
-def test_a_missing_list_right_hinders_no_other_kind(crd_installed: ControlPlane, operators: Operators) -> None:
+def test_missing_list_permission_affects_no_other_kind(crd_installed: ControlPlane, operators: Operators) -> None:
     space = Namespace(crd_installed, "limited")
     client = crd_installed.client()
     assert client.post("/api/v1/namespaces", {"metadata": {"name": space.name}}).ok

@@ -145,7 +145,7 @@ def test_failed_rollout_ends_at_its_deadline_and_keeps_old_pods(
     print(rolling.server.kubectl("get", "llmd", "-n", rolling.name))
 
 
-def test_it_is_mended_by_going_back_or_by_going_on(rolling: Namespace) -> None:
+def test_failed_rollout_recovers_by_rollback_or_new_spec(rolling: Namespace) -> None:
     rolling.wait_reason("failing", "Progressing", "ProgressDeadlineExceeded")
     before = sorted(rolling.pods("failing"))
     rolling.apply("failing", **spec("failing", image="1", rollout=ROLLOUT["failing"]))
@@ -158,7 +158,7 @@ def test_it_is_mended_by_going_back_or_by_going_on(rolling: Namespace) -> None:
     rolling.wait_reason("failing", "Ready", "Serving")
 
 
-def test_nothing_is_scaled_down_while_it_rolls_out(rolling: Namespace) -> None:
+def test_no_replica_is_removed_during_a_rollout(rolling: Namespace) -> None:
     """Its replicas are idle, and each second is a tick: it stays at three until the rollout is reverted."""
     rolling.wait_reason("shrinking", "Degraded", "Unschedulable")
     start = rolling.server.audit.position()

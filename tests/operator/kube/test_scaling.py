@@ -86,7 +86,7 @@ def test_switching_autoscaling_on_and_off_changes_no_replicas(shared: Namespace)
     assert set(replicas_applied(shared, "switched", start)) <= {5, 6, 7}, "never below on the way"
 
 
-def test_whoever_else_scales_the_deployment_is_named(shared: Namespace) -> None:
+def test_other_client_that_scales_is_named(shared: Namespace) -> None:
     shared.apply("contested", replicas=2, autoscaling=AUTOSCALING)
     shared.wait_settled("contested")
     for _ in range(2):  # a single change is taken for a manual one
@@ -117,7 +117,7 @@ def test_hpa_that_scales_the_deployment_is_named(shared: Namespace) -> None:
     shared.delete("horizontalpodautoscalers", "rivalled")
 
 
-def test_recommend_mode_follows_others_and_says_what_it_would_do(shared: Namespace, replica: None) -> None:
+def test_recommend_mode_reports_without_scaling(shared: Namespace, replica: None) -> None:
     autoscaling = {"minReplicas": 1, "maxReplicas": 8, "mode": "Recommend", "targets": {"queueDepth": 20}}
     shared.apply("advised", replicas=1, autoscaling=autoscaling)
     shared.wait_reason("advised", "Autoscaling", "Recommending")
@@ -140,7 +140,7 @@ def scaled_to_three(request: AuditedRequest) -> str | None:
 
 
 @pytest.mark.usefixtures("replica")
-def test_a_queue_in_a_pod_becomes_replicas_by_way_of_the_status(shared: Namespace) -> None:
+def test_queue_of_a_pod_scales_up_through_the_status(shared: Namespace) -> None:
     """The test serves its metrics."""
     targets = {"queueDepth": 4}
     shared.apply("busy", replicas=1, autoscaling={"minReplicas": 1, "maxReplicas": 3, "targets": targets})

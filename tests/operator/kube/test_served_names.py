@@ -45,7 +45,7 @@ def wait_younger(older: Namespace, younger: Namespace, name: str = "chat") -> No
     until(made_later)
 
 
-def test_the_older_has_the_name_until_it_goes(two: tuple[Namespace, Namespace]) -> None:
+def test_older_resource_keeps_the_served_name_until_deleted(two: tuple[Namespace, Namespace]) -> None:
     older, younger = two
     older.apply("chat", replicas=1)
     older.wait_settled("chat")

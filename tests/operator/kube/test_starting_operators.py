@@ -17,7 +17,7 @@ for line in sys.stdin:
 """
 
 
-def test_each_thread_gets_the_operator_it_asked_for(tmp_path: Path) -> None:
+def test_each_thread_gets_its_own_operator_process(tmp_path: Path) -> None:
     zygote = tmp_path / "zygote.py"
     zygote.write_text(ZYGOTE)
     operators, together = Operators(tmp_path, zygote=zygote), Barrier(THREADS)

@@ -23,7 +23,7 @@ def waking(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[
     crd_installed.client().delete("/api/v1/namespaces/waking")
 
 
-def test_a_service_leads_to_the_gateways_until_a_replica_serves(waking: tuple[Namespace, OperatorProcess]) -> None:
+def test_service_routes_to_gateways_until_a_replica_serves(waking: tuple[Namespace, OperatorProcess]) -> None:
     space, operator = waking
     space.apply("sleepy", replicas=0, autoscaling=ZERO)
     found = until(lambda: wake_slice(space, "sleepy"), why=operator.last_words)
@@ -38,7 +38,7 @@ def test_a_service_leads_to_the_gateways_until_a_replica_serves(waking: tuple[Na
     until(lambda: wake_slice(space, "sleepy") is None, why=operator.last_words)
 
 
-def test_kubernetes_leaves_the_slice_to_the_operator(waking: tuple[Namespace, OperatorProcess]) -> None:
+def test_endpoint_slice_is_managed_by_the_operator(waking: tuple[Namespace, OperatorProcess]) -> None:
     space, operator = waking
     space.apply("kept", replicas=0, autoscaling=ZERO)
     until(lambda: wake_slice(space, "kept"), why=operator.last_words)

@@ -171,7 +171,7 @@ def test_condition_shows_the_errors_without_a_webhook(space: Namespace, webhook:
     space.touch("wrong", "a-label-can-be-written-still")
 
 
-def test_a_renewed_certificate_is_taken_up(space: Namespace, webhook: Webhook) -> None:
+def test_renewed_certificate_is_loaded(space: Namespace, webhook: Webhook) -> None:
     webhook.start()
     webhook.register()
     wait_judged(webhook)

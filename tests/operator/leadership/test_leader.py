@@ -115,7 +115,7 @@ async def soon(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 3)
 
 
-async def test_the_first_leads_and_the_second_stands_by(candidates: Make, leases: FakeLeases) -> None:
+async def test_first_candidate_leads_and_second_is_standby(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a")
     await soon(first.leading)
     second = candidates("b")
@@ -125,7 +125,7 @@ async def test_the_first_leads_and_the_second_stands_by(candidates: Make, leases
     assert first.times_led == 1
 
 
-async def test_one_that_is_told_to_stop_hands_over_at_once(candidates: Make, leases: FakeLeases) -> None:
+async def test_stopped_leader_releases_the_lease_at_once(candidates: Make, leases: FakeLeases) -> None:
     first = candidates("a", PATIENT)
     await soon(first.leading)
     second = candidates("b", PATIENT)
@@ -178,7 +178,7 @@ async def test_another_holder_ends_leading_at_the_next_renewal(candidates: Make,
     assert not first.fence.is_open()
 
 
-async def test_another_holder_seen_by_a_watch_closes_the_gate_at_once(candidates: Make) -> None:
+async def test_watch_of_another_holder_closes_the_write_fence(candidates: Make) -> None:
     first = candidates("a", PATIENT)
     await soon(first.leading)
     first.elector.notice("b")
@@ -186,7 +186,7 @@ async def test_another_holder_seen_by_a_watch_closes_the_gate_at_once(candidates
     await soon(first.stopped)
 
 
-async def test_its_own_lease_from_before_a_restart_needs_no_waiting(candidates: Make, leases: FakeLeases) -> None:
+async def test_own_lease_is_reacquired_at_once_after_a_restart(candidates: Make, leases: FakeLeases) -> None:
     leases.lease = Lease(version="5", holder="a", transitions=3)
     await soon(candidates("a", PATIENT).leading)
     assert leases.lease.transitions == 3
@@ -207,7 +207,7 @@ async def test_times_in_the_lease_are_utc(candidates: Make, leases: FakeLeases) 
     assert leases.lease.renewed is not None and leases.lease.renewed.utcoffset() == timedelta(0)
 
 
-async def test_fault_in_the_work_ends_the_election_and_frees_the_lease(leases: FakeLeases) -> None:
+async def test_error_in_the_work_ends_election_and_frees_the_lease(leases: FakeLeases) -> None:
     async def lead() -> None:
         raise ZeroDivisionError("ours")
 
@@ -218,7 +218,7 @@ async def test_fault_in_the_work_ends_the_election_and_frees_the_lease(leases: F
     assert leases.lease.holder == "" and not own.is_open()
 
 
-async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeases) -> None:
+async def test_write_fence_stays_open_during_shutdown(leases: FakeLeases) -> None:
     """On SIGTERM, active work may still write; the Lease is released afterwards."""
     seen: list[tuple[bool, str]] = []
     own = fence()
@@ -239,7 +239,7 @@ async def test_the_gate_stays_open_while_the_work_ends_in_order(leases: FakeLeas
     assert (own.is_open(), leases.lease.holder) == (False, "")
 
 
-def test_the_gate_counts_from_when_the_renewal_was_sent() -> None:
+def test_write_fence_counts_from_the_sent_time_of_a_renewal() -> None:
     time = 100.0
     fence = WriteFence(now=lambda: time)
     assert not fence.is_open()
@@ -252,7 +252,7 @@ def test_the_gate_counts_from_when_the_renewal_was_sent() -> None:
     assert not fence.is_open()
 
 
-def test_the_last_write_has_ended_before_another_may_begin() -> None:
+def test_last_write_ends_before_another_leader_may_write() -> None:
     timing = Timing()
     assert FENCE_SECONDS + timing.call <= timing.duration
 

@@ -70,7 +70,7 @@ def test_an_adapter_is_listed() -> None:
     ("source", "listed"),
     [("file:///opt/a", "file:///opt/a"), ("file://./a/b", "/models/a/b"), ("hf://org/a@v1", "hf://org/a@v1")],
 )
-def test_sources_as_an_engine_in_a_pod_reads_them(source: str, listed: str) -> None:
+def test_sources_are_rendered_as_the_engine_reads_them(source: str, listed: str) -> None:
     entry = decided(adapter("a", source=source))["a"].entry
     assert entry is not None
     assert entry.source == listed
@@ -86,7 +86,7 @@ def test_sources_as_an_engine_in_a_pod_reads_them(source: str, listed: str) -> N
         ({"servedName": "other"}, False),
     ],
 )
-def test_what_makes_replicas_load_it_again(changed: dict[str, Any], is_new: bool) -> None:
+def test_changes_that_reload_an_adapter(changed: dict[str, Any], is_new: bool) -> None:
     before, after = decided(adapter("a"))["a"].entry, decided(adapter("a", **changed))["a"].entry
     assert before is not None and after is not None
     assert (before.generation != after.generation) is is_new
@@ -108,12 +108,12 @@ def test_reasons_of_refusals(resource: Resource, to: Resource | None, refusal: R
     assert (found.refusal, found.entry) == (refusal, None)
 
 
-def test_no_deployment_of_that_name() -> None:
+def test_adapter_of_an_unknown_deployment_is_refused() -> None:
     (found,) = listings([adapter("a")], None, lambda name: (), scope=None, now=NOW)
     assert found.refusal is Refusal.DEPLOYMENT_NOT_FOUND
 
 
-def test_of_two_with_one_name_the_older_is_served() -> None:
+def test_older_of_two_adapters_with_one_name_is_served() -> None:
     old, new = adapter("z", servedName="x"), adapter("a", servedName="x", created="2026-01-03T00:00:00Z")
     found = decided(new, old)
     assert found["z"].refusal is None
@@ -137,7 +137,7 @@ def test_namespaced_names_are_the_names_in_requests() -> None:
     assert entry.name == "prod/a"
 
 
-def test_an_adapter_and_a_deployment_of_one_name_differ() -> None:
+def test_adapter_and_deployment_may_not_share_a_name() -> None:
     mine = Claim(namespace="prod", deployment="chat", name="b", since="2026-01-01T00:00:00Z")
     found = decided(adapter("chat", servedName="b"), claims=[mine])["chat"]
     assert found.refusal is Refusal.NAME_TAKEN
@@ -185,7 +185,7 @@ def test_adapters_change_no_pod_template() -> None:
     assert without.template_digest == children(**ROOM).template_digest
 
 
-def test_without_room_for_adapters_there_is_nothing() -> None:
+def test_no_adapter_list_without_adapter_slots() -> None:
     made = children()
     assert all(child.ref.kind != "ConfigMap" for child in made)
     assert "lora" not in str(made.workload.body)

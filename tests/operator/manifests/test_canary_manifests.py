@@ -57,13 +57,13 @@ def test_no_service_of_one_track_selects_pods_of_the_other() -> None:
             assert pod["app.kubernetes.io/component"] in body["spec"]["selector"]["matchExpressions"][0]["values"]
 
 
-def test_cache_that_only_the_canary_has_is_created_with_it() -> None:
+def test_cache_used_only_by_the_canary_is_created_with_it() -> None:
     cache = {"source": "hf://org/m", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     assert "PersistentVolumeClaim chat-models" in objects(parsed(model=cache), parsed())
     assert "PersistentVolumeClaim chat-models" not in objects(parsed(model=cache), parsed(model=cache))
 
 
-def test_revision_is_what_reaches_the_pods() -> None:
+def test_revision_covers_only_fields_that_reach_the_pods() -> None:
     one = Revision(spec=RAW)
     same = Revision(spec={**RAW, "replicas": 9, "paused": True, "autoscaling": {"maxReplicas": 3}, "rollout": {}})
     assert one.name == same.name
@@ -71,7 +71,7 @@ def test_revision_is_what_reaches_the_pods() -> None:
     assert one.name != Revision(spec=RAW, model_revision="abc").name
 
 
-def test_kept_revision_has_the_number_of_replicas_of_today() -> None:
+def test_stored_revision_uses_the_current_replicas() -> None:
     old = Revision(spec={"model": {"source": "hf://org/m"}, "replicas": 1}, model_revision="abc")
     (manifest,) = revision_manifests(resource(), {old.name: old})
     body: Any = manifest.body

@@ -72,19 +72,19 @@ def test_policy_admits_only_its_peers_to_the_port() -> None:
     }
 
 
-def test_it_is_there_before_the_pods_it_is_about() -> None:
+def test_network_policy_is_created_before_the_pods() -> None:
     kinds = [manifest.ref.kind for manifest in made(EVERYTHING, autoscaling={"maxReplicas": 2})]
     assert kinds.index("NetworkPolicy") < kinds.index("Deployment")
     assert kinds[-2:] == ["PodMonitor", "PrometheusRule"], "what may fail comes last"
 
 
-def test_untold_there_is_neither_policy_nor_monitor() -> None:
+def test_no_policy_and_no_monitor_by_default() -> None:
     assert {m.ref.kind for m in made(ClusterFeatures())}.isdisjoint({"NetworkPolicy", "PodMonitor", "PrometheusRule"})
 
 
 @pytest.mark.parametrize("features", [ClusterFeatures(), EVERYTHING])
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}}])
-def test_names_are_known_beforehand(features: ClusterFeatures, spec: dict[str, Any]) -> None:
+def test_optional_child_names_are_known_in_advance(features: ClusterFeatures, spec: dict[str, Any]) -> None:
     assert {m.ref for m in made(features, **spec)} == set(child_refs(spec_of(**spec), features))
 
 
@@ -102,7 +102,7 @@ def test_replicas_are_scraped_at_their_port_with_their_labels() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(OPTIONAL_KINDS))
-def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
+def test_each_kind_is_created_only_if_it_is_served(kind: str) -> None:
     features = ClusterFeatures(monitoring=Monitoring(), served_kinds=frozenset({kind}))
     nodes = 2 if kind == "LeaderWorkerSet" else 1
     shape = {"tensor": nodes, "nodes": nodes}
@@ -110,11 +110,11 @@ def test_each_kind_is_made_where_it_is_served(kind: str) -> None:
     assert kinds & OPTIONAL_KINDS == {kind}
 
 
-def test_without_autoscaling_there_is_nothing_to_alert_by() -> None:
+def test_no_alert_rules_without_autoscaling() -> None:
     assert child(made(EVERYTHING), "PrometheusRule") is None
 
 
-def test_alerts_ask_for_what_the_spec_says() -> None:
+def test_alert_expressions_follow_the_spec() -> None:
     rules = rules_of(targets={"timeToFirstToken": {"percentile": 99, "threshold": "500ms"}})
     first, most = rules["QuireTimeToFirstTokenHigh"], rules["QuireAtMaxReplicas"]
     assert first["expr"].startswith("histogram_quantile(0.99, ") and first["expr"].endswith("> 0.5")
@@ -126,7 +126,7 @@ def test_alerts_ask_for_what_the_spec_says() -> None:
     assert "99 % of the requests" in first["annotations"]["description"]
 
 
-def test_the_service_says_how_old_its_llmdeployment_is() -> None:
+def test_service_annotation_has_the_creation_time() -> None:
     manifests = desired(spec_of(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
     assert isinstance(manifests, Manifests)
     body: Any = child(manifests, "Service", "chat").body

@@ -27,7 +27,7 @@ def child(manifests: Manifests, kind: str, name: str = "") -> Any:
     return found[0] if found else None
 
 
-def test_every_child_is_ours_by_label_and_owner(children: Children) -> None:
+def test_every_child_has_our_label_and_owner(children: Children) -> None:
     for manifest in children(model={"source": "hf://a/b", "cache": {"size": "1Gi"}}):
         metadata: Any = manifest.body["metadata"]
         assert metadata["namespace"] == "prod"
@@ -45,14 +45,14 @@ def test_every_child_is_ours_by_label_and_owner(children: Children) -> None:
         ]
 
 
-def test_what_pods_need_is_made_before_the_deployment(children: Children) -> None:
+def test_dependencies_of_pods_precede_the_deployment(children: Children) -> None:
     kinds = [manifest.ref.kind for manifest in children(model={"source": "hf://a/b", "cache": {"size": "1Gi"}})]
     assert kinds[-1] == "Deployment" and kinds[0] == "PersistentVolumeClaim"
     assert kinds.count("Service") == 2 and {"ServiceAccount", "PodDisruptionBudget"} <= set(kinds)
 
 
 @pytest.mark.parametrize("cache", [{}, {"size": "1Gi"}, {"claimName": "models"}])
-def test_the_names_of_children_are_known_beforehand(children: Children, cache: dict[str, str]) -> None:
+def test_child_names_are_known_in_advance(children: Children, cache: dict[str, str]) -> None:
     model = {"source": "hf://a/b"} | ({"cache": cache} if cache else {})
     body = {
         "apiVersion": "quire.dev/v1alpha1",
@@ -66,12 +66,12 @@ def test_the_names_of_children_are_known_beforehand(children: Children, cache: d
 
 
 @pytest.mark.parametrize("target", [0, 1, 7])
-def test_replicas_are_rendered_from_the_target_and_always(children: Children, target: int) -> None:
+def test_replicas_are_always_rendered_from_the_target(children: Children, target: int) -> None:
     body: Any = children(target=target, replicas=3).workload.body
     assert body["spec"]["replicas"] == target
 
 
-def test_no_label_of_a_person_is_in_the_selector(children: Children) -> None:
+def test_selector_contains_no_user_labels(children: Children) -> None:
     template = {"metadata": {"labels": {"team": "a"}}}
     body: Any = children(podTemplate=template).workload.body
     assert body["spec"]["selector"]["matchLabels"] == SELECTOR == selector("chat")
@@ -94,7 +94,7 @@ PINNED = {"spec": {"nodeSelector": {"kubernetes.io/hostname": "node-1"}}}
         ({"model": {"source": "hf://org/model"}}, 1),
     ],
 )
-def test_the_only_replica_frees_its_volume_first(children: Children, spec: dict[str, Any], surge: int) -> None:
+def test_single_replica_is_stopped_before_its_replacement(children: Children, spec: dict[str, Any], surge: int) -> None:
     """A successor on another node could not mount a ReadWriteOnce volume while the old replica runs."""
     body: Any = children(**spec).workload.body
     limits = body["spec"]["strategy"]["rollingUpdate"]
@@ -134,7 +134,7 @@ def test_a_rollout_may_be_given_a_deadline_in_whole_seconds(children: Children) 
     assert body["spec"]["progressDeadlineSeconds"] == 91
 
 
-def test_the_service_says_which_model_it_serves(children: Children) -> None:
+def test_service_annotation_has_the_served_name(children: Children) -> None:
     manifest = child(children(model={"source": "file:///m", "servedName": "org/Model:8b"}), "Service", "chat")
     body: Any = manifest.body
     assert manifest.ref.name == "chat"
@@ -175,7 +175,7 @@ def test_the_service_account_has_no_token(children: Children, pod: Callable[...,
     assert pod()["automountServiceAccountToken"] is False
 
 
-def test_the_cache_claim_is_made_where_a_size_is_asked_for(children: Children) -> None:
+def test_cache_claim_is_created_if_a_size_is_set(children: Children) -> None:
     cache = {"size": "50Gi", "storageClassName": "fast"}
     claim = child(children(model={"source": "hf://a/b", "cache": cache}), "PersistentVolumeClaim")
     assert claim is not None and claim.ref.name == "chat-models"
@@ -224,7 +224,7 @@ def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: in
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_example_is_something_to_deploy(path: Path) -> None:
+def test_every_example_renders_children(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         if document["kind"] == "LLMAdapter":
             assert isinstance(AdapterSpec.parse(document), AdapterSpec)

@@ -62,7 +62,7 @@ def mounted(container: Any) -> dict[str, bool]:
         ({"source": "hf://a/b"}, "file:///opt/s", "/opt/s", None),
     ],
 )
-def test_the_engine_reads_the_draft_where_it_lies(
+def test_engine_reads_the_draft_from_its_mount(
     model: dict[str, Any], draft: str, path: str, own_volume: dict[str, Any] | None
 ) -> None:
     made = pod(model, {"source": draft})
@@ -91,7 +91,7 @@ def test_target_is_fetched_first_and_names_the_version() -> None:
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_an_optional_draft_keeps_no_pod_from_starting(required: bool) -> None:
+def test_optional_draft_does_not_block_pod_start(required: bool) -> None:
     draft = {"source": "hf://a/s", "credentials": {"secretName": "hub"}}
     made = pod({"source": "hf://a/b"}, draft, required=required)
     init, args = made["initContainers"][1], made["containers"][0]["args"]

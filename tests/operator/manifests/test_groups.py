@@ -124,7 +124,7 @@ def test_rollout_limits_are_numbers(
     assert (limits["maxSurge"], limits["maxUnavailable"]) == (surge, unavailable)
 
 
-def test_held_groups_keep_their_template(children: Children) -> None:
+def test_paused_groups_keep_their_template(children: Children) -> None:
     held = children(parallelism=TWO).held()
     limits = groups_of(held)["rolloutStrategy"]["rollingUpdateConfiguration"]
     assert limits == {"partition": HELD_PARTITION, "maxSurge": 0, "maxUnavailable": 1}
@@ -186,7 +186,7 @@ def test_secret_may_not_be_replaced_by_a_pod_template(problems: Callable[..., di
         ({"engine": {"extraArgs": ["--distributed-timeout-seconds", "2"]}}, "spec.engine.extraArgs[0]"),
     ],
 )
-def test_what_does_not_work_is_refused(spec: dict[str, Any], path: str) -> None:
+def test_unsupported_group_settings_are_refused(spec: dict[str, Any], path: str) -> None:
     found = spec_of(**spec)
     assert isinstance(found, Invalid)
     assert [problem.path for problem in found.problems] == [path]

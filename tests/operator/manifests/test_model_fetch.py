@@ -68,7 +68,7 @@ def test_models_that_could_share_a_folder_name_do_not() -> None:
     assert all(path.removeprefix("/models/").replace("@latest", "").isascii() and " " not in path for path in paths)
 
 
-def test_pod_waits_for_missing_credentials_of_a_bucket() -> None:
+def test_pod_does_not_start_without_bucket_credentials() -> None:
     (fetch,) = pod({"source": "s3://bucket/m", "credentials": {"secretName": "aws"}})["initContainers"]
     env = {entry["name"]: entry for entry in fetch["env"]}
     references = {key: env[key]["valueFrom"]["secretKeyRef"] for key in KEYS}
@@ -76,7 +76,7 @@ def test_pod_waits_for_missing_credentials_of_a_bucket() -> None:
     assert [references[key].get("optional", False) for key in KEYS] == [False, False, True, True, True]
 
 
-def test_without_a_secret_the_pods_own_identity_counts() -> None:
+def test_pod_identity_is_used_without_a_secret() -> None:
     (fetch,) = pod({"source": "s3://bucket/m"})["initContainers"]
     assert not [entry for entry in fetch["env"] if "valueFrom" in entry or entry["name"].startswith("AWS_")]
 
@@ -112,15 +112,13 @@ def test_image_volumes_let_the_kubelet_provide_the_model(source: str, reference:
         (True, {"source": "s3://bucket/m"}),
     ],
 )
-def test_else_it_is_fetched_also_for_whoever_wants_it_on_a_claim(
-    image_volumes: bool | None, model: dict[str, Any]
-) -> None:
+def test_image_model_is_downloaded_without_image_volume(image_volumes: bool | None, model: dict[str, Any]) -> None:
     made = pod(model, image_volumes=image_volumes)
     assert [container["name"] for container in made["initContainers"]] == ["fetch-model"]
     assert "image" not in volumes(made)["models"] and "imagePullSecrets" not in made
 
 
-def test_whatever_must_come_over_the_network_gets_time_for_it() -> None:
+def test_remote_models_extend_the_progress_deadline() -> None:
     seconds = {
         source: deployment({"source": source})["progressDeadlineSeconds"]
         for source in ("file:///m", "pvc://c", "hf://a/b", "s3://bucket/m", "oci://reg.example/m:1")

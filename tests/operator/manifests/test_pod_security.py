@@ -54,7 +54,7 @@ def test_all_volume_types_of_the_standard_are_accepted(make: Callable[..., Any])
     assert not isinstance(make(podTemplate={"spec": {"volumes": volumes, "containers": [sidecar]}}), Invalid)
 
 
-def test_command_of_a_socket_thief_is_refused(make: Callable[..., Any]) -> None:
+def test_command_that_mounts_a_node_socket_is_refused(make: Callable[..., Any]) -> None:
     """The socket of containerd belongs to root's group: with both fields, a pod controls its node."""
     pod = {
         "securityContext": {"supplementalGroups": [0]},

@@ -50,7 +50,7 @@ def test_every_mount_has_its_volume(pod: Pod) -> None:
         assert {mount["name"] for container in containers for mount in container["volumeMounts"]} <= volumes
 
 
-def test_probes_ask_what_the_engine_answers(pod: Pod) -> None:
+def test_probes_use_the_routes_of_the_engine(pod: Pod) -> None:
     engine = engine_of(pod())
     asked = {name: engine[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert asked == {
@@ -69,7 +69,7 @@ def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
     assert shm["emptyDir"]["medium"] == "Memory" and "/dev/shm" in mounts(engine_of(made))
 
 
-def test_resources_and_images_are_those_of_the_spec(pod: Pod) -> None:
+def test_resources_and_images_follow_the_spec(pod: Pod) -> None:
     made = pod(
         resources={"limits": {"nvidia.com/gpu": 1, "memory": "16Gi"}},
         engine={"image": "mine:2", "imagePullSecrets": [{"name": "pull"}]},
@@ -121,7 +121,9 @@ def test_init_containers_request_no_more_and_no_device(pod: Pod) -> None:
         ),
     ],
 )
-def test_where_the_model_is(pod: Pod, model: dict[str, Any], path: str, volume: dict[str, Any] | None) -> None:
+def test_model_source_sets_path_and_volume(
+    pod: Pod, model: dict[str, Any], path: str, volume: dict[str, Any] | None
+) -> None:
     made = pod(model=model)
     engine = engine_of(made)
     assert engine["args"][:2] == ["--model", path]
@@ -167,7 +169,7 @@ def test_a_hub_model_is_fetched_before_the_engine_starts(make: Callable[..., Any
     assert "HF_TOKEN" not in {entry["name"] for entry in engine["env"]}, "the engine needs no secret"
 
 
-def test_missing_keys_are_found_before_anything_else(pod: Pod) -> None:
+def test_missing_keys_are_checked_first(pod: Pod) -> None:
     made = pod(auth={"secretName": "team-keys"}, model={"source": "hf://org/m"}, engine={"image": "mine:2"})
     check, fetch = made["initContainers"]
     assert (check["name"], fetch["name"]) == ("check-api-keys", "fetch-model")
@@ -186,11 +188,11 @@ def test_missing_keys_are_found_before_anything_else(pod: Pod) -> None:
     assert volume["secret"]["items"] == [{"key": "keys", "path": "keys"}]
 
 
-def test_without_auth_there_is_nothing_of_keys(pod: Pod) -> None:
+def test_no_key_volume_without_auth(pod: Pod) -> None:
     assert "api-key" not in str(pod())
 
 
-def test_libraries_keep_what_they_like_where_it_can_be_written(pod: Pod) -> None:
+def test_library_caches_are_in_writable_volumes(pod: Pod) -> None:
     engine = engine_of(pod())
     env = {entry["name"]: entry["value"] for entry in engine["env"]}
     writable = [path for path, read_only in mounts(engine).items() if not read_only]
@@ -198,11 +200,11 @@ def test_libraries_keep_what_they_like_where_it_can_be_written(pod: Pod) -> None
         assert any(env[name] == path or env[name].startswith(f"{path}/") for path in writable), name
 
 
-def test_a_path_out_of_the_models_is_refused_in_a_cluster(problems: Problems) -> None:
+def test_path_outside_the_models_volume_is_refused(problems: Problems) -> None:
     assert "leads out of /models" in problems(model={"source": "file://../m"})["spec.model.source"]
 
 
-def test_a_pod_template_is_merged_by_the_names_of_things(pod: Pod) -> None:
+def test_pod_template_lists_are_merged_by_name(pod: Pod) -> None:
     made = pod(
         podTemplate={
             "spec": {
@@ -357,12 +359,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_break_the_contract_is_refused_by_path(problems: Problems, case: str) -> None:
+def test_pod_template_that_breaks_the_contract_is_refused(problems: Problems, case: str) -> None:
     template, path = REFUSED[case]
     assert path in problems(podTemplate=template)
 
 
-def test_nothing_of_keys_or_of_a_download_may_be_changed(problems: Problems) -> None:
+def test_key_and_download_containers_may_not_be_changed(problems: Problems) -> None:
     template = {
         "spec": {
             "initContainers": [{"name": "check-api-keys", "command": ["true"]}, {"name": "fetch-model", "image": "x"}],
@@ -400,7 +402,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_breaks_nothing_is_the_readers_to_change(children: Callable[..., Any], case: str) -> None:
+def test_harmless_pod_template_fields_are_allowed(children: Callable[..., Any], case: str) -> None:
     assert children(podTemplate=ALLOWED[case], model={"source": "hf://a/b"})
 
 

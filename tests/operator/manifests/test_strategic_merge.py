@@ -68,14 +68,14 @@ def test_merging(base: dict[str, Any], patch: dict[str, Any], wanted: dict[str, 
         ({"a": {"$patch": "merge"}}, "spec.a.$patch"),
     ],
 )
-def test_what_can_not_be_merged_is_a_problem_with_its_path(patch: dict[str, Any], path: str) -> None:
+def test_unmergeable_value_is_a_problem_with_its_path(patch: dict[str, Any], path: str) -> None:
     problems: list[Problem] = []
     merge({}, patch, path="spec", problems=problems)
     assert [problem.path for problem in problems] == [path]
 
 
 @given(OBJECTS, OBJECTS)
-def test_no_document_raises_and_neither_side_is_changed(base: Any, patch: Any) -> None:
+def test_merge_never_raises_and_changes_no_input(base: Any, patch: Any) -> None:
     before = repr((base, patch))
     merge(base, patch, path="spec", problems=[])
     assert repr((base, patch)) == before

@@ -72,7 +72,7 @@ def test_a_route_exists_until_a_replica_has_been_ready(pods: list[Pod], desired:
         {"autoscaling": ZERO | {"mode": "Recommend"}},
     ],
 )
-def test_what_cannot_be_woken_has_no_route(spec: dict[str, Any]) -> None:
+def test_deployment_that_cannot_scale_to_zero_has_no_wake_route(spec: dict[str, Any]) -> None:
     assert not needs_route(parse(**spec), [], desired_replicas=0, now=NOW)
 
 
@@ -86,7 +86,7 @@ def route(*addresses: tuple[str, int]) -> WakeRoute:
     return wake_route(parse(autoscaling=ZERO), "uid-1", [GatewayAddress(ip, port) for ip, port in addresses])
 
 
-def test_the_slice_belongs_to_the_service_and_to_no_replica() -> None:
+def test_endpoint_slice_belongs_to_service_and_no_replica() -> None:
     body: Any = route(("10.0.0.2", 8001), ("10.0.0.1", 8001)).body
     labels = body["metadata"]["labels"]
     assert labels["kubernetes.io/service-name"] == "chat"

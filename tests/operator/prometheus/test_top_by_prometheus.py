@@ -21,7 +21,7 @@ async def scraped(pages: PrometheusPages, asked: Target, waiting: float) -> Read
             await asyncio.sleep(0.1)
 
 
-async def test_figures_are_those_that_prometheus_scraped_last(server: Any, engine: Start) -> None:
+async def test_values_are_the_latest_prometheus_scraped(server: Any, engine: Start) -> None:
     replica = await engine()
     replica.waiting, replica.generated = 3, 100
     server.show(replica.address)
@@ -46,7 +46,7 @@ async def test_figures_are_those_that_prometheus_scraped_last(server: Any, engin
         await pages.close()
 
 
-async def test_pods_are_known_by_their_names(server: Any, engine: Start) -> None:
+async def test_pods_are_matched_by_name(server: Any, engine: Start) -> None:
     replica = await engine()
     server.show(replica.address, namespace="prod", pod="chat-0")
     pages = PrometheusPages(server.url)

@@ -46,22 +46,20 @@ from quire_operator.ports import (
         (403, 'admission webhook "x" denied the request: no', Refused),
     ],
 )
-def test_each_answer_is_the_right_error_with_the_servers_words(
-    status: int, message: str, error: type[ClusterError]
-) -> None:
+def test_each_response_maps_to_an_error_with_its_message(status: int, message: str, error: type[ClusterError]) -> None:
     found = error_of(status, json.dumps({"kind": "Status", "message": message}).encode(), {})
     assert type(found) is error and message in str(found)
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>Bad gateway</html>", b"\xff\xfe", b"[1]"])
-def test_an_answer_that_is_no_status_is_an_error_all_the_same(body: bytes) -> None:
+def test_response_without_a_status_object_is_an_error(body: bytes) -> None:
     assert isinstance(error_of(502, body, {}), Unavailable)
 
 
 @pytest.mark.parametrize(
     ("header", "seconds"), [({"Retry-After": "7"}, 7.0), ({}, None), ({"Retry-After": "soon"}, None)]
 )
-def test_how_long_the_server_asks_to_wait(header: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_header_is_read(header: dict[str, str], seconds: float | None) -> None:
     error = error_of(429, b"", header)
     assert isinstance(error, Throttled) and error.after_seconds == seconds
 
@@ -113,7 +111,7 @@ def health_after(seconds: int, *, watch_until: int, away: range = range(0), fast
         (health_after(600, watch_until=600, fast_until=300), True),
     ],
 )
-def test_operator_is_alive_while_watches_show_its_own_writes(watch_health: WatchHealth, alive: bool) -> None:
+def test_operator_is_healthy_while_watches_deliver_events(watch_health: WatchHealth, alive: bool) -> None:
     assert (watch_health.problem() is None) is alive
 
 

@@ -33,7 +33,7 @@ async def test_canary_that_may_not_mount_the_claim_is_refused(world: Any) -> Non
     assert "spec.rollout.strategy to RollingUpdate" in world.message("Ready")
 
 
-async def test_a_rollout_in_place_says_that_it_interrupts_serving(world: Any) -> None:
+async def test_in_place_rollout_message_warns_of_interruption(world: Any) -> None:
     """With a surge, old and new replica would wait for each other if the new one is on another node."""
     world.apply(model=cached())
     await world.settle()
@@ -64,7 +64,7 @@ async def test_children_of_an_older_operator_stay_until_changed(world: Any, monk
     assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == 2, "and its replicas stay"
 
 
-async def test_retained_claim_has_no_owner_and_is_taken_up_again(world: Any) -> None:
+async def test_retained_claim_has_no_owner_and_is_adopted_again(world: Any) -> None:
     world.apply(model=cached(retain="Retain"))
     await world.settle()
     assert world.cluster.children[CLAIM].owner_uids == set()
@@ -98,7 +98,7 @@ async def test_retained_claim_stays_when_the_cache_is_removed(world: Any) -> Non
     assert f"delete {CLAIM}" not in await world.settle()
 
 
-async def test_claim_that_another_client_made_is_not_taken_up(world: Any) -> None:
+async def test_claim_of_another_client_is_not_adopted(world: Any) -> None:
     world.apply(model=cached(retain="Retain"))
     await world.settle()
     world.delete()

@@ -90,7 +90,7 @@ async def test_changed_spec_starts_a_canary_and_keeps_stable_pods(world: World) 
     assert world.condition("Progressing") == "True Canary" and world.condition("Ready") == "True Serving"
 
 
-async def test_number_of_replicas_is_no_new_revision(world: World) -> None:
+async def test_changed_replicas_create_no_revision(world: World) -> None:
     await stable(world)
     world.apply(**{**OLD, "replicas": 5})
     await world.settle()
@@ -123,7 +123,7 @@ async def test_good_canary_is_promoted_step_by_step(world: World) -> None:
 
 
 @pytest.mark.parametrize(("tracks", "why"), [(SLOW, "TimeToFirstToken p95"), (FAILING, "ErrorRate")])
-async def test_bad_canary_is_rolled_back_and_not_tried_again(world: World, tracks: Tracks, why: str) -> None:
+async def test_bad_canary_is_rolled_back_and_not_retried(world: World, tracks: Tracks, why: str) -> None:
     await serving(world)
     await pass_time(world, 15, tracks=tracks)
     assert phase(world) == ("RolledBack", 0)
@@ -217,14 +217,14 @@ async def test_pause_holds_the_weight_and_the_step(world: World) -> None:
     assert phase(world) == ("Canary", 20), "the time of the pause does not count"
 
 
-async def test_without_traffic_it_waits_and_says_so(world: World) -> None:
+async def test_canary_without_traffic_waits_with_a_message(world: World) -> None:
     await serving(world)
     await pass_time(world, 3600, tracks=Tracks(stable=track(4000)))
     assert phase(world) == ("Canary", 20)
     assert "no request has reached the canary in 1h; 100 are needed" in world.status["rollout"]["message"]
 
 
-async def test_without_a_gateway_it_waits_and_says_so(world: World) -> None:
+async def test_canary_without_a_gateway_waits_with_a_message(world: World) -> None:
     await serving(world)
     await pass_time(world, 3600)
     assert phase(world) == ("Canary", 20)
@@ -290,7 +290,7 @@ async def life(world: World, *, tracks: Tracks) -> None:
 
 
 @pytest.mark.parametrize(("tracks", "end"), [(GOOD, "16"), (SLOW, "8")])
-async def test_operator_killed_at_any_write_comes_to_the_same_end(world: World, tracks: Tracks, end: str) -> None:
+async def test_operator_killed_at_any_write_converges(world: World, tracks: Tracks, end: str) -> None:
     """Die before the nth write of a canary, for each n; then another process goes on."""
     await stable(world)
     world.apply(**NEW)
@@ -309,7 +309,7 @@ async def test_operator_killed_at_any_write_comes_to_the_same_end(world: World, 
         assert found == wanted, f"killed at write {number}, {writes[number]}"
 
 
-async def test_key_has_its_own_figures_only(world: World) -> None:
+async def test_figures_are_separate_for_each_deployment(world: World) -> None:
     await serving(world)
     world.gateways.page = {("other", "x"): GOOD}
     await world.canaries.poll(world.gateways)

@@ -93,7 +93,7 @@ async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     await world.check.aclose()
 
 
-async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
+async def test_no_child_is_created_if_the_model_does_not_fit(checked: Any) -> None:
     checked.apply(model=MODEL, resources=GPU)
     assert await checked.settle() == ["status", "event InsufficientGPUMemory"]
     assert checked.condition("Ready") == checked.condition("Degraded").replace("True", "False")
@@ -112,7 +112,7 @@ async def test_nothing_is_made_of_what_does_not_fit(checked: Any) -> None:
     ],
     ids=["the spec", "the nodes", "the model", "another process"],
 )
-async def test_it_is_made_when_what_was_short_changes(checked: Any, fix: Callable[[Any], None]) -> None:
+async def test_children_are_created_when_capacity_suffices(checked: Any, fix: Callable[[Any], None]) -> None:
     checked.nodes.mebibytes = 18_500
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" not in await checked.settle()
@@ -138,7 +138,7 @@ async def test_a_draft_model_is_looked_up_and_counted(checked: Any) -> None:
     assert checked.hub.asked == 2
 
 
-async def test_what_runs_is_left_as_it_is_by_a_spec_that_does_not_fit(checked: Any) -> None:
+async def test_running_pods_stay_if_a_new_spec_does_not_fit(checked: Any) -> None:
     checked.hub.answer = facts(10**9)
     checked.apply(model=MODEL, resources=GPU)
     await checked.settle()
@@ -153,7 +153,7 @@ async def test_what_runs_is_left_as_it_is_by_a_spec_that_does_not_fit(checked: A
     assert checked.condition("Ready") == "True Serving"
 
 
-async def test_what_was_made_before_it_was_known_is_only_told(checked: Any) -> None:
+async def test_late_capacity_problem_is_reported_only(checked: Any) -> None:
     checked.hub.open.clear()
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" in await checked.settle()
@@ -170,7 +170,7 @@ async def test_what_was_made_before_it_was_known_is_only_told(checked: Any) -> N
 
 
 @pytest.mark.parametrize("unreachable", [True, False])
-async def test_facts_missing_at_the_hub_are_left_to_the_engine(checked: Any, unreachable: bool) -> None:
+async def test_model_unknown_to_the_hub_is_left_to_the_engine(checked: Any, unreachable: bool) -> None:
     checked.hub.answer = ModelUnknown("no such model", unreachable=unreachable)
     checked.apply(model=MODEL, resources=GPU)
     assert "create Deployment chat" in await checked.settle()
@@ -181,7 +181,7 @@ async def test_facts_missing_at_the_hub_are_left_to_the_engine(checked: Any, unr
     assert checked.hub.asked == (1 if unreachable else 2)
 
 
-async def test_what_was_known_outlives_the_hub(checked: Any) -> None:
+async def test_known_facts_are_kept_when_the_hub_is_down(checked: Any) -> None:
     checked.apply(model=MODEL, resources=GPU)
     await checked.settle()
     checked.hub.answer = ModelUnknown("down", unreachable=True)
@@ -202,7 +202,7 @@ async def test_nodes_that_may_not_be_listed_are_unknown(checked: Any, error: Exc
     assert (checked.nodes.asked, checked.hub.asked) == (1, 0)
 
 
-async def test_as_many_models_are_kept_as_are_bounded(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_cached_models_is_bounded(checked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity_check, "_MOST_MODELS", 2)
     for name in "abc":
         checked.apply(model={"source": f"hf://org/{name}"}, resources=GPU)
@@ -210,7 +210,7 @@ async def test_as_many_models_are_kept_as_are_bounded(checked: Any, monkeypatch:
     assert [source.repository for source in checked.check._known] == ["org/b", "org/c"]
 
 
-async def test_so_many_are_asked_about_at_once(checked: Any) -> None:
+async def test_concurrent_hub_lookups_are_limited(checked: Any) -> None:
     checked.hub.open.clear()
     for number in range(20):
         await checked.check._facts(HubSource(repository=f"org/m{number}", revision="main"), None, 0.0)

@@ -90,7 +90,7 @@ async def test_an_invalid_default_is_reported_and_does_not_apply(defaulted: Any)
     assert "ConfigMap prod/quire-defaults: data.spec: spec.engine.maxModelLength" in defaulted.message("Degraded")
 
 
-async def test_what_is_known_stays_while_the_server_is_away(defaulted: Any) -> None:
+async def test_known_defaults_are_kept_during_an_outage(defaulted: Any) -> None:
     defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:1"}})
     await defaulted.defaults.refresh()
     defaulted.maps.error = Unavailable("it is away")
@@ -147,7 +147,7 @@ def test_a_config_map_contains_yaml(text: str | None, document: object, problem:
     assert problem in complaint and bool(problem) == bool(complaint)
 
 
-def test_a_store_without_defaults_shows_what_was_put(world: Any) -> None:
+def test_store_without_defaults_returns_specs_unchanged(world: Any) -> None:
     world.apply()
     assert world.store.resource(KEY) is world.store._families[KEY].resource
     assert isinstance(world.reconciler, Reconciler) and isinstance(world.store, Store)

@@ -64,7 +64,7 @@ async def test_policy_of_an_orphaned_deployment_stays_with_it(served: Any) -> No
     assert served.cluster.children[POLICY].owner_uids == {deployment.uid}
 
 
-async def test_a_later_pod_becomes_an_owner_too(served: Any, pod: MadePod) -> None:
+async def test_later_pod_is_added_as_an_owner(served: Any, pod: MadePod) -> None:
     served.delete()
     await served.settle()
     served.cluster.pods["c"] = pod("c")
@@ -74,7 +74,7 @@ async def test_a_later_pod_becomes_an_owner_too(served: Any, pod: MadePod) -> No
     assert served.cluster.children[POLICY].owner_uids == {"a", "b", "c"}
 
 
-async def test_new_llmdeployment_of_the_name_takes_the_policy_up(served: Any) -> None:
+async def test_new_llmdeployment_of_the_name_adopts_the_policy(served: Any) -> None:
     served.delete()
     await served.settle()
     served.apply(uid="uid-2", replicas=1)
@@ -102,7 +102,7 @@ async def test_policy_of_a_deployment_unknown_to_watches_stays(served: Any) -> N
     assert served.store.resource(KEY) is not None
 
 
-async def test_failed_write_is_tried_again(served: Any) -> None:
+async def test_failed_write_is_retried(served: Any) -> None:
     served.cluster.errors["update NetworkPolicy chat"] = [Unavailable("it hangs")]
     served.delete()
     with pytest.raises(Unavailable):
@@ -111,7 +111,7 @@ async def test_failed_write_is_tried_again(served: Any) -> None:
     assert await served.settle() == ["update NetworkPolicy chat"]
 
 
-async def test_policy_that_is_not_ours_is_left_alone(served: Any) -> None:
+async def test_foreign_policy_is_left_unchanged(served: Any) -> None:
     theirs = replace(served.cluster.children[POLICY], fingerprint="", version=served.cluster._next())
     served.delete()
     served.cluster.children[POLICY] = theirs

@@ -73,7 +73,7 @@ async def test_progress_is_in_status_and_conditions(fetching: Any) -> None:
     assert fetching.condition("Ready") == "False Starting"
 
 
-async def test_a_poll_without_news_writes_nothing(fetching: Any) -> None:
+async def test_poll_without_progress_writes_nothing(fetching: Any) -> None:
     await fetching.settle()
     fetching.replicas.arrived("10.0.0.1", 100)
     await polled(fetching)
@@ -90,7 +90,7 @@ def finish(world: Any) -> None:
     world.show()
 
 
-async def test_progress_goes_when_the_download_is_done(fetching: Any) -> None:
+async def test_progress_is_removed_after_the_download(fetching: Any) -> None:
     await fetching.settle()
     fetching.replicas.arrived("10.0.0.1", 990)
     assert await polled(fetching)
@@ -99,7 +99,7 @@ async def test_progress_goes_when_the_download_is_done(fetching: Any) -> None:
     assert "downloading" not in fetching.message("Ready")
 
 
-async def test_progress_goes_when_a_pod_stops_to_answer(fetching: Any) -> None:
+async def test_progress_is_removed_if_a_pod_stops_answering(fetching: Any) -> None:
     await fetching.settle()
     fetching.replicas.arrived("10.0.0.1", 500)
     assert await polled(fetching)
@@ -108,7 +108,7 @@ async def test_progress_goes_when_a_pod_stops_to_answer(fetching: Any) -> None:
     assert await polled(fetching, after=200.0) is None
 
 
-async def test_progress_of_a_deleted_llmdeployment_is_forgotten(fetching: Any) -> None:
+async def test_progress_of_a_deleted_llmdeployment_is_dropped(fetching: Any) -> None:
     await fetching.settle()
     fetching.replicas.arrived("10.0.0.1", 500)
     assert await polled(fetching)
@@ -133,7 +133,7 @@ async def test_an_invalid_spec_keeps_no_old_progress(fetching: Any) -> None:
     + [b'{"done": 0, "total": 0}', b'{"done": 1, "total": 1e300}', b'{"done": 1.5, "total": 2}', b"[" * 100_000],
     ids=repr,
 )
-async def test_an_answer_that_is_no_progress_is_ignored(fetching: Any, page: bytes) -> None:
+async def test_response_without_progress_is_ignored(fetching: Any, page: bytes) -> None:
     await fetching.settle()
     fetching.replicas.pages["http://10.0.0.1:8000/progress"] = page
     assert await polled(fetching) is None
@@ -143,7 +143,7 @@ async def test_an_answer_that_is_no_progress_is_ignored(fetching: Any, page: byt
     "changes",
     [{"ip": ""}, {"deleting": True}, {"containers": (replace(FETCHING, running=False),)}, {"containers": ()}],
 )
-async def test_only_pods_that_download_are_asked(fetching: Any, changes: dict[str, Any]) -> None:
+async def test_only_downloading_pods_are_polled(fetching: Any, changes: dict[str, Any]) -> None:
     await fetching.settle()
     fetching.cluster.pods["a"] = replace(fetching.cluster.pods["a"], version="9", **changes)
     fetching.show()

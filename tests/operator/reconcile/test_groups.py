@@ -93,7 +93,7 @@ async def test_each_revision_has_a_secret_that_is_never_shown(grouped: Any) -> N
     assert not [secret for secret in values if secret in written]
 
 
-async def test_scaling_neither_tries_nor_renews_anything(grouped: Any) -> None:
+async def test_scaling_runs_no_trial_and_renews_no_secret(grouped: Any) -> None:
     grouped.apply(replicas=3, parallelism=SHAPE)
     asked = await grouped.settle(passes=1)
     assert [write for write in asked if "Secret" in write or "check" in write or "update" in write] == [
@@ -160,7 +160,7 @@ async def test_victims_are_left_to_the_controller(grouped: Any, pod: MakePod) ->
     assert not [write for write in await grouped.settle() if write.startswith("costs")]
 
 
-async def test_workers_are_no_replicas(grouped: Any, pod: MakePod) -> None:
+async def test_workers_are_not_counted_as_replicas(grouped: Any, pod: MakePod) -> None:
     grouped.cluster.pods = {
         "chat-group-0": pod("chat-group-0", group="0"),
         "chat-group-0-1": pod("chat-group-0-1", group="0", is_worker=True),

@@ -42,7 +42,7 @@ def source() -> HubSource:
 
 
 @pytest.mark.parametrize("first", ["facts", "commit"])
-async def test_silence_found_by_one_question_pauses_the_other(first: str) -> None:
+async def test_unreachable_hub_pauses_both_kinds_of_request(first: str) -> None:
     hub, time = Hub(), [100.0]
     reader = HubReader(hub, now=lambda: time[0])
     hub.answer = ModelUnknown("no route", unreachable=True)
@@ -55,7 +55,7 @@ async def test_silence_found_by_one_question_pauses_the_other(first: str) -> Non
     assert await reader.commit(source()) == COMMIT and not reader.is_paused
 
 
-async def test_a_hub_that_hangs_counts_as_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_hub_counts_as_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_reader, "_COMMIT_SECONDS", 0.01)
     hub = Hub()
     hub.answer = None

@@ -20,7 +20,7 @@ def ways(world: Any) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize(("there", "expected"), [(True, (True, False)), (False, (False, True))])
-async def test_the_kubelet_brings_an_image_where_it_can(world: Any, there: bool, expected: tuple[bool, bool]) -> None:
+async def test_image_volume_is_used_if_supported(world: Any, there: bool, expected: tuple[bool, bool]) -> None:
     world.cluster.image_volumes = there
     world.apply(model=IMAGE)
     await world.settle()
@@ -28,14 +28,14 @@ async def test_the_kubelet_brings_an_image_where_it_can(world: Any, there: bool,
 
 
 @pytest.mark.parametrize("model", [{**IMAGE, "cache": {"claimName": "models"}}, {"source": "hf://org/m"}])
-async def test_what_needs_no_answer_asks_no_question(world: Any, model: Mapping[str, Any]) -> None:
+async def test_specs_without_images_need_no_dry_run(world: Any, model: Mapping[str, Any]) -> None:
     world.cluster.errors["image volumes"] = [Unavailable("must not be asked")]
     world.apply(model=model)
     await world.settle()
     assert ways(world) == (False, True)
 
 
-async def test_while_the_answer_is_not_to_be_had_nothing_is_changed(world: Any) -> None:
+async def test_nothing_changes_while_the_dry_run_is_unavailable(world: Any) -> None:
     world.cluster.image_volumes = True
     world.cluster.errors["image volumes"] = [Unavailable("the API server did not answer")]
     world.apply(model=IMAGE)
@@ -78,7 +78,7 @@ async def test_dry_run_results_are_reported_and_kept(result: ClusterError | list
     assert [("dryRun", "All") in query for query in connection.queries] == [True]
 
 
-async def test_an_answer_that_tells_nothing_is_asked_for_again() -> None:
+async def test_inconclusive_dry_run_is_repeated() -> None:
     policy = Refused("ValidatingAdmissionPolicy 'registries' denied request: image is not allowed")
     user = Refused(".spec.template.spec.nodeSelektor: field not declared in schema")
     errors = [Forbidden("no"), QuotaExceeded("full"), policy, user]
@@ -97,7 +97,7 @@ async def test_an_answer_that_tells_nothing_is_asked_for_again() -> None:
         (Forbidden("no permission"), "Forbidden"),
     ],
 )
-async def test_a_rejected_dry_run_is_a_condition_and_makes_nothing(
+async def test_rejected_dry_run_is_a_condition_and_creates_nothing(
     world: Any, error: ClusterError, reason: str
 ) -> None:
     world.cluster.errors["image volumes"] = [error] * 10

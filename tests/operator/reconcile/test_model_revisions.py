@@ -101,7 +101,7 @@ async def test_another_source_or_annotation_resolves_again(moving: Any, way: str
 
 
 @pytest.mark.parametrize("unreachable", [False, True])
-async def test_what_the_hub_does_not_tell_is_left_to_pods_for_good(moving: Any, unreachable: bool) -> None:
+async def test_unresolved_branch_is_left_to_the_pods(moving: Any, unreachable: bool) -> None:
     moving.hub.answer = ModelUnknown("no", unreachable=unreachable)
     moving.apply(model=BRANCH)
     await moving.settle()
@@ -152,7 +152,7 @@ async def test_different_versions_in_pods_are_reported(moving: Any, pod: Any) ->
         ({}, ""),
     ],
 )
-def test_the_version_of_a_pod_is_the_last_word_of_its_download(ended: dict[str, Any], version: str) -> None:
+def test_pod_version_is_read_from_its_termination_message(ended: dict[str, Any], version: str) -> None:
     status = {"initContainerStatuses": [{"name": "fetch-model", "state": {"terminated": ended}}]}
     assert trim_pod({"metadata": {"name": "a"}, "status": status}).model_version == version
 

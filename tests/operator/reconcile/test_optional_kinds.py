@@ -27,7 +27,7 @@ def kinds(world: Any) -> OptionalKinds:
     return found
 
 
-async def test_they_appear_when_their_kinds_do(world: Any, kinds: OptionalKinds) -> None:
+async def test_optional_children_appear_with_their_kinds(world: Any, kinds: OptionalKinds) -> None:
     world.apply(**AUTOSCALED)
     await kinds.refresh()
     asked = await world.settle()
@@ -42,7 +42,7 @@ async def test_they_appear_when_their_kinds_do(world: Any, kinds: OptionalKinds)
     assert world.enqueued == [] and await world.settle() == [], "and then it is quiet"
 
 
-async def test_one_that_is_deleted_is_found_missing_at_the_next_look(world: Any, kinds: OptionalKinds) -> None:
+async def test_deleted_monitor_is_recreated_at_the_next_refresh(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -54,7 +54,7 @@ async def test_one_that_is_deleted_is_found_missing_at_the_next_look(world: Any,
     assert await world.settle() == [f"create {MONITOR}"]
 
 
-async def test_a_rule_goes_with_what_it_is_about(world: Any, kinds: OptionalKinds) -> None:
+async def test_rule_is_removed_with_its_autoscaling(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -64,7 +64,7 @@ async def test_a_rule_goes_with_what_it_is_about(world: Any, kinds: OptionalKind
     assert MONITOR in world.cluster.children
 
 
-async def test_kinds_that_go_take_nothing_along(world: Any, kinds: OptionalKinds) -> None:
+async def test_removed_kinds_affect_no_other_child(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -91,7 +91,7 @@ async def test_removed_kind_fails_only_its_objects_until_refreshed(world: Any, k
 @pytest.mark.parametrize(
     ("error", "reason"), [(Refused("the webhook says no"), "InvalidSpec"), (Forbidden("no right"), "Forbidden")]
 )
-async def test_optional_parts_degrade_and_make_nothing_unready(
+async def test_failed_optional_child_degrades_but_stays_ready(
     world: Any, kinds: OptionalKinds, error: Exception, reason: str
 ) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
@@ -105,7 +105,7 @@ async def test_optional_parts_degrade_and_make_nothing_unready(
     assert str(error) in world.message("Degraded")
 
 
-async def test_a_name_taken_by_another_rule_is_told_and_left_alone(world: Any, kinds: OptionalKinds) -> None:
+async def test_foreign_rule_of_the_name_is_reported_and_kept(world: Any, kinds: OptionalKinds) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -121,7 +121,7 @@ async def test_a_name_taken_by_another_rule_is_told_and_left_alone(world: Any, k
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Forbidden("no")])
-async def test_a_look_that_fails_changes_nothing(world: Any, kinds: OptionalKinds, error: Exception) -> None:
+async def test_failed_refresh_changes_nothing(world: Any, kinds: OptionalKinds, error: Exception) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
     await kinds.refresh()
     world.cluster.errors["served kinds"] = [error]

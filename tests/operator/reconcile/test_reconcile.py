@@ -38,7 +38,7 @@ CHILDREN = [
 Make = Callable[..., Pod]
 
 
-async def test_a_new_one_gets_its_children_and_then_its_status(world: Any) -> None:
+async def test_new_resource_gets_children_and_then_status(world: Any) -> None:
     world.apply()
     assert await world.settle(passes=1) == [*CHILDREN, "status"]
 
@@ -53,7 +53,7 @@ async def test_a_second_pass_writes_nothing(world: Any) -> None:
     assert world.condition("Ready") == "True Serving"
 
 
-async def test_our_own_writes_are_known_before_the_watches_show_them(world: Any) -> None:
+async def test_own_writes_are_known_before_watch_events(world: Any) -> None:
     world.apply()
     await world.reconciler.reconcile(KEY)
     start = len(world.cluster.asked)
@@ -84,7 +84,7 @@ async def test_deleted_deployment_is_left_to_garbage_collection(world: Any) -> N
     assert await world.settle() == []
 
 
-async def test_an_invalid_spec_touches_nothing_and_says_everything(world: Any) -> None:
+async def test_invalid_spec_changes_nothing_and_lists_all_problems(world: Any) -> None:
     world.apply()
     await world.settle()
     world.apply(model={"source": "s3://x"}, engine={"blockSize": 7})
@@ -98,7 +98,7 @@ async def test_a_pod_template_that_can_not_be_merged_is_invalid_too(world: Any) 
     assert await world.settle() == ["status", "event InvalidSpec"]
 
 
-async def test_drift_is_repaired_and_told(world: Any) -> None:
+async def test_drift_is_repaired_and_reported(world: Any) -> None:
     world.apply()
     await world.settle()
     foreign = (ForeignField(path=("f:spec", "f:replicas"), manager="kubectl"),)
@@ -127,9 +127,7 @@ async def test_additions_are_removed_or_named(world: Any) -> None:
     ("owner", "again"),
     [(None, 30.0), (Owner(kind="LLMDeployment", name="chat", uid="earlier"), 2.0)],
 )
-async def test_what_is_not_ours_is_not_touched_and_looked_at_again(
-    world: Any, owner: Owner | None, again: float
-) -> None:
+async def test_foreign_object_is_kept_and_checked_again(world: Any, owner: Owner | None, again: float) -> None:
     world.apply()
     await world.settle()
     world.cluster.children[SERVICE] = replace(world.cluster.children[SERVICE], owner=owner, version="999")
@@ -139,7 +137,7 @@ async def test_what_is_not_ours_is_not_touched_and_looked_at_again(
     assert "update Service chat" not in world.cluster.asked and "update Deployment chat" in world.cluster.asked
 
 
-async def test_unlabelled_object_makes_room_at_the_next_refresh(world: Any) -> None:
+async def test_removal_of_an_unlabelled_conflict_is_noticed(world: Any) -> None:
     world.apply()
     foreign = replace((await _child(world)), owner=None)
     world.cluster.children = {SERVICE: foreign}
@@ -186,7 +184,7 @@ async def test_refusals_of_the_namespace_are_reported_and_retried(
 @pytest.mark.parametrize(
     "error", [Conflict("c"), Unavailable("u"), Throttled("t", after_seconds=None), NotLeading("n")]
 )
-async def test_a_pass_cut_off_at_any_write_is_finished_by_the_next(world: Any, write: str, error: ClusterError) -> None:
+async def test_interrupted_reconcile_is_completed_by_the_next(world: Any, write: str, error: ClusterError) -> None:
     world.apply()
     world.cluster.errors[write] = [error]
     with pytest.raises(type(error)):
@@ -214,7 +212,7 @@ async def test_an_event_that_can_not_be_posted_stops_nothing(world: Any) -> None
         (ZeroDivisionError(), None),
     ],
 )
-def test_each_error_is_retried_in_its_time(error: Exception, seconds: float | None) -> None:
+def test_each_error_has_its_retry_delay(error: Exception, seconds: float | None) -> None:
     assert retry_after(error) == seconds
 
 
@@ -286,7 +284,7 @@ async def test_stored_decision_is_applied_by_the_next_leader(world: Any) -> None
     assert asked(world) == 5
 
 
-async def test_a_record_that_can_not_be_written_is_not_done(world: Any) -> None:
+async def test_unwritable_record_stops_the_scaling(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     world.cluster.errors["status"] = [Unavailable("down")]
@@ -313,12 +311,12 @@ async def test_record_of_a_removed_autoscaler_is_not_applied(world: Any, spec: A
         await persisting
 
 
-async def test_nothing_is_persisted_for_one_that_is_gone(world: Any) -> None:
+async def test_persist_fails_for_a_deleted_resource(world: Any) -> None:
     with pytest.raises(ScalingNotDone):
         await world.reconciler.persist(KEY, record(2))
 
 
-async def test_going_back_to_a_fixed_number_forgets_the_decision(world: Any) -> None:
+async def test_fixed_replicas_discard_the_scaling_decision(world: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
     world.reconciler.scale(KEY, replicas=6, victims=[])
@@ -333,7 +331,7 @@ async def test_going_back_to_a_fixed_number_forgets_the_decision(world: Any) -> 
     assert asked(world) == 2
 
 
-async def test_missing_metrics_are_said_and_unsaid(world: Any) -> None:
+async def test_missing_metrics_set_and_clear_the_condition(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     for _ in range(2):

@@ -28,7 +28,7 @@ async def test_refused_requests_are_repeated_later(world: Any) -> None:
     assert world.condition("Ready") == "False Starting"
 
 
-async def test_another_answer_takes_the_place_of_a_refusal(world: Any) -> None:
+async def test_later_response_replaces_a_refusal(world: Any) -> None:
     world.cluster.errors["create Deployment chat"] = [Refused("denied by a policy"), Forbidden("no right any more")]
     world.apply()
     await world.reconciler.reconcile(KEY)
@@ -37,7 +37,7 @@ async def test_another_answer_takes_the_place_of_a_refusal(world: Any) -> None:
     assert world.condition("Ready") == "False Forbidden"
 
 
-async def test_what_can_t_be_changed_may_be_made_anew(world: Any) -> None:
+async def test_immutable_child_may_be_deleted_and_recreated(world: Any) -> None:
     claim = Ref("PersistentVolumeClaim", "chat-models")
     cached = {"source": "hf://org/model", "cache": {"size": "2Gi", "storageClassName": "slow"}}
     world.apply(model=cached)
@@ -66,7 +66,7 @@ async def test_refused_deletion_is_reported_and_delays_nothing_else(world: Any) 
     assert claim not in world.cluster.children and world.condition("Degraded") == "False AsExpected"
 
 
-async def test_additions_that_may_not_be_removed_are_said(world: Any) -> None:
+async def test_additions_that_cannot_be_removed_are_reported(world: Any) -> None:
     world.apply()
     await world.settle()
     child = world.cluster.children[DEPLOYMENT]

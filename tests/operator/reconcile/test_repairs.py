@@ -12,7 +12,7 @@ HOUR = 3600
 HPA = "spec.replicas (set by hpa)"
 
 
-def test_a_fight_is_fought_ever_more_slowly_and_never_given_up() -> None:
+def test_repairs_of_contested_fields_back_off_without_end() -> None:
     log, repaired = RepairLog(), []
     for now in range(HOUR):
         if not log.wait_seconds(DEPLOYMENT, HPA, now):
@@ -24,7 +24,7 @@ def test_a_fight_is_fought_ever_more_slowly_and_never_given_up() -> None:
     assert log.contests(HOUR) == f"Deployment chat is repeatedly changed by another client and reverted: {HPA}"
 
 
-def test_once_or_twice_is_a_hand_and_is_forgotten() -> None:
+def test_one_or_two_changes_count_as_manual_edits() -> None:
     log = RepairLog()
     for now in (0, 10):
         log.note(DEPLOYMENT, "it", now)
@@ -34,14 +34,14 @@ def test_once_or_twice_is_a_hand_and_is_forgotten() -> None:
     assert not log.contests(20 + HOUR) and log.wait_seconds(DEPLOYMENT, "it", 20 + HOUR) == 0
 
 
-def test_a_person_who_tries_this_and_that_is_no_machine() -> None:
+def test_changes_of_different_fields_are_no_contest() -> None:
     log = RepairLog()
     for now in range(9):
         log.note(DEPLOYMENT, f"field {now}", now)
     assert log.contests(9) == "" and log.wait_seconds(DEPLOYMENT, "field 8", 9) == 0
 
 
-def test_objects_are_told_apart() -> None:
+def test_repairs_are_counted_per_object() -> None:
     log = RepairLog()
     for now in range(3):
         log.note(STATUS, "", now)
@@ -51,7 +51,7 @@ def test_objects_are_told_apart() -> None:
     )
 
 
-def test_a_clock_that_is_set_back_makes_no_wait_longer() -> None:
+def test_clock_set_back_does_not_extend_a_wait() -> None:
     log = RepairLog()
     for now in range(HOUR, HOUR + 9):
         log.note(DEPLOYMENT, "it", now)
@@ -73,7 +73,7 @@ async def test_second_operator_is_detected_and_causes_no_fight(world: Any) -> No
     assert "another process writes as field manager quire" in world.message("Degraded")
 
 
-async def test_a_status_that_others_write_too_is_no_hot_loop(world: Any) -> None:
+async def test_contested_status_is_written_with_backoff(world: Any) -> None:
     world.apply(replicas=1)
     await world.settle()
     writes = 0
@@ -89,7 +89,7 @@ async def test_a_status_that_others_write_too_is_no_hot_loop(world: Any) -> None
     assert world.status["endpoint"].endswith("/v1"), "in the end it is right"
 
 
-async def test_an_addition_that_comes_back_is_removed_ever_more_slowly(world: Any) -> None:
+async def test_recurring_addition_is_removed_with_backoff(world: Any) -> None:
     world.apply(replicas=1)
     await world.settle()
     host_network = ForeignField(path=("f:spec", "f:template", "f:spec", "f:hostNetwork"), manager="injector")

@@ -43,7 +43,7 @@ def unreported(*, name: str = "chat", generation: int = 1, **fields: Any) -> Res
     return replace(rival("", name=name), generation=generation, status={}, **fields)
 
 
-async def test_the_younger_is_told_whose_the_name_is_and_serves_on(world: Any) -> None:
+async def test_younger_rival_gets_a_condition_and_keeps_serving(world: Any) -> None:
     world.apply()
     await world.settle()
     world.run_replicas()
@@ -70,7 +70,7 @@ async def test_requests_held_for_the_older_do_not_wake_the_younger(world: Any) -
     assert [subject.model for subject in scaling.subjects()] == [""]
 
 
-async def test_it_recovers_when_the_other_goes(world: Any) -> None:
+async def test_conflict_ends_when_the_rival_is_deleted(world: Any) -> None:
     world.apply()
     meet(world, rival(OLDER))
     await world.settle()
@@ -87,7 +87,7 @@ async def test_it_recovers_when_the_other_goes(world: Any) -> None:
     assert (world.condition("Ready"), world.condition("Degraded")) == ("True Serving", "False AsExpected")
 
 
-async def test_the_older_does_not_mind_and_tells_the_younger_of_itself(world: Any) -> None:
+async def test_older_resource_is_ready_and_enqueues_the_younger(world: Any) -> None:
     meet(world, rival(YOUNGER))
     world.apply()
     await world.settle()
@@ -102,7 +102,7 @@ async def test_the_older_does_not_mind_and_tells_the_younger_of_itself(world: An
     assert world.enqueued == [OTHER], "the name is free"
 
 
-async def test_whoever_leads_anew_tells_rivals_of_each_other_anew(world: Any) -> None:
+async def test_new_leader_enqueues_rivals_again(world: Any) -> None:
     meet(world, rival(OLDER))
     await world.reconciler.reconcile(OTHER)
     world.apply()
@@ -115,7 +115,7 @@ async def test_whoever_leads_anew_tells_rivals_of_each_other_anew(world: Any) ->
     assert world.enqueued == [KEY]
 
 
-async def test_another_name_is_no_rival(world: Any) -> None:
+async def test_other_served_name_is_no_conflict(world: Any) -> None:
     world.store.put_resource(rival(OLDER, name="Chat"))
     world.apply()
     await world.settle()
@@ -124,7 +124,7 @@ async def test_another_name_is_no_rival(world: Any) -> None:
     assert world.condition("Ready") == "True Serving"
 
 
-async def test_without_one_gateway_for_all_names_may_be_shared(world: Any) -> None:
+async def test_names_may_be_shared_without_a_common_gateway(world: Any) -> None:
     world.features = replace(world.features, served_names=None)
     meet(world, rival(OLDER))
     world.apply()
@@ -194,12 +194,12 @@ async def test_edited_status_is_restored_at_once_each_time(world: Any) -> None:
     ],
     ids=["new", "edited unseen", "of operator 0.1", "recorded", "renamed"],
 )
-def test_claim_dates_from_what_is_proven(resource: Resource, since: str) -> None:
+def test_claim_time_is_the_earliest_proven_one(resource: Resource, since: str) -> None:
     claim = wanted_claim(resource, known=None, now=9.5)
     assert claim.since == since
 
 
-def test_the_store_forgets_claims_with_their_llmdeployments(world: Any) -> None:
+def test_claims_are_dropped_with_their_llmdeployment(world: Any) -> None:
     store = world.store
     store.put_resource(rival(OLDER))
     store.put_resource(rival(OLDER, name="else", version="2"))
@@ -212,9 +212,7 @@ def test_the_store_forgets_claims_with_their_llmdeployments(world: Any) -> None:
 @pytest.mark.parametrize("scope", list(NameScope))
 @pytest.mark.parametrize("twice", [False, True])
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.integers(0, 2)), min_size=1, unique=True))
-def test_exactly_one_of_those_who_ask_has_the_name(
-    scope: NameScope, twice: bool, asked: list[tuple[str, str, int]]
-) -> None:
+def test_exactly_one_claimant_gets_the_name(scope: NameScope, twice: bool, asked: list[tuple[str, str, int]]) -> None:
     claims = [
         Claim(namespace=ns, deployment=name, name="m", since=f"2026-01-0{age + 1}T00:00:00Z")
         for ns, name, age in {(ns, name): (ns, name, age) for ns, name, age in asked}.values()

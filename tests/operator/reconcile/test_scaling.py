@@ -21,7 +21,7 @@ def scaling(world: Any) -> ClusterScaling:
     return ClusterScaling(store=world.store, reconciler=world.reconciler)
 
 
-async def test_one_that_scales_itself_is_looked_at_with_its_replicas(world: Any, pod: Any) -> None:
+async def test_autoscaled_deployment_is_listed_with_its_replicas(world: Any, pod: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING, model={"source": "file:///m", "servedName": "org/m"})
     await world.settle()
     world.cluster.pods = {
@@ -47,13 +47,13 @@ async def test_one_that_scales_itself_is_looked_at_with_its_replicas(world: Any,
     "spec",
     [{"replicas": 2}, {"autoscaling": AUTOSCALING, "model": {"source": "s3://x"}}],
 )
-async def test_others_are_not(world: Any, spec: dict[str, Any]) -> None:
+async def test_deployments_without_autoscaling_are_not_listed(world: Any, spec: dict[str, Any]) -> None:
     world.apply(**spec)
     await world.settle()
     assert scaling(world).subjects() == []
 
 
-async def test_one_without_a_deployment_yet_is_not(world: Any) -> None:
+async def test_deployment_not_yet_created_is_not_listed(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     assert scaling(world).subjects() == []
 
@@ -71,7 +71,7 @@ async def test_unreadable_metrics_are_reported_without_a_decision(world: Any) ->
     ("source", "has_prometheus", "asks_it"),
     [(None, False, False), (None, True, True), ("Pods", True, False), ("Prometheus", True, True)],
 )
-async def test_where_figures_come_from(
+async def test_metrics_source_follows_the_settings(
     world: Any, pod: Any, source: str | None, has_prometheus: bool, asks_it: bool
 ) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING | ({} if source is None else {"metricsSource": source}))
@@ -106,7 +106,7 @@ async def test_silent_prometheus_is_named_with_its_reason(world: Any, pod: Any) 
     assert world.condition("Autoscaling") == "False MetricsStale", "it answers, and has nothing new of this one"
 
 
-async def test_victims_are_named_as_pods(world: Any, pod: Any) -> None:
+async def test_victims_get_the_deletion_cost_as_pods(world: Any, pod: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING)
     await world.settle()
     world.cluster.pods = {name: pod(name) for name in ("a", "b")}
@@ -121,7 +121,7 @@ async def test_victims_are_named_as_pods(world: Any, pod: Any) -> None:
 ASLEEP = {"minReplicas": 0, "maxReplicas": 2}
 
 
-async def test_those_that_may_be_woken_are_found_between_ticks(world: Any, pod: Any) -> None:
+async def test_sleeping_deployments_are_listed_between_ticks(world: Any, pod: Any) -> None:
     world.apply(replicas=0, autoscaling=ASLEEP, model={"source": "file:///m", "servedName": "org/m"})
     await world.settle()
     looked = scaling(world)
@@ -141,7 +141,7 @@ async def test_those_that_may_be_woken_are_found_between_ticks(world: Any, pod: 
     ],
     ids=["fixed", "awake", "only recommended for"],
 )
-async def test_others_are_not_to_be_woken(world: Any, spec: dict[str, Any]) -> None:
+async def test_other_deployments_are_not_woken(world: Any, spec: dict[str, Any]) -> None:
     world.apply(**spec)
     await world.settle()
     assert scaling(world).sleeping() == []
@@ -186,7 +186,7 @@ async def test_changed_resource_is_read_again(world: Any, monkeypatch: Any) -> N
     assert after.policy.autoscaling.max_replicas == 3
 
 
-async def test_last_decision_of_what_is_gone_is_gone(world: Any) -> None:
+async def test_last_decision_of_a_deleted_resource_is_dropped(world: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING)
     await world.settle()
     looked = scaling(world)
@@ -214,7 +214,7 @@ EIGHT = 1_772_434_800.0
 """2026-03-02T08:00:00+01:00."""
 
 
-async def test_schedule_is_told_while_it_is_prepared_in_force_and_over(world: Any) -> None:
+async def test_status_shows_a_schedule_before_during_and_after(world: Any) -> None:
     """Each pass asks for the next one at the time at which the bounds change."""
     world.clock.time = EIGHT - 3600
     world.apply(replicas=1, autoscaling=AUTOSCALING | {"schedules": [OFFICE]})

@@ -38,7 +38,7 @@ async def test_deletion_removes_no_later_object_of_the_same_name(world: Any) -> 
     assert store.children(KEY) == {} and store.all_keys() == []
 
 
-async def test_only_keys_whose_llmdeployment_is_there_are_live(world: Any) -> None:
+async def test_only_keys_of_existing_llmdeployments_are_live(world: Any) -> None:
     child, store = await settled(world), Store()
     store.put_child(KEY, child)
     assert (store.live_keys(), store.all_keys()) == ([], [KEY])
@@ -49,7 +49,7 @@ async def test_only_keys_whose_llmdeployment_is_there_are_live(world: Any) -> No
     assert store.live_keys() == []
 
 
-async def test_a_sweep_fills_an_empty_store(world: Any, pod: Any) -> None:
+async def test_resync_fills_an_empty_store(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
     store, news = Store(), []
@@ -60,7 +60,7 @@ async def test_a_sweep_fills_an_empty_store(world: Any, pod: Any) -> None:
     assert set(news) == {KEY}
 
 
-async def test_a_sweep_finds_what_was_deleted_unseen(world: Any, pod: Any) -> None:
+async def test_resync_finds_missed_deletions(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
     world.show()
@@ -75,14 +75,14 @@ async def test_a_sweep_finds_what_was_deleted_unseen(world: Any, pod: Any) -> No
     assert world.store.live_keys() == []
 
 
-async def test_a_sweep_that_finds_nothing_new_enqueues_nothing(world: Any) -> None:
+async def test_resync_without_changes_enqueues_nothing(world: Any) -> None:
     await settled(world)
     news: list[Key] = []
     await resync(world.cluster, world.store, kinds=KINDS, enqueue=news.append)
     assert news == []
 
 
-async def test_what_appears_while_the_list_is_on_its_way_is_kept(world: Any) -> None:
+async def test_object_created_during_a_list_is_kept(world: Any) -> None:
     child = await settled(world)
 
     class Slow(type(world.cluster)):  # type: ignore[misc]
@@ -123,7 +123,7 @@ async def test_forbidden_namespace_keeps_its_state_and_hides_no_other(world: Any
     assert world.store.children(KEY) == world.cluster.children
 
 
-async def test_a_kind_that_may_not_be_listed_hinders_no_other(world: Any, pod: Any) -> None:
+async def test_forbidden_kind_affects_no_other(world: Any, pod: Any) -> None:
     await settled(world)
     world.cluster.pods = {"a": pod("a")}
 

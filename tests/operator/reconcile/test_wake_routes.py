@@ -127,7 +127,7 @@ async def test_a_route_that_another_client_changed_is_repaired(world: World) -> 
     assert await world.poll(after=300) == ["list", "create"]
 
 
-async def test_a_successor_goes_on_with_what_it_finds(world: World, pod: Any) -> None:
+async def test_new_leader_continues_with_existing_routes(world: World, pod: Any) -> None:
     await world.poll()
     world.store.put_pod(KEY, pod("chat-1"))
     world.loop = world.successor()
@@ -182,6 +182,6 @@ async def test_without_the_permission_there_are_no_routes(world: World, caplog: 
     assert caplog.text.count("check the operator's role") == 1
 
 
-async def test_a_namespace_without_permission_hinders_no_other(world: World) -> None:
+async def test_forbidden_namespace_affects_no_other(world: World) -> None:
     world.slices.error = PartlyForbidden("no", namespaces=frozenset({"other"}))
     assert await world.poll() == ["list", "create"]

@@ -95,7 +95,7 @@ QueueModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40
 test_queue_never_runs_a_key_twice_at_once_and_forgets_none = QueueModel.TestCase
 
 
-def test_keys_run_in_order_of_arrival_and_many_adds_are_one_run():
+def test_keys_run_in_order_and_repeated_adds_are_merged():
     queue: Queue[str] = Queue()
     for key in ("a", "b", "a", "c", "b"):
         queue.add(key)
@@ -115,7 +115,7 @@ def test_an_add_during_a_run_makes_one_more_run_after_it():
     assert queue.take(0) is None
 
 
-def test_a_held_key_waits_whatever_happens_to_it():
+def test_delayed_key_waits_despite_further_adds():
     queue: Queue[str] = Queue()
     queue.hold("a", 10.0)
     queue.add("a")
@@ -175,7 +175,7 @@ async def stop(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_workers_run_keys_side_by_side_up_to_the_limit():
+async def test_workers_run_keys_concurrently_up_to_the_limit():
     recorder = Recorder()
     workers = recorder.workers(limit=2)
     for key in "abc":
@@ -188,7 +188,7 @@ async def test_workers_run_keys_side_by_side_up_to_the_limit():
     await stop(task)
 
 
-async def test_a_run_that_raises_is_reported_and_run_again():
+async def test_failed_run_is_reported_and_retried():
     recorder = Recorder()
     workers = recorder.workers()
     workers.add("a")
@@ -200,7 +200,7 @@ async def test_a_run_that_raises_is_reported_and_run_again():
     await stop(task)
 
 
-async def test_a_run_can_ask_for_the_next_one():
+async def test_run_can_request_a_later_run():
     recorder = Recorder()
     workers = recorder.workers()
     workers.add("a")
@@ -224,7 +224,7 @@ async def test_cancelled_run_is_repeated_by_the_next_runner_of_the_queue():
     await stop(task)
 
 
-async def test_stopping_gives_runs_under_way_their_grace():
+async def test_stop_waits_for_active_runs_within_the_grace():
     recorder = Recorder()
     workers = recorder.workers()
     workers.add("a")

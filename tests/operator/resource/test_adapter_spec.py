@@ -68,7 +68,7 @@ def deployment(**spec: Any) -> Spec | Invalid:
         ({"engine": {"extraArgs": ["--max-loras", "3"]}}, "spec.engine.extraArgs[0]"),
     ],
 )
-def test_problems_of_the_room_for_adapters(spec: dict[str, Any], problem: str) -> None:
+def test_invalid_adapter_slots_are_problems(spec: dict[str, Any], problem: str) -> None:
     invalid = deployment(**spec)
     assert isinstance(invalid, Invalid)
     assert [each.path for each in invalid.problems] == [problem]

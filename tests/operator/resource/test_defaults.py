@@ -26,7 +26,7 @@ def applied(spec: dict[str, Any], *documents: object) -> dict[str, Any]:
     return dict(result.spec)
 
 
-def test_own_wins_over_namespace_and_namespace_over_cluster() -> None:
+def test_own_value_precedes_namespace_and_cluster_defaults() -> None:
     assert applied({}, TEAM, CLUSTER)["engine"] == {"image": "registry.example/team:2", "maxModelLength": 4096}
     own = applied({"engine": {"image": "registry.example/own:3"}}, TEAM, CLUSTER)
     assert own["engine"] == {"image": "registry.example/own:3", "maxModelLength": 4096}

@@ -8,14 +8,14 @@ from quire_operator.domain.resource.names import HEADLESS_SUFFIX, MAX_NAME_LENGT
 
 
 @pytest.mark.parametrize("name", ["chat", "a", "llama-3-8b", "a" * MAX_NAME_LENGTH])
-def test_names_that_do(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert name_problem(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["", "Chat", "3chat", "chat-", "chat.v1", "chat_1", "a" * (MAX_NAME_LENGTH + 1), "chat\n"]
 )
-def test_names_that_do_not(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     assert name_problem(name) is not None
 
 

@@ -101,7 +101,7 @@ def test_autoscaling_has_the_defaults_of_the_design() -> None:
     )
 
 
-def test_everything_that_can_be_said_is_understood() -> None:
+def test_every_spec_field_is_parsed() -> None:
     spec = parsed(
         {
             "model": {
@@ -194,7 +194,7 @@ def test_sources(text: str, source: object) -> None:
     assert parsed({"model": {"source": str(read)}}).model.source == source  # the source that pods download
 
 
-def test_a_claim_that_is_there_can_be_the_cache() -> None:
+def test_existing_claim_can_be_the_cache() -> None:
     model = {"source": "hf://a/b", "cache": {"claimName": "models"}}
     assert parsed({"model": model}).model.cache == ModelCache(claim_name="models")
 
@@ -462,7 +462,7 @@ def test_extra_arguments_are_checked_against_the_engines_flags(args: list[str], 
     assert reason in found[0]
 
 
-def test_what_is_passed_on_may_be_as_deep_as_any_pod() -> None:
+def test_passed_through_fields_may_be_deeply_nested() -> None:
     assert parsed({"podTemplate": nested(50)}).pod_template == nested(50)
 
 
@@ -488,7 +488,7 @@ def test_all_reasons_come_at_once() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"spec": None}, {"metadata": []}, {"spec": []}])
-def test_an_empty_document_says_what_is_required(body: dict[str, object]) -> None:
+def test_empty_document_lists_required_fields(body: dict[str, object]) -> None:
     found = reasons(body)
     assert any("apiVersion: is required" in reason for reason in found)
     assert any(reason.startswith("spec") for reason in found)
@@ -499,7 +499,7 @@ def test_null_counts_as_unset() -> None:
     assert (spec.autoscaling, spec.replicas) == (None, 1)
 
 
-def test_status_and_foreign_metadata_are_no_business_of_the_spec() -> None:
+def test_status_and_foreign_metadata_are_ignored() -> None:
     body = document(labels={"a": "b"}, resourceVersion="3", managedFields=[]) | {"status": {"replicas": 3}}
     assert isinstance(Spec.parse(body), Spec)
 
@@ -573,7 +573,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_nothing_is_raised_whatever_the_document_holds(body: object) -> None:
+def test_parsing_any_document_never_raises(body: object) -> None:
     outcome = Spec.parse(body)  # type: ignore[arg-type]
     assert isinstance(outcome, Spec) or outcome.problems
     if isinstance(outcome, Invalid):
@@ -581,7 +581,7 @@ def test_nothing_is_raised_whatever_the_document_holds(body: object) -> None:
 
 
 @given(st.dictionaries(FIELD_NAMES, VALUES, max_size=8))
-def test_nothing_is_raised_whatever_the_spec_holds(spec: dict[str, object]) -> None:
+def test_parsing_any_spec_never_raises(spec: dict[str, object]) -> None:
     outcome = Spec.parse(document(spec))
     assert isinstance(outcome, Spec) or outcome.problems
 
@@ -632,7 +632,7 @@ def test_direction_without_behavior_keeps_its_own_limits() -> None:
 @pytest.mark.parametrize(
     ("surge", "unavailable"), [("25%", 0), (0, "10%"), ("100%", "100%"), ("0%", 1), ("5%", "0%"), (2, "50%")]
 )
-def test_rollout_takes_percentages(surge: object, unavailable: object) -> None:
+def test_rollout_accepts_percentages(surge: object, unavailable: object) -> None:
     found = parsed({"rollout": {"maxSurge": surge, "maxUnavailable": unavailable}}).rollout
     assert (found.max_surge, found.max_unavailable) == (surge, unavailable)
     assert found.surges is (surge != "0%" and surge != 0)

@@ -80,7 +80,7 @@ def test_each_refusal_is_a_reason(refusal: Refusal) -> None:
     assert condition(found, "Loaded") == f"False {refusal}"
 
 
-def test_a_taken_name_is_loaded_all_the_same() -> None:
+def test_adapter_with_a_taken_name_is_still_loaded() -> None:
     found = status(replace(LISTED, refusal=Refusal.NAME_TAKEN, message="why"), reports(S.READY))
     assert (condition(found, "Ready"), condition(found, "Loaded")) == ("False NameTaken", "True Loaded")
 
@@ -95,7 +95,7 @@ def test_an_engine_without_reports_is_named() -> None:
     assert "pod-old" in found["conditions"][0]["message"]
 
 
-def test_versions_that_differ_are_all_shown() -> None:
+def test_different_versions_are_all_shown() -> None:
     mixed = reports(S.READY, revision="b", rank=4) + reports(S.READY, revision="a", rank=8)
     found = status(LISTED, mixed)
     assert (found["revision"], found["rank"]) == ("a, b", 8)

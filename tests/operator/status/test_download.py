@@ -42,11 +42,11 @@ def test_rate_is_that_of_the_last_minute(seen: tuple[Arrived, ...], rate: int | 
     assert (found.bytes_per_second, found.seconds_left) == (rate, left)
 
 
-def test_another_total_starts_the_readings_again() -> None:
+def test_changed_total_restarts_the_readings() -> None:
     assert appended(readings((0, 500)), Arrived(10, 600, 2000)) == (Arrived(10, 600, 2000),)
 
 
-def test_the_pod_that_has_most_left_counts() -> None:
+def test_pod_with_most_bytes_left_is_shown() -> None:
     found = slowest([readings((0, 900)), readings((0, 100)), readings((0, 500))])
     assert found is not None and found.done_bytes == 100
     assert slowest([]) is None
@@ -81,7 +81,7 @@ def test_reports_change_with_percents_or_once_a_minute(new: Download | None, old
         (replace(HALF, bytes_per_second=0), "5 GiB of 10 GiB (50 %), no bytes arrived in the last minute"),
     ],
 )
-def test_people_read_bytes_rate_and_time(download: Download, text: str) -> None:
+def test_progress_message_has_bytes_rate_and_time(download: Download, text: str) -> None:
     assert str(download) == f"downloading the model: {text}"
 
 

@@ -78,7 +78,7 @@ def test_state_is_read_from_a_leader_worker_set() -> None:
 @pytest.mark.parametrize(
     ("partition", "foreign", "held"), [(HELD_PARTITION, False, True), (HELD_PARTITION, True, False), (0, False, False)]
 )
-def test_held_is_our_partition(partition: int, foreign: bool, held: bool) -> None:
+def test_paused_state_is_our_partition(partition: int, foreign: bool, held: bool) -> None:
     rules = {"type": "RollingUpdate", "rollingUpdateConfiguration": {"partition": partition}}
     raw = body(rolloutStrategy=rules)
     if foreign:
@@ -91,7 +91,7 @@ def test_held_is_our_partition(partition: int, foreign: bool, held: bool) -> Non
     assert state is not None and state.is_held is held
 
 
-def test_pods_know_their_group_and_revision() -> None:
+def test_pods_have_their_group_and_revision() -> None:
     labels = {
         "quire.dev/llmdeployment": "chat",
         "app.kubernetes.io/component": "engine-worker",
@@ -218,7 +218,7 @@ def test_missing_kind_is_named_with_its_remedy() -> None:
     assert missing_kind(spec(parallelism={"tensor": 2}), ClusterFeatures()) is None
 
 
-def test_autoscaling_says_which_group_is_removed() -> None:
+def test_autoscaling_message_names_the_removed_group() -> None:
     scaled = spec(parallelism=SHAPE, autoscaling={"minReplicas": 1, "maxReplicas": 3})
     found = {c.type: c for c in conditions(view(spec=scaled, deployment=groups()))}
     assert "the group with the highest index" in found["Autoscaling"].message

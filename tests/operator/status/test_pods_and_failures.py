@@ -145,7 +145,7 @@ def test_each_state_of_a_pod_has_its_reason_and_its_cause(case: str) -> None:
         },
     ],
 )
-def test_a_pod_on_its_way_or_well_is_no_failure(status: dict[str, Any]) -> None:
+def test_starting_or_healthy_pod_is_no_failure(status: dict[str, Any]) -> None:
     assert worst_failure([trim_pod(pod_body(**status))], None) is None
 
 
@@ -156,19 +156,19 @@ def test_a_pod_on_its_way_or_well_is_no_failure(status: dict[str, Any]) -> None:
         {"containerStatuses": [waiting("ErrImagePull", "\x1b[31mquire: no GPU\x07\x00")]},
     ],
 )
-def test_nothing_a_container_says_commands_a_terminal(status: dict[str, Any]) -> None:
+def test_container_messages_contain_no_control_characters(status: dict[str, Any]) -> None:
     failure = worst_failure((trim_pod(pod_body(**status)),), None)
     assert failure is not None and "no GPU" in failure.message and ": quire: " in failure.message
     assert failure.message.isprintable()
 
 
-def test_a_pod_that_is_leaving_is_no_failure() -> None:
+def test_terminating_pod_is_no_failure() -> None:
     body = pod_body(containerStatuses=[crashed(1)])
     body["metadata"]["deletionTimestamp"] = "now"
     assert worst_failure([trim_pod(body)], None) is None
 
 
-def test_the_most_telling_reason_is_shown() -> None:
+def test_most_specific_reason_is_shown() -> None:
     pods = [trim_pod(pod_body(**STATES[case][0])) for case in ("no node", "crash", "image")]
     failure = worst_failure(pods, None)
     assert failure is not None and failure.reason == "ImagePullFailed"
@@ -219,7 +219,7 @@ def deployment(**conditions: Condition) -> DeploymentState:
         (deployment(progressing=Condition(is_true=True, reason="ReplicaSetUpdated", message="")), None),
     ],
 )
-def test_a_deployment_says_what_its_pods_can_not(state: DeploymentState, reason: str | None) -> None:
+def test_deployment_failure_is_used_without_pods(state: DeploymentState, reason: str | None) -> None:
     failure = worst_failure([], state)
     assert (None if failure is None else failure.reason) == reason
 

@@ -47,7 +47,7 @@ def read(store: Store, *, leading: bool = True) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_conditions_are_told_as_they_stand_in_status() -> None:
+def test_condition_metrics_equal_the_status() -> None:
     store = Store()
     put(store, "chat", conditions={"Ready": ("False", "OutOfMemory"), "Degraded": ("True", "OutOfMemory")})
     put(store, "code", conditions={"Ready": ("True", "Serving")})
@@ -59,7 +59,7 @@ def test_conditions_are_told_as_they_stand_in_status() -> None:
     }
 
 
-def test_the_model_is_named_as_clients_name_it() -> None:
+def test_model_label_is_the_served_name() -> None:
     store = Store()
     put(store, "chat", conditions={}, servedName='org/"x"\\y\n')
     put(store, "code", conditions={})
@@ -83,14 +83,14 @@ def test_replicas_are_counted_by_state_with_the_longest_start() -> None:
     assert read(store)["starting_seconds", "prod", "chat"] == 7200, "no node has taken it: since it was made"
 
 
-def test_nothing_starts_where_all_are_ready() -> None:
+def test_no_starting_replicas_if_all_are_ready() -> None:
     store = Store()
     key = put(store, "chat", conditions={})
     put_pod(store, key, "a", ready=True, since=ago(5))
     assert read(store)["starting_seconds", "prod", "chat"] == 0
 
 
-def test_a_status_of_anothers_making_breaks_nothing() -> None:
+def test_malformed_status_does_not_break_metrics() -> None:
     store = Store()
     put(store, "chat", conditions={})
     metadata = {"namespace": "prod", "name": "odd", "resourceVersion": "1"}
@@ -99,13 +99,13 @@ def test_a_status_of_anothers_making_breaks_nothing() -> None:
     assert read(store)["condition", "prod", "odd", "3", "None", ""] == 1
 
 
-def test_who_stands_by_tells_nothing() -> None:
+def test_standby_exports_no_resource_metrics() -> None:
     store = Store()
     put(store, "chat", conditions={"Ready": ("True", "Serving")})
     assert read(store, leading=False) == {}
 
 
-def test_a_thousand_are_told_in_one_page() -> None:
+def test_thousand_resources_fit_one_metrics_page() -> None:
     """benchmarks/operator/scale.py measures the time."""
     store = Store()
     conditions = dict.fromkeys(

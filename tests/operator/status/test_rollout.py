@@ -81,7 +81,7 @@ def said(kind: str, **changes: Any) -> tuple[str, str]:
 WHERE = "1 of 2 replicas have the newest revision, 0 of them ready; 2 of the previous revision remain, 2 ready"
 
 
-def test_it_says_how_many_are_of_which_version() -> None:
+def test_rollout_message_counts_replicas_by_revision() -> None:
     new = replace(PENDING, ready=True)
     halfway = replace(STUCK, replicas=2, updated=1, ready=2)
     assert standing(halfway, (OLD[0], new)) == (
@@ -91,7 +91,7 @@ def test_it_says_how_many_are_of_which_version() -> None:
     assert said("Ready", pods=(*OLD, replace(PENDING, unschedulable="")))[1] == WHERE
 
 
-def test_without_a_spare_gpu_the_way_without_one_is_named() -> None:
+def test_missing_spare_gpu_names_a_rollout_without_surge() -> None:
     reason, message = said("Ready")
     assert reason == "False InsufficientGPU"
     assert message.startswith(f"{WHERE}; no node can run pod c: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu")
@@ -106,7 +106,7 @@ def test_without_a_spare_gpu_the_way_without_one_is_named() -> None:
     ],
     ids=["it replaces one by one already", "nothing is being replaced"],
 )
-def test_that_advice_is_given_only_where_it_helps(changes: dict[str, Any]) -> None:
+def test_rollout_advice_is_given_only_if_it_helps(changes: dict[str, Any]) -> None:
     assert "one by one" not in said("Degraded", **changes)[1]
 
 
@@ -131,7 +131,7 @@ def test_replicas_that_never_started_are_no_stopped_rollout() -> None:
     assert "version before" not in message
 
 
-def test_the_deadline_is_told_once() -> None:
+def test_deadline_event_is_recorded_once() -> None:
     def at(reason: str) -> dict[str, object]:
         return {"conditions": [{"type": "Progressing", "status": "False", "reason": reason, "message": "m"}]}
 

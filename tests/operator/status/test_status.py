@@ -182,7 +182,7 @@ def test_conditions(case: str) -> None:
     assert {kind: found[kind] for kind in wanted} == wanted
 
 
-def test_every_condition_says_why() -> None:
+def test_every_condition_has_a_message() -> None:
     for seen, _ in CASES.values():
         assert all(condition.message for condition in conditions(seen))
 
@@ -229,7 +229,7 @@ def test_the_whole_status() -> None:
     }
 
 
-def test_status_made_from_itself_is_itself() -> None:
+def test_status_rendering_is_idempotent() -> None:
     first = made(view())
     again = status(resource(status=first), view(), cluster_domain="cluster.local", now=1_800_000_000.0)
     assert again == first, "so nothing is written while nothing changes, however late it is"
@@ -272,7 +272,7 @@ def test_autoscaler_record_survives_the_status_unchanged() -> None:
     }
 
 
-def test_a_start_up_is_kept_before_anything_else_was_learnt() -> None:
+def test_start_up_time_is_stored_before_other_rates() -> None:
     record = ScalingRecord(desired_replicas=2, start_up_seconds=95)
     sections = scaling_sections(record, SCALED, now=0.0)
     assert sections["capacity"] == {"startUpSeconds": 95}
@@ -321,12 +321,12 @@ def test_record_is_stable_after_one_round_trip(rates: tuple[float, ...], time: f
         },
     ],
 )
-def test_a_record_that_can_not_be_read_decides_nothing(section: object) -> None:
+def test_unreadable_record_gives_no_decision(section: object) -> None:
     record = scaling_record({"autoscaling": section, "capacity": {"kvTokens": "much"}})
     assert record is None or record == ScalingRecord()
 
 
-def test_a_time_without_a_zone_is_no_time() -> None:
+def test_time_without_a_zone_is_invalid() -> None:
     assert (parse_time("2026-01-01T00:00:00"), parse_time("1970-01-01T00:00:01Z")) == (None, 1.0)
 
 
@@ -350,7 +350,7 @@ def test_status_keeps_the_record_only_while_it_autoscales() -> None:
     ],
     ids=["the same spec.replicas", "a lower one", "a higher one", "with an autoscaler again"],
 )
-def test_replicas_of_a_removed_autoscaler_stay_until_changed(now: Spec, kept: int | None) -> None:
+def test_replicas_stay_when_autoscaling_is_removed(now: Spec, kept: int | None) -> None:
     sections = scaling_sections(RECORD, SCALED, now=0.0)
     assert kept_replicas(sections, now) == kept
     if kept is not None:
@@ -364,7 +364,7 @@ def test_a_recommendation_is_not_kept() -> None:
     assert kept_replicas(sections, spec(replicas=1)) is None
 
 
-def test_events_tell_of_turns_and_of_nothing_else() -> None:
+def test_events_report_only_condition_changes() -> None:
     starting = made(view(deployment=deployment(2, 0), pods=(LOADING,)))
     broken = made(view(deployment=deployment(2, 0), pods=(BROKEN_POD,)), status=starting)
     serving = made(view(), status=broken)
@@ -381,7 +381,7 @@ def test_additions_of_others_are_a_normal_event() -> None:
     assert (event.reason, event.warning) == ("FieldsAdded", False)
 
 
-def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
+def test_each_scaling_change_is_one_event() -> None:
     before = {
         "autoscaling": scaling_sections(replace(RECORD, changes=RECORD.changes[:1]), SCALED, now=0.0)["autoscaling"]
     }
@@ -395,7 +395,7 @@ def test_each_change_of_the_number_of_replicas_is_told_once() -> None:
     )
 
 
-def test_what_was_decided_is_told_with_its_numbers_once() -> None:
+def test_scaling_event_contains_the_numbers() -> None:
     change = Change(time=1.0, from_replicas=2, to_replicas=1, reason="Bounds", message="2 → 1: 2 is outside")
     (event,) = events({}, scaling_sections(ScalingRecord(changes=(change,)), SCALED, now=0.0))
     assert (event.reason, event.message) == ("ScaledDown", "2 → 1 replicas: 2 is outside")
