@@ -66,7 +66,7 @@ def test_pods_without_metrics_dampen(
     )
 
 
-def test_no_metric_at_all_proposes_nothing_and_nothing_changes() -> None:
+def test_missing_metrics_change_nothing() -> None:
     assert replicas_for_pods_metric({}, target=100.0, current=3, missing=frozenset("abc")) is None
     assert Controller(minimum=1, maximum=10).settle(None, 3, 0.0) == 3
 
@@ -136,7 +136,7 @@ def test_scale_down_waits_for_the_highest_recommendation_to_leave() -> None:
     assert controller.settle(2, 10, 301.0) == 2
 
 
-def test_up_waits_until_all_of_its_window_asks_for_it() -> None:
+def test_scale_up_waits_for_the_whole_window() -> None:
     up = Rules(window_seconds=60.0, policies=SCALE_UP.policies)
     controller = Controller(up=up, down=SCALE_DOWN, minimum=1, maximum=100)
     assert [controller.settle(4, 2, now) for now in (0.0, 30.0, 59.0)] == [2, 2, 2]
@@ -153,13 +153,13 @@ def ready(name: str, reading: ReplicaSample | None) -> ReplicaObservation:
     return ReplicaObservation(name=name, phase=ReplicaPhase.READY, sample=reading)
 
 
-def test_the_largest_of_two_metrics_counts() -> None:
+def test_largest_of_two_metrics_decides() -> None:
     scaler = HpaScaler(HpaConfig(requests_per_pod=10, kv_usage=0.5), minimum=1, maximum=10)
     seen = Observation(replicas=(ready("a", sample(0.0, running=5, kv=100)),), target=1)
     assert scaler.decide(seen, 0.0).replicas == 2
 
 
-def test_during_a_scrape_outage_the_hpa_holds() -> None:
+def test_hpa_keeps_replicas_during_a_scrape_outage() -> None:
     scaler = HpaScaler(HpaConfig(requests_per_pod=10), minimum=1, maximum=10)
     old = Observation(replicas=(ready("a", sample(0.0, running=50)),), target=1)
     assert scaler.decide(old, 60.0).replicas == 1, "a series that ended is no metric"

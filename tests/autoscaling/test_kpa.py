@@ -17,7 +17,7 @@ def test_a_target_of_ten_at_seventy_percent_keeps_seven_a_pod() -> None:
     assert Kpa(config, ready=10, now=0.0).scale(steady(100.0), ready=10, now=0.0) == 15
 
 
-def test_growth_is_never_stuck_for_rounding() -> None:
+def test_rounding_never_prevents_growth() -> None:
     """The case in ``autoscaler.go``: a rate of 1.1 over two pods still lets three requests have three pods."""
     config = KpaConfig(target=1.0, target_utilization=1.0, max_scale_up_rate=1.1)
     assert Kpa(config, ready=1, now=0.0).scale(steady(3.0), ready=2, now=0.0) == 3
@@ -75,7 +75,7 @@ def test_pods_without_a_scrape_count_as_the_mean_of_others() -> None:
     assert scaler.decide(observed(0.0, {"a": 30.0, "b": None}), 0.0).replicas == 6
 
 
-def test_it_holds_once_the_whole_stable_window_is_without_data() -> None:
+def test_kpa_keeps_replicas_without_data_in_the_stable_window() -> None:
     scaler = KpaScaler(KpaConfig(target=10.0, target_utilization=1.0), minimum=1, maximum=10)
     assert scaler.decide(observed(0.0, {"a": 30.0}), 0.0).replicas == 3
     dark: dict[str, float | None] = dict.fromkeys("abc")

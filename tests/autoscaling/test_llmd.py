@@ -23,7 +23,7 @@ def at(kv_usage: float, queue: float = 0.0) -> Replica:
     return Replica(kv_usage=kv_usage, queue_length=queue)
 
 
-def test_spare_kv_of_115_thousandths_waits_and_95_asks_for_more() -> None:
+def test_spare_kv_of_115_keeps_and_95_adds_a_replica() -> None:
     """docs/saturation-scaling-config.md, "Example scenario": 65 % and 72 %, then 65 % and 76 %."""
     config = LlmdConfig()
     first, second = spare_capacity([at(0.65), at(0.72)], config), spare_capacity([at(0.65), at(0.76)], config)

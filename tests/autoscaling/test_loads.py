@@ -40,13 +40,13 @@ def test_engine_speed_keeps_two_replicas_busy_on_average() -> None:
     assert load.engine.kv_tokens >= 24 * 4020
 
 
-def test_an_almost_empty_trace_does_not_ask_for_an_absurd_engine() -> None:
+def test_almost_empty_trace_gives_a_realistic_engine() -> None:
     load = fitted("sparse", (Request(0.0, 10, 5), Request(86_400.0, 10, 5)))
     assert load.engine.step_seconds == pytest.approx(4 * BASE.step_seconds)
     assert load.mean_busy < 0.1
 
 
-def test_one_request_is_a_load_too(tmp_path: Path) -> None:
+def test_trace_of_one_request_is_a_load(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,0\n")
     load = load_of(path)
@@ -76,7 +76,7 @@ def test_cached_blocks_cost_nothing_except_the_last_token() -> None:
         pytest.param('{"timestamp": 1}\n', "line 1", id="no lengths"),
     ],
 )
-def test_what_is_no_trace_is_refused_with_its_reason(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_trace_is_refused_with_a_reason(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
     with pytest.raises(TraceError, match=f"(?i){says}"):

@@ -58,7 +58,7 @@ def row(case: Case, ours: Score, *, infeasible: bool = False, target: float = 0.
         pytest.param((0.96, 8.1), {"hpa": (0.60, 8.0)}, False, id="none meets it: more hours"),
     ],
 )
-def test_a_row_is_won_by_the_rule(
+def test_row_winner_follows_the_rule(
     case: Case, ours: tuple[float, float], peers: dict[str, tuple[float, float]], won: bool
 ) -> None:
     there = row(case, score(*ours), **{name: score(*figures) for name, figures in peers.items()})
@@ -66,7 +66,7 @@ def test_a_row_is_won_by_the_rule(
     assert verdict(there).startswith("won" if won else "lost")
 
 
-def test_a_row_has_the_promised_form(case: Case) -> None:
+def test_row_has_the_documented_fields(case: Case) -> None:
     there = row(case, score(0.96, 8.0), infeasible=True).as_json()
     assert list(there) == ["trace", "startup_delay_seconds", "fault", "target", "infeasible", "policies"]
     assert there["infeasible"] is True and there["fault"] == "none"
@@ -148,7 +148,7 @@ def test_a_broken_configuration_is_named(tmp_path: Path, load: Load) -> None:
         policy.scaler({**policy.defaults, "requests_per_pod": "many"}, load, 0.95)
 
 
-def test_what_was_chosen_is_in_the_space_it_was_chosen_from() -> None:
+def test_chosen_constants_are_in_the_search_space() -> None:
     for policy in POLICIES.values():
         assert {name for name, value in tuned(policy).items() if value not in policy.space[name]} == set()
 
@@ -182,13 +182,13 @@ def test_the_command_writes_rows_of_any_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.csv", "odd.csv"])
-def test_the_command_says_what_is_wrong_with_a_trace(tmp_path: Path, name: str) -> None:
+def test_command_reports_an_invalid_trace(tmp_path: Path, name: str) -> None:
     (tmp_path / "odd.csv").write_text("a,b\n1,2\n")
     done = run("--trace", str(tmp_path / name))
     assert done.returncode == 1 and name in done.stderr and "Traceback" not in done.stderr
 
 
-def test_processes_change_nothing_but_the_time(case: Case) -> None:
+def test_number_of_processes_does_not_change_results(case: Case) -> None:
     chosen = {name: policy.defaults for name, policy in POLICIES.items()}
     crashed = replace(case, fault=FaultKind.CRASHED_POD)
     advanced: list[int] = []
@@ -200,7 +200,7 @@ def test_processes_change_nothing_but_the_time(case: Case) -> None:
     assert sum(advanced) == 2 * simulations([case, crashed], 1)
 
 
-def test_scores_are_means_but_for_the_worst_queue(case: Case) -> None:
+def test_scores_are_means_except_the_worst_queue(case: Case) -> None:
     policy = POLICIES["hpa"]
     one, two = (score_policy(case, (seed,), lambda: policy.scaler(policy.defaults, case.load, 0.95)) for seed in (0, 1))
     both = score_policy(case, (0, 1), lambda: policy.scaler(policy.defaults, case.load, 0.95))

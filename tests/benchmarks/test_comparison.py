@@ -67,7 +67,7 @@ def test_a_workload_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "256/64", "256/64@", "0/64@16", "a/b@c", "256/64@16@2", "-1/64@16"])
-def test_no_workload_says_how_one_is_written(text: str) -> None:
+def test_invalid_workload_error_shows_the_format(text: str) -> None:
     with pytest.raises(ValueError, match="such as 256/64@16"):
         parse_workload(text)
 
@@ -75,7 +75,7 @@ def test_no_workload_says_how_one_is_written(text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "round_seconds", "rounds"), [(20, 4, 5), (20, 60, MIN_ROUNDS), (20, 0, MAX_ROUNDS), (20, 0.1, 100)]
 )
-def test_rounds_fill_the_time_there_is(seconds: float, round_seconds: float, rounds: int) -> None:
+def test_rounds_fill_the_available_time(seconds: float, round_seconds: float, rounds: int) -> None:
     assert rounds_for(seconds, round_seconds) == rounds
 
 
@@ -140,7 +140,7 @@ def test_the_goal_over_vllm_depends_on_workload_and_level(workload: Workload, le
     assert not found_goals(turns, level=level)[f"{workload}: total tokens/s over vllm"].met
 
 
-def test_every_goal_is_told_of_what_was_measured() -> None:
+def test_every_goal_is_compared_with_the_measurement() -> None:
     turns = [
         turn("quire", "quire", 1, measured(SIXTEEN, 450, ttft=0.1, itl=0.05), start=4.0),
         turn("quire-int8", "quire-int8", 1, measured(SIXTEEN, 540)),
@@ -287,7 +287,7 @@ def outcome(**changes: object) -> Outcome:
         ({"prompt_tokens": 257}, "counted 513 prompt tokens where 512 were sent"),
     ],
 )
-def test_answers_that_are_not_what_was_asked_for_do_not_count(changes: dict[str, object], words: str) -> None:
+def test_invalid_responses_fail_the_measurement(changes: dict[str, object], words: str) -> None:
     good = [outcome(), outcome()]
     check(summarise(good, Objective()), SIXTEEN, 2)
     with pytest.raises(ServerError, match=words):
@@ -325,7 +325,7 @@ def test_memory_counts_every_process_of_the_session() -> None:
     assert resident < 1 << 30 and session_rss_bytes(child.pid) == 0
 
 
-def test_a_server_that_ends_tells_its_last_words(tmp_path: Path) -> None:
+def test_exited_server_is_reported_with_its_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "print('no such model'); raise SystemExit(4)"]
     with running(command, dict(os.environ), tmp_path / "log") as tree:
         tree.wait(60)
@@ -333,7 +333,7 @@ def test_a_server_that_ends_tells_its_last_words(tmp_path: Path) -> None:
             tree.check()
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_command_is_named(tmp_path: Path) -> None:
     with (
         pytest.raises(ServerError, match="/nowhere/server cannot be started"),
         running(["/nowhere/server"], {}, tmp_path / "log"),
@@ -341,7 +341,7 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_the_picture_is_drawn_of_servers_and_batches(tmp_path: Path) -> None:
+def test_plot_shows_servers_and_batches(tmp_path: Path) -> None:
     turns = [
         turn("quire", "quire", 1, measured(SIXTEEN, 450), measured(EIGHT, 300)),
         turn("transformers-static", "transformers", 1, measured(SIXTEEN, 80, ttft=None, itl=None), start=None),
@@ -357,7 +357,7 @@ def test_results_survive_json() -> None:
     assert read["server"] == "quire" and read["measured"][0]["workload"] == "256/64@16"
 
 
-def test_the_machines_limits_are_told_for_every_run() -> None:
+def test_machine_limits_are_printed_for_every_run() -> None:
     floor = {
         "workload": "256/64@16",
         "prompt_seconds": 3.0,

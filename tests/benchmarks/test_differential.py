@@ -23,7 +23,7 @@ def answered(**choice: Any) -> Answer:
     return Answer(status=200, content={"id": "any", "choices": [choice], "usage": {"total_tokens": 3}})
 
 
-def test_a_seed_draws_the_same_requests_of_every_family() -> None:
+def test_seed_gives_the_same_requests_in_every_family() -> None:
     drawn = draw(500, seed=1, limits=LIMITS)
     assert drawn == draw(500, seed=1, limits=LIMITS)
     assert drawn != draw(500, seed=2, limits=LIMITS)
@@ -59,7 +59,7 @@ def test_results_are_compared_field_by_field(
     assert [each.field for each in found] == fields
 
 
-def test_a_drawn_answer_is_compared_without_its_text() -> None:
+def test_sampled_output_is_compared_without_its_text() -> None:
     quire, peer = answered(text="a", finish_reason="length"), answered(text="b", finish_reason="stop")
     assert [each.field for each in deviations(asked("shape"), quire, peer)] == ["choices[0].finish_reason"]
 
@@ -122,7 +122,7 @@ def test_the_message_of_an_error_is_found(body: str, message: str) -> None:
     ("other", "gap"),
     [(["a", "b"], None), (["a", "c"], 0.5), (["a", "d"], float("inf"))],
 )
-def test_greedy_answers_part_at_the_first_other_token(other: list[str], gap: float | None) -> None:
+def test_greedy_outputs_are_compared_to_the_first_difference(other: list[str], gap: float | None) -> None:
     alternatives = [{"a": 0.0}, {"b": -1.0, "c": -1.5}]
     quire = answered(logprobs={"tokens": ["a", "b"], "top_logprobs": alternatives})
     peer = answered(logprobs={"tokens": other})

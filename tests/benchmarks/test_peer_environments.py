@@ -32,12 +32,12 @@ def steps(log: list[str], *names: str) -> list[Step]:
     return [Step(what=name, do=writing(name, log)) for name in names]
 
 
-def test_a_peer_lies_in_the_cache_under_its_version(cache: Path) -> None:
+def test_peer_is_cached_under_its_version(cache: Path) -> None:
     assert peers_folder() == cache / "quire" / "peers"
     assert PEER.folder == cache / "quire" / "peers" / "thing-1.2"
 
 
-def test_a_peer_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_peer_is_installed_once(capsys: pytest.CaptureFixture[str]) -> None:
     log: list[str] = []
     make(PEER, steps(log, "a", "b"), again=False)
     make(PEER, steps(log, "a", "b"), again=False)
@@ -46,7 +46,7 @@ def test_a_peer_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[1/2] a" in said and "[2/2] b" in said and said.count("is installed in") == 2
 
 
-def test_again_starts_over() -> None:
+def test_again_flag_reinstalls_the_peer() -> None:
     log: list[str] = []
     make(PEER, steps(log, "a"), again=False)
     (PEER.folder / "left over").touch()
@@ -54,7 +54,7 @@ def test_again_starts_over() -> None:
     assert log == ["a", "a"] and not (PEER.folder / "left over").exists()
 
 
-def test_what_was_broken_off_is_made_anew() -> None:
+def test_interrupted_installation_is_repeated() -> None:
     log: list[str] = []
 
     def fails(shop: Workshop) -> None:
@@ -68,7 +68,7 @@ def test_what_was_broken_off_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "{}", "[]", "null", json.dumps({"name": "thing"})])
-def test_a_broken_mark_is_no_mark(mark: str) -> None:
+def test_damaged_mark_file_is_ignored(mark: str) -> None:
     PEER.folder.mkdir(parents=True)
     (PEER.folder / MARK).write_text(mark)
     assert not PEER.installed

@@ -53,7 +53,7 @@ def test_checkpoint_is_created_once_per_request_for_another(tmp_path: Path) -> N
     assert weights.read_bytes() != first
 
 
-def test_a_half_made_checkpoint_is_made_anew(tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_created_again(tmp_path: Path) -> None:
     folder = ensure_model(tmp_path / "model", TINY)
     (folder / MARK).unlink()
     (folder / "model.safetensors").write_bytes(b"half")
@@ -62,7 +62,7 @@ def test_a_half_made_checkpoint_is_made_anew(tmp_path: Path) -> None:
         assert set(file.keys()) == set(tensor_shapes(TINY))
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds thesis\.txt already"):
         ensure_model(tmp_path, TINY)

@@ -47,7 +47,7 @@ LATE = Answers(server="gateway", longest_ms=150, late_ms=80, num_over_100_ms=1)
 SLOW = replace(LATE, late_ms=10)
 
 
-def test_a_good_soak_holds_every_expectation() -> None:
+def test_successful_soak_meets_every_expectation() -> None:
     assert {each.verdict for each in judge(GOOD)} == {"held"}
 
 
@@ -88,7 +88,7 @@ def test_each_expectation_can_fail_alone(changes: dict[str, object], place: int)
         ({"seconds": 120, "memory": [replace(each, seconds=each.seconds / 5) for each in GOOD.memory]}, 11),
     ],
 )
-def test_what_a_run_cannot_show_is_not_judged(changes: dict[str, object], place: int) -> None:
+def test_missing_measurements_are_not_judged(changes: dict[str, object], place: int) -> None:
     verdicts = [each.verdict for each in judge(replace(GOOD, **changes))]  # type: ignore[arg-type]
     assert [number for number, verdict in enumerate(verdicts) if verdict == "not judged"] == [place]
     assert "failed" not in verdicts

@@ -39,7 +39,7 @@ def defaults(helm: Helm) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("values", [ENABLED, EVERYTHING], ids=["defaults", "everything"])
-def test_promtool_finds_nothing_wrong(helm: Helm, tmp_path: Path, values: dict[str, Any]) -> None:
+def test_promtool_accepts_the_rules(helm: Helm, tmp_path: Path, values: dict[str, Any]) -> None:
     documents = of_kind(helm.template(values), "PrometheusRule")
     assert len(documents) == 3
     for number, document in enumerate(documents):
@@ -49,7 +49,7 @@ def test_promtool_finds_nothing_wrong(helm: Helm, tmp_path: Path, values: dict[s
     assert checked.stdout.count("SUCCESS") == 3
 
 
-def test_each_alert_has_been_tried(defaults: dict[str, Any]) -> None:
+def test_each_alert_has_a_test_case(defaults: dict[str, Any]) -> None:
     assert {case.alert for case in CASES} == defaults.keys()
 
 
@@ -89,7 +89,7 @@ def trial(case: Case, rule: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_alerts_fire_when_they_should_and_say_with_which_figures(defaults: dict[str, Any], tmp_path: Path) -> None:
+def test_alerts_fire_as_expected_with_values_in_the_text(defaults: dict[str, Any], tmp_path: Path) -> None:
     """All cases run at once; promtool names those that failed."""
     (tmp_path / "rules.yaml").write_text(
         yaml.safe_dump({"groups": [{"name": name, "rules": [rule]} for name, rule in defaults.items()]})
@@ -116,7 +116,7 @@ def test_alerts_query_exported_metrics_by_existing_labels(defaults: dict[str, An
         assert asked <= set.union(*(exported[name] for name in names)), expression
 
 
-def test_words_that_alerts_look_for_are_words_that_are_said(defaults: dict[str, Any]) -> None:
+def test_label_values_in_alerts_exist(defaults: dict[str, Any]) -> None:
     """A value that never occurs would make an alert that never fires, or one that always does."""
     said = {
         "reason": {
@@ -173,7 +173,7 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert(defaults: dict[str, 
 
 
 @pytest.mark.parametrize("file", sorted(RUNBOOKS.glob("Quire*.md")), ids=lambda file: file.stem)
-def test_a_runbook_says_what_it_means_how_to_look_and_what_to_do(file: Path) -> None:
+def test_runbook_has_meaning_diagnosis_and_remedy(file: Path) -> None:
     text = file.read_text()
     assert text.startswith(f"# {file.stem}\n")
     assert len(re.findall(r"^## ", text, re.MULTILINE)) >= 3
@@ -216,7 +216,7 @@ def known() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("file", sorted(RUNBOOKS.glob("*.md")), ids=lambda file: file.stem)
-def test_a_runbook_speaks_only_of_what_there_is(known: dict[str, set[str]], file: Path) -> None:
+def test_runbook_references_exist(known: dict[str, set[str]], file: Path) -> None:
     text = _by_name(file.read_text())
     for pattern, there in known.items():
         said = {re.sub(r"_bucket$", "", word) for word in re.findall(rf"(?<![\w./-]){pattern}", text)}

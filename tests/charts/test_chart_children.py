@@ -32,7 +32,7 @@ def test_operator_gateway_namespace_and_prometheus_reach_replicas(helm: Helm) ->
     assert prometheus["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}
 
 
-def test_further_peers_never_take_the_gateway_away(helm: Helm) -> None:
+def test_additional_peers_never_remove_the_gateway(helm: Helm) -> None:
     block = {"ipBlock": {"cidr": "10.0.0.0/8"}}
     monitoring = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
     replicas = {"from": [block], "prometheusNamespace": ""}

@@ -36,9 +36,7 @@ def test_gateway_has_no_route_in_front_by_default(helm: Helm) -> None:
     ("gateway", "replicas"),
     [({}, 2), ({"replicas": 0}, 0), ({"replicas": None}, None), ({"autoscaling": {"enabled": True}}, None)],
 )
-def test_the_number_of_replicas_is_left_to_whoever_scales(
-    helm: Helm, gateway: dict[str, Any], replicas: int | None
-) -> None:
+def test_replicas_are_omitted_if_autoscaled(helm: Helm, gateway: dict[str, Any], replicas: int | None) -> None:
     deployment = find(helm.template({"gateway": gateway}), "Deployment", "quire-gateway")
     assert deployment["spec"].get("replicas") == replicas
 
@@ -99,7 +97,7 @@ def test_keys_of_the_gateway_change_without_a_restart(helm: Helm) -> None:
     assert all("subPath" not in mount for mount in container(documents, "quire-gateway")["volumeMounts"])
 
 
-def test_without_either_nothing_is_mounted(helm: Helm) -> None:
+def test_nothing_is_mounted_without_tls_and_keys(helm: Helm) -> None:
     documents = helm.template()
     assert mounts(documents) == {}
     config = parse_config(container(documents, "quire-gateway")["args"], {})
@@ -124,7 +122,7 @@ def backends(documents: Documents) -> set[tuple[str, object]]:
 
 
 @pytest.mark.parametrize("values", [{}, TLS["gateway"]], ids=["http", "https"])
-def test_ways_in_lead_to_a_port_that_the_service_has(helm: Helm, values: dict[str, Any]) -> None:
+def test_ingress_and_route_use_a_port_of_the_service(helm: Helm, values: dict[str, Any]) -> None:
     ways = {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
     documents = helm.template({"gateway": values | ways})
     (service,) = [s for s in of_kind(documents, "Service") if s["metadata"]["name"] == "quire-gateway"]
@@ -132,7 +130,7 @@ def test_ways_in_lead_to_a_port_that_the_service_has(helm: Helm, values: dict[st
     assert backends(documents) == {("quire-gateway", port["name"]), ("quire-gateway", port["port"])}
 
 
-def test_what_needs_no_key_stays_inside(helm: Helm) -> None:
+def test_routes_without_a_key_are_not_exposed(helm: Helm) -> None:
     ways = {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
     documents = helm.template({"gateway": ways})
     (rule,) = find(documents, "Ingress", "quire-gateway")["spec"]["rules"]
@@ -143,7 +141,7 @@ def test_what_needs_no_key_stays_inside(helm: Helm) -> None:
     assert [path for path in OPEN_PATHS if any(path.startswith(way) for way in paths)] == []
 
 
-def test_an_ingress_answers_to_its_hosts_or_to_any(helm: Helm) -> None:
+def test_ingress_matches_its_hosts_or_any(helm: Helm) -> None:
     def hosts(given: list[str]) -> list[str | None]:
         documents = helm.template({"gateway": {"ingress": {"enabled": True, "hosts": given}}})
         return [rule.get("host") for rule in find(documents, "Ingress", "quire-gateway")["spec"]["rules"]]
@@ -175,7 +173,7 @@ def test_policies_select_the_pods_and_their_ports(helm: Helm) -> None:
         assert peers(documents, name) is None
 
 
-def test_who_is_named_may_come_and_so_may_who_measures(helm: Helm) -> None:
+def test_named_peers_and_metrics_scrapers_are_admitted(helm: Helm) -> None:
     team, monitoring = {"namespaceSelector": {"matchLabels": {"team": "ml"}}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}
     policies = {"enabled": True, "gatewayFrom": [team], "metricsFrom": [monitoring]}
     documents = helm.template({"networkPolicies": policies})
@@ -201,7 +199,7 @@ def test_who_is_named_may_come_and_so_may_who_measures(helm: Helm) -> None:
         ({}, ["monitoring.alerts.enabled", "keeps the CRD"]),
     ],
 )  # fmt: skip
-def test_notes_tell_how_to_reach_what_was_installed(helm: Helm, values: dict[str, Any], parts: list[str]) -> None:
+def test_notes_explain_how_to_reach_the_installation(helm: Helm, values: dict[str, Any], parts: list[str]) -> None:
     told = helm.on_chart("install", "quire", "--namespace=llm", "--dry-run=client", "--hide-secret", values=values)
     notes = told.partition("NOTES:")[2]
     assert [part for part in parts if part not in notes] == []

@@ -138,9 +138,7 @@ def test_serving_survives_upgrade_uninstall_and_reinstall(life: Life) -> None:
         assert eventually(lambda: server.kubectl(*replicas) == "3"), life.release.log("operator")
 
 
-def test_an_upgrade_brings_a_changed_crd_and_keeps_what_is_there(
-    life: Life, cluster_binaries: Binaries, tmp_path: Path
-) -> None:
+def test_upgrade_updates_the_crd_and_keeps_resources(life: Life, cluster_binaries: Binaries, tmp_path: Path) -> None:
     """Helm never updates files in a chart's crds/ folder, so our CRD is a template."""
     server = life.server
     with life.release:
@@ -175,7 +173,7 @@ def test_upgrade_keeps_the_scaled_number_of_gateways(life: Life) -> None:
         assert life.server.kubectl(*replicas) == "2", "the chart's own again"
 
 
-def test_a_release_of_another_name_takes_the_crd_over_on_request(life: Life) -> None:
+def test_crd_is_adopted_by_another_release_on_request(life: Life) -> None:
     """At the end the CRD is taken back, because other tests install a release of the usual name."""
     with life.release:
         wait_established(life.server.client(), CRD)

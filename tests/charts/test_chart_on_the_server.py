@@ -60,7 +60,7 @@ OF_OTHERS = {"HTTPRoute", "PodMonitor", "PrometheusRule", "Certificate", "Issuer
     [v | {"watchNamespaces": ["default"] if "watchNamespaces" in v else []} for v in VARIANTS.values()],
     ids=VARIANTS,
 )
-def test_the_server_takes_every_rendered_object(
+def test_server_accepts_every_rendered_object(
     cluster_helm: Helm, api_server: ControlPlane, namespace: str, values: dict[str, Any]
 ) -> None:
     documents = [d for d in cluster_helm.template(values, namespace=namespace) if d["kind"] not in OF_OTHERS]
@@ -92,7 +92,7 @@ PLACED = {
     ],
     ids=["defaults", "with all that is mounted", "placed"],
 )
-def test_pods_come_into_being_under_restricted_pod_security(release: Release, values: dict[str, Any]) -> None:
+def test_pods_are_created_under_restricted_pod_security(release: Release, values: dict[str, Any]) -> None:
     """The namespace enforces the restricted profile and rejects other pods."""
     release.helm("install", WITHOUT_CRD | values)
     pods = ("get", "pods", "-n", release.namespace, "-o", "name")
@@ -100,7 +100,7 @@ def test_pods_come_into_being_under_restricted_pod_security(release: Release, va
     assert "violates PodSecurity" not in release.server.kubectl("get", "events", "-n", release.namespace)
 
 
-def test_the_namespace_that_pods_are_tried_in_does_refuse_others(release: Release) -> None:
+def test_restricted_namespace_rejects_unsafe_pods(release: Release) -> None:
     with pytest.raises(KubectlFailed, match="violates PodSecurity"):
         release.server.kubectl("run", "root", "--image=any", "-n", release.namespace)
 
@@ -154,7 +154,7 @@ def test_a_crd_of_another_release_is_not_taken_over_silently(release: Release) -
         ("gateway", "patch", "llmdeployments.quire.dev", False),
     ],
 )
-def test_accounts_may_do_their_work_and_no_more(
+def test_accounts_have_exactly_the_needed_permissions(
     installed: Release, account: str, verb: str, resource: str, allowed: bool
 ) -> None:
     who = f"system:serviceaccount:{installed.namespace}:{installed.name}-{account}"

@@ -48,14 +48,14 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 @variants
-def test_lint_has_nothing_to_say(helm: Helm, values: dict[str, Any]) -> None:
+def test_helm_lint_reports_no_warning(helm: Helm, values: dict[str, Any]) -> None:
     report = helm.on_chart("lint", "--strict", values=values)
     assert "0 chart(s) failed" in report
     assert "WARNING" not in report
 
 
 @variants
-def test_every_object_says_whose_it_is(helm: Helm, values: dict[str, Any]) -> None:
+def test_every_object_has_the_release_labels(helm: Helm, values: dict[str, Any]) -> None:
     for document in helm.template(values):
         if document["kind"] != "CustomResourceDefinition":
             labels = document["metadata"]["labels"]
@@ -81,7 +81,7 @@ def test_the_crd_can_be_left_to_others(helm: Helm) -> None:
 
 
 @variants
-def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
+def test_operator_flags_are_valid_and_match_the_values(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
     name = f"{values.get('fullnameOverride', 'quire')}-operator"
     told = container(helm.template(values), name)
     settings = parse_settings(mounted(told["args"]), {})
@@ -101,7 +101,7 @@ def test_the_operator_understands_what_it_is_told(helm: Helm, mounted: Mounted, 
     assert settings.port == told["ports"][0]["containerPort"]
 
 
-def test_an_operator_is_known_by_its_pod(helm: Helm) -> None:
+def test_operator_identity_is_its_pod_name(helm: Helm) -> None:
     """Its identity is that of the pod, so that a restarted container recognizes its own Lease."""
     values: dict[str, str] = {"metadata.name": "r" * 63, "metadata.uid": "01234567-89ab-cdef-0123-456789abcdef"}
     environment: dict[str, str] = {}
@@ -132,7 +132,7 @@ def test_credentials_of_prometheus_are_mounted_for_the_operator(helm: Helm) -> N
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING, {"watchNamespaces": ["llm"]}])
-def test_the_gateway_understands_what_it_is_told(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
+def test_gateway_flags_are_valid_and_match_the_values(helm: Helm, mounted: Mounted, values: dict[str, Any]) -> None:
     name = f"{values.get('fullnameOverride', 'quire')}-gateway"
     documents = helm.template(values)
     told = container(documents, name)
@@ -182,7 +182,7 @@ def test_an_image_is_named_once_and_for_all(helm: Helm, images: dict[str, Any], 
 
 
 @pytest.mark.parametrize("release", ["quire", "my-quire", "chat", "r" * 53])
-def test_names_fit_and_do_not_meet_those_of_another_namespace(helm: Helm, release: str) -> None:
+def test_names_fit_and_are_unique_across_namespaces(helm: Helm, release: str) -> None:
     here, there = helm.template(release=release, namespace="here"), helm.template(release=release, namespace="there")
     assert max(len(document["metadata"]["name"]) for document in of_kind(here, "Service", "Deployment")) <= 63
     roles = [{role["metadata"]["name"] for role in of_kind(side, "ClusterRole")} for side in (here, there)]

@@ -46,7 +46,7 @@ def apply(server: ControlPlane, namespace: str, name: str, **spec: Any) -> None:
     server.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(body))
 
 
-def test_the_operator_is_refused_nothing(installation: Installation, namespace: str) -> None:
+def test_operator_gets_no_forbidden_response(installation: Installation, namespace: str) -> None:
     """It creates all kinds of children, repairs one, scales, records events, and deletes one."""
     server = installation.server
 
@@ -76,7 +76,7 @@ def test_the_operator_is_refused_nothing(installation: Installation, namespace: 
     assert installation.refused("operator", before) == []
 
 
-def test_the_gateway_is_refused_nothing(installation: Installation, namespace: str) -> None:
+def test_gateway_gets_no_forbidden_response(installation: Installation, namespace: str) -> None:
     server = installation.server
     before = server.audit.position()
     address = installation.run("gateway")

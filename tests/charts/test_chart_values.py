@@ -74,7 +74,7 @@ def schema_keys(schema: Mapping[str, Any], definitions: Mapping[str, Any], path:
     return {path, *(key for name, child in children for key in schema_keys(child, definitions, f"{path}/{name}"))}
 
 
-def test_the_schema_knows_the_values_that_there_are() -> None:
+def test_values_schema_covers_every_value() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     known = schema_keys(schema, schema["$defs"])
     undefined = {"/global", *(f"/{who}/resources/claims" for who in ("operator", "gateway"))}
@@ -124,7 +124,7 @@ def test_each_value_has_a_row_that_describes_it() -> None:
     )
 
 
-def test_the_table_made_of_a_changed_comment_is_another(tmp_path: Path) -> None:
+def test_values_table_changes_with_a_comment(tmp_path: Path) -> None:
     for name in ("values.yaml", *MADE):
         shutil.copy(CHART / name, tmp_path)
     values = tmp_path / "values.yaml"

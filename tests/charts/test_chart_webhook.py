@@ -37,7 +37,7 @@ def decoded(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def test_nothing_of_it_is_there_unless_asked_for(helm: Helm) -> None:
+def test_webhook_is_disabled_by_default(helm: Helm) -> None:
     documents = helm.template()
     assert kinds(documents) == {}
     assert not any("webhook" in arg for arg in operator_pod(documents)["containers"][0]["args"])
@@ -96,7 +96,7 @@ def test_operator_gets_the_certificate_and_accepts_its_flags(helm: Helm, tmp_pat
     assert settings.webhook.port == port["containerPort"]
 
 
-def test_a_secret_of_somebodys_own(helm: Helm) -> None:
+def test_webhook_uses_an_existing_secret(helm: Helm) -> None:
     made = kinds(helm.template(GIVEN))
     assert "Secret" not in made
     webhook, _ = made["ValidatingWebhookConfiguration"]["webhooks"]
@@ -105,7 +105,7 @@ def test_a_secret_of_somebodys_own(helm: Helm) -> None:
     assert {"secretName": "mine"} in [v.get("secret") for v in volumes]
 
 
-def test_an_issuer_of_cert_manager(helm: Helm) -> None:
+def test_webhook_uses_a_cert_manager_issuer(helm: Helm) -> None:
     made = kinds(helm.template(ISSUED, namespace="llm"))
     certificate, configuration = made["Certificate"], made["ValidatingWebhookConfiguration"]
     assert certificate["spec"]["issuerRef"] == {"kind": "Issuer", "name": "corp"}
@@ -114,7 +114,7 @@ def test_an_issuer_of_cert_manager(helm: Helm) -> None:
     assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
 
 
-def test_only_the_namespaces_that_are_watched_are_judged(helm: Helm) -> None:
+def test_webhook_covers_only_watched_namespaces(helm: Helm) -> None:
     configuration = kinds(helm.template({**OWN, "watchNamespaces": ["a", "b"]}))["ValidatingWebhookConfiguration"]
     for webhook in configuration["webhooks"]:
         (expression,) = webhook["namespaceSelector"]["matchExpressions"]

@@ -103,7 +103,7 @@ def _legend(form: str, labels: dict[str, str]) -> str:
         ("operator", "Watch lag", "", 1.5),
     ],
 )
-def test_a_panel_shows_what_was_done(
+def test_panel_shows_the_recorded_activity(
     prometheus: RecordedPrometheus, board: str, title: str, legend: str, value: float
 ) -> None:
     (panel,) = [panel for panel in panels(board) if panel["title"] == title]
@@ -129,7 +129,7 @@ def test_latencies_lie_in_the_bucket_they_fell_into(
 
 
 @each_board
-def test_variables_offer_what_is_there(prometheus: RecordedPrometheus, board: str) -> None:
+def test_dashboard_variables_list_existing_values(prometheus: RecordedPrometheus, board: str) -> None:
     datasource, *queries = BOARDS[board]["templating"]["list"]
     assert (datasource["type"], datasource["query"]) == ("datasource", "prometheus")
     assert [variable["name"] for variable in queries] == list(VARIABLES[board])
@@ -142,7 +142,7 @@ def test_variables_offer_what_is_there(prometheus: RecordedPrometheus, board: st
 
 
 @each_board
-def test_panels_lie_side_by_side_and_say_what_they_show(board: str) -> None:
+def test_panels_do_not_overlap_and_have_descriptions(board: str) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in panels(board, rows=True):
         place = panel["gridPos"]
@@ -175,7 +175,7 @@ def test_monitors_scrape_as_the_recording_was_made(helm: Helm) -> None:
         assert endpoint["port"] in [port["name"] for port in template["spec"]["containers"][0]["ports"]]
 
 
-def test_dashboards_are_told_apart_and_link_to_one_another() -> None:
+def test_dashboards_have_unique_ids_and_link_to_each_other() -> None:
     assert sorted(BOARDS) == ["deployment", "operator"]
     assert len({board["uid"] for board in BOARDS.values()}) == 2
     for board in BOARDS.values():
@@ -183,7 +183,7 @@ def test_dashboards_are_told_apart_and_link_to_one_another() -> None:
         assert board.keys().isdisjoint({"id", "__inputs"}), "nothing of the Grafana it was made with"
 
 
-def test_config_maps_carry_them_whole_and_the_sidecars_label(helm: Helm) -> None:
+def test_dashboard_config_maps_are_complete_and_labelled(helm: Helm) -> None:
     documents = helm.template({"monitoring": {"dashboards": {"enabled": True, "annotations": {"folder": "quire"}}}})
     maps = of_kind(documents, "ConfigMap")
     assert [m["metadata"]["name"] for m in maps] == ["quire-dashboard-deployment", "quire-dashboard-operator"]

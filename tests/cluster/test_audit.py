@@ -84,7 +84,7 @@ def test_a_half_written_line_waits_for_its_end(log: Log) -> None:
     assert [request.audit_id for request in log.log.requests()] == ["a"]
 
 
-def test_what_was_half_written_at_a_position_is_older_than_it(log: Log) -> None:
+def test_entry_half_written_at_a_position_counts_as_older(log: Log) -> None:
     log.both("a")
     whole = log.path.read_text()
     log.received("b")
@@ -118,7 +118,7 @@ def test_no_log_yet_means_no_requests(log: Log) -> None:
         ("create", "serviceaccounts/token", "", False),
     ],
 )
-def test_only_what_is_kept_counts_as_a_change(log: Log, verb: str, resource: str, group: str, mutating: bool) -> None:
+def test_only_persisted_writes_count_as_changes(log: Log, verb: str, resource: str, group: str, mutating: bool) -> None:
     log.both("a", verb, resource, group=group)
     assert bool(log.log.mutating_requests()) is mutating
 
@@ -128,7 +128,7 @@ def test_a_dry_run_is_marked(log: Log) -> None:
     assert [request.is_dry_run for request in log.log.mutating_requests()] == [True]
 
 
-def test_one_client_is_told_from_another(log: Log) -> None:
+def test_requests_are_filtered_by_client(log: Log) -> None:
     log.both("ours", resource="leases", group="coordination.k8s.io")
     log.both("ours-too")
     log.both("theirs", user="admin", user_agent="kubectl/v1.35.4 (linux/amd64)")
@@ -138,7 +138,7 @@ def test_one_client_is_told_from_another(log: Log) -> None:
     assert [request.audit_id for request in besides] == ["ours-too"]
 
 
-def test_what_rbac_forbids_is_told_from_what_quotas_do(log: Log) -> None:
+def test_rbac_denials_are_distinguished_from_quota_denials(log: Log) -> None:
     log.both("1", annotations={"authorization.k8s.io/decision": "forbid"})
     log.both("2", annotations={"authorization.k8s.io/decision": "allow"})
     assert [request.audit_id for request in log.log.forbidden()] == ["1"]

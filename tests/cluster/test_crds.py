@@ -20,5 +20,5 @@ def conditions(**status: str) -> dict[str, object]:
         (conditions(NamesAccepted="True", Established="True"), True),
     ],
 )
-def test_a_definition_is_served_once_it_says_so(definition: dict[str, object], established: bool) -> None:
+def test_crd_is_served_once_established(definition: dict[str, object], established: bool) -> None:
     assert is_established(definition) is established

@@ -26,15 +26,13 @@ def deployment(*, replicas: int, gpus: int) -> str:
     return json.dumps(body)
 
 
-def test_pods_become_ready_where_there_are_gpus(
-    api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str
-) -> None:
+def test_pods_become_ready_on_nodes_with_gpus(api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str) -> None:
     api_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=deployment(replicas=4, gpus=4))
     ready = ("get", "deployment", "engine", "-n", namespace, "-o", "jsonpath={.status.readyReplicas}")
     assert eventually(lambda: api_server.kubectl(*ready) == "4")
 
 
-def test_a_pod_that_fits_nowhere_says_why(api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str) -> None:
+def test_unschedulable_pod_has_a_reason(api_server: ControlPlane, fake_nodes: FakeNodes, namespace: str) -> None:
     api_server.kubectl("apply", "-n", namespace, "-f", "-", stdin=deployment(replicas=1, gpus=9))
     message = 'jsonpath={.items[*].status.conditions[?(@.type=="PodScheduled")].message}'
     why = ("get", "pods", "-n", namespace, "-o", message)

@@ -235,7 +235,7 @@ DESCRIPTION = {
 }
 
 
-def test_layers_are_what_the_history_says_without_metadata() -> None:
+def test_layers_follow_the_history_without_metadata() -> None:
     unpacked = {"sha256:a": 200_000_000, "sha256:b": 3000}
     manifest = {"layers": [{"size": 90_000_000}, {"size": 1000}]}
     assert layers_of(DESCRIPTION, unpacked, manifest) == (

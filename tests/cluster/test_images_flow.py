@@ -161,7 +161,7 @@ def progress(said: io.StringIO) -> Progress:
     return Progress(said)
 
 
-def test_what_is_missing_is_built_checked_and_pushed(machine: Machine, progress: Progress) -> None:
+def test_missing_images_are_built_checked_and_pushed(machine: Machine, progress: Progress) -> None:
     images = ensure_images(machine.registry, progress)
     assert machine.built() == list(TARGETS)
     assert machine.pushed() == [f"quire-{target}:{images.by_target()[target].tag}" for target in TARGETS]
@@ -169,7 +169,7 @@ def test_what_is_missing_is_built_checked_and_pushed(machine: Machine, progress:
     assert len(machine.calls("from")) == 3
 
 
-def test_what_the_registry_has_is_neither_built_nor_pushed(machine: Machine, progress: Progress) -> None:
+def test_images_in_the_registry_are_not_rebuilt(machine: Machine, progress: Progress) -> None:
     for target in TARGETS:
         machine.has(target)
     ensure_images(machine.registry, progress)
@@ -193,7 +193,7 @@ def test_edit_during_a_build_is_for_the_next(machine: Machine, progress: Progres
     assert after.gateway == before.gateway
 
 
-def test_what_the_store_has_is_pushed_without_a_build(machine: Machine, progress: Progress) -> None:
+def test_images_in_the_store_are_pushed_without_a_build(machine: Machine, progress: Progress) -> None:
     build_images(progress)
     (machine.home / "calls").unlink()
     ensure_images(machine.registry, progress)
@@ -201,7 +201,7 @@ def test_what_the_store_has_is_pushed_without_a_build(machine: Machine, progress
     assert len(machine.pushed()) == 3
 
 
-def test_failed_build_says_the_builders_last_words(machine: Machine, progress: Progress) -> None:
+def test_failed_build_shows_the_last_output(machine: Machine, progress: Progress) -> None:
     (machine.home / "fails").write_text("operator")
     with pytest.raises(ImageBuildFailed, match=r"(?s)quire-operator:\w+-unchecked: .*status 9.*no such package"):
         ensure_images(machine.registry, progress)
@@ -252,7 +252,7 @@ def break_promise(home: Path, breakage: str) -> None:
     (home / "description").write_text(json.dumps(description))
 
 
-def test_compiler_that_was_asked_for_is_no_breach(
+def test_requested_compiler_is_allowed_in_the_image(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_promise(machine.home, "compiler")
@@ -280,7 +280,7 @@ def test_base_that_cannot_be_pulled_names_the_ways_out(
         build_images(progress)
 
 
-def test_full_disk_is_told_before_a_build(
+def test_full_disk_is_reported_before_a_build(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "FREE_BYTES_TO_BUILD", 10**18)
@@ -327,7 +327,7 @@ def test_registry_that_does_not_answer_is_named(machine: Machine, progress: Prog
         ensure_images("127.0.0.1:1", progress)
 
 
-def test_who_is_not_root_is_told_of_docker(
+def test_non_root_user_gets_a_hint_about_docker(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
@@ -365,7 +365,7 @@ def test_command_lists_layers_and_the_charts_values(
     assert json.loads(printed.splitlines()[-1]) == images.chart_values()
 
 
-def test_one_tag_for_all_is_pushed_beside_their_own(
+def test_common_tag_is_pushed_in_addition_to_own_tags(
     machine: Machine, progress: Progress, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for target in TARGETS:
@@ -377,7 +377,7 @@ def test_one_tag_for_all_is_pushed_beside_their_own(
     }
 
 
-def test_without_a_registry_images_are_built_and_it_is_said(
+def test_images_are_built_without_a_registry_with_a_note(
     machine: Machine, progress: Progress, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("quire_cluster.images.command.OWN", "127.0.0.1:1")

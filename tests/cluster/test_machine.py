@@ -28,7 +28,7 @@ FIT = Seen(
 )
 
 
-def test_a_fit_machine_has_no_problems() -> None:
+def test_suitable_machine_has_no_problems() -> None:
     assert problems(FIT) == []
 
 
@@ -51,7 +51,7 @@ def test_a_fit_machine_has_no_problems() -> None:
         ({"foreign_networks": ("10.96.3.4/32",)}, "uses 10.96.3.4/32 already"),
     ],
 )
-def test_a_problem_says_what_would_be_right(changes: Mapping[str, Any], message: str) -> None:
+def test_machine_problem_has_a_remedy(changes: Mapping[str, Any], message: str) -> None:
     (found,) = problems(replace(FIT, **changes))
     assert re.search(message, found)
 
@@ -60,7 +60,7 @@ def test_images_that_are_there_already_need_no_room() -> None:
     assert problems(replace(FIT, free_bytes=20 * 2**30, has_images=True)) == []
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     assert len(problems(replace(FIT, is_root=False, has_overlay=False, missing_programs=("ip",)))) == 3
 
 
@@ -112,7 +112,7 @@ def test_every_hierarchy_counts_once() -> None:
     assert folders == {f"/sys/fs/cgroup/{name}" for name in names}
 
 
-def test_a_controller_that_nobody_mounted_is_named() -> None:
+def test_unmounted_cgroup_controller_is_named() -> None:
     assert cgroups.lacking(cgroups.hierarchies(MOUNTS["version 2"]), "cpu memory") == {"cpuset", "pids"}
 
 
@@ -144,7 +144,7 @@ def test_changes_are_reverted_and_created_objects_removed(host: Path) -> None:
     assert not (host / "run").exists()
 
 
-def test_a_folder_that_somebody_has_used_since_is_left(host: Path) -> None:
+def test_folder_with_new_files_is_not_removed(host: Path) -> None:
     recorded = machine.claim(Path("/state/a"))
     (host / "kubelet" / "theirs").touch()
     recorded.restore()
@@ -157,7 +157,7 @@ def test_a_second_cluster_is_rejected_with_instructions(host: Path) -> None:
         machine.claim(Path("/state/b"))
 
 
-def test_a_record_cut_short_is_as_none(host: Path) -> None:
+def test_truncated_record_is_ignored(host: Path) -> None:
     machine.claim(Path("/state/a"))
     machine.RECORD.write_text(json.dumps({"state": "/state/a"})[:10])
     assert machine.read() is None

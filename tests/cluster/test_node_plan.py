@@ -110,7 +110,7 @@ def test_pods_have_addresses_of_their_node_without_nat() -> None:
     assert "ipMasq" not in bridge
 
 
-def test_configurations_are_written_anew_only_when_they_change(tmp_path: Path) -> None:
+def test_configurations_are_rewritten_only_if_changed(tmp_path: Path) -> None:
     def write(node: NodePlan) -> Path:
         return containerd.write(node, folder=tmp_path, store=tmp_path, programs=PROGRAMS, pause_image="pause:1")
 

@@ -64,7 +64,7 @@ def test_a_pod_chooses_scheme_and_path() -> None:
     assert (target["labels"]["__scheme__"], target["labels"]["__metrics_path__"]) == ("https", "/figures")
 
 
-def test_pods_come_and_go_with_a_watch(tmp_path: Path) -> None:
+def test_pods_are_added_and_removed_by_a_watch(tmp_path: Path) -> None:
     pods: pod_discovery.Pods = {}
     file = tmp_path / "pods.json"
 
@@ -110,7 +110,7 @@ def test_names_outside_the_cluster_do_not_exist() -> None:
 
 
 @pytest.mark.parametrize(("most", "is_kept"), [(10, True), (9, False)])
-def test_the_registrys_storage_goes_when_it_has_grown(
+def test_registry_storage_is_emptied_when_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, is_kept: bool
 ) -> None:
     blob = tmp_path / "storage" / "docker" / "registry" / "v2" / "blobs" / "sha256" / "ab" / "abcd" / "data"

@@ -46,7 +46,7 @@ def test_a_killed_process_is_gone_and_can_be_started_again(sleeper: Process) -> 
     assert sleeper.pid not in (None, first)
 
 
-def test_killing_what_does_not_run_is_no_error(sleeper: Process) -> None:
+def test_killing_a_stopped_process_is_not_an_error(sleeper: Process) -> None:
     sleeper.kill()
     sleeper.kill()
 
@@ -70,7 +70,7 @@ def test_a_paused_process_still_runs_and_can_be_killed(sleeper: Process) -> None
     assert birth_of(pid) is None
 
 
-def test_a_process_that_was_given_a_dead_ones_id_is_left_alone(sleeper: Process, tmp_path: Path) -> None:
+def test_process_with_a_reused_pid_is_not_killed(sleeper: Process, tmp_path: Path) -> None:
     (tmp_path / "stranger.pid").write_text(f"{sleeper.pid} 1")
     stranger = Process("stranger", lambda: SLEEPER, tmp_path)
     assert stranger.pid is None
@@ -78,7 +78,7 @@ def test_a_process_that_was_given_a_dead_ones_id_is_left_alone(sleeper: Process,
     assert sleeper.pid is not None
 
 
-def test_a_signal_to_what_does_not_run_says_so(tmp_path: Path) -> None:
+def test_signal_to_a_stopped_process_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ComponentFailed, match="sleeper does not run"):
         Process("sleeper", lambda: SLEEPER, tmp_path).pause()
 
@@ -92,7 +92,7 @@ def test_an_early_end_is_reported_with_the_log(tmp_path: Path) -> None:
         broken.wait_until(lambda: False, timeout_seconds=10)
 
 
-def test_one_that_never_becomes_ready_is_reported_with_the_log(sleeper: Process) -> None:
+def test_process_that_is_never_ready_is_reported_with_its_log(sleeper: Process) -> None:
     sleeper.wait_until(lambda: "started" in sleeper.log_path.read_text(), timeout_seconds=10)
     with pytest.raises(ComponentFailed, match=r"(?s)sleeper was not ready after 0 s.*started"):
         sleeper.wait_until(lambda: False, timeout_seconds=0.05)
@@ -113,7 +113,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_its_owner_however_that_ends(tmp_path: Path, ending: signal.Signals) -> None:
+def test_components_end_with_their_owner(tmp_path: Path, ending: signal.Signals) -> None:
     state = tmp_path / "state"
     state.mkdir()
     command = [sys.executable, "-c", OWNER, str(state), *SLEEPER]

@@ -20,7 +20,7 @@ class FakeClock:
         return self.now
 
 
-def test_a_log_gets_a_line_now_and_then() -> None:
+def test_progress_in_a_log_is_printed_periodically() -> None:
     log, clock = io.StringIO(), FakeClock()
     progress = Progress(log, clock)
     for second in range(int(2 * LOG_INTERVAL_SECONDS) + 1):
@@ -41,5 +41,5 @@ def test_a_terminal_has_one_line_rewritten_and_final_lines_stay() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (60, "1 min 00 s"), (384, "6 min 24 s")])
-def test_times_read_as_people_say_them(seconds: float, text: str) -> None:
+def test_durations_are_formatted_in_minutes_and_seconds(seconds: float, text: str) -> None:
     assert minutes_and_seconds(seconds) == text

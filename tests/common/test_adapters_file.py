@@ -107,5 +107,5 @@ def test_report_is_read_back() -> None:
 
 
 @pytest.mark.parametrize("content", [None, [], {}, {"adapters": [], "slots": {}, "loads_total": 0}])
-def test_other_content_is_no_report(content: object) -> None:
+def test_invalid_content_is_not_a_report(content: object) -> None:
     assert parse_report(content) is None

@@ -89,7 +89,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("candidates", "expected"), CASES.values(), ids=CASES.keys())
-def test_picks_the_least_expected_wait(candidates, expected):
+def test_replica_with_the_least_expected_wait_is_picked(candidates, expected):
     assert pick(candidates) == Picked(expected)
     assert pick(list(reversed(candidates)), tie_breaker=0.99) == Picked(expected)
 
@@ -167,7 +167,7 @@ TOKEN_CASES = {
 
 
 @pytest.mark.parametrize(("candidates", "expected"), TOKEN_CASES.values(), ids=TOKEN_CASES.keys())
-def test_picks_the_least_time_to_the_first_token(candidates, expected):
+def test_replica_with_the_lowest_expected_ttft_is_picked(candidates, expected):
     assert pick(candidates, prompt_tokens=1000) == Picked(expected)
     assert pick(list(reversed(candidates)), prompt_tokens=1000, tie_breaker=0.99) == Picked(expected)
 
@@ -177,7 +177,7 @@ def test_without_reported_tokens_the_prompt_length_is_ignored():
     assert pick(fleet, prompt_tokens=10) == pick(fleet, prompt_tokens=100_000) == Picked("b")
 
 
-def test_holds_when_no_replica_is_ready():
+def test_request_is_held_if_no_replica_is_ready():
     assert pick([]) == Hold()
     assert pick([replica("a", ready=False)]) == Hold()
     assert pick([replica("a")], exclude={"a"}) == Hold()
@@ -217,7 +217,7 @@ fleets = st.lists(
 
 
 @given(fleets, tokens, st.floats(0, 1, exclude_max=True), st.data())
-def test_picks_a_ready_replica_whenever_there_is_one(fleet, prompt, tie_breaker, data):
+def test_ready_replica_is_picked_if_there_is_one(fleet, prompt, tie_breaker, data):
     exclude = set(data.draw(st.lists(st.sampled_from([c.id for c in fleet])))) if fleet else set()
     able = {c.id for c in fleet if c.ready and c.id not in exclude}
     choice = pick(fleet, prompt_tokens=prompt, exclude=exclude, tie_breaker=tie_breaker)
@@ -278,7 +278,7 @@ def test_more_load_never_attracts_a_request(fleet, prompt, place, more, of):
 
 
 @given(telling, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1, 1e5))
-def test_more_uncached_tokens_never_hasten_the_first_token(told, fewer, more, typical):
+def test_more_uncached_tokens_never_lower_the_ttft(told, fewer, more, typical):
     here = replica("a", told)
     sooner, later = (first_token_seconds(here, own_tokens=own, typical_rate=typical) for own in (fewer, fewer + more))
     assert 0 <= sooner <= later

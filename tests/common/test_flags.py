@@ -67,7 +67,7 @@ def test_switches_turn_on_and_off() -> None:
 
 
 @pytest.mark.parametrize("link", ["tcp://10.0.0.1:80", "udp://10.0.0.1:80"])
-def test_service_links_of_kubernetes_are_no_flags(link: str) -> None:
+def test_kubernetes_service_variables_are_ignored(link: str) -> None:
     links = {"PROG_PORT": link, "PROG_SERVICE_HOST": "10.0.0.1", "PROG_PORT_80_TCP_ADDR": "10.0.0.1"}
     strict = table(flag("port", Integer(0, 65535), "80"), reject_unknown_variables=True)
     assert read([], links, strict)["port"] == 80
@@ -77,7 +77,7 @@ def test_variables_may_be_urls() -> None:
     assert read([], {"PROG_URL": "http://collector:4318"})["url"] == "http://collector:4318"
 
 
-def test_unknown_variables_are_a_problem_where_the_table_says_so() -> None:
+def test_unknown_variables_are_problems_in_strict_tables() -> None:
     assert read([], {"PROG_PROT": "1"})["port"] == 80
     strict = table(flag("port", Integer(0, 65535)), reject_unknown_variables=True)
     assert strict.read([], {"PROG_PROT": "1"}).problems == [
@@ -132,7 +132,7 @@ def test_every_problem_is_listed_at_once() -> None:
         (Url("http://x"), " https://a.example/b ", "https://a.example/b"),
     ],
 )
-def test_kinds_read_their_text(kind: Kind, text: str, value: object) -> None:
+def test_flag_types_parse_valid_text(kind: Kind, text: str, value: object) -> None:
     assert kind.parse(text) == value
 
 
@@ -162,7 +162,7 @@ def test_kinds_read_their_text(kind: Kind, text: str, value: object) -> None:
         (Url("http://x"), "collector:4317"),
     ],
 )
-def test_kinds_reject_other_text(kind: Kind, text: str) -> None:
+def test_flag_types_reject_invalid_text(kind: Kind, text: str) -> None:
     with pytest.raises(ValueError):
         kind.parse(text)
     assert kind.expected

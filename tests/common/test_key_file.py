@@ -57,7 +57,7 @@ def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.
         ("two words12345\n", ["line 1"]),
     ],
 )
-def test_problems_name_lines_and_quote_nothing(text: str, parts: list[str]) -> None:
+def test_problems_name_lines_without_quoting_keys(text: str, parts: list[str]) -> None:
     with pytest.raises(KeyFileError) as caught:
         parse_keys(text, "keys")
     assert len(caught.value.problems) == len(parts)

@@ -24,7 +24,7 @@ def test_share_counts_from_the_first_block_without_a_gap():
     assert index.shares((7,), ALL) == index.shares((), ALL) == {}
 
 
-def test_the_beginning_of_a_prompt_is_dropped_last():
+def test_first_blocks_of_a_prompt_are_evicted_last():
     index = PrefixIndex(max_entries=3)
     index.record((1, 2, 3, 4, 5), "a", 10.0)
     assert len(index) == 3

@@ -31,12 +31,12 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "5 s", "s", "-1s", "1d", "1m 30s", "1.s", "٣s", "1e3s"])
-def test_no_durations(text: str) -> None:
+def test_invalid_durations_are_none(text: str) -> None:
     assert parse_duration_seconds(text) is None
 
 
 @given(st.integers(0, 10**9))
-def test_a_written_duration_reads_the_same(milliseconds: int) -> None:
+def test_duration_round_trips(milliseconds: int) -> None:
     assert parse_duration_seconds(format_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000)
 
 
@@ -58,12 +58,12 @@ def test_bytes(text: str | int, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "4GB", "4 Gi", "-1", "1e999", "1_000", "0x10", -1, 10**40])
-def test_no_quantities(text: str | int) -> None:
+def test_invalid_quantities_are_none(text: str | int) -> None:
     assert parse_quantity(text) is None
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (3 * 2**29, "1.5 GiB"), (80 * 10**9, "74.5 GiB")]
 )
-def test_bytes_for_people(count: int, text: str) -> None:
+def test_byte_sizes_are_formatted(count: int, text: str) -> None:
     assert format_bytes(count) == text

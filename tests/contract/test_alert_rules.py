@@ -166,6 +166,6 @@ def test_each_alert_has_a_runbook() -> None:
         assert text.startswith(f"# {entry['alert']}\n") and entry["expr"].split("(")[0] in text
 
 
-def test_the_pods_label_is_the_series_label() -> None:
+def test_pod_label_maps_to_the_series_label() -> None:
     """Prometheus replaces each character that its labels may not have by an underscore."""
     assert "".join(c if c.isalnum() else "_" for c in LABEL_DEPLOYMENT) == monitoring.SERIES_LABEL

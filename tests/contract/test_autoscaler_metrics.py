@@ -89,7 +89,7 @@ def test_engine_serves_every_series_that_quire_top_shows(page):
     assert read.first_tokens.total == 1
 
 
-def test_sample_is_what_the_engine_meant(page):
+def test_sample_equals_the_engine_state(page):
     sample = sample_of(points(page, NAMES), time=5.0)
     assert is_sane(sample)
     assert [field.name for field in fields(sample) if getattr(sample, field.name) is None] == []

@@ -8,7 +8,7 @@ from quire_kernels.precompiled import LEVEL_VARIABLE
 from quire_kernels.precompiled.levels import LEVELS, CpuLevel
 
 
-def test_both_call_the_variable_alike() -> None:
+def test_engine_and_kernels_use_the_same_variable() -> None:
     assert limits.KERNELS_VARIABLE == LEVEL_VARIABLE
 
 

@@ -76,7 +76,7 @@ def test_values_of_enumerations_are_camel_case(path: str) -> None:
 
 
 @each_field
-def test_list_of_objects_says_how_it_merges(path: str) -> None:
+def test_lists_of_objects_declare_their_merge_type(path: str) -> None:
     schema = FIELDS[path]
     if schema.get("type") == "array" and schema["items"].get("type") == "object":
         kind = schema.get("x-kubernetes-list-type")

@@ -62,7 +62,7 @@ def causes(refused: Response) -> dict[str, str]:
     return told
 
 
-def test_what_is_not_said_is_filled_in(crd_server: ControlPlane, namespace: str) -> None:
+def test_omitted_fields_get_defaults(crd_server: ControlPlane, namespace: str) -> None:
     created = create(crd_server, namespace, llmdeployment(autoscaling={"maxReplicas": 3}))
     assert created.body["spec"] == {
         "model": {"source": "file:///models/demo"},
@@ -147,7 +147,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spec", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_what_the_design_allows_is_accepted(crd_server: ControlPlane, spec: dict[str, Any]) -> None:
+def test_valid_specs_are_accepted(crd_server: ControlPlane, spec: dict[str, Any]) -> None:
     accepted = try_out(crd_server, llmdeployment(**spec))
     assert accepted.status == 201, accepted.body
 
@@ -429,7 +429,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("spec", "field", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_wrong_is_refused_by_name(
+def test_invalid_fields_are_refused_by_name(
     crd_server: ControlPlane, spec: dict[str, Any], field: str, message: str
 ) -> None:
     told = causes(try_out(crd_server, llmdeployment(**spec)))
@@ -438,14 +438,14 @@ def test_what_is_wrong_is_refused_by_name(
 
 
 @pytest.mark.parametrize(("spec", "field", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_the_schema_refuses_the_parser_refuses_too(spec: dict[str, Any], field: str, message: str) -> None:
+def test_parser_refuses_what_the_schema_refuses(spec: dict[str, Any], field: str, message: str) -> None:
     parsed = Spec.parse(llmdeployment(**spec))
     assert isinstance(parsed, Invalid)
     section = re.sub(r"\.[^.]*$", "", field) if field.count(".") > 1 else field
     assert any(problem.path.startswith(section) for problem in parsed.problems), parsed.problems
 
 
-def test_everything_wrong_is_told_at_once(crd_server: ControlPlane) -> None:
+def test_all_problems_are_reported_at_once(crd_server: ControlPlane) -> None:
     wrong = llmdeployment(engine={"blockSize": 17, "dtype": "half", "maxSequences": 0}, replicas=-1)
     told = causes(try_out(crd_server, wrong))
     assert {"spec.engine.blockSize", "spec.engine.dtype", "spec.engine.maxSequences", "spec.replicas"} <= set(told)
@@ -516,7 +516,7 @@ class Stored:
 BOUNDS: dict[str, Any] = {"autoscaling": {"minReplicas": 2, "maxReplicas": 8}}
 
 
-def test_without_autoscaling_replicas_belong_to_people(crd_server: ControlPlane, namespace: str) -> None:
+def test_users_may_change_replicas_without_autoscaling(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace, replicas=2)
     stored.scale(6)
     assert stored.replicas == 6
@@ -524,7 +524,7 @@ def test_without_autoscaling_replicas_belong_to_people(crd_server: ControlPlane,
     assert stored.replicas == 3
 
 
-def test_with_autoscaling_nobody_changes_replicas(crd_server: ControlPlane, namespace: str) -> None:
+def test_users_may_not_change_replicas_with_autoscaling(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace, replicas=6, **BOUNDS)
     with pytest.raises(KubectlFailed, match=OWNED):
         stored.scale(7)
@@ -549,7 +549,7 @@ def test_replicas_may_change_with_the_switch_back(crd_server: ControlPlane, name
     assert stored.replicas == 1
 
 
-def test_switching_back_without_a_word_on_replicas_keeps_them(crd_server: ControlPlane, namespace: str) -> None:
+def test_switching_back_without_replicas_keeps_the_number(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace, replicas=6)
     stored.apply(replicas=6, **BOUNDS)
     stored.apply(replicas=6)
@@ -617,7 +617,7 @@ def test_the_scale_subresource_serves_an_hpa(crd_server: ControlPlane, namespace
     assert scale["status"] == {"replicas": 2, "selector": "quire.dev/llmdeployment=chat"}
 
 
-def test_a_list_of_them_reads_at_a_glance(crd_server: ControlPlane, namespace: str) -> None:
+def test_kubectl_get_prints_the_columns(crd_server: ControlPlane, namespace: str) -> None:
     stored = Stored(crd_server, namespace)
     stored.edit({"status": copy.deepcopy(STATUS)}, "/status")
     # The category is discovered a moment after the kind.
@@ -634,7 +634,7 @@ def test_kubectl_explains_the_fields(crd_server: ControlPlane, path: str) -> Non
     assert re.search(r"DESCRIPTION:\s+\S", crd_server.kubectl("explain", f"llmd.{path}"))
 
 
-def test_the_schema_file_is_what_is_served(crd_server: ControlPlane) -> None:
+def test_served_schema_equals_the_file(crd_server: ControlPlane) -> None:
     """The server knows every field of the file; it would drop unknown ones."""
     crd = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
     assert crd_server.kubectl("diff", "--server-side", "-f", str(crd)) == ""

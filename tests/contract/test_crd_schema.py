@@ -113,7 +113,7 @@ def paths(value: object, path: str) -> Iterator[str]:
             yield from paths(child, f"{path}[0]")
 
 
-def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
+def test_autoscaler_record_fits_the_status_schema() -> None:
     """A field without a schema would be dropped silently and lost by a restart."""
     rates = Rates(
         step_seconds=0.0074,
@@ -134,7 +134,7 @@ def test_what_the_autoscaler_keeps_has_its_place_in_status() -> None:
     assert {node.path for node in nodes("status.capacity", STATUS["properties"]["capacity"])} <= written
 
 
-def test_progress_of_a_canary_has_its_place_in_status() -> None:
+def test_canary_progress_fits_the_status_schema() -> None:
     """The API server refuses the whole status if it does not know a field."""
     record = Record(
         stable="a", phase=Phase.CANARY, canary="b", rejected="c", weight_percent=5, started=1.0, message="m"

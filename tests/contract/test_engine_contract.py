@@ -127,7 +127,7 @@ def test_rendered_arguments_match_the_spec_in_the_engine(dtype: str, size: int, 
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_the_engine_reads_what_the_spec_says_of_a_draft(required: bool) -> None:
+def test_engine_parses_the_draft_settings_of_the_spec(required: bool) -> None:
     speculation = {"method": "DraftModel", "draft": {"source": "hf://a/s"}, "maxTokens": 5, "required": required}
     spec = spec_of({"speculation": speculation})
     read = engine_reads(engine_contract.engine_args(spec, model_path="m", draft_path="/models/s")).speculation
@@ -136,7 +136,7 @@ def test_the_engine_reads_what_the_spec_says_of_a_draft(required: bool) -> None:
     assert engine_reads(engine_contract.engine_args(spec, model_path="m")).speculation is None
 
 
-def test_a_local_replica_is_told_its_port_threads_and_cache() -> None:
+def test_local_replica_gets_its_port_threads_and_cache() -> None:
     spec = spec_of({})
     args = engine_contract.engine_args(
         spec, model_path="m", host="127.0.0.1", port=40001, kv_cache_bytes=1_000_001, threads=3
@@ -163,7 +163,7 @@ def test_keys_are_required_by_spec_but_not_for_probes(tmp_path: Path) -> None:
     assert access.check("/v1/models", Headers(dict(passed_on)), "10.0.0.9").tenant == "team-a"
 
 
-def test_what_neither_says_is_the_same_on_both_sides() -> None:
+def test_defaults_of_spec_and_engine_agree() -> None:
     """If a default of the spec differed from the engine's, an upgrade of either would change behaviour."""
     ours = engine_reads(engine_contract.engine_args(spec_of({}), model_path="m"))
     theirs = engine_reads(["--model", "m", "--served-model-name", "org/Chat"])
@@ -171,7 +171,7 @@ def test_what_neither_says_is_the_same_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("args", [[], ["--kv-cache-dtype", "fp8"], ["--kv-cache-dtype=fp8"]])
-def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
+def test_operator_and_engine_agree_on_gpu_block_bytes(args: list[str]) -> None:
     """A GPU stores heads of 80 as they are; a CPU's attention would pad their values."""
     import torch
 
@@ -225,7 +225,7 @@ def test_both_count_the_same_bytes_of_a_block_on_a_gpu(args: list[str]) -> None:
     block_size=st.sampled_from(BLOCK_SIZES),
     budget=st.integers(0, 10**9),
 )
-def test_what_fits_by_one_is_what_the_other_allocates(
+def test_operator_and_engine_agree_on_what_fits(
     groups: list[tuple[int, int | None]], length: int, sequences: int, tokens: int, block_size: int, budget: int
 ) -> None:
     """The cache has a given size, or the size that is reported as the least sufficient one."""
@@ -272,7 +272,7 @@ WINDOWED: dict[str, list[dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("family", "fields"), [(family, each) for family in WINDOWED for each in WINDOWED[family]])
-def test_both_see_the_same_windows(family: str, fields: dict[str, object], tmp_path: Path) -> None:
+def test_operator_and_engine_agree_on_windows(family: str, fields: dict[str, object], tmp_path: Path) -> None:
     from quire_engine.model.config import load_config
 
     shape = {
@@ -326,7 +326,7 @@ RUN_BY_TRANSFORMERS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("fields", RUN_BY_TRANSFORMERS)
-def test_both_see_the_same_layers(fields: dict[str, object], tmp_path: Path) -> None:
+def test_operator_and_engine_agree_on_layers(fields: dict[str, object], tmp_path: Path) -> None:
     from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
 
     raw = {
@@ -350,7 +350,7 @@ def test_both_see_the_same_layers(fields: dict[str, object], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("asked", DType)
 @pytest.mark.parametrize("feature", ["avx2", "avx512_bf16", "amx_bf16"])
-def test_both_choose_the_same_arithmetic_on_a_cpu(asked: DType, feature: str, tmp_path: Path) -> None:
+def test_operator_and_engine_agree_on_cpu_dtypes(asked: DType, feature: str, tmp_path: Path) -> None:
     from quire_engine.runner.arithmetic import dtype_name, likely_dtype
 
     (tmp_path / "proc").mkdir()
@@ -363,7 +363,7 @@ def test_both_choose_the_same_arithmetic_on_a_cpu(asked: DType, feature: str, tm
 
 @pytest.mark.parametrize("asked", DType)
 @pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", None])
-def test_both_choose_the_same_arithmetic_on_a_gpu(asked: DType, stored: str | None, tmp_path: Path) -> None:
+def test_operator_and_engine_agree_on_gpu_dtypes(asked: DType, stored: str | None, tmp_path: Path) -> None:
     from quire_engine.model.config import stored_dtype
     from quire_engine.runner.arithmetic import dtype_name, resolve_gpu_dtype
 

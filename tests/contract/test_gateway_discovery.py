@@ -43,7 +43,7 @@ def test_replicas_are_in_the_service_that_the_operator_renders():
     assert names.LABEL_DEPLOYMENT in ready[0]["metadata"]["labels"]
 
 
-async def test_requests_of_a_gateway_are_read_as_they_were_meant():
+async def test_operator_reads_the_request_counts_of_a_gateway():
     fleet = Fleet()
     endpoint = Endpoint(id="a-0", url="http://127.0.0.1:1", ready=True, serving=True, terminating=False)
     models = {"asleep": (), "busy": (endpoint,), "idle": ()}
@@ -88,7 +88,7 @@ RESOURCES = st.lists(
 
 
 @given(RESOURCES, st.sampled_from(NameScope))
-def test_both_give_a_served_name_to_the_same_llmdeployment(bodies: list[dict[str, Any]], scope: NameScope) -> None:
+def test_operator_and_gateway_agree_on_name_owners(bodies: list[dict[str, Any]], scope: NameScope) -> None:
     """The operator reports no conflict for exactly those LLMDeployments to which the gateway sends requests."""
     store, models, slices = Store(), [], []
     for body in bodies:
@@ -129,11 +129,11 @@ def test_engine_accepts_the_name_that_clients_of_the_gateway_use(scope: NameScop
     assert config.server.served_model_names[0] == "chat", "answers and metrics keep the plain name"
 
 
-def test_gateway_asks_for_no_key_where_the_operator_brings_none():
+def test_gateway_route_polled_by_the_operator_needs_no_key():
     assert REQUESTS_PATH in OPEN_PATHS
 
 
-def test_command_line_that_local_mode_gives_is_the_gateways():
+def test_gateway_parses_the_local_mode_command_line():
     args = local_gateway_args(host="127.0.0.1", port=8000, endpoints_file="/e.json", drain_timeout_seconds=30.0)
     config = parse_config(args, {})
     assert (config.host, config.port, config.drain_timeout_seconds) == ("127.0.0.1", 8000, 30.0)

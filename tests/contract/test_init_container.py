@@ -64,7 +64,7 @@ def test_init_container_stores_the_model_where_the_engine_reads(environment: dic
     assert (folder / "config.json").exists()
 
 
-def test_an_optional_draft_that_is_nowhere_keeps_the_pod_going(environment: dict[str, str], tmp_path: Path) -> None:
+def test_missing_optional_draft_does_not_stop_the_pod(environment: dict[str, str], tmp_path: Path) -> None:
     draft = str(tmp_path / "draft")
     done = run(["hf://org/none", "--to", draft, "--optional"], environment)
     assert done.returncode == 0, done.stderr
@@ -80,7 +80,7 @@ def test_an_optional_draft_that_is_nowhere_keeps_the_pod_going(environment: dict
         ("nonsense", "is not a source to download from"),
     ],
 )
-def test_what_can_not_be_fetched_is_told_in_the_last_lines(
+def test_failed_fetch_is_reported_in_the_last_lines(
     environment: dict[str, str], tmp_path: Path, source: str, says: str
 ) -> None:
     done = run([source, "--to", str(tmp_path / "model")], environment)
@@ -89,7 +89,7 @@ def test_what_can_not_be_fetched_is_told_in_the_last_lines(
     assert not (tmp_path / "model").exists()
 
 
-def test_a_folder_that_is_there_is_not_replaced(environment: dict[str, str], tmp_path: Path) -> None:
+def test_existing_folder_is_not_replaced(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     done = run(["hf://org/tiny", "--to", str(tmp_path / "model")], environment)
     assert done.returncode == 2 and "exists already" in done.stderr

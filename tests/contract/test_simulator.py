@@ -116,7 +116,7 @@ def test_simulated_and_real_engine_find_the_same_prefixes(model, told):
     assert simulated == {key: (pytest.approx(first), pytest.approx(last)) for key, (first, last) in real.items()}
 
 
-def test_queues_are_as_long_as_the_engines():
+def test_simulated_queues_equal_those_of_the_engine():
     model = EngineModel(
         prefill_tokens_per_second=1.0, step_seconds=1.0, decode_seconds_per_sequence=1.0, kv_tokens=1600
     )

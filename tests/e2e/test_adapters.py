@@ -35,7 +35,7 @@ BASE, BASE_TOKENS = "Return a list of the words in the", 8
 pytestmark = pytest.mark.timeout(400)
 
 
-def test_adapters_come_fail_and_go_while_the_base_serves(space: Space, gateway_url: str, report: Report) -> None:
+def test_adapters_load_fail_and_unload_while_the_base_serves(space: Space, gateway_url: str, report: Report) -> None:
     folders = provide_folders(space, invalid_folders(ADAPTERS / "polite"))
     room = {"adapters": {"maxRank": 8, "maxLoaded": 2}}
     chat = space.apply(small_llmdeployment("chat", replicas=REPLICAS, engine=room, **folders))

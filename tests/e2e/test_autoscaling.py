@@ -120,7 +120,7 @@ def test_prometheus_records_the_same_history(ramp: Ramp, target: Target) -> None
 
 
 @pytest.mark.needs("machine")
-def test_without_prometheus_the_number_stays_and_is_explained(ramp: Ramp, report: Report) -> None:
+def test_replicas_stay_without_prometheus_with_a_reason(ramp: Ramp, report: Report) -> None:
     down, back = ramp.times[At.PROMETHEUS_DOWN], ramp.times[At.PROMETHEUS_UP]
     blind = seen.during(ramp.looks, down, back)
     assert [step.value for step in seen.desired_steps(blind)] == [2], "no figure is no reason to change anything"

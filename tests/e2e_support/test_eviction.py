@@ -38,7 +38,7 @@ class Kube:
         return {}
 
 
-def test_a_granted_eviction_is_of_this_very_pod():
+def test_granted_eviction_has_the_uid_of_the_pod():
     kube = Kube()
     assert evict(kube, POD).allowed
     ((path, body),) = kube.asked
@@ -46,7 +46,7 @@ def test_a_granted_eviction_is_of_this_very_pod():
     assert body["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
 
 
-def test_a_dry_run_evicts_nobody():
+def test_dry_run_evicts_no_pod():
     kube = Kube()
     evict(kube, POD, dry_run=True)
     assert kube.asked[0][1]["deleteOptions"]["dryRun"] == ["All"]

@@ -53,7 +53,7 @@ def test_pods_are_counted_by_node_and_empty_nodes_too() -> None:
     assert nodes.taken([pod, pod, elsewhere]) == {"some-0": 0, "some-1": 2}
 
 
-def test_they_go_when_they_are_not_needed() -> None:
+def test_nodes_are_removed_when_not_needed() -> None:
     nodes, cluster = pool()
     nodes.add(8)
     nodes.remove()

@@ -31,7 +31,7 @@ def longer(server, beyond):
     server.twist = go_on
 
 
-def test_they_are_begun_one_after_another(server, monkeypatch):
+def test_streams_start_one_after_another(server, monkeypatch):
     monkeypatch.setattr(module, "_APART_SECONDS", 0.1)
     longer(server, 9)
     server.pause_seconds = 0.1
@@ -43,7 +43,7 @@ def test_they_are_begun_one_after_another(server, monkeypatch):
     assert {record.expected_tokens for record in streams.result.records} == {len(PROMPT.token_ids) + 9}
 
 
-def test_they_tell_the_times_of_the_traffic_they_flow_beside(server):
+def test_streams_use_the_clock_of_concurrent_traffic(server):
     longer(server, 9)
     with Traffic(server.url, model="demo", prompts=(PROMPT,), concurrency=0) as traffic:
         traffic.wait_for(lambda live: live.seconds >= 0.5, 10, "half a second")
@@ -53,7 +53,7 @@ def test_they_tell_the_times_of_the_traffic_they_flow_beside(server):
         assert traffic.stop().seconds >= streams.result.records[0].ended
 
 
-def test_tokens_are_as_many_as_a_machine_gives_in_the_time(server):
+def test_token_count_follows_the_speed_of_the_machine(server):
     longer(server, 50)
     assert tokens_lasting(1e6, server.url, "demo", prompts=(PROMPT,)) == 3500, "at most what the model can"
     assert tokens_lasting(0.0, server.url, "demo", prompts=(PROMPT,)) == 50, "and so many that a stream lasts"

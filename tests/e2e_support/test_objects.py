@@ -27,7 +27,7 @@ CRASHING = {
 }
 
 
-def test_a_crashing_pod_says_what_its_container_does_and_did() -> None:
+def test_crashing_pod_shows_current_and_last_state() -> None:
     pod = objects.pod(CRASHING)
     assert (pod.node, pod.ip, pod.restarts, pod.revision) == ("node-1", "10.0.0.1", 2, "abc")
     assert not pod.is_ready and not pod.is_serving and not pod.is_ending
@@ -37,7 +37,7 @@ def test_a_crashing_pod_says_what_its_container_does_and_did() -> None:
     )
 
 
-def test_a_pod_nobody_takes_says_the_schedulers_words() -> None:
+def test_unschedulable_pod_shows_the_scheduler_message() -> None:
     message = "0/2 nodes are available: 2 Insufficient cpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     pod = objects.pod({"metadata": METADATA, "spec": {}, "status": {"phase": "Pending", "conditions": [condition]}})
@@ -52,7 +52,7 @@ def test_a_ready_pod_that_ends_serves_no_more() -> None:
     assert ending.is_ready and not ending.is_serving
 
 
-def test_an_init_container_that_ended_well_is_no_news() -> None:
+def test_completed_init_container_is_not_shown() -> None:
     done = {"name": "fetch", "ready": False, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
     failed = {"name": "fetch", "ready": False, "state": {"terminated": {"exitCode": 1, "message": "no such model\n"}}}
     told = [
@@ -85,7 +85,7 @@ def test_events_of_both_kinds_have_a_time_and_a_count() -> None:
     assert objects.in_order([old, new]) == [new, old]
 
 
-def test_kwoks_nodes_are_known_by_their_annotation() -> None:
+def test_kwok_nodes_are_recognized_by_their_annotation() -> None:
     status = {
         "conditions": [{"type": "Ready", "status": "True"}],
         "addresses": [{"type": "InternalIP", "address": "1"}],
@@ -119,7 +119,7 @@ def test_an_explanation_shows_all_facts_and_conditions_last() -> None:
     assert any("Warning BackOff" in line and "(3 times): again" in line for line in lines)
 
 
-def test_an_explanation_of_nothing_says_so() -> None:
+def test_explanation_without_facts_shows_none() -> None:
     text = explained(Facts(conditions=(), pods=(), events=(), operator_log=()))
     assert "no operator has written a status" in text
     assert text.count("none") == 4

@@ -49,7 +49,7 @@ def test_only_new_answered_requests_of_the_namespace_count() -> None:
     assert asked.refused == ()
 
 
-def test_a_refusal_is_told_in_the_servers_words() -> None:
+def test_forbidden_request_is_reported_with_the_server_message() -> None:
     asked = read([line(resource="secrets", decision="forbid")], "quire-system:", since=SINCE)
     assert asked.refused == (f"{OPERATOR}: cannot patch it",)
 

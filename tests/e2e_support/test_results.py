@@ -49,7 +49,7 @@ def test_the_document_has_everything(reports: list[Report]) -> None:
     }
 
 
-def test_what_the_reader_has_to_know_stands_beside_the_figures(reports: list[Report]) -> None:
+def test_results_table_has_the_environment_notes(reports: list[Report]) -> None:
     reports[0].note("nothing here enforces policies")
     assert results.table(reports)[1].endswith("drained in 31.3 s; replicas 2; nothing here enforces policies")
     assert results.document(reports, cluster="ours", started="")["scenarios"][0]["notes"] == [
@@ -57,11 +57,11 @@ def test_what_the_reader_has_to_know_stands_beside_the_figures(reports: list[Rep
     ]
 
 
-def test_what_was_not_run_has_its_reason(reports: list[Report]) -> None:
+def test_skipped_scenarios_have_a_reason(reports: list[Report]) -> None:
     assert list(results.not_run(reports)) == ["outages: prometheus: it needs a Prometheus"]
 
 
-def test_what_was_left_out_fails_a_run_on_our_own_cluster_alone(reports: list[Report]) -> None:
+def test_skipped_scenarios_fail_only_on_our_own_cluster(reports: list[Report]) -> None:
     assert results.fails_the_run(reports, on_ours=True)
     assert not results.fails_the_run(reports, on_ours=False)
     assert not results.fails_the_run(reports[:1], on_ours=True)
@@ -86,7 +86,7 @@ def test_amounts_have_the_digits_that_count(value: float, text: str) -> None:
         ("test_node_drain.py::test_it[Two Nodes]", "node drain: it [Two Nodes]", "node-drain-it-two-nodes"),
     ],
 )
-def test_scenarios_are_called_by_what_they_hold(test_id: str, name: str, short: str) -> None:
+def test_scenario_titles_follow_their_results(test_id: str, name: str, short: str) -> None:
     assert scenario_name(test_id) == name
     assert slug(name) == short
 
@@ -115,7 +115,7 @@ def test_the_small_llmdeployment_takes_changes() -> None:
     }
 
 
-def test_a_page_of_metrics_is_asked_by_name_and_labels() -> None:
+def test_metrics_page_is_queried_by_name_and_labels() -> None:
     page = Page(
         '# TYPE writes counter\nwrites_total{kind="Pod",verb="apply"} 2\nwrites_total{kind="Service",verb="apply"} 3\n'
         "# TYPE leading gauge\nleading 1\n"

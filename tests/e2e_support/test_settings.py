@@ -10,7 +10,7 @@ from e2e_support.settings import Settings, TheirCluster
 THEIRS = {"KUBECONFIG": "/k", "QUIRE_E2E_REGISTRY": "registry.example/team", "QUIRE_E2E_TAG": "1"}
 
 
-def test_without_kubeconfig_a_cluster_of_our_own_is_meant() -> None:
+def test_our_own_cluster_is_used_without_kubeconfig() -> None:
     assert Settings.parse({}) == Settings(theirs=None, keep=False)
     assert Settings.parse({"KUBECONFIG": "", "QUIRE_E2E_TAG": "1"}).theirs is None
 
@@ -18,11 +18,11 @@ def test_without_kubeconfig_a_cluster_of_our_own_is_meant() -> None:
 @pytest.mark.parametrize(
     ("said", "keep"), [({}, False), ({"KEEP": ""}, False), ({"KEEP": "0"}, False), ({"KEEP": "1"}, True)]
 )
-def test_keep_is_said_by_anything_but_nothing_and_zero(said: dict[str, str], keep: bool) -> None:
+def test_keep_is_set_by_any_value_except_empty_and_zero(said: dict[str, str], keep: bool) -> None:
     assert Settings.parse(said).keep is keep
 
 
-def test_somebodys_cluster_needs_images_and_may_have_prometheus() -> None:
+def test_external_cluster_needs_images_and_prometheus_is_optional() -> None:
     url = "http://prometheus:9090"
     assert Settings.parse(THEIRS | {"QUIRE_E2E_PROMETHEUS_URL": url}).theirs == TheirCluster(
         kubeconfig="/k", registry="registry.example/team", tag="1", prometheus_url=url
@@ -32,7 +32,7 @@ def test_somebodys_cluster_needs_images_and_may_have_prometheus() -> None:
 @pytest.mark.parametrize(
     "missing", [{"QUIRE_E2E_REGISTRY"}, {"QUIRE_E2E_TAG"}, {"QUIRE_E2E_REGISTRY", "QUIRE_E2E_TAG"}]
 )
-def test_what_is_missing_is_named_all_at_once(missing: set[str]) -> None:
+def test_all_missing_settings_are_named_at_once(missing: set[str]) -> None:
     given = {name: value for name, value in THEIRS.items() if name not in missing}
     with pytest.raises(TargetUnavailable) as error:
         Settings.parse(given)
@@ -41,7 +41,7 @@ def test_what_is_missing_is_named_all_at_once(missing: set[str]) -> None:
     assert "unset KUBECONFIG" in str(error.value)
 
 
-def test_lacking_says_why_of_each_need_once() -> None:
+def test_each_missing_capability_is_explained_once() -> None:
     needs = [Capability.MACHINE, Capability.PROMETHEUS, Capability.MACHINE]
     assert lacking(needs, has=EVERYTHING) == ""
     assert lacking([], has=frozenset()) == ""
@@ -70,6 +70,6 @@ def node(name: str, *, ready: bool = True, schedulable: bool = True, fake: bool 
         ([node("a"), node("b", fake=True)], {Capability.FAKE_NODES}),
     ],
 )
-def test_a_clusters_nodes_say_what_it_can(nodes: list[Node], found: set[Capability]) -> None:
+def test_capabilities_are_derived_from_nodes(nodes: list[Node], found: set[Capability]) -> None:
     assert found_on(nodes, prometheus_url="") == found
     assert found_on(nodes, prometheus_url="http://p") == found | {Capability.PROMETHEUS}

@@ -24,20 +24,20 @@ def time() -> Time:
     return Time()
 
 
-def test_it_gives_what_was_seen_as_soon_as_it_is_true(time: Time) -> None:
+def test_until_returns_the_first_true_value(time: Time) -> None:
     found = until(
         lambda: "x" if time.now >= 3 else None, what="x", seconds=10, every=1, clock=time.clock, sleep=time.sleep
     )
     assert (found, time.now) == ("x", 3)
 
 
-def test_too_late_is_told_with_what_was_seen_last_and_why(time: Time) -> None:
+def test_timeout_error_has_the_last_value_and_explanation(time: Time) -> None:
     with pytest.raises(NotInTime) as error:
         until(lambda: 0, what="pods", seconds=2, explain=lambda: "no node", every=1, clock=time.clock, sleep=time.sleep)
     assert str(error.value) == "not within 2 s: pods\nlast seen: 0\nno node"
 
 
-def test_an_api_server_that_is_away_is_waited_for(time: Time) -> None:
+def test_until_retries_while_the_api_server_is_unreachable(time: Time) -> None:
     def look() -> bool:
         if time.now < 5:
             raise ApiError("no answer", status=None)
@@ -47,7 +47,7 @@ def test_an_api_server_that_is_away_is_waited_for(time: Time) -> None:
     assert time.now == 5
 
 
-def test_one_that_stays_away_is_the_reason(time: Time) -> None:
+def test_unreachable_api_server_is_the_timeout_reason(time: Time) -> None:
     def away() -> str:
         raise ApiError("no answer", status=None)
 
@@ -55,12 +55,12 @@ def test_one_that_stays_away_is_the_reason(time: Time) -> None:
         until(away, what="it", seconds=1, explain=away, every=1, clock=time.clock, sleep=time.sleep)
 
 
-def test_other_errors_are_not_waited_out(time: Time) -> None:
+def test_other_errors_are_raised_at_once(time: Time) -> None:
     with pytest.raises(KeyError):
         until(lambda: {}["x"], what="it", seconds=9, clock=time.clock, sleep=time.sleep)
 
 
-def test_a_stopwatch_tells_the_seconds_since_it_was_made(time: Time) -> None:
+def test_stopwatch_measures_seconds_since_creation(time: Time) -> None:
     time.sleep(5)
     watch = Stopwatch(time.clock)
     time.sleep(2)

@@ -38,7 +38,7 @@ async def test_a_request_without_a_model_is_for_the_only_model(gateway, replicas
     assert await gateway.metric("quire_gateway_requests_total", model="chat") == 1
 
 
-async def test_requests_go_where_the_adapter_is_loaded(gateway, replicas):
+async def test_requests_go_to_replicas_with_the_adapter(gateway, replicas):
     first, second = await replicas("chat-0"), await replicas("chat-1")
     second.adapters = {"legal": AdapterState.LOADED}
     await gateway.push(chat=[first.endpoint(), second.endpoint()], adapters={"legal": "chat"})
@@ -50,7 +50,7 @@ async def test_requests_go_where_the_adapter_is_loaded(gateway, replicas):
         assert (await gateway.complete("legal"))[1]["served_by"] == "chat-1"
 
 
-async def test_one_replica_loads_an_adapter_that_none_has(gateway, replicas):
+async def test_unloaded_adapter_is_loaded_by_one_replica(gateway, replicas):
     """The first request decides which one; the next ones do not make the others load it too."""
     started = [await replicas(f"chat-{number}") for number in range(4)]
     await gateway.push(chat=[each.endpoint() for each in started], adapters={"legal": "chat"})
@@ -95,7 +95,7 @@ def snapshot(*models: ModelEndpoints) -> dict[str, ModelEndpoints]:
     return {model.name: model for model in models}
 
 
-def test_replicas_are_shared_until_no_model_has_them() -> None:
+def test_shared_replicas_stay_until_no_model_lists_them() -> None:
     gone: list[str] = []
     fleet = Fleet(on_gone=lambda backend: gone.append(backend.endpoint.id))
     replica = Endpoint(id="a", url="http://127.0.0.1:1")
@@ -125,7 +125,7 @@ def load(pending: float) -> Load:
     )
 
 
-def test_loading_costs_as_much_as_a_queue_of_that_time() -> None:
+def test_adapter_loading_counts_as_waiting_time() -> None:
     def choice(pending: float) -> object:
         has, lacks = Candidate("has", load(pending)), Candidate("lacks", load(0.0), load_seconds=5.0)
         return pick([has, lacks], prompt_tokens=100)

@@ -118,7 +118,7 @@ def test_comparison_does_not_depend_on_the_order(one: list[Token], other: list[T
 
 
 @given(tokens, st.integers(0, 7), st.floats(-0.05, 0.05))
-def test_noise_of_the_batch_is_no_difference(one: list[Token], place: int, noise: float) -> None:
+def test_batch_noise_is_not_a_difference(one: list[Token], place: int, noise: float) -> None:
     """Logprobs move a little, and a token with an equally likely other one may change places with it."""
     noisy = [Token(text=each.text, logprob=each.logprob + noise, top=each.top) for each in one]
     assert compare(one, noisy) is SAME

@@ -53,7 +53,7 @@ def test_session_stays_on_the_canary_while_the_weight_rises(session: str, weight
 
 
 @given(st.integers(0, 90), st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=200))
-def test_weight_of_zero_gives_the_canary_nothing(before: int, sessions: list[str | None]) -> None:
+def test_canary_with_zero_weight_gets_no_requests(before: int, sessions: list[str | None]) -> None:
     tracks = Tracks(CanaryRoute(revision="r", weight_percent=before))
     shares(tracks, sessions)
     tracks.update(CanaryRoute(revision="r", weight_percent=0))
@@ -101,7 +101,7 @@ def picked(found: Any) -> str:
     return str(found.endpoint.id)
 
 
-def test_track_decides_and_the_other_one_helps_out() -> None:
+def test_other_track_is_the_fallback() -> None:
     one, two = endpoint("s", STABLE), endpoint("c", CANARY)
     both = pool(one, two)
     assert picked(both.pick(prompt_tokens=1.0, track=CANARY)) == "c"
@@ -239,7 +239,7 @@ async def test_cold_replicas_are_counted_and_not_compared(both: Any) -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [(fail, 500), (unavailable, 200)])
-async def test_errors_of_the_canary_are_its_own(both: Any, behaviour: Any, status: int) -> None:
+async def test_canary_errors_are_counted_separately(both: Any, behaviour: Any, status: int) -> None:
     """A request that another replica answered after the canary failed is an error of the canary nevertheless."""
     gateway, _, canary = both
     canary.behaviour = behaviour
@@ -273,7 +273,7 @@ async def test_sessions_stay_on_their_track(both: Any) -> None:
         assert {found for _, found, _ in answers} == {track}
 
 
-async def test_without_a_canary_there_is_no_track(gateway: Any, replicas: Any) -> None:
+async def test_no_track_is_reported_without_a_canary(gateway: Any, replicas: Any) -> None:
     replica = await replicas("s")
     await gateway.push(chat=[replica.endpoint()])
     ((status, track, _),) = await send(gateway, 1)

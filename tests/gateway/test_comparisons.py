@@ -111,7 +111,7 @@ async def test_refused_request_is_not_repeated(gateway: Any, start: Any) -> None
     assert len(one.bodies) + len(other.bodies) == 1
 
 
-async def test_full_replica_is_spared(gateway: Any, start: Any) -> None:
+async def test_comparison_skips_a_full_replica(gateway: Any, start: Any) -> None:
     one, other = await start(weight=1)
     other.load |= {"running": 50}
     other.scraped.clear()

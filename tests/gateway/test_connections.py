@@ -66,7 +66,7 @@ async def test_head_deadline_does_not_cut_a_request(gateway, replicas):
     writer.close()
 
 
-async def test_longest_idle_connection_makes_room(start_gateway):
+async def test_longest_idle_connection_is_closed_first(start_gateway):
     gateway = await start_gateway(max_connections=3)
     opened = [await connect(gateway) for _ in range(3)]
     for reader, writer in reversed(opened):

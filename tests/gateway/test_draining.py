@@ -89,7 +89,7 @@ async def test_unfinished_upload_is_answered_before_the_gateway_stops(gateway, r
     assert b"Connection: close" in answer
 
 
-async def test_what_is_not_finished_in_time_ends_in_an_error(start_gateway, replicas):
+async def test_stream_unfinished_at_the_drain_timeout_gets_an_error(start_gateway, replicas):
     gateway = await start_gateway(drain_timeout_seconds=0.05)
     chat = await replicas("chat-0")
     chat.behaviour = streaming(asyncio.Event())
@@ -110,7 +110,7 @@ async def test_what_is_not_finished_in_time_ends_in_an_error(start_gateway, repl
     await asyncio.wait_for(chat.left.wait(), 60)
 
 
-def test_command_serves_until_sigterm_and_leaves_with_zero(tmp_path):
+def test_command_serves_until_sigterm_and_exits_with_zero(tmp_path):
     endpoints = tmp_path / "endpoints.json"
     endpoints.write_text('{"models": [{"name": "chat", "endpoints": []}]}')
     process = subprocess.Popen(

@@ -31,7 +31,7 @@ def replace(path, text: str) -> None:
     fresh.replace(path)
 
 
-async def test_file_that_comes_later_and_is_replaced_is_read_each_time(watched):
+async def test_created_and_replaced_file_is_read_each_time(watched):
     path, published = watched
     replace(path, listing("http://127.0.0.1:1"))
     async with asyncio.timeout(60):
@@ -57,7 +57,7 @@ async def test_broken_file_keeps_the_last_set_and_logs_once(watched, caplog):
     assert "keeping the previous endpoints" in caplog.text
 
 
-async def test_file_that_vanishes_leaves_the_last_set_standing(watched, caplog):
+async def test_deleted_file_keeps_the_last_endpoints(watched, caplog):
     path, published = watched
     replace(path, listing("http://127.0.0.1:1"))
     async with asyncio.timeout(60):
@@ -97,6 +97,6 @@ def test_policy_for_held_requests_can_be_set():
         ),
     ],
 )
-def test_unreadable_file_says_what_is_wrong(text, words):
+def test_unreadable_file_is_reported_with_a_reason(text, words):
     with pytest.raises(InvalidEndpoints, match=words):
         parse_endpoints(text.encode())

@@ -69,7 +69,7 @@ async def test_no_replica_in_time_is_503_with_retry_after(start_gateway):
     assert await gateway.metric("quire_gateway_hold_failures_total", reason="timeout") == 1
 
 
-async def test_more_than_may_wait_are_refused_at_once(start_gateway):
+async def test_requests_beyond_the_hold_limit_are_refused_at_once(start_gateway):
     gateway = await start_gateway(hold_limit=2)
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(2)]
@@ -84,7 +84,7 @@ async def test_more_than_may_wait_are_refused_at_once(start_gateway):
     await until_held(gateway, 0)
 
 
-async def test_held_request_learns_that_its_model_is_gone(gateway):
+async def test_held_request_fails_when_its_model_is_removed(gateway):
     await gateway.push(chat=[])
     call = asyncio.create_task(gateway.complete())
     await until_held(gateway, 1)
@@ -95,7 +95,7 @@ async def test_held_request_learns_that_its_model_is_gone(gateway):
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_restarting_replica_is_waited_for(gateway, replicas):
+async def test_requests_wait_for_a_restarting_replica(gateway, replicas):
     chat = await replicas("chat-0")
     restarting = True
 
@@ -112,7 +112,7 @@ async def test_restarting_replica_is_waited_for(gateway, replicas):
     assert (await call)[0] == 200
 
 
-async def test_replica_that_is_down_says_why_when_time_is_up(start_gateway, replicas):
+async def test_hold_timeout_error_has_the_reason_of_the_replica(start_gateway, replicas):
     gateway = await start_gateway(hold_timeout_seconds=0.05)
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
@@ -124,7 +124,7 @@ async def test_replica_that_is_down_says_why_when_time_is_up(start_gateway, repl
     assert "the last replica tried could not be reached" in body["error"]["message"]
 
 
-async def test_requests_that_wait_and_run_are_told_to_whoever_asks(gateway, replicas):
+async def test_held_and_active_requests_are_reported(gateway, replicas):
     """The autoscaler polls this twice a second: small, whatever the number of models."""
     busy, go_on = await replicas("busy-0"), asyncio.Event()
 
@@ -215,7 +215,7 @@ async def test_only_one_request_tries_a_replica_that_refuses_all(start_gateway, 
     assert {status for status, _ in await asyncio.gather(*calls)} == {200}
 
 
-async def test_request_out_of_patience_joins_the_queue_of_a_replica(start_gateway, replicas):
+async def test_request_at_the_hold_timeout_joins_a_replica_queue(start_gateway, replicas):
     gateway = await start_gateway(hold_timeout_seconds=0.3)
     chat, go_on = await replicas("chat-0"), asyncio.Event()
     chat.told = {"quire_max_running_requests": 1}
@@ -262,7 +262,7 @@ async def refused(gateway) -> tuple[int, str]:
         return response.status, response.headers["Retry-After"]
 
 
-async def test_retry_after_is_what_is_left_of_the_start_up(gateway):
+async def test_retry_after_is_the_remaining_start_up_time(gateway):
     gateway.discovery.hold = HoldPolicy(timeout_seconds=0.05, start_up_seconds=90.0)
     await gateway.push(chat=[])
     assert await refused(gateway) == (503, "90")

@@ -72,12 +72,12 @@ def test_token_file_is_read_each_time(tmp_path):
         ),
     ],
 )
-def test_unusable_kubeconfig_says_why(tmp_path, document, words):
+def test_unusable_kubeconfig_is_reported_with_a_reason(tmp_path, document, words):
     with pytest.raises(ConfigurationError, match=words):
         from_kubeconfig(write(tmp_path, document))
 
 
-def test_outside_of_a_pod_the_way_out_is_named(tmp_path):
+def test_outside_a_pod_the_error_names_kubeconfig(tmp_path):
     with pytest.raises(ConfigurationError, match="add --kubeconfig FILE"):
         in_cluster({}, tmp_path)
 

@@ -239,14 +239,14 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-async def test_silent_watch_is_given_up(api, published, monkeypatch):
+async def test_silent_watch_is_restarted(api, published, monkeypatch):
     monkeypatch.setattr(kubernetes, "_WATCH_TIMEOUT", kubernetes.aiohttp.ClientTimeout(total=None, sock_read=0.05))
     while len(api.watches) < 6:
         await asyncio.sleep(0.01)
     assert {version for _, version in api.watches} == {"100"}
 
 
-async def test_long_lists_come_in_pages(api, published):
+async def test_long_lists_are_read_in_pages(api, published):
     api.page = 2
     api.items[MODELS] = [llmdeployment(f"s{n}", f"m{n}") for n in range(5)]
     await until(published, {f"m{n}": set() for n in range(5)})
@@ -427,7 +427,7 @@ def test_namespaced_names_cannot_collide_across_namespaces():
     }
 
 
-async def test_changes_of_other_fields_are_no_news(api, published):
+async def test_changes_of_other_fields_publish_nothing(api, published):
     """Operators write a status every few seconds; only changed names and replicas cause a new snapshot."""
     api.items[MODELS] = [llmdeployment("chat")]
     await until(published, {"chat": set()})

@@ -128,7 +128,7 @@ async def test_deployment_and_its_pods_become_a_model_with_replicas(api_server, 
             pass
 
 
-async def test_refused_token_is_said_and_outlived(api_server, namespace, caplog, tmp_path):
+async def test_refused_token_is_logged_and_discovery_recovers(api_server, namespace, caplog, tmp_path):
     document = api_server.kubectl("config", "view", "--raw", "-o", "json")
     config = json.loads(document)
     config["users"][0]["user"] = {"token": "wrong"}

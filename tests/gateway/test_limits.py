@@ -37,7 +37,7 @@ def allowance(clock: Clock, *, gateways: int = 1, **limits: int) -> Allowance:
 
 
 @pytest.mark.parametrize(("limit", "gateways"), [(6, 1), (6, 2), (6, 4), (1, 3)])
-def test_gateways_together_allow_the_requests_of_the_limit(limit, gateways):
+def test_gateways_together_enforce_the_request_limit(limit, gateways):
     """The limit holds over ten minutes after the first burst, however clients spread their requests."""
     clock = Clock()
     each = [allowance(clock, gateways=gateways, requests_per_minute=limit) for _ in range(gateways)]
@@ -215,7 +215,7 @@ async def test_token_limit_counts_the_answers(start_limited):
     assert (await ask(gateway))[:2] == (429, "rate_limit_exceeded")
 
 
-async def test_concurrency_limit_frees_what_ended(start_limited):
+async def test_concurrency_limit_is_released_when_requests_end(start_limited):
     gateway, (chat,) = await start_limited("max_concurrent=2")
     assert (await ask(gateway, n=3))[0] == 400
     assert [(await ask(gateway, n=2))[0] for _ in range(3)] == [200, 200, 200]
@@ -296,7 +296,7 @@ def test_sources_of_the_number_of_gateways_are_checked(capsys, arguments, proble
 # --- names ---
 
 
-async def test_hidden_names_appear_in_no_answer(start_gateway, replicas):
+async def test_hidden_names_appear_in_no_response(start_gateway, replicas):
     gateway = await start_gateway(hides_names=True)
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()], secret=[])

@@ -145,7 +145,7 @@ async def test_lost_request_that_no_replica_can_try_is_502(start_gateway, replic
     assert len(chat.bodies) == 1
 
 
-async def test_lost_request_of_a_model_that_left_is_404(gateway, replicas):
+async def test_lost_request_of_a_removed_model_is_404(gateway, replicas):
     chat = await replicas("chat-0")
 
     async def behave(request: web.Request) -> web.StreamResponse:

@@ -23,7 +23,7 @@ def blocks(body: bytes) -> tuple[int, ...]:
         ("instructions", b'"Be brief."', b'"Be long."'),
     ],
 )
-def test_what_precedes_the_messages_decides_affinity(field: str, one: bytes, other: bytes) -> None:
+def test_system_and_tools_decide_prefix_affinity(field: str, one: bytes, other: bytes) -> None:
     def body(value: bytes) -> bytes:
         return b'{"model":"chat","messages":"%b","%b":%b}' % (LONG.encode(), field.encode(), value)
 
@@ -32,7 +32,7 @@ def test_what_precedes_the_messages_decides_affinity(field: str, one: bytes, oth
 
 
 @pytest.mark.parametrize("field", ["messages", "input", "prompt"])
-def test_each_apis_prompt_is_hashed(field: str) -> None:
+def test_prompt_of_each_api_is_hashed(field: str) -> None:
     found = peek_request(b'{"model":"chat","%b":"%b"}' % (field.encode(), LONG.encode()), is_generating=True)
     assert len(found.blocks) == 3002 // 256 and found.num_bytes == 3002
 
@@ -46,7 +46,7 @@ async def test_messages_reach_a_replica_of_the_model(gateway, replicas) -> None:
             assert response.status == 200 and (await response.json())["served_by"] == "chat-0"
 
 
-async def test_errors_of_the_gateway_have_anthropics_form(gateway) -> None:
+async def test_gateway_errors_have_the_anthropic_format(gateway) -> None:
     await gateway.push()
     async with gateway.client.post(f"{gateway.url}/v1/messages", json={"model": "nope"}) as response:
         body = await response.json()
@@ -82,7 +82,7 @@ def test_usage_is_read_at_the_end_of_a_message(answer: bytes, tokens: float) -> 
     assert charge.tokens() == tokens
 
 
-async def test_a_broken_stream_ends_with_anthropics_error(gateway, replicas) -> None:
+async def test_broken_stream_ends_with_an_anthropic_error(gateway, replicas) -> None:
     chat = await replicas("chat-0")
 
     async def die(request):

@@ -48,7 +48,7 @@ async def test_models_chat_and_streams(gateway, replicas, client):
     assert "".join([part.choices[0].delta.content or "" async for part in stream]) == "Hello"
 
 
-async def test_errors_are_the_clients_own(gateway, client):
+async def test_errors_raise_the_clients_error_classes(gateway, client):
     await gateway.push()
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         await client.completions.create(model="nope", prompt="x")

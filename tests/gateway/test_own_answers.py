@@ -17,7 +17,7 @@ async def test_request_without_a_replica_in_time_counts_for_its_model(start_gate
     assert await counted(harness) == 1
 
 
-async def test_a_model_nobody_serves_makes_no_series_of_its_own(gateway) -> None:
+async def test_unknown_model_creates_no_metric_series(gateway) -> None:
     await gateway.push(chat=[])
     for model in ("other", "another"):
         assert (await gateway.complete(model))[0] == 404
@@ -25,7 +25,7 @@ async def test_a_model_nobody_serves_makes_no_series_of_its_own(gateway) -> None
     assert await counted(gateway) == 2
 
 
-async def test_a_busy_answer_that_is_passed_on_is_counted_as_that(gateway, replicas) -> None:
+async def test_relayed_429_is_counted_by_reason(gateway, replicas) -> None:
     async def busy(request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "later"}}, status=429)
 
@@ -36,7 +36,7 @@ async def test_a_busy_answer_that_is_passed_on_is_counted_as_that(gateway, repli
     assert await counted(gateway, model="chat", code="429", reason="busy") == 1
 
 
-async def test_a_replica_that_dies_twice_is_an_error_of_ours(gateway, replicas) -> None:
+async def test_replica_lost_twice_is_a_gateway_error(gateway, replicas) -> None:
     async def die(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         request.transport.abort()
@@ -51,7 +51,7 @@ async def test_a_replica_that_dies_twice_is_an_error_of_ours(gateway, replicas) 
     assert await counted(gateway, model="chat", code="502", reason="replica_failed") == 1
 
 
-async def test_an_answer_of_a_replica_is_none_of_ours(gateway, replicas) -> None:
+async def test_replica_response_is_not_counted_as_gateway_error(gateway, replicas) -> None:
     replica = await replicas("chat-0")
     await gateway.push(chat=[replica.endpoint()])
     assert (await gateway.complete())[0] == 200

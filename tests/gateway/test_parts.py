@@ -21,7 +21,7 @@ from quire_gateway.sse import EventSplitter
 
 
 @given(st.lists(st.binary(max_size=30) | st.sampled_from([b"\n", b"\n\n", b"\r\n\r\n", b"data: x\n\n"]), max_size=30))
-def test_events_pass_unchanged_and_whole(chunks):
+def test_events_are_forwarded_unchanged(chunks):
     splitter = EventSplitter()
     out = [splitter.feed(chunk) for chunk in chunks]
     for piece in out:
@@ -95,7 +95,7 @@ def test_page_is_summed_over_engines_and_reasons():
         PAGE + 'vllm:cache_config_info{num_gpu_blocks="' + "9" * 400 + '",block_size="16"} 1\n',
     ],
 )
-def test_page_without_the_figures_is_none(text):
+def test_metrics_page_without_load_is_none(text):
     assert parse_page(text) is None
 
 
@@ -123,7 +123,7 @@ def test_page_of_an_engine_that_reports_prompt_tokens():
     assert (page.arrived_requests, page.arrived_tokens) == (4, 4000)
 
 
-def test_figures_that_an_engine_does_not_report_are_none():
+def test_missing_metrics_are_none():
     page = parse_page(PAGE + 'vllm:cache_config_info{block_size="None"} 1\n')
     assert (page.pending_tokens, page.max_running, page.kv_tokens) == (None, None, math.inf)
 
@@ -165,7 +165,7 @@ def test_service_links_of_kubernetes_are_ignored():
     assert parse_config(["--kubernetes"], links) == parse_config(["--kubernetes"], {})
 
 
-def test_namespaces_of_several_flags_add_up():
+def test_repeated_namespace_flags_are_joined():
     config = parse_config(["--kubernetes", "--namespace", "a", "b", "--namespace", "c"], {})
     assert config.source == KubernetesSource(namespaces=("a", "b", "c"), kubeconfig=None)
 
@@ -203,7 +203,7 @@ def test_wrong_command_line_exits_with_2_and_no_traceback(capsys):
     assert "--help" in err
 
 
-def test_collector_skips_what_was_loaded_before_serving(monkeypatch, tmp_path):
+def test_garbage_collector_skips_objects_loaded_before_serving(monkeypatch, tmp_path):
     frozen = []
 
     async def run(config):

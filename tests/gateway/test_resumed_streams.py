@@ -109,7 +109,7 @@ async def stream(gateway) -> bytes:
 
 @pytest.mark.parametrize("end", ["kill", ENGINE_STOPPED, "shutting_down"])
 @pytest.mark.parametrize("after", [0, 1, 5])
-async def test_stream_goes_on_at_another_replica(gateway, replicas, end, after):
+async def test_stream_resumes_at_another_replica(gateway, replicas, end, after):
     one, two = await replicas("one"), await replicas("two")
     one.behaviour, two.behaviour = Engine(end, after), Engine()
     two.load |= {"running": 50}
@@ -143,7 +143,7 @@ async def test_stream_that_kills_three_engines_ends_with_an_error(gateway, repli
     assert sorted(tried, key=str) == ["1", None, TRIAL_TOGETHER]
 
 
-async def test_streams_of_a_dead_replica_go_on_together(gateway, replicas):
+async def test_streams_of_a_dead_replica_resume_together(gateway, replicas):
     """All of them run at the other replica before the first one ends."""
     one, two = await replicas("one"), await replicas("two")
     dying = one.behaviour = Engine("kill later", 2)
@@ -165,7 +165,7 @@ async def test_streams_of_a_dead_replica_go_on_together(gateway, replicas):
     assert all(headers[TRIAL_HEADER] == TRIAL_TOGETHER for headers in two.headers)
 
 
-async def test_stream_goes_on_at_its_own_track(gateway, replicas):
+async def test_stream_resumes_on_its_own_track(gateway, replicas):
     """The canary's stream goes to its other replica, although the stable one is idle."""
     fleet = {name: await replicas(name) for name in ("stable", "canary-a", "canary-b")}
     for replica in fleet.values():
@@ -193,7 +193,7 @@ async def test_stream_goes_on_at_its_own_track(gateway, replicas):
     [(Engine("kill", 3, announces=False), b"replica_failed"), (Engine("internal", 3), b'"internal"')],
     ids=["not announced", "another error"],
 )
-async def test_other_streams_end_with_their_error(gateway, replicas, engine, error):
+async def test_non_resumable_streams_end_with_their_error(gateway, replicas, engine, error):
     one, two = await replicas("one"), await replicas("two")
     one.behaviour = two.behaviour = engine
     await gateway.push(chat=[one.endpoint(), two.endpoint()])

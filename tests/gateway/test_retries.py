@@ -39,7 +39,7 @@ async def die_in_the_body(request):
     return response
 
 
-async def test_replica_that_refuses_the_connection_is_passed_over(gateway, replicas):
+async def test_replica_that_refuses_connections_is_skipped(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[GONE, chat.endpoint()])
 
@@ -128,7 +128,7 @@ async def test_replica_that_does_not_answer_is_replaced_by_another(gateway, repl
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 500, 501])
-async def test_other_errors_are_the_answer(gateway, replicas, status):
+async def test_other_errors_are_relayed(gateway, replicas, status):
     one, two = await replicas("one"), await replicas("two")
     one.behaviour = two.behaviour = answering(status)
     await gateway.push(chat=[one.endpoint(), two.endpoint()])
@@ -137,7 +137,7 @@ async def test_other_errors_are_the_answer(gateway, replicas, status):
     assert len(one.bodies) + len(two.bodies) == 1
 
 
-async def test_busy_everywhere_is_passed_on_with_its_retry_after(gateway, replicas):
+async def test_busy_on_all_replicas_is_429_with_retry_after(gateway, replicas):
     one, two = await replicas("one"), await replicas("two")
     one.behaviour = two.behaviour = answering(429, **{"Retry-After": "7"})
     await gateway.push(chat=[one.endpoint(), two.endpoint()])
@@ -203,7 +203,7 @@ async def test_unavailable_answer_of_another_shape_is_tried_elsewhere(gateway, r
     assert (await gateway.complete())[1]["served_by"] == "good"
 
 
-async def test_connection_that_was_closed_while_idle_costs_no_request(gateway, replicas):
+async def test_idle_connection_close_loses_no_request(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
     assert (await gateway.complete())[0] == 200
@@ -251,7 +251,7 @@ async def test_dropped_idle_connection_is_retried_at_once(start_gateway):
     server.close()
 
 
-async def test_at_most_so_many_replicas_are_asked(start_gateway, replicas):
+async def test_attempts_per_request_are_limited(start_gateway, replicas):
     gateway = await start_gateway(max_attempts=2)
     fleet = [await replicas(name) for name in "abcd"]
     for replica in fleet:
@@ -262,7 +262,7 @@ async def test_at_most_so_many_replicas_are_asked(start_gateway, replicas):
     assert sum(len(replica.bodies) for replica in fleet) == 2
 
 
-async def test_terminating_and_unready_replicas_get_nothing(gateway, replicas):
+async def test_terminating_and_unready_replicas_get_no_requests(gateway, replicas):
     leaving, loading, chat = await replicas("leaving"), await replicas("loading"), await replicas("chat-0")
     await gateway.push(chat=[leaving.endpoint(terminating=True), loading.endpoint(ready=False), chat.endpoint()])
 

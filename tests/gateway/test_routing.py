@@ -54,7 +54,7 @@ async def test_request_without_id_gets_one_that_the_replica_sees_too(gateway, re
     assert len(given) == 32
 
 
-async def test_packed_body_is_unpacked_once(gateway, replicas):
+async def test_compressed_body_is_decompressed_once(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
 
@@ -79,7 +79,7 @@ async def test_all_models_are_listed_even_at_zero_replicas(gateway, replicas):
         assert (response.status, (await response.json())["id"]) == (200, "org/big")
 
 
-async def test_model_that_left_is_unknown(gateway, replicas):
+async def test_removed_model_is_unknown(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
     assert (await gateway.complete())[0] == 200
@@ -181,7 +181,7 @@ async def test_request_target_may_be_a_whole_url(gateway, replicas, target):
     assert seen == ["/v1/completions?a=b%2Fc"]
 
 
-async def test_tokenizing_counts_as_no_work_and_no_cached_prefix(gateway, replicas):
+async def test_tokenize_requests_count_as_no_load_and_no_prefix(gateway, replicas):
     one, two = await replicas("one"), await replicas("two")
     await gateway.push(chat=[one.endpoint(), two.endpoint()])
     pool = gateway.gateway.fleet.pools["chat"]

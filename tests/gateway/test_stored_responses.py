@@ -18,7 +18,7 @@ def test_an_id_names_its_replica_and_cannot_be_guessed() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "resp_", "resp_0123456789ab_", "chatcmpl-1", new_response_id(None) + "0"])
-def test_other_texts_name_no_replica(text: str) -> None:
+def test_other_ids_name_no_replica(text: str) -> None:
     assert tag_of(text) is None
 
 
@@ -55,7 +55,7 @@ async def keepers(gateway, replicas, *names: str) -> dict[str, Keeper]:
     return made
 
 
-async def test_a_response_is_found_where_it_was_made(gateway, replicas) -> None:
+async def test_stored_response_is_read_from_its_replica(gateway, replicas) -> None:
     made = await keepers(gateway, replicas, "chat-0", "chat-1", "chat-2")
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
         found = [await client.responses.create(model="chat", input="hi") for _ in range(32)]
@@ -70,7 +70,7 @@ async def test_a_response_is_found_where_it_was_made(gateway, replicas) -> None:
     assert all(keeper.asked for keeper in made.values())
 
 
-async def test_a_response_whose_replica_has_gone_is_lost(gateway, replicas) -> None:
+async def test_response_of_a_removed_replica_is_lost(gateway, replicas) -> None:
     made = await keepers(gateway, replicas, "chat-0")
     gone = new_response_id(replica_tag("chat-9"))
     async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:

@@ -60,7 +60,7 @@ async def test_first_bytes_of_an_unfinished_answer_arrive(gateway, replicas):
 
 
 @pytest.mark.parametrize("streaming", [True, False], ids=["mid-stream", "before the first byte"])
-async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, replicas, streaming):
+async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, replicas, streaming):
     chat = await replicas("chat-0")
 
     async def stream(request):
@@ -90,7 +90,7 @@ async def test_client_that_leaves_is_dropped_at_the_replica_at_once(gateway, rep
     assert await gateway.metric("quire_gateway_requests_in_flight", model="chat") == 0
 
 
-async def test_death_in_a_stream_ends_it_by_an_error_without_done(gateway, replicas):
+async def test_replica_crash_ends_the_stream_with_an_error(gateway, replicas):
     chat = await replicas("chat-0")
 
     async def die(request):
@@ -156,7 +156,7 @@ async def test_broken_answer_without_events_is_not_ended_properly(gateway, repli
             await response.read()
 
 
-async def test_slow_reader_slows_the_replica_and_fills_no_memory(gateway, replicas):
+async def test_slow_reader_applies_backpressure_to_the_replica(gateway, replicas):
     chat = await replicas("chat-0")
     sent = 0
     chunk = event(0) * 4096

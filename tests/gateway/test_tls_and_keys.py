@@ -203,7 +203,7 @@ async def test_probes_and_scrapers_need_no_key(keyed, path) -> None:
         (["--api-key-file", "{tmp}/there"], "there, line 1: expected KEY"),
     ],
 )
-def test_unusable_file_is_a_message_and_no_traceback(
+def test_unusable_file_is_reported_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
 ) -> None:
     (tmp_path / "there").write_text("short")

@@ -85,7 +85,7 @@ WAITING = Trials(waiting=(1, 2, 3))
         (Trials((2,), {"gone": 1}), places("a"), None),
     ],
 )
-def test_place_of_the_next_trial(trials: Trials, found: list[Place], chosen: str | None) -> None:
+def test_next_trial_is_assigned_to_a_replica(trials: Trials, found: list[Place], chosen: str | None) -> None:
     started = trials.start(found)
     assert (None if started is None else started[2]) == chosen
     if started is not None:
@@ -111,7 +111,7 @@ STREAMS = Trials(streams=(7, 8))
         (Trials((1,), {}, (8,), {"a": frozenset({7})}), [Place("a"), *places("b", "c", "d")], "b"),
     ],
 )
-def test_place_of_the_next_stream(trials: Trials, found: list[Place], chosen: str | None) -> None:
+def test_next_stream_is_assigned_to_a_replica(trials: Trials, found: list[Place], chosen: str | None) -> None:
     started = trials.start(found)
     assert (None if started is None else started[2]) == chosen
 
@@ -132,14 +132,14 @@ def test_lost_request_stays_on_its_track(trials: Trials, found: list[Place], cho
     assert (None if started is None else started[2]) == chosen
 
 
-def test_failed_replica_is_asked_only_if_all_failed() -> None:
+def test_failed_replica_is_used_only_if_all_failed() -> None:
     failed, trusted = Place("a", is_suspect=True), Place("b", in_flight=9)
     for found, chosen in (([failed], "a"), ([failed, trusted], "b")):
         started = WAITING.start(found, ask_suspect=True)
         assert started is not None and started[2] == chosen
 
 
-def test_refused_trial_is_the_next_one() -> None:
+def test_refused_trial_is_retried_first() -> None:
     started = WAITING.start(places("a"))
     assert started is not None
     assert started[0].put_back(1) == WAITING
@@ -157,7 +157,7 @@ EVENTS = ["enter", "enter stream", "start", "end", "put_back", "put_back stream"
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5))))
-def test_each_request_is_in_one_place(events: list[tuple[str, int]]) -> None:
+def test_each_request_waits_or_runs_exactly_once(events: list[tuple[str, int]]) -> None:
     """A request waits once or runs once, and no replica has a trial alone with another one."""
     trials, known = Trials(), set[int]()
     found = [Place(name, room=2) for name in "abcd"]

@@ -77,7 +77,7 @@ async def test_a_service_serves_no_model_of_another_one(waking) -> None:
     assert "team-a/chat, team-a/legal" in answer["error"]["message"]
 
 
-async def test_without_a_known_host_the_model_decides(waking) -> None:
+async def test_unknown_host_header_routes_by_model(waking) -> None:
     status, answer, _ = await ask(waking, {"model": "team-a/code"}, host="models.example.com")
     assert (status, answer["served_by"]) == (200, "code-0")
     status, answer, _ = await ask(waking, {}, host="models.example.com")

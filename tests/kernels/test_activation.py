@@ -24,7 +24,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("op", [silu_and_mul, gelu_tanh_and_mul])
-def test_holds_at_the_ends_of_the_range(op: Callable[[Tensor], Tensor]) -> None:
+def test_equals_the_reference_at_the_ends_of_the_range(op: Callable[[Tensor], Tensor]) -> None:
     gate = torch.tensor([-1e30, -200.0, -87.5, -1.0, 0.0, 1.0, 88.5, 1e30])
     gate_up = torch.cat((gate, torch.ones(8))).unsqueeze(0)
     expected = getattr(reference, op.__name__)(gate_up)
@@ -40,6 +40,6 @@ def test_holds_at_the_ends_of_the_range(op: Callable[[Tensor], Tensor]) -> None:
         (torch.zeros(2, 8).double(), "silu_and_mul: gate_up is torch.float64"),
     ],
 )
-def test_refuses_what_it_cannot_take(gate_up: Tensor, message: str) -> None:
+def test_invalid_arguments_are_refused(gate_up: Tensor, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         silu_and_mul(gate_up)

@@ -16,7 +16,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(0, True), (-1, False)])
-def test_permission_is_what_the_kernel_answers(answer: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_permission_is_read_from_the_kernel(answer: int, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
 
     class Call:
@@ -32,7 +32,7 @@ def test_permission_is_what_the_kernel_answers(answer: int, expected: bool, monk
     assert calls == [(158, 0x1023, 18)]  # once for the process
 
 
-def test_a_system_without_the_call_permits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_the_call_has_no_amx_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not amx.request_permission()
 

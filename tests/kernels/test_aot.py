@@ -41,7 +41,7 @@ CASE = AotCase(
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950", "gfx1100"])
-def test_a_kernel_is_compiled_for_a_gpu_that_is_not_here(name: str) -> None:
+def test_kernel_is_compiled_for_an_absent_gpu(name: str) -> None:
     from quire_kernels.triton_runtime.aot_compile import compile_case
 
     usage = compile_case("scale", CASE, Target.named(name))
@@ -51,7 +51,7 @@ def test_a_kernel_is_compiled_for_a_gpu_that_is_not_here(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["sm_90", "gfx942"])
-def test_what_spills_is_seen(name: str) -> None:
+def test_register_spills_are_detected(name: str) -> None:
     from quire_kernels.triton_runtime.aot_compile import compile_case
 
     crowded = replace(CASE, constexprs={"weight": None, "BLOCK": 65536}, num_warps=2)
@@ -121,7 +121,7 @@ def test_bounds_are_measured_values_rounded_up_to_allocations() -> None:
         ),
     ],
 )
-def test_what_exceeds_its_bounds_is_named(measured: Measured, bounds: Bounds, words: str) -> None:
+def test_exceeded_bounds_are_named(measured: Measured, bounds: Bounds, words: str) -> None:
     assert any(words in complaint for complaint in aot_bounds.complaints([measured], bounds))
 
 
@@ -152,7 +152,7 @@ def test_updating_removes_old_cases_and_keeps_other_targets() -> None:
     assert set(updated["norm"]["bf16"]) == {"sm_80", "sm_90"}
 
 
-def test_the_file_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_bounds_file_round_trips(tmp_path: Path) -> None:
     bounds = bounds_of() | {"activation": {"a": bounds_of()["norm"]["bf16"]}}
     aot_bounds.write(bounds, tmp_path / "bounds.json")
     assert aot_bounds.read(tmp_path / "bounds.json") == bounds

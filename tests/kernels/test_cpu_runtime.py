@@ -84,7 +84,7 @@ def test_results_are_rounded_to_storage_as_torch_rounds(dtype: torch.dtype) -> N
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_every_item_is_done_once_and_a_fault_is_reported(parallel: bool, threads: int) -> None:
+def test_every_item_runs_once_and_errors_are_reported(parallel: bool, threads: int) -> None:
     worker = Worker(_count_worker)
     done = np.zeros(1000, dtype=np.int64)
     assert launch(worker, torch.float32, 1000, (done.ctypes.data,), parallel=parallel) == 9
@@ -124,7 +124,7 @@ def test_machine_code_is_kept_in_the_cache_folder(
     assert list((tmp_path / "quire" / "numba").rglob("*.nbc"))
 
 
-def test_a_cache_folder_that_cannot_be_written_only_costs_time(
+def test_unwritable_cache_folder_only_costs_time(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     cache_folder: Callable[[], bool],

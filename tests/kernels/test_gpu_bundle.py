@@ -57,6 +57,6 @@ def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, fol
 
 @pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_bundle_says_how_it_is_used(bundle: Path, command: str) -> None:
+def test_every_command_of_the_bundle_prints_its_usage(bundle: Path, command: str) -> None:
     result = run(bundle, "-m", command, "--help")
     assert result.returncode == 0 and result.stdout.startswith(f"usage: {command.rpartition('.')[2]}.py"), result.stderr

@@ -44,7 +44,7 @@ def test_pinned_memory_is_exact_and_freed_with_its_last_view() -> None:
     assert not cudart.registered
 
 
-def test_memory_that_cannot_be_pinned_is_told_and_let_go() -> None:
+def test_memory_that_cannot_be_pinned_is_an_error_and_freed() -> None:
     cudart = FakeCudart(error=2)
     with pytest.raises(RuntimeError, match=r"CUDA error: 4,096 bytes of host memory cannot be pinned: out of memory"):
         pinned_zeros((4096,), torch.uint8, cudart)
@@ -52,7 +52,7 @@ def test_memory_that_cannot_be_pinned_is_told_and_let_go() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 7), (0, 7)])
-def test_pages_that_nobody_pinned_are_zeros_to_write_to(shape: tuple[int, ...]) -> None:
+def test_unpinned_pages_are_writable_zeros(shape: tuple[int, ...]) -> None:
     zeros = lazy_zeros(shape, torch.float32)
     assert zeros.shape == shape and not zeros.any()
     zeros.fill_(2.0)
@@ -60,7 +60,7 @@ def test_pages_that_nobody_pinned_are_zeros_to_write_to(shape: tuple[int, ...]) 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="pins memory for a GPU")
-def test_a_gpu_takes_pinned_pages_for_its_own() -> None:
+def test_gpu_recognizes_pinned_pages() -> None:
     zeros = pinned_zeros((3, 1000), torch.float32)
     assert zeros.is_pinned()
     zeros.fill_(3.0)
@@ -75,7 +75,7 @@ def test_a_copy_in_large_pages_has_the_same_numbers(shape: tuple[int, ...]) -> N
     assert torch.equal(copy, given.t() if given.dim() == 2 else given)
 
 
-def test_copies_lie_side_by_side_and_share_nothing() -> None:
+def test_copies_are_adjacent_and_do_not_overlap() -> None:
     copies = [in_large_pages(torch.full((size,), size, dtype=torch.int32)) for size in (1, 63, 64, 65, 100_000)]
     assert all((copy == len(copy)).all() for copy in copies)
     assert all(copy.data_ptr() % 64 == 0 for copy in copies)

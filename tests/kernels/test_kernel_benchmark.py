@@ -25,7 +25,7 @@ def prepared(expected: Tensor, **options: object) -> Prepared:
     return Prepared(call=lambda: None, expected=lambda: expected, **options)  # type: ignore[arg-type]
 
 
-def test_one_wrong_row_among_many_is_wrong() -> None:
+def test_single_wrong_row_is_detected() -> None:
     expected = torch.randn(1000, 64, dtype=torch.float16)
     found = expected.clone()
     assert compare(prepared(expected), found, expected).holds
@@ -35,7 +35,7 @@ def test_one_wrong_row_among_many_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-def test_rounding_is_right_in_every_dtype(dtype: torch.dtype) -> None:
+def test_rounding_errors_are_accepted_in_every_dtype(dtype: torch.dtype) -> None:
     exact = torch.randn(100, 128, dtype=torch.float64)
     assert compare(prepared(exact), exact.to(dtype), exact.to(torch.float32).to(dtype)).holds
 
@@ -45,7 +45,7 @@ def test_rounding_is_right_in_every_dtype(dtype: torch.dtype) -> None:
     [torch.full((2, 4), torch.nan), torch.zeros(2, 4), torch.ones(2, 5), torch.full((2, 4), torch.inf)],
     ids=["NaN", "zeros", "another shape", "infinite"],
 )
-def test_nothing_like_the_expected_is_wrong(found: Tensor) -> None:
+def test_unrelated_result_is_wrong(found: Tensor) -> None:
     expected = torch.ones(2, 4)
     assert not compare(prepared(expected), found, expected).holds
 
@@ -71,7 +71,7 @@ def test_a_right_case_is_a_row_without_times() -> None:
     assert (row.failed, row.wrong, row.error) == (None, False, 0.0)
 
 
-def test_a_wrong_case_says_by_how_much_and_is_not_timed() -> None:
+def test_wrong_case_reports_its_error_and_is_not_timed() -> None:
     row = outcome(lambda device, dtype: Prepared(call=lambda: torch.zeros(2, 2), expected=lambda: torch.ones(2, 2)))
     assert row.wrong and row.failed == "wrong: error 1, at most 2e-05 is allowed" and row.seconds is None
 

@@ -56,7 +56,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def test_uses_the_kernel_that_triton_would(stand_in: StandIn) -> None:
+def test_launch_uses_the_same_kernel_as_triton(stand_in: StandIn) -> None:
     launch = Launch(_scale_kernel, BLOCK=16, num_warps=1, num_stages=1)
     seen: list[Launched] = []
     stand_in.observe = seen.append
@@ -78,7 +78,7 @@ def test_uses_the_kernel_that_triton_would(stand_in: StandIn) -> None:
         ("all aligned", "more rows than 32 bits", "rows is 2147483648, which i32 cannot hold"),
     ],
 )
-def test_the_stand_in_refuses_what_the_kernel_was_not_compiled_for(
+def test_fake_kernel_refuses_other_specializations(
     stand_in: StandIn, compiled_for: str, given: str, problem: str
 ) -> None:
     stand_in.observe = lambda launched: None
@@ -87,7 +87,7 @@ def test_the_stand_in_refuses_what_the_kernel_was_not_compiled_for(
         found.run(1, 1, 1, 0, found.function, found.packed_metadata, None, None, None, *ARGUMENTS[given], 16)
 
 
-def test_a_stream_is_that_of_the_moment(stand_in: StandIn) -> None:
+def test_launch_uses_the_current_stream(stand_in: StandIn) -> None:
     launch = Launch(_scale_kernel, BLOCK=16, num_warps=1, num_stages=1)
     seen: list[Launched] = []
     stand_in.observe = seen.append

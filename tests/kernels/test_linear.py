@@ -46,7 +46,7 @@ def test_row_has_the_same_bits_in_every_batch_and_place(
     assert torch.equal(linear(apart, weight, bias), together)
 
 
-def test_no_rows_give_no_rows() -> None:
+def test_zero_rows_give_an_empty_result() -> None:
     assert linear(torch.zeros(0, 8), torch.zeros(5, 8)).shape == (0, 5)
 
 
@@ -62,7 +62,7 @@ def test_no_rows_give_no_rows() -> None:
         ({"bias": torch.zeros(8)}, r"linear: bias is .*; a contiguous torch.float32 \(5,\) is needed"),
     ],
 )
-def test_what_cannot_be_multiplied_is_refused(change: dict[str, Tensor], message: str) -> None:
+def test_invalid_operands_are_refused(change: dict[str, Tensor], message: str) -> None:
     arguments = {"x": torch.zeros(2, 8), "weight": torch.zeros(5, 8), "bias": torch.zeros(5), **change}
     with pytest.raises(ArgumentError, match=message):
         linear(**arguments)

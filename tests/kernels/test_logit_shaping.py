@@ -52,23 +52,23 @@ def forbidden(row: Asked) -> list[int]:
     ],
     ids=repr,
 )
-def test_what_may_not_be_drawn_is_minus_infinity(row: Asked, tokens: list[int]) -> None:
+def test_forbidden_tokens_are_minus_infinity(row: Asked, tokens: list[int]) -> None:
     assert forbidden(row) == tokens
 
 
-def test_biases_are_added_before_penalties_are_taken() -> None:
+def test_biases_are_added_before_penalties() -> None:
     logits = torch.zeros(1, VOCABULARY)
     logits[0, 5] = -1.0
     row = Asked(biases={5: 3.0, 6: -1.0}, counted={5: 0, 6: 0}, penalties=(2.0, 0.0, 0.0))
     assert shaped(logits, row)[0, 5:7].tolist() == [1.0, -2.0]  # (-1 + 3) / 2 and (0 - 1) * 2
 
 
-def test_a_bias_does_not_bring_back_what_is_forbidden() -> None:
+def test_bias_does_not_allow_a_forbidden_token() -> None:
     row = Asked(allowed=[1], words=[[2]], biases={2: 100.0, 3: 100.0}, counted={3: 4}, penalties=(0.5, -2.0, -2.0))
     assert forbidden(row) == [token for token in range(50) if token != 1]
 
 
-def test_penalties_tell_the_prompt_from_what_was_drawn() -> None:
+def test_penalties_distinguish_prompt_from_sampled_tokens() -> None:
     logits = torch.full((1, VOCABULARY), 4.0)
     row = Asked(counted={1: 0, 2: 1, 3: 3}, penalties=(2.0, 0.25, 0.5))
     assert shaped(logits, row)[0, :4].tolist() == [4.0, 2.0, 1.25, 0.75]
@@ -109,7 +109,7 @@ def test_any_mix_of_rows_is_shaped_as_the_reference_shapes_it(rows: list[Asked],
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(ids, ids, ids), max_size=90))
-def test_counts_follow_what_is_drawn(draws: list[tuple[int, int, int]]) -> None:
+def test_counts_follow_sampled_tokens(draws: list[tuple[int, int, int]]) -> None:
     rows = (Asked(counted={1: 0, 2: 3}, room=60), Asked(words=[[1, 2]]), Asked(counted={5: 1}, room=60))
     found, expected = edits_of(*rows), edits_of(*rows)
     order = torch.tensor([2, 0, 1])
@@ -156,7 +156,7 @@ def test_a_row_without_room_is_refused_and_the_pool_left_whole() -> None:
         ({"edits": replace(edits_of(Asked()), penalties=torch.zeros(1, 2))}, "shape_logits: penalties is"),
     ],
 )
-def test_refuses_what_it_cannot_take(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     given = {"logits": torch.zeros(1, VOCABULARY), "lines": one, "rows": one, "edits": edits_of(Asked()), **change}
     with pytest.raises(ArgumentError, match=message):

@@ -16,7 +16,7 @@ def check(found: Logprobs, expected: Logprobs) -> None:
 
 @pytest.mark.parametrize("most", [0, 1, 5, 20])
 @pytest.mark.parametrize("vocabulary", [20, 127, 1003, 5000])
-def test_reports_what_the_reference_reports(vocabulary: int, most: int, dtype: torch.dtype, threads: int) -> None:
+def test_logprobs_equal_the_reference(vocabulary: int, most: int, dtype: torch.dtype, threads: int) -> None:
     logits = (4.0 * torch.randn(9, vocabulary + 3)).to(dtype)[:, :vocabulary]  # rows apart; 16 bits make equals
     lines = torch.tensor([8, 0, 0, 3, 5])
     tokens = torch.randint(vocabulary, (5,))
@@ -24,26 +24,26 @@ def test_reports_what_the_reference_reports(vocabulary: int, most: int, dtype: t
 
 
 @pytest.mark.parametrize("order", ["rising", "falling"])
-def test_the_likeliest_are_found_wherever_they_stand(order: str) -> None:
+def test_most_likely_tokens_are_found_at_any_position(order: str) -> None:
     logits = torch.arange(700.0)[None] / 100
     logits = logits if order == "rising" else logits.flip(1)
     line, token = torch.tensor([0]), torch.tensor([3])
     check(token_logprobs(logits, line, token, 20), reference.token_logprobs(logits, line, token, 20))
 
 
-def test_all_of_a_vocabulary_can_be_told() -> None:
+def test_logprobs_of_the_whole_vocabulary_can_be_reported() -> None:
     logits = torch.randn(1, 30)
     found = token_logprobs(logits, torch.tensor([0]), torch.tensor([7]), 30)
     assert sorted(found.token_ids[0].tolist()) == list(range(30))
     assert float(found.logprobs.exp().sum()) == pytest.approx(1.0)
 
 
-def test_of_equals_the_first_are_told_and_all_have_the_best_rank() -> None:
+def test_ties_report_the_first_and_share_the_best_rank() -> None:
     found = token_logprobs(torch.zeros(2, 400), torch.tensor([0, 1]), torch.tensor([0, 399]), 3)
     assert found.token_ids.tolist() == [[0, 1, 2]] * 2 and found.rank.tolist() == [1, 1]
 
 
-def test_a_token_that_cannot_be_drawn_has_no_probability() -> None:
+def test_excluded_token_has_no_probability() -> None:
     logits = torch.zeros(1, 300)
     logits[0, 4] = -torch.inf
     found = token_logprobs(logits, torch.tensor([0]), torch.tensor([4]), 2)
@@ -72,7 +72,7 @@ def test_large_logits_do_not_overflow() -> None:
         ({"token_ids": torch.zeros(1)}, "token_logprobs: token_ids is torch.float32"),
     ],
 )
-def test_refuses_what_it_cannot_take(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(change: dict[str, Any], message: str) -> None:
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ArgumentError, match=message):
         token_logprobs(**{"logits": torch.zeros(2, 5), "lines": one, "token_ids": one, "most": 1, **change})

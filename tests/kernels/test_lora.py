@@ -91,7 +91,7 @@ def test_long_groups_are_divided_into_blocks() -> None:
     assert groups.blocks.tolist() == [[3, 0, first], [3, first, second], [3, second, third], [5, third, fourth]]
 
 
-def test_no_adapter_gives_no_groups() -> None:
+def test_no_groups_without_adapters() -> None:
     assert group_tokens(np.array([-1, -1])) is None and group_tokens(np.zeros(0, dtype=np.int64)) is None
 
 

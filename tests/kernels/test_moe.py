@@ -85,7 +85,7 @@ def test_sum_of_a_token_does_not_depend_on_its_batch() -> None:
 
 
 @pytest.mark.parametrize("gelu", [True, False])
-def test_stacked_experts_make_what_the_reference_makes(
+def test_stacked_experts_equal_the_reference(
     gelu: bool, dtype: torch.dtype, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:
     x = torch.randn(9, 32).to(dtype)
@@ -95,7 +95,7 @@ def test_stacked_experts_make_what_the_reference_makes(
     assert_close(found, reference.fused_experts(x, routes, gate_up, down, gelu))
 
 
-def test_no_tokens_are_no_work() -> None:
+def test_zero_tokens_need_no_work() -> None:
     routes = route_tokens(torch.zeros(0, 4), 2, normalise=True)
     assert apply_experts(torch.zeros(0, 8), routes, [never] * 4).shape == (0, 8)
 
@@ -109,7 +109,7 @@ def test_no_tokens_are_no_work() -> None:
         (torch.zeros(2, 4), 0, "route_tokens: per_token is 0"),
     ],
 )
-def test_routes_that_there_cannot_be_are_refused(logits: Tensor, per_token: int, message: str) -> None:
+def test_invalid_routes_are_refused(logits: Tensor, per_token: int, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         route_tokens(logits, per_token, normalise=True)
 
@@ -137,7 +137,7 @@ def routes(chosen: Tensor, weights: Tensor | None = None) -> Routes:
         (torch.zeros(2, 8).double(), routes(torch.zeros(2, 1, dtype=torch.int64)), "x is torch.float64"),
     ],
 )
-def test_sums_that_there_cannot_be_are_refused(x: Tensor, chosen: Routes, message: str) -> None:
+def test_invalid_sums_are_refused(x: Tensor, chosen: Routes, message: str) -> None:
     with pytest.raises(ArgumentError, match=f"apply_experts: .*{message}|apply_experts: {message}"):
         apply_experts(x, chosen, [lambda rows: rows] * 3)
 

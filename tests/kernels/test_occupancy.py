@@ -16,7 +16,7 @@ from quire_kernels.triton_runtime.target import INTERPRETER, Target
         ("gfx942", 4, 4, None),
     ],
 )
-def test_the_limit_lets_all_programs_in(target: str, programs: int, warps: int, expected: int | None) -> None:
+def test_register_limit_fits_all_programs(target: str, programs: int, warps: int, expected: int | None) -> None:
     assert register_limit(Target.named(target), programs, warps) == expected
 
 

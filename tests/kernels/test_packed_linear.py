@@ -101,7 +101,7 @@ def test_float_equals_the_reference(
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_levels_reach_both_ends_of_a_row() -> None:
+def test_quantization_levels_cover_both_ends_of_a_row() -> None:
     """If the minimum and the maximum are both rounded up, there are still at most 256 levels."""
     x = torch.tensor([[-0.5, 254.5], [-2.0, -1.0], [1.0, 3.0], [0.0, 0.0]])
     weight = torch.eye(2)
@@ -125,11 +125,11 @@ def test_an_output_without_weights_is_its_bias() -> None:
     assert torch.equal(int8_linear(torch.randn(2, 16), pack_int8(weight, bias))[:, 7], bias[7].expand(2))
 
 
-def test_no_rows_give_no_rows() -> None:
+def test_zero_rows_give_an_empty_result() -> None:
     assert int8_linear(torch.zeros(0, 8), pack_int8(torch.zeros(5, 8))).shape == (0, 5)
 
 
-def test_int8_sums_are_whole_up_to_the_largest_that_are_allowed() -> None:
+def test_int8_sums_are_exact_up_to_the_largest_allowed_size() -> None:
     x, weight = torch.ones(1, 65_536), torch.ones(1, 65_536)
     assert int8_linear(x, pack_int8(weight)).item() == pytest.approx(65_536, rel=1e-6)
     with pytest.raises(ArgumentError, match="pack_int8: weight has 65537 inputs; at most 65536"):
@@ -145,12 +145,12 @@ def test_int8_sums_are_whole_up_to_the_largest_that_are_allowed() -> None:
         (torch.zeros(8), r"int8_linear: x is \(8,\)"),
     ],
 )
-def test_what_cannot_be_multiplied_is_refused(x: Tensor, message: str) -> None:
+def test_invalid_operands_are_refused(x: Tensor, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         int8_linear(x, pack_int8(torch.zeros(5, 8)))
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
+def test_invalid_weights_are_not_packed() -> None:
     with pytest.raises(ArgumentError, match=r"pack_int8: weight has shape \(8,\)"):
         pack_int8(torch.zeros(8))
     with pytest.raises(ArgumentError, match=r"pack_int8: bias is .*; a contiguous torch.float32 \(5,\) is needed"):

@@ -123,7 +123,7 @@ def test_a_soft_cap_bounds_the_scores(
 @pytest.mark.parametrize("has_slopes", [False, True])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
-def test_sinks_and_slopes_bend_the_scores(
+def test_sinks_and_alibi_slopes_change_the_scores(
     has_sinks: bool,
     has_slopes: bool,
     window: int | None,
@@ -142,7 +142,7 @@ def test_sinks_and_slopes_bend_the_scores(
     assert_close(*attend(fill_cache, batch, heads=6, kv_heads=2, head_dim=32, dtype=dtype, **bends))
 
 
-def test_a_sink_takes_its_share_of_the_weights(fill_cache: Callable[..., Any]) -> None:
+def test_sink_reduces_the_attention_weights(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([1], kv_heads=1, head_dim=32, dtype=torch.float32)
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[1], block_size=16)
     rule: dict[str, Any] = {"q": torch.zeros(1, 1, 32), "cache": filled.cache, "plan": plan, "scale": 1.0}
@@ -152,7 +152,7 @@ def test_a_sink_takes_its_share_of_the_weights(fill_cache: Callable[..., Any]) -
     )
 
 
-def test_writes_where_it_is_told_to(fill_cache: Callable[..., Any]) -> None:
+def test_output_is_written_to_the_given_tensor(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([40], kv_heads=1, head_dim=32, dtype=torch.float32)
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[20], context_lens=[40], block_size=16)
     q, out = torch.randn(20, 2, 32), torch.full((20, 2, 32), torch.nan)
@@ -189,7 +189,7 @@ def test_deterministic_tokens_have_the_same_bits_in_all_steps(
 
 
 @pytest.mark.parametrize(("query", "context"), [(1, 33), (1, 900), (20, 300)])
-def test_bfloat16_loses_little_more_than_its_rounding(query: int, context: int, fill_cache: Callable[..., Any]) -> None:
+def test_bfloat16_error_is_near_its_rounding(query: int, context: int, fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([context], kv_heads=2, head_dim=64, dtype=torch.bfloat16)
     batch = {"block_tables": filled.block_tables, "query_lens": [query], "context_lens": [context]}
     q = torch.randn(query, 6, 64).bfloat16()
@@ -203,7 +203,7 @@ def test_bfloat16_loses_little_more_than_its_rounding(query: int, context: int, 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_is_not_a_number_is_seen_in_the_result(deterministic: bool, fill_cache: Callable[..., Any]) -> None:
+def test_nan_propagates_to_the_result(deterministic: bool, fill_cache: Callable[..., Any]) -> None:
     """The test includes pieces of a long context that are attended separately and merged."""
     filled = fill_cache([600], kv_heads=1, head_dim=32, dtype=torch.float32)
     plan = plan_attention(
@@ -228,9 +228,7 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Callable[..., Any]) -> 
     assert torch.equal(paged_attention(q, filled.cache, plan, 1.0), before)
 
 
-def test_a_row_does_not_depend_on_its_batch_mates_or_the_threads(
-    dtype: torch.dtype, fill_cache: Callable[..., Any]
-) -> None:
+def test_row_is_independent_of_its_batch_and_of_threads(dtype: torch.dtype, fill_cache: Callable[..., Any]) -> None:
     contexts = [700, 40, 350]
     queries = [1, 17, 3]
     filled = fill_cache(contexts, kv_heads=2, head_dim=64, dtype=dtype)
@@ -279,7 +277,7 @@ def test_large_scores_do_not_overflow(fill_cache: Callable[..., Any], assert_clo
         ({"chunked": True}, "chunked is set; a window and a CPU are needed"),
     ],
 )
-def test_plan_refuses_what_does_not_fit_together(change: dict[str, Any], message: str | None) -> None:
+def test_plan_refuses_inconsistent_arguments(change: dict[str, Any], message: str | None) -> None:
     lengths: dict[str, Any] = {
         "block_tables": torch.zeros(1, 4, dtype=torch.int32),
         "query_lens": [1],
@@ -304,14 +302,14 @@ def test_plan_refuses_what_does_not_fit_together(change: dict[str, Any], message
         (torch.zeros(1, 4, 64)[..., :32], "q has strides .*; the heads of a token must lie side by side"),
     ],
 )
-def test_refuses_queries_it_cannot_take(q: Tensor, message: str, fill_cache: Callable[..., Any]) -> None:
+def test_invalid_queries_are_refused(q: Tensor, message: str, fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[1], context_lens=[20], block_size=16)
     with pytest.raises(ArgumentError, match=f"paged_attention: {message}"):
         paged_attention(q, filled.cache, plan, 1.0)
 
 
-def test_refuses_what_only_triton_has(fill_cache: Callable[..., Any]) -> None:
+def test_options_of_triton_only_are_refused(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
     lengths: dict[str, Any] = {"query_lens": [1], "context_lens": [20], "block_size": 16}
     space = Workspace(buffer=torch.empty(1), partials=1, split_tokens=None, max_tokens=1)
@@ -332,7 +330,7 @@ def test_refuses_what_only_triton_has(fill_cache: Callable[..., Any]) -> None:
         ({"cache_dtype": FP8}, "KV cache dtype torch.float8_e4m3fn: torch.bfloat16 is needed on cpu"),
     ],
 )
-def test_says_what_it_does_not_support(change: dict[str, Any], reason: str | None) -> None:
+def test_unsupported_layers_are_reported(change: dict[str, Any], reason: str | None) -> None:
     layer: dict[str, Any] = {"head_dim": 128, "group": 4, "block_size": 16, "dtype": torch.bfloat16}
     assert unsupported(**{"device_type": "cpu", **layer, "cache_dtype": torch.bfloat16, **change}) == reason
 

@@ -59,7 +59,7 @@ def test_cpu_flags_are_those_of_the_first_listed_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux lists the flags")
-def test_llvm_finds_here_what_the_systems_flags_promise() -> None:
+def test_llvm_and_cpuinfo_agree_on_features() -> None:
     """The names of either are accepted."""
     from llvmlite import binding
 
@@ -100,11 +100,11 @@ def _ways(names: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> tuple[bool,
     )
 
 
-def test_each_level_has_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_level_selects_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({_ways(level.features, monkeypatch) for level in LEVELS}) == len(LEVELS)
 
 
-def test_no_cpu_takes_a_slower_way_for_being_served_as_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_level_kernels_are_not_slower_than_native_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     by_flag = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
     by_flag |= {flag: flag.replace("_", "-") for flag in _AMX}
     pairs = {"avx512_vnni", "avx512_bf16"}
@@ -136,7 +136,7 @@ def _reason(found: Precompiled | NotUsable) -> str:
     return found.reason
 
 
-def test_what_cannot_be_used_is_told_with_its_reason(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_precompiled_kernels_have_a_reason(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = _BY_NAME["x86-64-v3"]
     assert find(store, lowest) == Precompiled(level=lowest, folder=store / build() / "x86-64-v3")
     assert "no precompiled level" in _reason(find(store, None))
@@ -171,7 +171,7 @@ def test_changed_sources_or_folders_are_another_build(tmp_path: Path, monkeypatc
     assert len(builds) == 9
 
 
-def test_files_are_linked_but_for_those_that_are_there(tmp_path: Path) -> None:
+def test_missing_files_are_linked(tmp_path: Path) -> None:
     image, cache = tmp_path / "image", tmp_path / "cache"
     for name in ("float32/op/a.nbi", "float32/op/a.1.nbc", "float32/op/b.nbi"):
         (image / name).parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +260,7 @@ def test_start_compiles_no_precompiled_kernel(tmp_path: Path, start: Callable[..
 
 
 @needs_a_level
-def test_start_without_its_build_compiles_and_says_why(tmp_path: Path, start: Callable[..., str]) -> None:
+def test_start_without_its_build_compiles_and_logs_why(tmp_path: Path, start: Callable[..., str]) -> None:
     store = tmp_path / "store"
     (store / "0123456789abcdef").mkdir(parents=True)
     said = start(store)

@@ -49,7 +49,7 @@ def test_agrees_with_torch() -> None:
         ({"residual": torch.zeros(3, 8)}, r"rms_norm: residual is .*\(3, 8\); torch.float32 \(2, 8\) is needed"),
     ],
 )
-def test_refuses_what_it_cannot_take(change: dict[str, Tensor], message: str) -> None:
+def test_invalid_arguments_are_refused(change: dict[str, Tensor], message: str) -> None:
     arguments = {"x": torch.zeros(2, 8), "weight": torch.ones(8), "residual": None, **change}
     with pytest.raises(ArgumentError, match=message):
         rms_norm(arguments["x"], arguments["weight"], 1e-5, arguments["residual"])

@@ -105,7 +105,7 @@ class Norm:
 
 
 @pytest.mark.parametrize(("head_dim", "rotated"), [(20, 20), (128, 128), (96, 32)])
-def test_store_kv_norms_each_head_before_it_turns_it(
+def test_store_kv_normalizes_heads_before_rotation(
     head_dim: int, rotated: int, dtype: torch.dtype, strided: Callable[..., Tensor], assert_close: Close
 ) -> None:
     projected = strided(41, 3 + 2 * 2, head_dim, dtype=dtype)
@@ -187,7 +187,7 @@ def arguments() -> dict[str, Any]:
         ({"cache": cache_of(1, 32, torch.float32)}, "store_kv: cache holds torch.float32, 1 heads of 32"),
     ],
 )
-def test_store_kv_refuses_what_it_cannot_take(change: dict[str, Any], message: str) -> None:
+def test_store_kv_refuses_invalid_arguments(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         store_kv(**{**arguments(), **change})
 
@@ -197,7 +197,7 @@ def test_rotary_refuses_a_position_outside_its_table() -> None:
         rotary(torch.zeros(1, 1, 32), table(32), torch.tensor([100]))
 
 
-def test_a_float8_cache_is_for_triton() -> None:
+def test_float8_cache_is_refused_on_the_cpu() -> None:
     with pytest.raises(ArgumentError, match=r"dtype is torch.float8_e4m3fn; .*, float16 is needed on cpu"):
         cache_of(1, 32, torch.float8_e4m3fn)
 

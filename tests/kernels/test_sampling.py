@@ -86,7 +86,7 @@ def test_philox_gives_the_words_its_authors_publish(
     ids=str,
 )
 @pytest.mark.parametrize("vocabulary", [1, 7, 40, 1000, 3001])
-def test_draws_what_the_reference_draws(settings: dict[str, float], vocabulary: int, threads: int) -> None:
+def test_samples_equal_the_reference(settings: dict[str, float], vocabulary: int, threads: int) -> None:
     logits = 3.0 * torch.randn(60, vocabulary + 3)[:, :vocabulary]  # rows apart
     if int(settings.get("top_k", 1)) > vocabulary:
         settings = {**settings, "top_k": vocabulary}
@@ -105,7 +105,7 @@ def test_zero_temperature_is_greedy_among_sampled_rows() -> None:
 
 @pytest.mark.parametrize("typical_p", [1.0, 0.9])
 @pytest.mark.parametrize("temperature", [1e-2, 1e-20, 1e-38, 2e-39, 1e-44])
-def test_next_to_no_temperature_takes_the_likeliest(temperature: float, typical_p: float) -> None:
+def test_near_zero_temperature_samples_the_most_likely_token(temperature: float, typical_p: float) -> None:
     """Below 3e-39 its inverse overflows float32."""
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     drawn = sample(logits, **columns(4, 1000, temperature=temperature, typical_p=typical_p))
@@ -146,7 +146,7 @@ def test_frequencies_follow_the_distribution(settings: dict[str, float]) -> None
     assert chi_square < CHI_SQUARE[int(keep.sum()) - 1]
 
 
-def test_seeds_and_positions_draw_independently() -> None:
+def test_seeds_and_positions_sample_independently() -> None:
     numbers = torch.tensor([[reference.uniform(seed, position) for position in range(40)] for seed in range(40)])
     assert numbers.unique().numel() == 1600
     assert float(numbers.min()) >= 0.0 and float(numbers.max()) < 1.0
@@ -175,13 +175,13 @@ def test_typical_tokens_are_those_nearest_to_the_entropy() -> None:
     assert drawn == {0.25: {1}, 0.5: {0, 1}, 0.85: {0, 1, 2, 3}, 1.0: {0, 1, 2, 3}}
 
 
-def test_forbidden_tokens_are_never_drawn() -> None:
+def test_forbidden_tokens_are_never_sampled() -> None:
     logits = torch.full((2000, 5), -torch.inf)
     logits[:, [1, 3]] = 0.0
     assert set(sample(logits, **columns(2000, 5)).tolist()) == {1, 3}
 
 
-def test_a_row_without_a_number_still_gives_a_token() -> None:
+def test_row_of_nan_still_gives_a_token() -> None:
     logits = torch.full((3, 300), torch.nan)
     logits[1] = -torch.inf
     tokens = sample(logits, **columns(3, 300, top_k=5, top_p=0.5, typical_p=0.5))
@@ -195,7 +195,7 @@ def test_greedy_equals_the_reference(rows: int, vocabulary: int, dtype: torch.dt
     assert greedy(logits).tolist() == reference.greedy(logits).tolist()
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_selects_the_first_of_equal_logits() -> None:
     assert greedy(torch.tensor([[0.0, 2.0, 2.0, 1.0], [-1.0, -0.0, 0.0, -1.0]])).tolist() == [1, 1]
     far = torch.full((2, 5000), -3.0)
     far[0, [1500, 1600, 4000]], far[1, [4999, 1024]] = -1.0, 7.0
@@ -212,6 +212,6 @@ def test_greedy_takes_the_first_of_equals() -> None:
         (torch.zeros(2, 5), {"temperature": torch.ones(3)}, r"sample: temperature is .*\(2,\) is needed"),
     ],
 )
-def test_refuses_what_it_cannot_take(logits: Tensor, change: dict[str, Tensor], message: str) -> None:
+def test_invalid_arguments_are_refused(logits: Tensor, change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         sample(logits, **{**columns(2, 5), **change})

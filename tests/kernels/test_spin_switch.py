@@ -17,7 +17,7 @@ def sleepers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "openmp-sleepers"}
 
 
-def test_asking_twice_is_asking_once() -> None:
+def test_repeated_switch_has_no_further_effect() -> None:
     before = sleepers()  # of engines from other tests in this process
     switch = SpinSwitch(threads=2)
     switch.spin()
@@ -30,7 +30,7 @@ def test_asking_twice_is_asking_once() -> None:
     assert sleepers() <= before
 
 
-def test_a_machine_of_many_cpus_is_not_filled_with_sleepers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_sleeping_threads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many threads would end the process, because libgomp exits if it cannot create them."""
     before = sleepers()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(128)))

@@ -76,7 +76,7 @@ def test_swapped_bits_come_back_even_for_nan() -> None:
     )
 
 
-def test_no_blocks_are_nothing_to_do() -> None:
+def test_zero_blocks_need_no_work() -> None:
     sources, targets = caches(2), caches(1)
     start = copied(targets)
     swap_blocks(sources, targets, torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
@@ -97,7 +97,7 @@ def test_no_blocks_are_nothing_to_do() -> None:
         ({"source_blocks": torch.tensor([0, 1]).int()}, "source_blocks is torch.int32"),
     ],
 )
-def test_what_cannot_be_copied_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_copies_are_refused(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {
         "sources": caches(5),
         "targets": caches(4),

@@ -67,7 +67,7 @@ def test_sums_are_kept_between_the_parts_of_a_long_panel() -> None:
 
 @pytest.mark.parametrize("inputs", [16, 64, 128, 1600])
 @pytest.mark.parametrize("rows", [64, 95, 96, 290])
-def test_a_row_of_many_has_the_bits_of_the_row_alone(rows: int, inputs: int, threads: int) -> None:
+def test_row_in_a_batch_equals_the_single_row_bitwise(rows: int, inputs: int, threads: int) -> None:
     """Results are stored during the next block. The last panel is not whole, and 290 long rows are two chunks."""
     weight, bias = (torch.randn(70, inputs) / inputs**0.5).bfloat16(), torch.randn(70).bfloat16()
     x = torch.randn(rows, inputs).bfloat16()
@@ -96,9 +96,7 @@ def test_attention_is_right_for_shapes_of_tiles(
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("query", [1, 16])
-def test_attention_multiplies_by_tiles_and_gives_them_back(
-    query: int, threads: int, fill_cache: Callable[..., Any]
-) -> None:
+def test_attention_uses_tiles_and_releases_them(query: int, threads: int, fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([48], kv_heads=1, head_dim=64, dtype=torch.bfloat16)
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[query], context_lens=[48], block_size=16)
     before = _count("amx_bfloat16_products")
@@ -110,7 +108,7 @@ def test_attention_multiplies_by_tiles_and_gives_them_back(
 
 
 @pytest.mark.usefixtures("emulated")
-def test_a_fault_gives_the_tiles_back(fill_cache: Callable[..., Any]) -> None:
+def test_error_releases_the_tiles(fill_cache: Callable[..., Any]) -> None:
     filled = fill_cache([600], kv_heads=1, head_dim=64, dtype=torch.bfloat16)
     filled.block_tables[0, 20] = 1 << 30
     plan = plan_attention(block_tables=filled.block_tables, query_lens=[40], context_lens=[600], block_size=16)

@@ -88,7 +88,7 @@ def test_each_capability_has_a_family(capability: int, family: str) -> None:
     assert config.family(Target(capability)) == family
 
 
-def test_a_folder_of_ones_own_comes_before_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_folder_takes_precedence_over_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "NVIDIA_H200.json").write_text(json.dumps({**DEVICE, "kernels": {"op.forward": {"wide": flat(9)}}}))
@@ -97,7 +97,7 @@ def test_a_folder_of_ones_own_comes_before_the_package(tmp_path: Path, monkeypat
     assert config_for("op.forward", Target(90, "NVIDIA H200"), "default").blocks["BLOCK"] == 2
 
 
-def test_the_tuner_can_override_and_see_what_was_asked_for() -> None:
+def test_tuner_can_override_and_record_configurations() -> None:
     tried = config.launch_config(flat(64, warps=1))
     with config.recorded() as asked, config.override("op.forward", "wide", tried):
         assert config_for("op.forward", Target(90), "wide") == tried

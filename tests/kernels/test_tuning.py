@@ -35,17 +35,17 @@ def test_a_default_that_cannot_be_used_is_replaced() -> None:
     assert found.default_seconds is None and found.seconds == 1.0 and found.worth_writing
 
 
-def test_where_nothing_can_be_used_nothing_is_written() -> None:
+def test_nothing_is_written_without_a_usable_configuration() -> None:
     found = search(SPACE, START, lambda parameters: None, never)
     assert found.seconds is None and not found.worth_writing and found.best == START
 
 
-def test_what_gains_next_to_nothing_leaves_the_default() -> None:
+def test_negligible_gain_keeps_the_default() -> None:
     found = search(SPACE, START, lambda parameters: 1.0 if parameters == START else 0.99, never)
     assert not found.worth_writing
 
 
-def test_when_the_time_is_up_the_best_so_far_stands() -> None:
+def test_best_configuration_so_far_is_kept_at_the_time_limit() -> None:
     left = iter([False, False, True])
     found = search(SPACE, START, cost, lambda: next(left))
     assert not found.finished and found.best == {"BLOCK": 64, "num_warps": 4}
@@ -69,7 +69,7 @@ def test_interrupted_search_continues_without_repetition(tmp_path: Path) -> None
     assert len(tried) == again
 
 
-def test_what_was_tried_with_other_versions_is_left_aside(tmp_path: Path) -> None:
+def test_results_of_other_versions_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     Trials.read(path, MACHINE).remembered("op.k", "wide", cost)(START)
     assert Trials.read(path, MACHINE).seconds["op.k"]["wide"]
@@ -93,7 +93,7 @@ def test_a_table_keeps_its_other_entries(table: dict[str, Any] | None, kernels: 
     assert table is None or result.get("device") == table.get("device")
 
 
-def test_what_takes_most_of_a_step_is_tuned_first() -> None:
+def test_kernels_with_the_largest_share_are_tuned_first() -> None:
     kernels = [
         "activation.gated",
         "paged_attention.attend",

@@ -120,7 +120,7 @@ def test_a_run_reports_every_token_and_writes_its_files(server: FakeServer, tmp_
     assert server.bodies[0]["stream_options"] == {"include_usage": True}
 
 
-def test_chat_turns_carry_the_ones_before(server: FakeServer) -> None:
+def test_chat_turns_contain_earlier_turns(server: FakeServer) -> None:
     result = run(
         server, "--endpoint", "chat", "--requests", "1", "--turns", "3", "--input-tokens", "4", "--output-tokens", "2"
     )
@@ -166,7 +166,7 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
         (["--json", "/dev/null/out.json"], "cannot write /dev/null/out.json"),
     ],
 )
-def test_a_wrong_argument_is_one_clear_error(server: FakeServer, arguments: list[str], reported: str) -> None:
+def test_wrong_argument_is_one_error_message(server: FakeServer, arguments: list[str], reported: str) -> None:
     result = run(server, *arguments)
     assert result.exit_code == 2
     assert reported in result.output

@@ -41,17 +41,17 @@ def test_rates_count_from_the_first_request_to_the_last_answer() -> None:
     assert summary.tpot_seconds.mean == pytest.approx((2 / 4 + 3 / 10) / 2)
 
 
-def test_goodput_counts_what_kept_every_objective() -> None:
+def test_goodput_counts_requests_within_every_objective() -> None:
     fast, late, slow = outcome(0, 0.5, 1, 3), outcome(0, 2, 2.5, 3), outcome(0, 0.5, 10, 3)
     failed = outcome(0, None, 0.1, 0, error="x")
     summary = summarise([fast, late, slow, failed], Objective(ttft_seconds=1, e2e_seconds=5))
     assert summary.goodput_requests_per_second == pytest.approx(1 / 10)
 
 
-def test_an_answer_shorter_than_asked_is_counted() -> None:
+def test_short_answers_are_counted() -> None:
     assert summarise([outcome(0, 1, 2, 3, asked=5), outcome(0, 1, 2, 5)], Objective()).short == 1
 
 
-def test_nothing_at_all_is_still_a_summary() -> None:
+def test_summary_of_no_requests_is_empty() -> None:
     summary = summarise([], Objective())
     assert (summary.requests, summary.ttft_seconds, summary.requests_per_second) == (0, None, 0.0)

@@ -22,7 +22,7 @@ MOONCAKE = """{"timestamp": 500, "input_length": 1100, "output_length": 6, "hash
 """
 
 
-def test_same_seed_asks_the_same_questions() -> None:
+def test_same_seed_gives_the_same_workload() -> None:
     shape = Shape(input_tokens=50, output_tokens=10, jitter=0.5, prefix_tokens=16, prefix_groups=3, turns=2)
     one, two = (synthetic(shape, IDS, count=20, rate=5.0, burstiness=0.5, seed=7) for _ in range(2))
     other = synthetic(shape, IDS, count=20, rate=5.0, burstiness=0.5, seed=8)
@@ -91,7 +91,7 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, comp
         read_trace(path)
 
 
-def test_a_replay_cuts_bends_and_bounds() -> None:
+def test_replay_cuts_scales_and_bounds_a_trace() -> None:
     rows = [TraceRow(arrival_seconds=float(t), input_tokens=100 * t + 10, output_tokens=t + 1) for t in range(10)]
     window = Replay(
         speed=2.0, start_seconds=3, duration_seconds=4, scale_input=0.1, scale_output=3, max_output_tokens=20
@@ -102,7 +102,7 @@ def test_a_replay_cuts_bends_and_bounds() -> None:
     assert [c.turns[0].max_tokens for c in got] == [12, 15, 18, 20]
 
 
-def test_blocks_that_a_trace_shares_are_shared_in_the_replay(tmp_path: Path) -> None:
+def test_shared_blocks_of_a_trace_are_shared_in_the_replay(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(MOONCAKE)
     first, second = (c.turns[0].prompt_token_ids for c in replayed(read_trace(path), Replay(), IDS, seed=1))

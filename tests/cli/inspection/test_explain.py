@@ -80,7 +80,7 @@ def flat(text: str) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_screen_tells_now_and_then(width: int) -> None:
+def test_explain_shows_current_state_and_history(width: int) -> None:
     told = of_run("chat", served(decisions=log()), place="quire up of f.yaml", ended=None)
     text = drawn(told, width)
     assert max(map(len, text.splitlines())) <= width
@@ -102,7 +102,7 @@ def test_only_the_last_rows_are_shown_and_the_rest_is_counted() -> None:
     assert "last 1 of 3; use --last for more" in seen and "MetricsStale" not in seen
 
 
-def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
+def test_explain_shows_missing_metrics_and_failed_replicas() -> None:
     stale = noted((), tick(995, 2, 2, "MetricsStale", "only 0 of 1", fresh=0), limit=5)
     replicas = (
         ReplicaState(name="chat-0", phase="Ready", restarts=7, reason="long ago"),
@@ -117,20 +117,20 @@ def test_a_run_without_metrics_and_with_a_failed_replica_says_so() -> None:
     assert "chat-2: Loading process ended: signal 9; restarted once" in seen
 
 
-def test_a_fixed_number_needs_no_decisions() -> None:
+def test_fixed_replicas_need_no_decisions() -> None:
     told = of_run("chat", ServedState(served_name="m", replicas=1, ready_replicas=1), place="here", ended=None)
     assert "a fixed number (spec.autoscaling is not set)" in drawn(told, 100)
     assert told.now_missing is None
 
 
-def test_lines_tell_each_stretch_once() -> None:
+def test_each_stretch_is_one_line() -> None:
     told = of_run("chat", served(decisions=log()), place="here", ended=None)
     assert line(told, log()[0]) == "1970-01-01T00:15:00Z chat 1 → 2 ArrivingWork: ArrivingWork needs 1.60 replicas"
     assert [stretch.ticks for stretch in fresh_stretches(log()[:1], log())] == [2, 1]
     assert fresh_stretches(log(), log()) == []
 
 
-def test_only_figures_that_tell_something_are_named() -> None:
+def test_only_relevant_inputs_are_listed() -> None:
     assert key_inputs({"waiting": 0, "running": 0, "ready": 1, "fresh": 1, "starting": 0, "needUp": 0}) == (
         "waiting 0, running 0, ready 1"
     )
@@ -160,7 +160,7 @@ def condition(kind: str, status: str, reason: str) -> dict[str, str]:
     return {"type": kind, "status": status, "reason": reason, "message": f"{reason} it is"}
 
 
-def test_what_the_operator_says_goes_on_where_status_ends() -> None:
+def test_operator_log_extends_the_history_of_the_status() -> None:
     kept = {"desiredReplicas": 2, "history": [change(500, 3, 2), change(900, 1, 2)]}
     body = trim_resource(resource(desiredReplicas=2, readyReplicas=1, autoscaling=kept))
     told = of_resource(body, OperatorReport(log=log(), problem=None), place="there", now=0.0)
@@ -185,13 +185,13 @@ def test_what_the_operator_says_goes_on_where_status_ends() -> None:
         (("Degraded", "False", "AsExpected"), False),
     ],
 )
-def test_conditions_that_bear_on_the_number_are_noticed(found: tuple[str, str, str], noticed: bool) -> None:
+def test_conditions_that_affect_replicas_are_shown(found: tuple[str, str, str], noticed: bool) -> None:
     body = trim_resource(resource(conditions=[condition(*found)]))
     told = of_resource(body, OperatorReport(log=(), problem=None), place="there", now=0.0)
     assert [notice.reason for notice in told.notices] == ([found[2]] if noticed else [])
 
 
-def test_without_an_operator_to_ask_status_is_explained(quire: Any, api_answers: Any) -> None:
+def test_explain_uses_the_status_without_an_operator(quire: Any, api_answers: Any) -> None:
     history = {"desiredReplicas": 2, "history": [change(900, 1, 2)]}
     api_answers.answers = {
         f"{PROD}/chat": (200, resource(desiredReplicas=2, readyReplicas=2, autoscaling=history)),
@@ -204,7 +204,7 @@ def test_without_an_operator_to_ask_status_is_explained(quire: Any, api_answers:
     assert "KVDemand Because" in flat(out)
 
 
-def test_of_several_operators_the_leader_is_heard(quire: Any, api_answers: Any) -> None:
+def test_leader_of_several_operators_is_read(quire: Any, api_answers: Any) -> None:
     pods = [
         {"metadata": {"name": name, "namespace": "quire"}, "status": {"phase": phase}}
         for name, phase in (("a", "Pending"), ("b", "Running"), ("c", "Running"))
@@ -260,7 +260,7 @@ def test_user_of_one_namespace_reads_the_operator_there(quire: Any, api_answers:
         ({f"{PROD}/caht": (503, {"message": "etcd is away"})}, 1, ["etcd is away", "try again"]),
     ],
 )
-def test_what_a_cluster_can_not_tell_is_one_screen(
+def test_cluster_read_errors_fit_one_screen(
     quire: Any, api_answers: Any, answers: dict[str, Any], code: int, words: list[str]
 ) -> None:
     api_answers.answers = answers
@@ -293,7 +293,7 @@ def test_local_run_is_searched_before_any_cluster(
     assert code == 0 and json.loads(out)["ended"].startswith("process died; last update")
 
 
-def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
+def test_name_may_be_omitted_for_a_single_deployment(quire: Any, machine: Any) -> None:
     machine.run("one.yaml", live=True, chat=served())
     assert quire("explain", "--json")[0] == 0
     machine.run("one.yaml", live=True, chat=served(), code=served())
@@ -301,7 +301,7 @@ def test_one_name_may_be_left_out_two_may_not(quire: Any, machine: Any) -> None:
     assert code == 1 and "has 2 LLMDeployments; name one chat code" in err
 
 
-def test_a_run_is_named_by_its_file_and_says_when_it_ended(quire: Any, machine: Any) -> None:
+def test_run_is_selected_by_file_and_shows_its_end(quire: Any, machine: Any) -> None:
     machine.run("old.yaml", live=False, ended=1000.0, chat=served(decisions=log()))
     code, out, _ = quire("explain", "--run", "old.yaml")
     assert code == 0 and "ended " in out and "Demand per signal at the last evaluation" in out
@@ -309,7 +309,7 @@ def test_a_run_is_named_by_its_file_and_says_when_it_ended(quire: Any, machine: 
     assert code == 1 and "other.yaml is not running" in err and "known: old.yaml (ended)" in err
 
 
-def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_name_is_an_error_with_suggestions(quire: Any, machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire_cli.inspection.cluster_reading._DEFAULT", Path("no-kubeconfig"))
     machine.run("old.yaml", live=False, chat=served())
     code, _, err = quire("explain", "caht")
@@ -318,12 +318,12 @@ def test_nothing_anywhere_is_said_with_near_names(quire: Any, machine: Any, monk
     assert quire("explain", "chat", "--json")[0] == 0, "a run that is over is better than nothing"
 
 
-def test_places_that_exclude_one_another_are_refused(quire: Any) -> None:
+def test_exclusive_location_options_are_refused(quire: Any) -> None:
     code, _, err = quire("explain", "chat", "--local", "-n", "prod")
     assert code == 1 and "use options of one kind only" in err
 
 
-def test_output_in_a_pipe_lists_the_run_and_ends_with_it(quire: Any, machine: Any) -> None:
+def test_piped_output_follows_the_run_until_it_ends(quire: Any, machine: Any) -> None:
     machine.run("old.yaml", live=False, ended=1000.0, chat=served(decisions=log()))
     code, out, _ = quire("explain", "chat", "--local", "--watch")
     assert code == 0

@@ -43,7 +43,7 @@ def reading(time: float, *, tokens: float = 0.0, waiting: float = 0.0, late: flo
     )
 
 
-def test_a_page_is_read_over_the_labels_that_split_a_figure() -> None:
+def test_metrics_page_is_summed_over_labels() -> None:
     points = [
         Point(name=m.RUNNING, labels={"engine": "0"}, value=1),
         Point(name=m.RUNNING, labels={"engine": "1"}, value=2),
@@ -58,7 +58,7 @@ def test_a_page_is_read_over_the_labels_that_split_a_figure() -> None:
     assert reading_of([], time=5.0) is None
 
 
-def test_two_readings_make_rates_and_percentiles() -> None:
+def test_rates_and_percentiles_come_from_two_readings() -> None:
     told = figures([growth(reading(10.0, tokens=100), reading(12.0, tokens=140, late=0.0, waiting=3))])
     assert (told.waiting, told.running, told.kv_percent) == (3, 2, 25)
     assert (told.prompt_tokens_per_second, told.generation_tokens_per_second) == (200, 20)
@@ -76,7 +76,7 @@ def test_two_readings_make_rates_and_percentiles() -> None:
         (reading(10.0, tokens=5), reading(12.0, tokens=5), "no first tokens in this period"),
     ],
 )
-def test_what_is_not_known_is_none_with_a_reason(before: Reading | None, after: Reading, missing: str) -> None:
+def test_unknown_values_are_none_with_a_reason(before: Reading | None, after: Reading, missing: str) -> None:
     told = figures([growth(before, after)])
     assert told.time_to_first_token_p95 is None
     assert told.missing["timeToFirstTokenP95"] == missing
@@ -84,7 +84,7 @@ def test_what_is_not_known_is_none_with_a_reason(before: Reading | None, after: 
         assert told.generation_tokens_per_second is None and told.waiting == 0
 
 
-def test_an_engine_that_does_not_export_a_figure_is_not_idle() -> None:
+def test_engine_without_a_metric_is_not_shown_as_idle() -> None:
     bare = [Reading(time=t, values={m.RUNNING: 1.0}, first_tokens=None) for t in (1.0, 2.0)]
     told = figures([growth(*bare)])
     assert told.waiting is None and told.missing["waiting"] == "the engine does not export it"
@@ -117,7 +117,7 @@ def replica(name: str, reading: Reading | None, earlier: Reading | None = None) 
     return Replica(id=name, name=name, phase="Ready", reading=reading, earlier=earlier, silence="" if reading else "no")
 
 
-def test_replicas_are_added_up_and_the_silent_are_left_out() -> None:
+def test_answering_replicas_are_summed() -> None:
     loads = Loads(seconds=10.0)
 
     def look(time: float, tokens: float) -> FleetLoad:
@@ -143,7 +143,7 @@ def test_rates_are_recent_means_and_reset_at_a_restart() -> None:
     assert rate(10, 25) == 10
 
 
-def test_a_first_look_may_have_something_to_compare_with() -> None:
+def test_first_refresh_may_compare_with_an_earlier_reading() -> None:
     one = replica("a", reading(60.0, tokens=60), earlier=reading(0.0, tokens=0))
     load = Loads(seconds=10.0).update(fleet(deployment("chat", one)), sort=Sort.name)
     assert (load.seconds, load.deployments[0].figures.generation_tokens_per_second) == (60.0, 1.0)
@@ -152,7 +152,7 @@ def test_a_first_look_may_have_something_to_compare_with() -> None:
 @pytest.mark.parametrize(
     ("sort", "order"), [(Sort.name, ["a", "b", "c"]), (Sort.queue, ["b", "a", "c"]), (Sort.kv, ["a", "b", "c"])]
 )
-def test_deployments_come_in_the_order_asked_for(sort: Sort, order: list[str]) -> None:
+def test_deployments_are_sorted_as_requested(sort: Sort, order: list[str]) -> None:
     found = fleet(
         deployment("c", replica("c0", None)),
         deployment("b", replica("b0", reading(1.0, waiting=9))),

@@ -55,7 +55,7 @@ def test_equal_ticks_form_one_stretch_with_the_newest_text() -> None:
     ]
 
 
-def test_the_same_reason_for_another_number_is_told_apart() -> None:
+def test_same_reason_with_other_replicas_is_a_new_stretch() -> None:
     assert len(log_of(tick(0, to=3, reason="ArrivingWork"), tick(15, to=4, was=3, reason="ArrivingWork"))) == 2
 
 
@@ -70,7 +70,7 @@ def test_bounded_log_ends_with_the_last_tick_and_is_readable(reasons: list[str],
 
 
 @pytest.mark.parametrize("written", [None, 1, "x", {"a": 1}, [{"since": "soon"}], [{"ticks": 1}]])
-def test_what_another_version_wrote_counts_as_absent(written: object) -> None:
+def test_data_of_another_version_is_ignored(written: object) -> None:
     assert read_log(written) == ()
 
 
@@ -105,7 +105,7 @@ def test_decision_is_reported_with_all_terms_and_their_age() -> None:
     assert told.metrics is not None and told.metrics.oldest_seconds == 2.0
 
 
-async def test_the_operator_serves_the_decisions_of_one() -> None:
+async def test_operator_serves_decisions_of_one_deployment() -> None:
     log = log_of(tick(0), tick(15, reason="Starting"))
     server = Server(
         Telemetry(),

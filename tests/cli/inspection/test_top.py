@@ -87,7 +87,7 @@ def drawn(found: FleetLoad, width: int, *, expand: bool = False, most_rows: int 
 
 
 @pytest.mark.parametrize("width", [80, 140])
-def test_the_table_fits_and_cuts_no_figure(width: int) -> None:
+def test_table_fits_the_width_without_cutting_values(width: int) -> None:
     lines = drawn(load(), width, expand=True).splitlines()
     assert max(map(len, lines)) <= width
     busy = next(line for line in lines if "chat-llama-1" in line)
@@ -96,7 +96,7 @@ def test_the_table_fits_and_cuts_no_figure(width: int) -> None:
     assert any(line.split()[1:] == ["Loading", *9 * "–"] for line in lines if "-new" in line)
 
 
-def test_why_something_is_not_known_stands_below() -> None:
+def test_notes_explain_missing_values() -> None:
     assert notes(load(1)) == ["chat-llama-0-new: it is loading", "chat-llama-0-silent: no answer within 4 s"]
     one_look = Loads(seconds=1.0).update(
         Fleet(
@@ -125,7 +125,7 @@ def test_three_hundred_replicas_fit_one_screen() -> None:
     assert "… and 325 more rows" in short and len(short.splitlines()) < 15
 
 
-def test_an_empty_place_is_said() -> None:
+def test_no_deployments_message_is_shown() -> None:
     nobody = Loads(seconds=1.0).update(Fleet(place="here", how="asked", deployments=()), sort=Sort.queue)
     assert "no LLMDeployments" in drawn(nobody, 80)
 
@@ -151,7 +151,7 @@ def engine() -> Iterator[str]:
         thread.join()
 
 
-def test_the_replicas_of_a_local_run_are_asked_directly(quire: Any, machine: Any, engine: str) -> None:
+def test_replicas_of_a_local_run_are_polled_directly(quire: Any, machine: Any, engine: str) -> None:
     states = (
         ReplicaState(name="chat-0", phase="Ready", url=engine),
         ReplicaState(name="chat-1", phase="Ready", url="http://127.0.0.1:1"),
@@ -172,7 +172,7 @@ def test_the_replicas_of_a_local_run_are_asked_directly(quire: Any, machine: Any
     assert code == 0 and "2/3" in out and "chat-1" in out
 
 
-def test_a_run_that_is_over_is_said_to_be(quire: Any, machine: Any) -> None:
+def test_ended_run_is_shown_as_ended(quire: Any, machine: Any) -> None:
     machine.run("f.yaml", live=False, ended=1000.0, chat=ServedState(served_name="c", replicas=0, ready_replicas=0))
     code, out, _ = quire("top", "--local", "--once", "--interval", "200ms")
     assert code == 0 and "this run ended" in out
@@ -195,7 +195,7 @@ def cluster(**replicas: tuple[int, Any]) -> dict[str, tuple[int, Any]]:
     return {RESOURCES: (200, {"items": [resource]}), PODS: (200, {"items": pods}), **pages}
 
 
-def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_answers: Any) -> None:
+def test_pods_are_polled_through_the_api_server_proxy(quire: Any, api_answers: Any) -> None:
     denied = 'pods "b" is forbidden: User "u" cannot get resource "pods/proxy" in API group "" in the namespace "prod"'
     away = "error trying to reach service: dial tcp 10.0.0.1:8000: connect: connection refused"
     kept_out = "error trying to reach service: dial tcp 10.0.0.1:8000: i/o timeout"
@@ -241,7 +241,7 @@ def test_pods_are_asked_through_the_api_server_each_for_itself(quire: Any, api_a
         ),
     ],
 )
-def test_what_a_cluster_can_not_show_is_one_screen(
+def test_cluster_errors_of_top_fit_one_screen(
     quire: Any, api_answers: Any, answers: dict[str, Any], words: str
 ) -> None:
     api_answers.answers = answers

@@ -93,7 +93,7 @@ def test_version(quire: Quire) -> None:
         (("plan", "-f", "f.yaml", "--gpu", "H100", "--memory", "1Gi"), "not both"),
     ],
 )
-def test_a_mistake_gets_one_screen_and_exit_code_2(quire: Quire, args: tuple[str, ...], message: str) -> None:
+def test_user_error_fits_one_screen_with_exit_code_2(quire: Quire, args: tuple[str, ...], message: str) -> None:
     write(DOCUMENT % ("", ""))
     write("a: b\n c: d\n", "bad.yaml")
     write(DOCUMENT % (", dtype: int3", "replicas: many"), "wrong.yaml")
@@ -108,7 +108,7 @@ def test_a_mistake_gets_one_screen_and_exit_code_2(quire: Quire, args: tuple[str
     assert len(err.splitlines()) <= 24
 
 
-def test_a_port_in_use_is_named_with_one_that_is_free(quire: Quire) -> None:
+def test_port_in_use_error_suggests_a_free_port(quire: Quire) -> None:
     write((DOCUMENT % (", maxModelLength: 64, kvCache: {size: 64Mi}", "")).replace("./model", "./tiny"))
     Path("tiny").mkdir()
     Path("tiny/config.json").write_text(json.dumps({**MODEL, "hidden_size": 64, "num_hidden_layers": 1}))
@@ -129,7 +129,7 @@ def test_a_state_folder_that_cannot_be_written_is_named(quire: Quire, monkeypatc
     assert "cannot be written: Not a directory" in err and "XDG_STATE_HOME" in err
 
 
-def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
+def test_problems_beyond_one_screen_are_counted(quire: Quire) -> None:
     fields = "".join(f", field{i}: 1" for i in range(50))
     write(DOCUMENT % (fields, ""))
     code, _, err = quire("up", "-f", "f.yaml")
@@ -137,7 +137,7 @@ def test_more_mistakes_than_a_screen_holds_are_counted(quire: Quire) -> None:
     assert "… and 20 more" in err
 
 
-def test_plan_says_what_fits_on_a_gpu(quire: Quire) -> None:
+def test_plan_computes_what_fits_on_a_gpu(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code == 0

@@ -34,7 +34,7 @@ def test_every_example_is_valid(example: Path) -> None:
     assert read_deployments(example)
 
 
-def test_merge_keys_and_anchors_are_yaml_too(tmp_path: Path) -> None:
+def test_merge_keys_and_anchors_are_supported(tmp_path: Path) -> None:
     text = GOOD % ("chat", "") + "  # comment\n"
     text = text.replace("spec: {", "spec: &s {") + "---\n" + "\n".join((GOOD % ("code", "")).splitlines()[:3])
     text += '\nspec: {<<: &base {replicas: 2}, model: {source: "file://./m"}, replicas: 3}\n'
@@ -57,7 +57,7 @@ def test_merge_keys_and_anchors_are_yaml_too(tmp_path: Path) -> None:
         ("a: 2024-99-99\n", "is not YAML"),
     ],
 )
-def test_what_is_no_yaml(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_invalid_yaml_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises((FileProblem, SpecProblem), match=message):
         read_deployments(write(tmp_path, text))
 
@@ -69,7 +69,7 @@ def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
         read_deployments(tmp_path)
 
 
-def test_problems_of_several_documents_say_in_which(tmp_path: Path) -> None:
+def test_problems_name_their_document(tmp_path: Path) -> None:
     text = GOOD % ("chat", "") + "---\n" + GOOD % ("code", ", nope: 1") + "---\njust text\n"
     with pytest.raises(SpecProblem, match="problems") as caught:
         read_deployments(write(tmp_path, text))
@@ -100,7 +100,7 @@ def with_room(text: str) -> str:
     return text.replace('source: "file://./m"}', 'source: "file://./m"}' + ROOM)
 
 
-def test_adapters_come_with_their_deployment(tmp_path: Path) -> None:
+def test_adapters_are_read_with_their_deployment(tmp_path: Path) -> None:
     text = with_room(GOOD % ("chat", "")) + ADAPTER % ("legal", "file://./a", "") + ADAPTER % ("far", "hf://o/a", "")
     file = write(
         tmp_path, text + ADAPTER.replace("spec: {", "spec: {placement: OnDemand, ") % ("late", "s3://bucket/a", "")
@@ -133,12 +133,12 @@ def test_problems_of_adapters_in_a_file(tmp_path: Path, adapters: str, message: 
     assert message in detail
 
 
-def test_adapters_need_room(tmp_path: Path) -> None:
+def test_adapters_need_slots_in_the_deployment(tmp_path: Path) -> None:
     with pytest.raises(SpecProblem) as caught:
         read_manifests(write(tmp_path, GOOD % ("chat", "") + ADAPTER % ("a", "hf://o/a", "")))
     assert "chat has no room for adapters" in caught.value.details[0]
 
 
-def test_a_file_of_adapters_alone_serves_nothing(tmp_path: Path) -> None:
+def test_file_with_only_adapters_is_refused(tmp_path: Path) -> None:
     with pytest.raises((FileProblem, SpecProblem), match="."):
         read_manifests(write(tmp_path, ADAPTER % ("a", "hf://o/a", "")))

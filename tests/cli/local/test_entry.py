@@ -18,7 +18,7 @@ AT_THE_END = f"import atexit; atexit.register(lambda: exec({WAITS!r})); {WHILE_I
     ("program", "shadowed"), [(WHILE_IMPORTING, "rich"), (AT_THE_END, None)], ids=["while importing", "at the end"]
 )
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "ignored"])
-def test_ctrl_c_ends_it_without_a_word(tmp_path: Path, program: str, shadowed: str | None, ignored: bool) -> None:
+def test_ctrl_c_exits_without_output(tmp_path: Path, program: str, shadowed: str | None, ignored: bool) -> None:
     if shadowed:
         (tmp_path / f"{shadowed}.py").write_text(WAITS)
     start = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
@@ -41,7 +41,7 @@ def test_ctrl_c_ends_it_without_a_word(tmp_path: Path, program: str, shadowed: s
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-def test_an_output_that_takes_no_more_is_told_in_a_line() -> None:
+def test_unwritable_output_is_reported_in_one_line() -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-c", WHILE_IMPORTING, "plan", "-f", str(DEMO), "--gpu", "H100 80GB"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)

@@ -88,7 +88,7 @@ async def quire(tmp_path: Path) -> AsyncIterator[Quire]:
         await process.wait()
 
 
-async def test_it_answers_the_openai_client_heals_and_leaves_nothing(quire: Quire) -> None:
+async def test_up_serves_recovers_and_leaves_no_process(quire: Quire) -> None:
     ready = await quire.event("ready")
     assert ready["baseUrl"] == quire.base_url
     async with openai.AsyncOpenAI(base_url=quire.base_url, api_key="none", max_retries=0) as client:
@@ -122,7 +122,7 @@ async def test_it_answers_the_openai_client_heals_and_leaves_nothing(quire: Quir
     await until_dead(everything)
 
 
-async def test_kill_9_while_it_loads_leaves_nothing(quire: Quire) -> None:
+async def test_sigkill_during_loading_leaves_no_process(quire: Quire) -> None:
     await quire.event("phase", process="chat-0", phase="Loading")
     async with asyncio.timeout(SLOW_START_SECONDS):
         while len(everything := quire.processes()) < 3:  # the gateway, the engine's server and its step loop

@@ -25,7 +25,7 @@ def spec_of(**spec: object) -> Spec:
 KEYED = {"auth": {"secretName": "team-keys"}}
 
 
-def test_the_file_is_found_wherever_engines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("a-key-of-mine")
     environ = {"QUIRE_API_KEY_FILE": "keys"}
@@ -42,7 +42,7 @@ def test_the_file_is_found_wherever_engines_run(tmp_path: Path, monkeypatch: pyt
         ({"QUIRE_API_KEY_FILE": "/no/such"}, "QUIRE_API_KEY_FILE=/no/such cannot be read: No such file"),
     ],
 )
-def test_without_a_file_nothing_starts_and_the_way_is_told(environ: Mapping[str, str], says: str) -> None:
+def test_missing_key_file_is_an_error_with_a_hint(environ: Mapping[str, str], says: str) -> None:
     check_key_file([spec_of()], environ)
     with pytest.raises(SpecProblem) as caught:
         check_key_file([spec_of(), spec_of(**KEYED)], environ)

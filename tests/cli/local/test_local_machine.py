@@ -63,7 +63,7 @@ def test_fast_bfloat16(tmp_path: Path, flags: str, fast: bool) -> None:
         ("exit 2", None, True),
     ],
 )
-def test_a_machines_cpu_is_what_the_engine_found(tmp_path: Path, says: str, cpu: str | None, fast: bool) -> None:
+def test_cpu_of_the_machine_equals_engine_detection(tmp_path: Path, says: str, cpu: str | None, fast: bool) -> None:
     engine = tmp_path / "engine"
     engine.write_text(f'#!/bin/sh\n[ "$1" = --cpu-report ] || exit 3\n{says}\n')
     engine.chmod(0o755)
@@ -73,7 +73,7 @@ def test_a_machines_cpu_is_what_the_engine_found(tmp_path: Path, says: str, cpu:
     assert with_tried_cpu(machine, [str(tmp_path / "missing")]) == machine
 
 
-def test_gpus_are_those_nvidia_smi_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 81559\necho 40960\n")
     smi.chmod(0o755)

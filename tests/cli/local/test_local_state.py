@@ -58,14 +58,14 @@ def test_unwritable_folder_is_refused_before_anything_starts(tmp_path: Path) -> 
     RunFolder.claim(tmp_path / "run", file=Path("f.yaml")).release()
 
 
-def test_files_of_one_name_in_two_places_have_two_folders(tmp_path: Path) -> None:
+def test_same_file_name_in_two_folders_gives_two_states(tmp_path: Path) -> None:
     assert run_folder(tmp_path, Path("/a/demo.yaml")) != run_folder(tmp_path, Path("/b/demo.yaml"))
     assert run_folder(tmp_path, Path("/a/demo.yaml")).name.startswith("demo-")
     assert state_home({"XDG_STATE_HOME": "/s"}) == Path("/s/quire")
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-async def test_a_new_run_ends_what_a_killed_one_left(tmp_path: Path) -> None:
+async def test_new_run_ends_processes_of_a_killed_one(tmp_path: Path) -> None:
     """Processes that the left one started are ended too, even if the recorded one has exited in the meantime."""
     for leader_lives in (True, False):
         parent = subprocess.Popen(PARENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -86,7 +86,7 @@ async def test_a_new_run_ends_what_a_killed_one_left(tmp_path: Path) -> None:
         parent.stdin.close()
 
 
-def test_a_process_that_only_has_the_same_number_is_left_alone(stranger: ProcessIdentity) -> None:
+def test_process_with_a_reused_pid_is_not_killed(stranger: ProcessIdentity) -> None:
     earlier = ProcessIdentity(pid=stranger.pid, started=str(int(stranger.started) - 1))
     assert end_leftovers(state(earlier)) == []
     assert end_leftovers({**state(stranger), "boot": "another"}) == []
@@ -95,6 +95,6 @@ def test_a_process_that_only_has_the_same_number_is_left_alone(stranger: Process
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 3}', '{"processes": [{"pid": "x"}, 3]}'])
-def test_a_state_that_makes_no_sense_is_no_state(tmp_path: Path, text: str) -> None:
+def test_invalid_state_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     assert end_leftovers({**read_state(tmp_path), "boot": state()["boot"]}) == []

@@ -112,7 +112,7 @@ def test_plan_needs_only_the_configuration_and_the_header(hub: HubStub, store: M
     assert set(hub.tokens) == {"Bearer hf_secret"}
 
 
-async def test_what_the_fetcher_reports_is_raised(hub: HubStub, store: ModelStore) -> None:
+async def test_fetcher_errors_are_raised(hub: HubStub, store: ModelStore) -> None:
     hub.forbidden = True
     with pytest.raises(ModelProblem, match="org/tiny is gated") as caught:
         await store.fetch(TINY, progress=Bar())
@@ -154,7 +154,7 @@ def model_folder(folder: Path) -> Path:
     return folder
 
 
-async def test_relative_folders_start_beside_the_file(store: ModelStore, tmp_path: Path) -> None:
+async def test_relative_folders_are_relative_to_the_file(store: ModelStore, tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "models" / "m")
     assert await store.fetch(FileSource(path="models/m", relative=True), progress=Bar()) == folder
     assert await store.fetch(FileSource(path=str(folder), relative=False), progress=Bar()) == folder
@@ -191,7 +191,7 @@ def test_a_damaged_folder_is_refused_with_the_file_named(
     assert str(folder) in caught.value.message
 
 
-async def test_a_folder_that_is_not_there_is_named_whole(store: ModelStore, tmp_path: Path) -> None:
+async def test_missing_folder_is_named_with_its_full_path(store: ModelStore, tmp_path: Path) -> None:
     with pytest.raises(ModelProblem, match=f"{tmp_path}/nowhere does not exist"):
         await store.fetch(FileSource(path="nowhere", relative=True), progress=Bar())
     (tmp_path / "file").write_text("")
@@ -199,6 +199,6 @@ async def test_a_folder_that_is_not_there_is_named_whole(store: ModelStore, tmp_
         await store.fetch(FileSource(path="file", relative=True), progress=Bar())
 
 
-async def test_a_volume_of_a_cluster_has_no_meaning_here(store: ModelStore) -> None:
+async def test_cluster_volume_source_is_refused_locally(store: ModelStore) -> None:
     with pytest.raises(ModelProblem, match="is a volume of a cluster"):
         await store.fetch(ClaimSource(claim_name="models", path=""), progress=Bar())

@@ -87,7 +87,7 @@ async def test_scale_down_removes_victims_first_and_reuses_numbers(cluster: Clus
     await cluster.until("chat-0", "chat-2")
 
 
-async def test_without_victims_the_unready_go_first_then_the_youngest(
+async def test_unready_then_youngest_replicas_are_removed_first(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add(replicas=2)
@@ -101,7 +101,7 @@ async def test_without_victims_the_unready_go_first_then_the_youngest(
     await cluster.until("chat-0")
 
 
-async def test_a_draining_replica_serves_on_but_gets_nothing_new(
+async def test_draining_replica_serves_but_gets_no_new_requests(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_DRAIN_SECONDS", "0.3")
@@ -149,7 +149,7 @@ async def test_each_replica_sees_its_own_gpu_or_none(cluster: Cluster, tmp_path:
         assert seen == expected
 
 
-async def test_a_fault_of_our_own_is_raised_and_not_kept_quiet(cluster: Cluster) -> None:
+async def test_internal_error_is_raised(cluster: Cluster) -> None:
     def broken(port: int) -> list[str]:
         raise ZeroDivisionError(port)
 

@@ -62,7 +62,7 @@ async def kept(
         await asyncio.wait_for(task, 60)
 
 
-async def test_it_loads_then_is_ready_then_drains(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_process_phases_are_loading_ready_draining(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with kept(http, tmp_path, FAKE_LOAD_SECONDS="0.1") as it:
         await it.until(Phase.READY)
         assert it.process.status.url is not None and it.process.status.ever_ready
@@ -105,7 +105,7 @@ async def test_process_ended_by_a_signal_is_not_blamed_on_its_last_line(
         assert (it.process.status.exit_code, it.process.status.reason) == (-number, reason)
 
 
-async def test_one_that_never_gets_ready_is_tried_again_and_again(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_process_that_never_gets_ready_is_restarted(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with kept(http, tmp_path, FAKE_EXIT="2") as it:
         await it.watch.until(lambda: it.process.status.restarts >= 3)
         status = it.process.status
@@ -113,7 +113,7 @@ async def test_one_that_never_gets_ready_is_tried_again_and_again(http: aiohttp.
         assert (status.exit_code, status.reason) == (2, "the model folder holds no tokenizer")
 
 
-async def test_what_is_not_installed_says_so(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_missing_program_is_reported(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     launch = Launch(
         name="x",
         command=lambda port: ["/nowhere/engine"],
@@ -130,7 +130,7 @@ async def test_what_is_not_installed_says_so(http: aiohttp.ClientSession, tmp_pa
     assert process.status.reason == "/nowhere/engine: No such file or directory"
 
 
-async def test_a_drain_may_take_its_time_and_no_longer(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_drain_is_limited_by_its_grace_period(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with kept(http, tmp_path, FAKE_DRAIN_SECONDS="0.3") as it:
         await it.until(Phase.READY)
         it.process.stop()
@@ -143,7 +143,7 @@ async def test_a_drain_may_take_its_time_and_no_longer(http: aiohttp.ClientSessi
         assert it.process.status.exit_code == -signal.SIGKILL
 
 
-async def test_one_that_is_still_loading_can_be_stopped(http: aiohttp.ClientSession, tmp_path: Path) -> None:
+async def test_loading_process_can_be_stopped(http: aiohttp.ClientSession, tmp_path: Path) -> None:
     async with kept(http, tmp_path, FAKE_LOAD_SECONDS="600") as it:
         await it.until(Phase.LOADING)
         it.process.stop()
@@ -152,9 +152,7 @@ async def test_one_that_is_still_loading_can_be_stopped(http: aiohttp.ClientSess
 
 
 @pytest.mark.parametrize("end", ["crash", "stop", "kill"])
-async def test_what_a_process_started_itself_ends_with_it(
-    http: aiohttp.ClientSession, tmp_path: Path, end: str
-) -> None:
+async def test_child_processes_end_with_their_parent(http: aiohttp.ClientSession, tmp_path: Path, end: str) -> None:
     children = tmp_path / "children"
     async with kept(http, tmp_path, FAKE_CHILD=str(children)) as it:
         await it.until(Phase.READY)
@@ -169,7 +167,7 @@ async def test_what_a_process_started_itself_ends_with_it(
         await until_dead([child])
 
 
-async def test_watching_by_a_pipe_works_as_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pipe_watcher_works_like_the_kernel_watcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PR_SET_PDEATHSIG, signals are passed on, and the end of the pipe ends the command."""
     monkeypatch.setattr("quire_cli.local.process._WATCH_BY", "pipe")
     log = tmp_path / "log"

@@ -131,7 +131,7 @@ async def running(run: Run) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait((task,), timeout=20)
 
 
-async def test_address_serves_all_documents_and_a_stop_leaves_nothing(tmp_path: Path) -> None:
+async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -> None:
     run = Run(tmp_path, document("chat", replicas=2) + document("code", replicas=0))
     async with running(run) as task, aiohttp.ClientSession() as http:
         base_url = await run.ready()
@@ -148,20 +148,20 @@ async def test_address_serves_all_documents_and_a_stop_leaves_nothing(tmp_path: 
     assert not (run_folder(state_home(run.environ), run.file) / "endpoints.json").exists()
 
 
-async def test_it_ends_by_itself_after_the_time_it_was_given(tmp_path: Path) -> None:
+async def test_run_ends_after_exit_after_seconds(tmp_path: Path) -> None:
     run = Run(tmp_path, document(), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 60)
     assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
 
 
-async def test_a_canary_is_accepted_and_said_to_have_no_effect(tmp_path: Path) -> None:
+async def test_canary_is_accepted_with_a_note_that_it_has_no_effect(tmp_path: Path) -> None:
     run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 60)
     (note,) = run.lines.of("note")
     assert "spec.rollout.strategy Canary has no effect here" in str(note["message"])
 
 
-async def test_the_engine_is_told_its_share_of_the_machine(tmp_path: Path) -> None:
+async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) -> None:
     seen = tmp_path / "args"
     script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
     text = document(
@@ -203,7 +203,7 @@ async def test_an_optional_draft_model_is_passed_on_if_it_is_there(tmp_path: Pat
     assert any("serves without its draft model file://./small" in line for line in said) is not exists
 
 
-async def test_a_required_draft_model_that_is_missing_starts_nothing(tmp_path: Path) -> None:
+async def test_missing_required_draft_model_prevents_the_start(tmp_path: Path) -> None:
     speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}}
     run = Run(tmp_path, document(engine={"speculation": speculation, "extraArgs": ["--load-format", "dummy"]}))
     with pytest.raises(ModelProblem) as caught:
@@ -224,14 +224,14 @@ async def test_engine_gets_the_key_file_of_its_spec(tmp_path: Path) -> None:
     assert f"--api-key-file {keys}" in seen.read_text()
 
 
-async def test_without_the_keys_nothing_is_started(tmp_path: Path) -> None:
+async def test_missing_key_file_prevents_the_start(tmp_path: Path) -> None:
     run = Run(tmp_path, document("open") + document("kept", auth={"secretName": "k"}))
     with pytest.raises(SpecProblem, match="kept: spec.auth names the Secret k"):
         await run.up.run()
     assert run.lines.events == []
 
 
-async def test_decisions_are_told_and_written_down(tmp_path: Path) -> None:
+async def test_decisions_are_printed_and_stored(tmp_path: Path) -> None:
     run = Run(tmp_path, document(autoscaling={"minReplicas": 1, "maxReplicas": 3}), tick=0.2)
     async with running(run):
         await run.ready()
@@ -293,7 +293,7 @@ async def test_engine_that_never_starts_ends_the_run_with_its_error(
     assert run.state["processes"] == []
 
 
-async def test_a_crash_later_on_is_told_and_mended(tmp_path: Path) -> None:
+async def test_crashed_replica_is_reported_and_restarted(tmp_path: Path) -> None:
     run = Run(tmp_path, document())
     async with running(run), aiohttp.ClientSession() as http:
         await run.ready()
@@ -306,7 +306,7 @@ async def test_a_crash_later_on_is_told_and_mended(tmp_path: Path) -> None:
         await run.lines.until(lambda: run.lines.of("phase")[-1]["phase"] == "Ready")
 
 
-async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_invalid_setups_are_refused_before_any_start(tmp_path: Path) -> None:
     too_large = Run(tmp_path, document(engine={"kvCache": {"size": "1Ti"}, "extraArgs": ["--load-format", "dummy"]}))
     with pytest.raises(CapacityProblem, match="chat does not fit: a replica may use 16 GiB"):
         await too_large.up.run()
@@ -323,7 +323,7 @@ async def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path
         assert run.lines.events == []
 
 
-async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: Path) -> None:
+async def test_used_port_and_running_file_are_refused(tmp_path: Path) -> None:
     first = Run(tmp_path, document())
     async with running(first):
         await first.ready()
@@ -338,7 +338,7 @@ async def test_a_taken_port_and_a_file_that_is_up_already_are_refused(tmp_path: 
         assert first.pids()
 
 
-async def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
+async def test_no_process_survives_sigkill(tmp_path: Path) -> None:
     """The command cannot clean up; the parent-death watchers do."""
     run = Run(tmp_path, document(replicas=2))
     script = (

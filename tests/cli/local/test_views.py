@@ -94,7 +94,7 @@ def snapshot() -> Snapshot:
     )
 
 
-def test_table_shows_figures_last_decision_and_ends_of_replicas() -> None:
+def test_table_shows_load_decision_and_replica_failures() -> None:
     out = io.StringIO()
     Console(file=out, width=110).print(render(snapshot()))
     text = out.getvalue()
@@ -106,7 +106,7 @@ def test_table_shows_figures_last_decision_and_ends_of_replicas() -> None:
     assert "chat-1 ended: out of [memory]" in text
 
 
-def test_the_live_table_leaves_only_its_events_behind() -> None:
+def test_live_table_leaves_only_its_events() -> None:
     out = io.StringIO()
     view = LiveTable(Console(file=out, force_terminal=True, width=100))
     view.event("start", "starting [chat]")
@@ -143,7 +143,7 @@ def test_tokens_per_second_are_averaged_and_survive_a_restart() -> None:
     assert rates.update({}) == {}
 
 
-def test_the_state_file_tells_the_decision_and_who_runs() -> None:
+def test_state_file_has_the_decision_and_the_owner() -> None:
     written = as_state(snapshot(), owner=ProcessIdentity(pid=5, started="12"), ended=101.0)
     run = read_run(json.loads(json.dumps(written)))
     assert run is not None
@@ -156,7 +156,7 @@ def test_the_state_file_tells_the_decision_and_who_runs() -> None:
     assert [(r.phase, r.restarts) for r in chat.replica_states] == [("Ready", 0), ("Failed", 2)]
 
 
-def test_lines_that_nobody_reads_are_told_of() -> None:
+def test_closed_output_is_reported() -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
@@ -167,7 +167,7 @@ def test_lines_that_nobody_reads_are_told_of() -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
-def test_a_full_disk_below_the_output_or_the_log_ends_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_does_not_end_the_run(capfd: pytest.CaptureFixture[str]) -> None:
     out = FULL.open("w")
     JsonLines(out).event("phase", "chat-0 is ready")
     with suppress(OSError):

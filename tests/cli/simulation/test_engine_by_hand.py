@@ -14,7 +14,7 @@ def finishes(run):
     return [pytest.approx(r.finish) for r in run.requests]
 
 
-def test_a_request_alone_takes_its_prefill_and_its_decode_steps(play):
+def test_single_request_takes_prefill_and_decode_steps(play):
     run = play((5.0, 100, 5)).run
     (request,) = run.requests
     assert request.first_token == pytest.approx(5.2)
@@ -35,7 +35,7 @@ def test_no_step_of_a_prompt_alone_takes_over_two_seconds(play):
     assert first_tokens(run) == [3 * 0.1 + 4.0]
 
 
-def test_those_that_arrive_together_share_a_step(play):
+def test_simultaneous_requests_share_a_step(play):
     run = play((0.0, 100, 3), (0.0, 50, 2)).run
     assert first_tokens(run) == [0.25, 0.25]
     assert finishes(run) == [0.25 + 0.12 + 0.11, 0.25 + 0.12]
@@ -47,36 +47,36 @@ def test_the_token_budget_is_shared_in_order_of_arrival(play):
     assert first_tokens(run) == [0.3, 0.3 + 0.15]
 
 
-def test_a_prompt_joins_those_that_decode_at_their_next_step(play):
+def test_prompt_joins_decoding_sequences_at_the_next_step(play):
     run = play((0.0, 100, 100), (0.25, 100, 1)).run
     # Steps end at 0.2, 0.31 and 0.52: the second is in progress when the prompt arrives, the third contains it.
     assert run.requests[1].first_token == pytest.approx(0.31 + 0.1 + 0.01 + 0.1)
 
 
-def test_what_arrives_as_a_step_ends_is_in_the_next(play):
+def test_request_arriving_at_the_end_of_a_step_is_in_the_next(play):
     run = play((0.0, 100, 100), (0.2 + 0.11, 100, 1)).run
     assert run.requests[1].first_token == pytest.approx(0.31 + 0.21)
 
 
-def test_decode_steps_grow_dearer_with_the_context(play):
+def test_decode_steps_take_longer_with_context(play):
     run = play((0.0, 100, 4), engine={"decode_seconds_per_kv_token": 0.001}).run
     steps = [0.1 + 0.01 + 0.001 * tokens for tokens in (100, 101, 102)]
     assert finishes(run) == [0.2 + sum(steps)]
 
 
-def test_prompts_grow_dearer_with_what_they_look_back_on(play):
+def test_prefill_takes_longer_with_context(play):
     run = play((0.0, 200, 1), engine={"prefill_seconds_per_pair": 1e-5, "max_batched_tokens": 100}).run
     assert first_tokens(run) == [0.4 + 1e-5 * 200 * 200 / 2]
     assert run.requests[0].own_prefill_seconds == pytest.approx(0.6)
 
 
-def test_no_more_sequences_run_than_may(play):
+def test_running_sequences_are_limited(play):
     run = play((0.0, 100, 3), (0.0, 100, 3), (0.0, 100, 3), engine={"max_sequences": 2}).run
     assert finishes(run)[:2] == [0.3 + 2 * 0.12] * 2
     assert run.requests[2].first_token == pytest.approx(0.54 + 0.2)
 
 
-def test_who_does_not_fit_waits_and_nobody_overtakes(play):
+def test_request_that_does_not_fit_waits_without_being_overtaken(play):
     # Ten blocks of 16: the second does not fit next to the first, and the third, which would, stays behind it.
     run = play((0.0, 96, 11), (1.0, 96, 1), (1.0, 16, 1), engine={"kv_tokens": 160}).run
     first, second, third = run.requests
@@ -84,7 +84,7 @@ def test_who_does_not_fit_waits_and_nobody_overtakes(play):
     assert second.first_token == third.first_token == pytest.approx(first.finish + 0.1 + 0.112)
 
 
-def test_what_can_never_be_held_is_refused(play):
+def test_request_larger_than_the_cache_is_refused(play):
     run = play((0.0, 161, 1), (0.0, 160, 1), (0.0, 160, 2), engine={"kv_tokens": 160}).run
     assert [r.outcome for r in run.requests] == [Outcome.FAILED, Outcome.FINISHED, Outcome.FAILED]
 
@@ -101,7 +101,7 @@ def test_last_sequence_is_preempted_when_blocks_run_out(play):
     assert second.finish == pytest.approx(first.finish + 0.1 + 0.081 + (39 - 17) * 0.11)
 
 
-def test_a_prompt_takes_no_more_of_a_step_than_decoders_may_wait(play):
+def test_prompt_chunks_respect_the_stall_bound_of_decoders(play):
     # Decoding takes 0.11 s, and a little over 0.15 s is allowed: 40 prompt tokens a step.
     run = play((0.0, 100, 100), (0.2, 120, 1), engine={"max_generation_stall_seconds": 0.1505}).run
     assert run.requests[1].first_token == pytest.approx(0.2 + 3 * 0.15)
@@ -132,7 +132,7 @@ def test_the_last_token_of_a_prompt_is_always_computed(play):
     assert run.requests[1].cached_tokens == 0
 
 
-def test_the_least_recently_used_prefix_is_forgotten_first(play):
+def test_least_recently_used_prefix_is_evicted_first(play):
     # Room for four blocks of 512: the third prompt evicts the first one's second block.
     prompts = [
         Request(0.0, 1025, 1, (1, 2)),
@@ -144,7 +144,7 @@ def test_the_least_recently_used_prefix_is_forgotten_first(play):
     assert run.requests[3].cached_tokens == 512
 
 
-def test_tokens_shared_by_those_that_run_are_held_once(play):
+def test_shared_tokens_of_running_sequences_are_stored_once(play):
     script_prompts = [Request(0.0, 1025, 50, (1, 2)), Request(2.0, 1025, 50, (1, 2))]
     story = play(*script_prompts, timeline_seconds=1.0)
     shared = next(p for p in story.run.timeline if p.running == 2 and p.time >= 3.0)

@@ -38,7 +38,7 @@ def test_pending_and_draining_replicas_hold_their_hardware(play):
     assert run.holding == (HoldingStep(0.0, 1), HoldingStep(10.0, 2), HoldingStep(20.0, 1))
 
 
-def test_one_that_goes_finishes_what_it_has(play):
+def test_removed_replica_finishes_its_requests(play):
     story = play((0.0, 100, 300), (0.0, 100, 300), (30.0, 100, 1), script={10.0: 1}, initial_replicas=2)
     first, second, third = story.run.requests
     assert {first.replica, second.replica} == {"replica-0", "replica-1"}
@@ -48,13 +48,13 @@ def test_one_that_goes_finishes_what_it_has(play):
     assert phases(story, 20.0) == [ReplicaPhase.READY, ReplicaPhase.DRAINING]
 
 
-def test_what_is_not_finished_when_the_drain_is_over_fails(play):
+def test_requests_beyond_the_drain_timeout_fail(play):
     run = play(LONG, LONG, script={10.0: 1}, initial_replicas=2, drain_seconds=100.0).run
     assert sorted(r.outcome for r in run.requests) == [Outcome.FAILED, Outcome.FINISHED]
     assert run.holding[-1] == HoldingStep(110.0, 1)
 
 
-def test_the_scaler_is_held_to_the_bounds(play):
+def test_scaler_decisions_are_clamped_to_the_bounds(play):
     run = play((0.0, 100, 500), script={10.0: 99, 30.0: 0}, max_replicas=3, min_replicas=1).run
     assert [(d.time, d.desired) for d in run.decisions[:4]] == [(10.0, 3), (20.0, 3), (30.0, 1), (40.0, 1)]
     assert run.changes == 0, "all of them come after the last arrival"
@@ -66,7 +66,7 @@ def test_requests_are_held_while_no_replica_is_ready(play):
     assert run.worst_queue == 1
 
 
-def test_who_is_held_too_long_fails(play):
+def test_request_held_too_long_fails(play):
     run = play((5.0, 100, 1), (15.0, 100, 1), script={10.0: 1}, initial_replicas=0, hold_seconds=30.0).run
     assert [r.outcome for r in run.requests] == [Outcome.FAILED, Outcome.FINISHED]
 
@@ -106,7 +106,7 @@ def test_slow_replicas_take_longer_while_the_fault_lasts(play):
     assert [r.first_token - r.arrival for r in run.requests] == [pytest.approx(s) for s in (0.2, 0.6, 0.2)]
 
 
-def test_a_replica_slows_down_in_the_midst_of_decoding(play):
+def test_replica_can_slow_down_during_decoding(play):
     run = play((0.0, 100, 101), faults=(SlowReplicas(start=5.2, seconds=100.0, factor=2.0),)).run
     before = 46  # steps of 0.11 s started by 5.2 s
     assert run.requests[0].finish == pytest.approx(0.2 + before * 0.11 + (100 - before) * 0.22)
@@ -121,13 +121,13 @@ def test_busy_replicas_that_share_cores_slow_each_other(play):
     assert first.finish == pytest.approx(0.2 + begun * 0.11 + 2 * 0.22 + (100 - begun - 2) * 0.11)
 
 
-def test_requests_go_where_they_wait_least(play):
+def test_requests_go_to_the_replica_with_the_least_wait(play):
     run = play(*[(0.01 * i, 100, 50) for i in range(6)], initial_replicas=3).run
     replicas = [r.replica for r in run.requests]
     assert sorted(replicas) == sorted(["replica-0", "replica-1", "replica-2"] * 2)
 
 
-def test_a_prompt_goes_where_its_prefix_is(play):
+def test_prompt_goes_to_the_replica_with_its_prefix(play):
     prefixes = [(n, n + 100) for n in range(1, 5)] * 3
     run = play(*[Request(10.0 * i, 1100, 2, prefix) for i, prefix in enumerate(prefixes)], initial_replicas=4).run
     homes = {}
@@ -143,13 +143,13 @@ def test_a_scaler_sees_the_last_scrape_before_its_tick(play):
     assert all(0 <= age < 7.0 for age in ages) and len({round(age, 6) for age in ages}) > 3
 
 
-def test_the_timeline_is_as_fine_as_asked(play):
+def test_timeline_has_the_requested_resolution(play):
     run = play((0.0, 100, 100), timeline_seconds=0.5).run
     assert [p.time for p in run.timeline[:3]] == [0.0, 0.5, 1.0]
     assert run.timeline[1].running == 1
 
 
-def test_nothing_comes_of_nothing(play):
+def test_empty_workload_gives_an_empty_result(play):
     run = play().run
     assert run.requests == () and run.attainment() == 1.0 and run.replica_hours == 0.0
 
@@ -162,7 +162,7 @@ def test_request_at_zero_wakes_the_autoscaler_between_ticks(play):
     assert story.run.requests[0].first_token == pytest.approx(12.5 + 30.0 + 0.2)
 
 
-def test_the_gateways_are_asked_only_where_it_hangs_on_them(play):
+def test_gateways_are_polled_only_if_scaling_to_zero(play):
     story = play((0.0, 100, 500), (1.0, 100, 500))
     assert {(seen.held_requests, seen.in_flight_requests) for _, seen in story.script.seen} == {(None, None)}
     may_sleep = play((0.0, 100, 500), (1.0, 100, 500), min_replicas=0)
@@ -179,6 +179,6 @@ def test_full_queue_sends_requests_to_another_replica_if_any(play):
     assert {r.outcome for r in both.requests} == {Outcome.FINISHED}
 
 
-def test_no_more_requests_wait_than_may(play):
+def test_waiting_requests_are_limited(play):
     run = play(*[(0.0, 10, 50)] * 9, engine={"max_sequences": 1, "max_queued_requests": 4}).run
     assert [r.outcome for r in run.requests].count(Outcome.FINISHED) == 4

@@ -126,7 +126,7 @@ def test_every_request_ends_once_and_every_sample_is_valid(told, scenario, wishe
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(requests(), max_size=15), scenarios(), WISHES)
-def test_the_same_gives_the_same(told, scenario, wishes):
+def test_simulation_is_deterministic(told, scenario, wishes):
     assert simulate(told, scenario, Whims(wishes)) == simulate(told, scenario, Whims(wishes))
 
 
@@ -151,7 +151,7 @@ def one_engine(model, told, *, prefix_block_tokens=40, looks=()):
 
 @settings(max_examples=150, deadline=None)
 @given(engines(), st.lists(requests(), max_size=20), st.lists(TIMES, max_size=30))
-def test_looking_more_often_changes_nothing(model, told, looks):
+def test_observation_frequency_does_not_change_the_result(model, told, looks):
     _, plain = one_engine(model, told)
     _, watched = one_engine(model, told, looks=looks)
     assert [(s.first_token, s.finish, s.preemptions) for s in watched] == [

@@ -29,13 +29,13 @@ def test_a_first_token_is_late_two_seconds_after_its_own_prefill(first_token, ou
     assert is_late(result) is late
 
 
-def test_the_objective_can_be_another():
+def test_objective_is_configurable():
     result = RequestResult(**REQUEST, first_token=12.0, finish=14.0, outcome=Outcome.FINISHED)
     assert is_late(result, slo_seconds=1.0, own_prefill=0.0)
     assert not is_late(result, slo_seconds=1.0)
 
 
-def test_only_what_comes_after_the_warm_up_is_scored(play):
+def test_only_requests_after_the_warm_up_are_scored(play):
     run = play((0.0, 3000, 1), (0.0, 3000, 1), (50.0, 100, 1), (100.0, 100, 1), scored_from=40.0).run
     assert [r.arrival for r in run.scored] == [50.0, 100.0]
     assert run.attainment() == 1.0
@@ -43,7 +43,7 @@ def test_only_what_comes_after_the_warm_up_is_scored(play):
     assert run.worst_queue == 0
 
 
-def test_attainment_is_the_share_in_time(play):
+def test_attainment_is_the_share_within_the_objective(play):
     # The second waits 3.1 s for the first, whose budget of 2,000 it does not get.
     run = play((0.0, 5000, 1), (0.0, 2000, 1), engine={"max_batched_tokens": 2000}).run
     assert [is_late(r) for r in run.requests] == [False, True]

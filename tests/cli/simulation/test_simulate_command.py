@@ -53,7 +53,7 @@ def run(*arguments, capsys=None):
     return code, " ".join((said.out + said.err).split())
 
 
-def test_it_tells_what_would_have_happened_and_why(policy, tmp_path, capsys):
+def test_simulate_reports_the_result_and_decisions(policy, tmp_path, capsys):
     out, plot = tmp_path / "run.json", tmp_path / "plots" / "run.png"
     code, said = run("--trace", SLICE, "--policy", policy(), "--json", out, "--plot", plot, capsys=capsys)
     assert code == 0
@@ -68,12 +68,12 @@ def test_it_tells_what_would_have_happened_and_why(policy, tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_figures_given_by_hand_go_before_what_was_learnt(policy, capsys):
+def test_speed_flags_take_precedence_over_status(policy, capsys):
     _, said = run("--trace", SLICE, "--policy", policy(), "--prefill-rate", 4000, "--duration", "1m", capsys=capsys)
     assert "4,000 prompt tokens/s" in said and "source: the options, then status.capacity" in said
 
 
-def test_a_calibration_file_says_how_fast_an_engine_is(policy, tmp_path, capsys):
+def test_engine_speed_is_read_from_a_calibration_file(policy, tmp_path, capsys):
     engine = tmp_path / "engine.json"
     figures = {"prefill_tokens_per_second": 5000, "step_seconds": 0.01, "decode_seconds_per_sequence": 0}
     engine.write_text(json.dumps({**figures, "kv_tokens": 50000}))
@@ -81,13 +81,13 @@ def test_a_calibration_file_says_how_fast_an_engine_is(policy, tmp_path, capsys)
     assert "5,000 prompt tokens/s, 10.00 ms per step" in said and "50,000 KV tokens" in said
 
 
-def test_a_model_that_is_here_can_be_estimated(tmp_path, capsys):
+def test_speed_of_a_local_model_can_be_estimated(tmp_path, capsys):
     demo = ROOT / "examples/demo.yaml"
     code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)
     assert code == 0 and "21,840 KV tokens; source: an estimate for this machine" in said
 
 
-def test_the_trace_is_cut_and_bent(policy, tmp_path, capsys):
+def test_trace_is_cut_and_scaled(policy, tmp_path, capsys):
     out = tmp_path / "run.json"
     bends = ["--start", "30s", "--duration", "5m", "--speed", "2", "--scale-output", "2", "--max-output-tokens", "20"]
     run("--trace", SLICE, "--policy", policy(), *bends, "--json", out, capsys=capsys)
@@ -96,18 +96,18 @@ def test_the_trace_is_cut_and_bent(policy, tmp_path, capsys):
     assert max(r["output_tokens"] for r in requests) == 20
 
 
-def test_no_decisions_are_told_where_none_are_asked_for(policy, capsys):
+def test_no_decisions_are_printed_with_decisions_0(policy, capsys):
     _, said = run("--trace", SLICE, "--policy", policy(), "--decisions", 0, "--duration", "4m", capsys=capsys)
     assert re.search(r"(all|of) \d+ changes", said) is None and "TimeToFirstToken needs" not in said
 
 
-def test_a_policy_that_recommends_is_simulated_as_if_followed(policy, capsys):
+def test_recommend_mode_is_simulated_as_enforced(policy, capsys):
     text = POLICY.replace("{minReplicas", "{mode: Recommend, minReplicas") + CAPACITY
     _, said = run("--trace", SLICE, "--policy", policy(text), capsys=capsys)
     assert "The mode is Recommend" in said and "1 → " in said
 
 
-def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
+def test_mooncake_trace_is_read(policy, tmp_path, capsys):
     trace = tmp_path / "mooncake.jsonl"
     row = {"timestamp": 0, "input_length": 1500, "output_length": 5, "hash_ids": [1, 2, 3]}
     trace.write_text("\n".join(json.dumps({**row, "timestamp": 2000 * n}) for n in range(20)))
@@ -133,7 +133,7 @@ def test_a_mooncake_trace_is_read_too(policy, tmp_path, capsys):
         (["--kv-tokens", "3"], "should be greater than or equal to 16"),
     ],
 )
-def test_mistakes_are_told(policy, arguments, expected, capsys, monkeypatch, tmp_path):
+def test_invalid_arguments_are_reported(policy, arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     given = {"--trace": str(SLICE), "--policy": policy(), **dict([arguments])}
     code, said = run(*[word for pair in given.items() for word in pair], capsys=capsys)
@@ -164,7 +164,7 @@ def test_one_of_several_deployments_can_be_chosen(policy, capsys):
     assert code == 0 and "code under azure" in said
 
 
-def test_an_unknown_speed_says_what_to_give(policy, tmp_path, capsys):
+def test_unknown_engine_speed_names_the_flags(policy, tmp_path, capsys):
     text = POLICY.replace("hf://example/none", f"file://{tmp_path}/absent")
     code, said = run("--trace", SLICE, "--policy", policy(text), capsys=capsys)
     assert code == 2 and "the speed of an engine of chat is not known" in said and "--prefill-rate" in said
@@ -181,7 +181,7 @@ def test_an_unknown_speed_says_what_to_give(policy, tmp_path, capsys):
         ('{"step_seconds": NaN}', '"step_seconds" must be a number > 0, got NaN'),
     ],
 )
-def test_a_calibration_that_is_none_is_refused(policy, tmp_path, text, problem, capsys):
+def test_invalid_calibration_file_is_refused(policy, tmp_path, text, problem, capsys):
     file = tmp_path / "engine.json"
     file.write_text(text)
     code, said = run("--trace", SLICE, "--policy", policy(), "--engine", file, capsys=capsys)
@@ -200,7 +200,7 @@ def test_a_calibration_that_is_none_is_refused(policy, tmp_path, text, problem, 
         ('{"timestamp": 1, "output_length": 1}', "is not JSON such as"),
     ],
 )
-def test_a_trace_that_is_none_is_refused_by_its_line(policy, tmp_path, line, problem, capsys):
+def test_invalid_trace_is_refused_with_the_line(policy, tmp_path, line, problem, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 0, "input_length": 3, "output_length": 1}\n' + line)
     code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
@@ -214,14 +214,14 @@ def test_trace_with_a_wrong_clock_is_refused_early(policy, tmp_path, capsys):
     assert code == 2 and "11,574,074 days; at most 366" in said and "check that its times are in milliseconds" in said
 
 
-def test_a_trace_of_one_request_is_one_too(policy, tmp_path, capsys):
+def test_trace_of_one_request_is_simulated(policy, tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"timestamp": 7, "input_length": 3, "output_length": 1}')
     code, said = run("--trace", trace, "--policy", policy(), "--plot", tmp_path / "one.png", capsys=capsys)
     assert code == 0 and "100.00% of 1 requests" in said
 
 
-def test_a_trace_shorter_than_a_tick_has_replicas_too(policy, tmp_path, capsys):
+def test_trace_shorter_than_a_tick_has_replicas(policy, tmp_path, capsys):
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(f'{{"timestamp": {at}, "input_length": 3, "output_length": 1}}\n' for at in (0, 5000)))
     code, said = run("--trace", trace, "--policy", policy(), capsys=capsys)
@@ -247,7 +247,7 @@ def test_all_known_gpus_can_be_estimated():
     assert {gpu.name for gpu in gpus.GPUS} == set(speed.GPUS)
 
 
-def test_an_estimate_is_bound_by_arithmetic_and_bandwidth():
+def test_estimate_is_limited_by_compute_and_bandwidth():
     needs = Footprint(
         dtype="bfloat16",
         parameters=8 * 10**9,
@@ -261,7 +261,7 @@ def test_an_estimate_is_bound_by_arithmetic_and_bandwidth():
     assert 0.005 < guess.step_seconds < 0.01
 
 
-def test_help_teaches():
+def test_help_explains_status_flags_and_examples():
     said = CliRunner().invoke(cli.app, ["simulate", "--help"], env={"COLUMNS": "140"}).output
     for word in ("status.capacity", "--startup-delay", "--fault", "quire simulate --trace"):
         assert word in said

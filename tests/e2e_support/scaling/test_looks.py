@@ -44,14 +44,14 @@ def test_steps_are_the_changes_of_what_was_known(desired, expected):
     assert series_of.desired_steps(series(*desired)) == [Step(time=time, value=value) for time, value in expected]
 
 
-def test_a_stretch_begins_with_how_things_stood_before_it():
+def test_series_starts_with_the_state_before_it():
     looks = series(3, 2, 2, 3, 1)
     assert [found.desired for found in series_of.during(looks, 1.5, 3.0)] == [2, 2, 3]
     assert series_of.lowest(series_of.desired_steps(series_of.during(looks, 1.5, 3.0))) == 2
     assert series_of.lowest(series_of.desired_steps(series_of.during(looks, 0.5, 1.0))) == 2
 
 
-def test_what_was_so_before_it_was_asked_for_does_not_count():
+def test_state_before_the_given_time_is_ignored():
     looks = series(1, 2, 1, 2)
     assert series_of.first_at(looks, lambda seen: seen.desired == 2, since=1.5) == 3.0
     assert series_of.first_at(looks, lambda seen: seen.desired == 3, since=0.0) is None
@@ -62,7 +62,7 @@ def test_only_pods_that_are_ready_and_stay_count_as_ready():
     assert seen.ready == 1 and [found.name for found in seen.serving] == ["a"]
 
 
-def test_a_pod_ends_from_when_it_is_told_to_until_it_is_gone():
+def test_pod_ending_lasts_from_deletion_to_removal():
     looks = [
         look(0.0, 2, pod("a"), pod("b")),
         look(1.0, 1, pod("a"), pod("b", ending=True)),

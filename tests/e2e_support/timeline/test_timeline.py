@@ -70,11 +70,11 @@ def test_requests_take_the_lowest_free_lane(spans, expected):
         ([(0, 10), (5, 8), (9, 30), (40, 50)], [0, 1, 2, 0]),
     ],
 )
-def test_names_of_marks_keep_apart(spans, expected):
+def test_mark_labels_do_not_overlap(spans, expected):
     assert rows_of(spans, apart=6) == expected
 
 
-def test_no_name_of_a_mark_covers_another_or_leaves_the_picture():
+def test_mark_labels_stay_separate_and_inside_the_picture():
     figure = figure_of(whole())
     assert isinstance(figure, Figure) and isinstance(figure.canvas, FigureCanvasAgg)
     figure.canvas.draw()
@@ -105,7 +105,7 @@ def test_every_request_is_drawn_and_axes_begin_at_zero():
     assert [line.get_label() for line in replicas.lines[:2]] == ["chat desired", "chat ready"]
 
 
-def test_kept_as_json_and_picture(tmp_path):
+def test_timeline_is_saved_as_json_and_picture(tmp_path):
     picture = keep(whole(), tmp_path)
     assert picture.read_bytes().startswith(b"\x89PNG")
     kept = json.loads((tmp_path / "a-title.json").read_text())
@@ -114,7 +114,7 @@ def test_kept_as_json_and_picture(tmp_path):
     assert kept["marks"][0] == {"seconds": 20, "name": "load rises"}
 
 
-def test_nothing_at_all_can_be_drawn(tmp_path):
+def test_empty_timeline_can_be_drawn(tmp_path):
     result = TrafficResult(records=(), marks=(), seconds=0.0, cpu_seconds=0.0, held_back=0)
     assert keep(timeline("Nothing", result), tmp_path).exists()
 
@@ -138,7 +138,7 @@ def watched(sights):
     return watch
 
 
-def test_a_watch_keeps_what_changed_and_tells_what_is_new():
+def test_cluster_watch_records_changes_and_new_events():
     sights = [
         Sight(replicas={"ready": 1}, states={"chat Ready": "True (Ok)"}, events={"old": "old news"}),
         Sight(replicas={"ready": 1}, states={"chat Ready": "True (Ok)"}, events={"old": "old news"}),
@@ -150,7 +150,7 @@ def test_a_watch_keeps_what_changed_and_tells_what_is_new():
     assert watch.blind == []
 
 
-def test_a_look_that_fails_is_blindness_and_ends_nothing():
+def test_failed_poll_is_recorded_as_a_gap():
     refused = ApiError("refused", status=None)
     sights = [Sight(replicas={"ready": 1}), refused, refused, Sight(replicas={"ready": 2}), refused, Sight()]
     watch = watched(sights)
@@ -159,6 +159,6 @@ def test_a_look_that_fails_is_blindness_and_ends_nothing():
     assert first.start < first.end <= second.start
 
 
-def test_a_look_that_is_wrong_itself_is_told():
+def test_internal_error_of_a_poll_is_raised():
     with pytest.raises(RuntimeError, match="the look at the cluster itself failed"):
         watched([KeyError("x")])

@@ -35,7 +35,7 @@ def said_short(events):
 
 @pytest.mark.parametrize("form", Form)
 @pytest.mark.parametrize("prompt", [PROMPT, CHAT], ids=["completion", "chat"])
-async def test_a_right_answer_is_right_in_every_form(ask, prompt, form):
+async def test_correct_response_passes_in_every_form(ask, prompt, form):
     record = await ask(prompt, form)
     assert record.failure is None
     assert record.replica == "llm/chat-0"
@@ -79,7 +79,7 @@ TWISTS = {
 
 
 @pytest.mark.parametrize(("twist", "words"), TWISTS.values(), ids=TWISTS)
-async def test_a_wrong_stream_is_caught(server, ask, twist, words):
+async def test_wrong_stream_is_detected(server, ask, twist, words):
     server.twist = twist
     record = await ask()
     assert record.failure is not None, "taken for right"
@@ -97,7 +97,7 @@ TOKEN_TWISTS = {
 
 
 @pytest.mark.parametrize(("twist", "words"), TOKEN_TWISTS.values(), ids=TOKEN_TWISTS)
-async def test_wrong_tokens_are_caught_even_if_the_text_is_right(server, ask, twist, words):
+async def test_wrong_tokens_with_correct_text_are_detected(server, ask, twist, words):
     server.twist = twist
     assert (await ask(form=Form.STREAM)).ok
     record = await ask(form=Form.STREAM_TOKENS)
@@ -133,7 +133,7 @@ async def test_tokens_beyond_known_ones_are_counted_not_compared(server, ask):
         ({"choices": [{"text": PROMPT.answer, "finish_reason": None}]}, "usage before finish_reason"),
     ],
 )
-async def test_a_wrong_answer_in_one_piece_is_caught(server, ask, changes, words):
+async def test_wrong_unstreamed_response_is_detected(server, ask, changes, words):
     async def answer(request):
         return web.json_response(whole(await request.json()) | changes)
 
@@ -143,7 +143,7 @@ async def test_a_wrong_answer_in_one_piece_is_caught(server, ask, changes, words
     assert words in record.failure.message
 
 
-async def test_an_error_event_is_told_in_its_words(server, ask):
+async def test_error_event_is_reported_with_its_message(server, ask):
     server.twist = lambda events: [*events[:3], ERROR]
     record = await ask()
     assert (record.failure.kind, record.failure.message) == (ERROR_EVENT, "replica_failed: it died")
@@ -175,7 +175,7 @@ def reset_after_three(server, last):
     server.handler = answer
 
 
-async def test_a_stall_is_noticed(server, ask):
+async def test_stall_is_detected(server, ask):
     async def answer(request):
         response = await begin(request)
         await response.write(written(right_events(await request.json())[0]))
@@ -188,7 +188,7 @@ async def test_a_stall_is_noticed(server, ask):
     assert record.failure.message == "nothing came for 0.3 s after 1 chunks"
 
 
-async def test_a_status_is_told_with_what_was_said(server, ask):
+async def test_http_error_is_reported_with_its_message(server, ask):
     async def answer(request):
         return web.json_response({"error": {"message": "the engine is starting"}}, status=503)
 
@@ -198,7 +198,7 @@ async def test_a_status_is_told_with_what_was_said(server, ask):
     assert "the engine is starting" in record.failure.message
 
 
-async def test_a_stream_that_is_none_is_wrong(server, ask):
+async def test_response_that_is_not_a_stream_is_wrong(server, ask):
     async def answer(request):
         return web.json_response(whole(await request.json()))
 
@@ -206,7 +206,7 @@ async def test_a_stream_that_is_none_is_wrong(server, ask):
     assert (await ask()).failure.message == "asked for a stream, got application/json"
 
 
-async def test_nobody_there_is_unreachable(server, ask):
+async def test_closed_port_is_unreachable(server, ask):
     server.url = "http://127.0.0.1:9"
     record = await ask()
     assert (record.failure.kind, record.replica) == (FailureKind.UNREACHABLE, None)

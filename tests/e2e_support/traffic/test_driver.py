@@ -23,7 +23,7 @@ def twist_after(server, count, twist):
     server.twist = lambda events: twist(events) if server.served >= count else events
 
 
-def test_all_prompts_and_forms_flow_and_are_right(server):
+def test_all_prompts_and_forms_are_sent_and_correct(server):
     with flowing(server, prompts=(PROMPT, CHAT), forms=tuple(Form), concurrency=3) as traffic:
         traffic.wait_for(over(12), 20, "two rounds")
     result = traffic.result
@@ -47,7 +47,7 @@ def test_concurrency_is_kept_and_can_be_changed(server):
     assert server.most_at_once == 5
 
 
-def test_a_rate_is_kept_whatever_becomes_of_the_requests(server):
+def test_request_rate_is_kept_despite_failures(server):
     server.pause_seconds = 0.05
     with flowing(server, concurrency=None, rate=20.0) as traffic:
         traffic.wait_for(lambda live: live.seconds >= 2.0, 20, "two seconds")
@@ -59,7 +59,7 @@ def test_a_rate_is_kept_whatever_becomes_of_the_requests(server):
     assert starts == sorted(starts)
 
 
-def test_failures_are_told_with_place_time_and_mark(server):
+def test_failures_are_reported_with_position_time_and_mark(server):
     server.twist = lambda events: [*events[:3], events[2], *events[3:]]
     with pytest.raises(TrafficFailed) as failure, flowing(server, at_least=0) as traffic:
         traffic.mark("the fault")
@@ -70,13 +70,13 @@ def test_failures_are_told_with_place_time_and_mark(server):
     assert "s after “the fault”: wrong answer: chunk 3: at character 19 expected" in lines[1]
 
 
-def test_too_few_answers_prove_nothing(server):
+def test_too_few_responses_fail_the_run(server):
     traffic = flowing(server, concurrency=0)
     with pytest.raises(TrafficFailed, match="only 0 requests completed; less than 1 proves nothing"), traffic:
         pass
 
 
-def test_an_error_of_the_scenario_stays_the_one_that_is_told(server):
+def test_scenario_error_takes_precedence_over_traffic_errors(server):
     server.twist = lambda events: events[:-1]
     with pytest.raises(ZeroDivisionError) as error, flowing(server) as traffic:
         traffic.wait_for(over(1), 20, "an answer")
@@ -84,7 +84,7 @@ def test_an_error_of_the_scenario_stays_the_one_that_is_told(server):
     assert "requests had failed" in error.value.__notes__[0]
 
 
-def test_what_was_stopped_by_hand_is_asserted_by_hand(server):
+def test_manually_stopped_traffic_is_not_checked_at_exit(server):
     server.twist = lambda events: events[:-1]
     with flowing(server) as traffic:
         traffic.wait_for(over(1), 20, "an answer")
@@ -93,7 +93,7 @@ def test_what_was_stopped_by_hand_is_asserted_by_hand(server):
         result.assert_all_right()
 
 
-def test_streams_under_way_are_known_by_replica(server):
+def test_active_streams_are_counted_by_replica(server):
     server.pause_seconds = 0.05
     with flowing(server, concurrency=3) as traffic:
         live = traffic.wait_for(lambda live: live.streams.get("llm/chat-0") == 3, 20, "three streams on it")
@@ -102,7 +102,7 @@ def test_streams_under_way_are_known_by_replica(server):
     assert 1 <= len(traffic.result.streams_during(moment)["llm/chat-0"]) <= 3
 
 
-def test_waiting_in_vain_says_for_what_and_how_things_stood(server):
+def test_wait_timeout_names_the_condition_and_the_state(server):
     with flowing(server) as traffic, pytest.raises(TimeoutError, match=r"not within 0.05 s: the moon; now Live\("):
         traffic.wait_for(lambda live: False, 0.05, "the moon")
 
@@ -152,7 +152,7 @@ def test_a_wrong_answer_cannot_be_permitted():
         permit(kinds=frozenset({FailureKind.WRONG}))
 
 
-def test_being_served_again_is_measured_from_the_mark(server):
+def test_recovery_time_is_measured_from_the_mark(server):
     async def refuse(request):
         return web.json_response({"error": {}}, status=503)
 
@@ -174,7 +174,7 @@ def test_being_served_again_is_measured_from_the_mark(server):
     assert all(record.started >= down - 1 for record in result.failures)
 
 
-def test_latencies_are_of_the_time_asked_for(server):
+def test_latencies_cover_the_requested_period(server):
     server.pause_seconds = 0.01
     with flowing(server) as traffic:
         traffic.wait_for(over(4), 20, "answers")
@@ -185,7 +185,7 @@ def test_latencies_are_of_the_time_asked_for(server):
     assert traffic.result.latencies(start=1e6).ttft is None
 
 
-def test_a_request_costs_the_machine_little(server):
+def test_request_costs_little_cpu_time(server):
     """Next to engines on two cores, the driver must not measure itself."""
     with flowing(server, concurrency=4) as traffic:
         traffic.wait_for(over(200), 60, "many answers")

@@ -23,7 +23,7 @@ def ids_of(reference: Reference, prompt: Prompt) -> list[int]:
     return reference.encode_chat(prompt.messages) if prompt.text is None else reference.encode(prompt.text)
 
 
-def test_there_are_prompts_of_every_kind():
+def test_every_prompt_kind_is_present():
     assert Counter(prompt.kind for prompt in load()) == COUNTS
     assert all(prompt.prompt_tokens <= BLOCK_TOKENS and len(prompt.token_ids) == 16 for prompt in of_kind(Kind.SHORT))
     assert all(prompt.prompt_tokens >= 8 * BLOCK_TOKENS for prompt in of_kind(Kind.DEEP))
@@ -37,14 +37,14 @@ def test_every_margin_is_far_above_what_batch_and_dtype_can_do():
         assert prompt.bfloat16_shift <= MARGIN / 2, prompt.name
 
 
-def test_saving_what_was_loaded_changes_nothing(tmp_path):
+def test_prompts_round_trip_through_the_file(tmp_path):
     save(load(), tmp_path / "prompts.json")
     assert (tmp_path / "prompts.json").read_text() == DATA.read_text()
     assert len(json.loads(DATA.read_text())) == len(load())
 
 
 @pytest.mark.parametrize("prompt", load(), ids=lambda prompt: prompt.name)
-def test_the_reference_says_the_same_today(reference, prompt):
+def test_reference_model_still_gives_the_recorded_answers(reference, prompt):
     """Run one pass over prompt and answer. If each token leads all others, greedy decoding produces them one by one."""
     ids = ids_of(reference, prompt)
     leads = reference.leads(ids, prompt.token_ids, rounded=False)
@@ -63,7 +63,7 @@ def test_a_continuation_token_by_token_is_the_same(reference, prompt):
     assert found.margin == pytest.approx(prompt.margin, abs=0.005)
 
 
-def test_sharing_chats_share_several_blocks_and_then_differ(reference):
+def test_shared_prefix_chats_share_blocks_and_then_differ(reference):
     encoded = [reference.encode_chat(prompt.messages) for prompt in of_kind(Kind.SHARED)]
     for one, other in combinations(encoded, 2):
         shared = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
@@ -73,6 +73,6 @@ def test_sharing_chats_share_several_blocks_and_then_differ(reference):
     assert len(set(starts.values())) >= len(starts) / 2, "most begin with a block of their own"
 
 
-def test_a_narrow_lead_ends_a_continuation(reference):
+def test_continuation_ends_at_a_narrow_margin(reference):
     ids = reference.encode_chat([Message(role="user", content="Tell me a story about the sea.")])
     assert len(reference.continue_greedily(ids, 64, margin=2.0).token_ids) < 64

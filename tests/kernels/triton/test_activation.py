@@ -41,5 +41,5 @@ def test_gates_far_from_zero_neither_overflow_nor_vanish(
 
 
 @pytest.mark.parametrize("operation", [silu_and_mul, gelu_tanh_and_mul])
-def test_no_rows_are_no_rows(operation: Callable[[Tensor], Tensor], device: torch.device) -> None:
+def test_zero_rows_give_an_empty_result(operation: Callable[[Tensor], Tensor], device: torch.device) -> None:
     assert operation(torch.zeros(0, 32, device=device)).shape == (0, 16)

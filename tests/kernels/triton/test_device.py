@@ -32,7 +32,7 @@ def current(device: torch.device) -> torch.device:
     return torch.zeros(1, device=device).device
 
 
-def test_this_device_runs_the_kernels_and_says_what_it_is(device: torch.device) -> None:
+def test_device_runs_the_kernels_and_reports_its_properties(device: torch.device) -> None:
     require_device("op", current(device))
     properties = device_properties(current(device))
     assert properties.name and properties.capability >= (8, 0)
@@ -40,7 +40,7 @@ def test_this_device_runs_the_kernels_and_says_what_it_is(device: torch.device) 
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 3), (12, 0)])
-def test_a_device_new_enough_is_taken(capability: tuple[int, int]) -> None:
+def test_new_enough_device_is_accepted(capability: tuple[int, int]) -> None:
     check_capability("op", card("some GPU", capability), OLDEST, "the Triton kernels")
 
 
@@ -51,14 +51,14 @@ def test_a_device_new_enough_is_taken(capability: tuple[int, int]) -> None:
         ((8, 6), OLDEST_WITH_FP8, "a float8 cache", r"op: T4 has .* 8\.6; a float8 cache needs 8\.9 or above"),
     ],
 )
-def test_a_device_too_old_is_refused_with_what_would_do(
+def test_too_old_device_is_refused_with_the_minimum(
     capability: tuple[int, int], oldest: tuple[int, int], purpose: str, message: str
 ) -> None:
     with pytest.raises(UnsupportedDeviceError, match=message):
         check_capability("op", card("T4", capability), oldest, purpose)
 
 
-def test_fp8_is_there_or_is_refused_by_name(device: torch.device) -> None:
+def test_fp8_is_supported_or_refused_by_name(device: torch.device) -> None:
     if device_properties(current(device)).capability >= OLDEST_WITH_FP8:
         require_fp8("op", current(device))
     else:
@@ -66,7 +66,7 @@ def test_fp8_is_there_or_is_refused_by_name(device: torch.device) -> None:
             require_fp8("op", current(device))
 
 
-def test_operands_on_one_device_are_taken(device: torch.device) -> None:
+def test_operands_on_one_device_are_accepted(device: torch.device) -> None:
     check_device("op", torch.zeros(1, device=device), weight=torch.zeros(3, device=device), bias=None)
 
 
@@ -83,7 +83,7 @@ def _copy_kernel(slots, limit):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="a failed assert ends the use of the GPU")
-def test_the_interpreter_checks_what_only_the_device_knows(device: torch.device) -> None:
+def test_interpreter_checks_values_known_only_on_the_device(device: torch.device) -> None:
     _copy_kernel[(1,)](torch.tensor([4], device=device), 5)
     with pytest.raises(InterpreterError, match="copy: slots leave the cache"):
         _copy_kernel[(1,)](torch.tensor([5], device=device), 5)

@@ -60,7 +60,7 @@ def test_row_has_the_same_bits_in_every_batch_and_place(
     assert torch.equal(linear(x[order], weight, bias), together[order])
 
 
-def test_splits_apart_and_in_turn_give_the_same_bits(dtype: torch.dtype, device: torch.device) -> None:
+def test_parallel_and_sequential_splits_are_bitwise_equal(dtype: torch.dtype, device: torch.device) -> None:
     weight, bias = weights(64, 1024, dtype, device)
     config = config_of(weight)
     assert cut(1024, 64, config)[0] > 1
@@ -72,7 +72,7 @@ def test_splits_apart_and_in_turn_give_the_same_bits(dtype: torch.dtype, device:
     assert torch.equal(linear(x[5:6], weight, bias), in_turn[5:6])
 
 
-def test_rows_beside_the_matrix_are_not_written_and_not_read(device: torch.device) -> None:
+def test_rows_outside_the_matrix_are_not_accessed(device: torch.device) -> None:
     weight, _ = weights(33, 64, torch.float32, device)
     x = torch.full((9, 64), torch.nan, device=device)
     x[4] = 1.0

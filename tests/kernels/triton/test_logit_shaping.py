@@ -58,7 +58,7 @@ def test_rows_are_shaped_as_the_reference_shapes_them(
     assert torch.equal(found.cpu()[:, VOCABULARY:], wide[:, VOCABULARY:])
 
 
-def test_counts_follow_what_is_drawn(device: torch.device) -> None:
+def test_counts_follow_sampled_tokens(device: torch.device) -> None:
     pool = edits_of(
         Asked(counted={1: 0, 2: 3}, room=9),
         Asked(words=[[1, 2]]),
@@ -75,7 +75,7 @@ def test_counts_follow_what_is_drawn(device: torch.device) -> None:
     torch.testing.assert_close(found.values.cpu(), expected.values, equal_nan=True, rtol=0, atol=0)
 
 
-def test_no_rows_are_no_work(device: torch.device) -> None:
+def test_zero_rows_need_no_work(device: torch.device) -> None:
     none = torch.zeros(0, dtype=torch.int64, device=device)
     edits = moved(edits_of(Asked()), device)
     shape_logits(torch.zeros(1, 5, device=device), none, none, edits)

@@ -23,12 +23,12 @@ def check(logits: Tensor, lines: list[int], tokens: list[int], most: int) -> Log
 
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(33, 0), (33, 33), (1003, 20), (5000, 1)])
-def test_reports_what_the_reference_reports(vocabulary: int, most: int, dtype: torch.dtype, strided: Strided) -> None:
+def test_logprobs_equal_the_reference(vocabulary: int, most: int, dtype: torch.dtype, strided: Strided) -> None:
     logits = strided(4, vocabulary, dtype=dtype) * 4  # 16 bits produce equal values
     check(logits, [3, 0, 0], [vocabulary - 1, 5, 0], most)
 
 
-def test_of_equals_the_first_are_told_and_all_have_the_best_rank(device: torch.device) -> None:
+def test_ties_report_the_first_and_share_the_best_rank(device: torch.device) -> None:
     logits = torch.zeros(2, 4000, device=device)
     found = check(logits, [0, 1], [0, 3999], 3)
     assert found.token_ids.tolist() == [[0, 1, 2]] * 2 and found.rank.tolist() == [1, 1]
@@ -42,7 +42,7 @@ def test_candidates_beyond_the_list_are_searched_in_the_row(
 
 
 @pytest.mark.parametrize("order", ["rising", "falling"])
-def test_the_likeliest_are_found_wherever_they_stand(order: str, device: torch.device) -> None:
+def test_most_likely_tokens_are_found_at_any_position(order: str, device: torch.device) -> None:
     logits = torch.arange(5000.0, device=device)[None] / 100
     check(logits if order == "rising" else logits.flip(1), [0], [3], 5)
 

@@ -135,7 +135,7 @@ def test_any_number_of_splits_adds_up(depth: int, block: int, device: torch.devi
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter raises for a wrong value")
-def test_a_slot_that_there_is_not_is_refused(device: torch.device) -> None:
+def test_missing_slot_is_refused(device: torch.device) -> None:
     layer = filled_slots(slots=2, max_rank=8, inputs=32, parts=(24,), dtype=torch.float32, ranks=[8], device=device)
     x, y = torch.randn(2, 32), torch.randn(2, 24)
     with pytest.raises(Exception, match="name a slot that there is not"):

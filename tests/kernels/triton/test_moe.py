@@ -48,7 +48,7 @@ def test_routes_equal_the_reference(
 
 # The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_of_equally_probable_experts_the_first_are_chosen(device: torch.device) -> None:
+def test_first_of_equally_probable_experts_are_chosen(device: torch.device) -> None:
     logits = torch.zeros(3, 6, device=device)
     logits[1, [2, 5]] = 1.0
     logits[2] = torch.nan
@@ -81,7 +81,7 @@ def routed(chosen: Tensor, device: torch.device) -> Routes:
         (0, 4, 2, 16, 16, False),
     ],
 )
-def test_experts_make_what_the_reference_makes(
+def test_experts_equal_the_reference(
     tokens: int,
     experts: int,
     per_token: int,
@@ -203,13 +203,13 @@ def test_the_grid_has_room_for_every_block(counts: list[int]) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU only the debug build checks, and what it finds ends the process")
 @pytest.mark.parametrize("expert", [-1, 3])
-def test_debug_builds_refuse_an_expert_that_there_is_not(expert: int, device: torch.device) -> None:
+def test_debug_builds_refuse_a_missing_expert(expert: int, device: torch.device) -> None:
     layer, routes = Layer(3, 16, 16, torch.float32, device), routed(torch.tensor([[0], [expert]]), device)
     with pytest.raises(Exception, match="fused_experts: routes name an expert that there is not"):
         layer(torch.randn(2, 16), routes)
 
 
-def test_what_cannot_be_taken_is_refused(device: torch.device) -> None:
+def test_invalid_arguments_are_refused(device: torch.device) -> None:
     layer, routes = Layer(3, 16, 8, torch.float32, device), routed(torch.tensor([[0], [1]]), device)
     x = torch.randn(2, 16).to(device)
     for message, change in (

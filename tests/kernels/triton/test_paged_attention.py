@@ -158,7 +158,7 @@ def test_caps_sinks_slopes_and_float8_match_the_reference(
     assert_close(*attend(fill_cache, batch, **shape, **bends, device=device))
 
 
-def test_half_precision_with_everything_at_once(fill_cache: Fill, assert_close: Close, device: torch.device) -> None:
+def test_half_precision_with_all_options_combined(fill_cache: Fill, assert_close: Close, device: torch.device) -> None:
     bends: dict[str, Any] = {
         "soft_cap": 30.0,
         "window": 200,
@@ -225,7 +225,7 @@ def test_a_block_table_that_leaves_the_cache_is_named(block: int, queries: int, 
         ({"out": torch.zeros(1, 4, 64)[..., :32]}, "out is .* with strides"),
     ],
 )
-def test_refuses_what_it_cannot_take(
+def test_invalid_arguments_are_refused(
     change: dict[str, Any], message: str, fill_cache: Fill, device: torch.device
 ) -> None:
     filled = fill_cache([20], kv_heads=2, head_dim=32, dtype=torch.float32)
@@ -258,7 +258,7 @@ def test_refuses_a_head_dim_beyond_its_tiles(device: torch.device) -> None:
         ({"cache_dtype": torch.float16}, "KV cache dtype torch.float16: torch.bfloat16, or float8_e4m3fn, is needed"),
     ],
 )
-def test_says_what_it_does_not_support(change: dict[str, Any], reason: str | None, device: torch.device) -> None:
+def test_unsupported_layers_are_reported(change: dict[str, Any], reason: str | None, device: torch.device) -> None:
     layer: dict[str, Any] = {"head_dim": 128, "group": 4, "block_size": 16, "dtype": torch.bfloat16}
     found = unsupported(**{"device_type": device.type, **layer, "cache_dtype": torch.bfloat16, **change})
     assert found is None if reason is None else found is not None and found.startswith(reason)

@@ -233,9 +233,7 @@ def test_a_decoding_row_has_the_same_bits_in_every_batch(
             assert torch.equal(found, alone)
 
 
-def test_a_chunk_has_the_same_bits_whatever_its_batch_mates_hold(
-    sequences: Callable[..., Sequences], device: torch.device
-) -> None:
+def test_chunk_is_bitwise_independent_of_its_batch(sequences: Callable[..., Sequences], device: torch.device) -> None:
     some = sequences(700, 900, 40, space=workspace(device, partials=200))
     alone = some.attend((1, 880, 20))[0]
     assert torch.equal(some.attend((0, 699, 1), (1, 880, 20), (2, 10, 30))[1], alone)
@@ -305,7 +303,7 @@ def test_a_deterministic_plan_needs_fixed_splits(device: torch.device) -> None:
 @pytest.mark.parametrize(
     ("heads", "head_dim", "partials"), [(32, 128, 4032), (64, 128, 2016), (4, 128, 8192), (128, 256, 512)]
 )
-def test_the_room_of_a_workspace(heads: int, head_dim: int, partials: int) -> None:
+def test_workspace_size_follows_heads_and_head_dim(heads: int, head_dim: int, partials: int) -> None:
     assert workspace_partials(heads, head_dim) == partials
 
 
@@ -339,7 +337,7 @@ def test_a_batch_larger_than_its_workspace_is_refused(device: torch.device) -> N
         ({"split_tokens": 100}, "split_tokens is 100; a positive multiple of 128 is needed"),
     ],
 )
-def test_refuses_a_workspace_of_no_use(change: dict[str, int], message: str, device: torch.device) -> None:
+def test_unsuitable_workspace_is_refused(change: dict[str, int], message: str, device: torch.device) -> None:
     size: dict[str, Any] = {"max_tokens": 1, "heads": 1, "head_dim": 32, "partials": 1, **change}
     with pytest.raises(ArgumentError, match=f"allocate_workspace: {message}"):
         allocate_workspace(**size, device=device)
@@ -356,7 +354,7 @@ def test_refuses_a_workspace_of_no_use(change: dict[str, int], message: str, dev
         ({"window": 0}, "window is 0; at least 1 token is needed"),
     ],
 )
-def test_refuses_buffers_that_do_not_fit_together(change: dict[str, Any], message: str, device: torch.device) -> None:
+def test_inconsistent_buffers_are_refused(change: dict[str, Any], message: str, device: torch.device) -> None:
     arguments: dict[str, Any] = {
         "block_tables": torch.zeros(2, 4, dtype=torch.int32),
         "query_starts": torch.zeros(3, dtype=torch.int32),

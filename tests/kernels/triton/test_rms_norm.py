@@ -42,7 +42,7 @@ def test_the_heads_of_a_projection_are_rows_of_any_stride(
 
 
 @pytest.mark.parametrize("width", [64, 1536])
-def test_a_row_does_not_depend_on_the_rows_beside_it(width: int, device: torch.device) -> None:
+def test_row_is_independent_of_other_rows(width: int, device: torch.device) -> None:
     x, weight = torch.randn(19, width, device=device), torch.randn(width, device=device)
     together = rms_norm(x, weight, 1e-5)
     alone = torch.cat([rms_norm(row[None], weight, 1e-5) for row in x[[0, 7, 18]]])

@@ -79,7 +79,7 @@ def test_rotary_equals_the_reference(
     assert torch.equal(found[..., rotated:], expected[..., rotated:])
 
 
-def test_no_tokens_and_no_rotated_components_are_nothing_to_do(device: torch.device) -> None:
+def test_zero_tokens_or_rotated_components_need_no_work(device: torch.device) -> None:
     rotary(torch.zeros(0, 2, 8, device=device), table(8, device), torch.zeros(0, dtype=torch.int64, device=device))
     x = torch.randn(1, 2, 8, device=device)
     before = x.clone()
@@ -131,7 +131,7 @@ def test_store_kv_equals_the_reference(
 
 
 @pytest.mark.parametrize(("normed", "head_dim", "rotated"), [(False, 64, 64), (True, 80, 32)])
-def test_a_float8_cache_holds_what_its_scales_make_of_each_head(
+def test_float8_cache_stores_heads_divided_by_their_scales(
     normed: bool, head_dim: int, rotated: int, dtype: torch.dtype, strided: Strided, device: torch.device
 ) -> None:
     if device_properties(torch.zeros(0, device=device).device).capability < OLDEST_WITH_FP8:
@@ -163,7 +163,7 @@ def test_a_float8_cache_holds_what_its_scales_make_of_each_head(
     torch.testing.assert_close(found_values, projected[3:, 5].float(), rtol=0.07, atol=0.01)
 
 
-def test_a_token_does_not_depend_on_the_tokens_beside_it(strided: Strided, device: torch.device) -> None:
+def test_token_is_independent_of_other_tokens(strided: Strided, device: torch.device) -> None:
     projected = strided(9, 6, 64, dtype=torch.float32)
     norm = Norm(weight=torch.randn(64, device=device), eps=1e-6)
     positions, slots = torch.arange(9, device=device), torch.arange(9, device=device) * 3
@@ -213,7 +213,7 @@ def arguments(device: torch.device) -> dict[str, Any]:
         ({"cos_sin": torch.zeros(10, 64)}, "store_kv: cos_sin is 64 wide; an even number up to the head dim 32"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_before_the_launch(
+def test_invalid_store_arguments_are_refused_before_launch(
     change: dict[str, Any], message: str, device: torch.device
 ) -> None:
     given = arguments(device)
@@ -235,7 +235,7 @@ def test_what_cannot_be_stored_is_refused_before_the_launch(
         ({"slots": torch.tensor([-1, 0])}, "store_kv: slots leave the cache"),
     ],
 )
-def test_what_only_the_device_knows_is_checked_on_it(
+def test_device_side_values_are_checked_on_the_device(
     change: dict[str, Tensor], message: str, device: torch.device
 ) -> None:
     with pytest.raises(InterpreterError, match=message):
@@ -245,6 +245,6 @@ def test_what_only_the_device_knows_is_checked_on_it(
             rotary(torch.zeros(2, 1, 32), table(32, device), change["positions"])
 
 
-def test_float8_is_for_triton_and_other_dtypes_for_nobody(device: torch.device) -> None:
+def test_float8_cache_is_accepted_and_other_dtypes_refused(device: torch.device) -> None:
     with pytest.raises(ArgumentError, match="allocate_kv_cache: dtype is torch.int8; float32, .* or float8_e4m3fn is"):
         allocate_kv_cache(num_blocks=1, block_size=16, kv_heads=1, head_dim=32, dtype=torch.int8, device=device)

@@ -60,7 +60,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("vocabulary", "ties"), [(32, True), (1003, False)])
-def test_draws_what_the_reference_draws(vocabulary: int, ties: bool, device: torch.device, strided: Strided) -> None:
+def test_samples_equal_the_reference(vocabulary: int, ties: bool, device: torch.device, strided: Strided) -> None:
     logits = 3.0 * strided(len(KINDS), vocabulary, dtype=torch.float32)
     if ties:
         logits = logits.round()
@@ -68,7 +68,7 @@ def test_draws_what_the_reference_draws(vocabulary: int, ties: bool, device: tor
     assert sample(logits, **settings).tolist() == reference.sample(logits.cpu(), **on_cpu(settings)).tolist()
 
 
-def test_any_split_of_a_row_draws_the_same(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_split_of_a_row_gives_the_same_sample(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds: list[Settings] = [{}, {"top_p": 0.9, "temperature": 0.5}, {"top_k": 40, "typical_p": 0.9}]
     logits = 2.0 * torch.randn(3, 5000, device=device)
     settings = columns(kinds, 5000, device)
@@ -107,7 +107,7 @@ def new_launches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("new_launches")
-def test_a_growing_batch_meets_no_compilation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_batch_compiles_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are split into fewer parts the more there are; a constant for that would cause compilations."""
     launches = []
     for module, name in ((device_kernels, "_weigh_kernel"), (kernel, "_draw_kernel"), (kernel, "_first_kernel")):
@@ -145,7 +145,7 @@ def test_a_rows_token_does_not_depend_on_its_batch(device: torch.device) -> None
         assert int(alone) == int(together[i])
 
 
-def test_equals_of_the_last_kept_are_kept(device: torch.device) -> None:
+def test_ties_with_the_last_kept_token_are_kept(device: torch.device) -> None:
     """Every bound that reaches one of the three equal values of [0.4, 0.2, 0.2, 0.2] keeps them all."""
     kinds: list[Settings] = [{"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}] * 16
     logits = torch.tensor([0.2, 0.4, 0.2, 0.2]).log().expand(len(kinds), -1).contiguous().to(device)
@@ -156,7 +156,7 @@ def test_equals_of_the_last_kept_are_kept(device: torch.device) -> None:
 
 # The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_rows_at_the_edge_of_numbers(device: torch.device) -> None:
+def test_rows_with_extreme_logits(device: torch.device) -> None:
     cut: Settings = {"top_k": 5, "top_p": 0.5, "typical_p": 0.5}
     logits = torch.full((8, 300), -torch.inf)
     logits[0, 17] = -1e30  # all except one are forbidden
@@ -188,7 +188,7 @@ def test_greedy_selects_the_first_of_equals_across_parts(device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_logits_of_16_bits_are_read_as_they_are(device: torch.device, dtype: torch.dtype) -> None:
+def test_sixteen_bit_logits_are_read_without_conversion(device: torch.device, dtype: torch.dtype) -> None:
     vocabulary = 300
     logits = torch.randn(len(KINDS), vocabulary, generator=torch.Generator().manual_seed(5)).mul(3).to(dtype).to(device)
     logits[2, 7], logits[3, ::3] = torch.nan, -torch.inf

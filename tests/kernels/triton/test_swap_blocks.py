@@ -76,7 +76,7 @@ def test_blocks_arrive_at_their_places_and_nothing_else_changes(
         assert torch.equal(now.view(torch.uint8), was.view(torch.uint8))
 
 
-def test_what_went_to_host_memory_comes_back_bit_for_bit(device: torch.device) -> None:
+def test_swapped_blocks_are_restored_bit_for_bit(device: torch.device) -> None:
     cache = caches(6, device, dtype=torch.bfloat16)
     space = [allocate_swap_space(layer, 3) for layer in cache]
     assert all(layer.keys.device.type == "cpu" and layer.num_blocks == 3 for layer in space)
@@ -104,7 +104,7 @@ def test_blocks_beyond_two_billion_elements_are_reached(device: torch.device) ->
     assert not large.keys[0].any() and not small.keys[0].any()
 
 
-def test_no_blocks_are_nothing_to_do(device: torch.device) -> None:
+def test_zero_blocks_need_no_work(device: torch.device) -> None:
     sources, targets = caches(2, device), caches(1, device)
     start = copied(targets)
     swap_blocks(sources, targets, blocks(device=device), blocks(device=device))
@@ -129,7 +129,7 @@ def test_caches_that_begin_at_odd_addresses_are_refused(device: torch.device) ->
         (0, -1, "target_blocks leave a cache"),
     ],
 )
-def test_a_block_out_of_range_is_seen_on_the_device(
+def test_out_of_range_block_is_detected_on_the_device(
     source: int, target: int, message: str, device: torch.device
 ) -> None:
     with pytest.raises(InterpreterError, match=f"swap_blocks: {message}"):
