@@ -4,7 +4,7 @@ Usage: python tools/check_words.py [PATH ...]
 
 Without arguments, the check covers the tracked files below CLEAN. To extend it to a folder, rewrite what
 `python tools/check_words.py FOLDER` reports and add the folder to CLEAN. In Python files it checks docstrings, other
-strings, comments and the length of test names; in other files it checks every line outside fenced code blocks.
+strings, comments and the names of tests; in other files it checks every line outside fenced code blocks.
 """
 
 import ast
@@ -85,6 +85,9 @@ MAX_TEST_NAME = 64
 """The most characters of a test's name; what does not fit goes into its docstring."""
 
 _WORD = re.compile(r"(?<![\w`-])(?:" + "|".join(f"({pattern})" for pattern, _ in WORDS) + r")(?![\w`-])", re.IGNORECASE)
+_TEST_NAME_WORD = re.compile(
+    r"(?<=_)(?:told|anew|whoever|nobody|somebody|lest|mend|mends|mended|begun|is_said|are_said)(?=_|$)"
+)
 _OPENER = re.compile(rf"\s*(?:{'|'.join(OPENERS)})\b")
 
 
@@ -135,8 +138,8 @@ def check_python(source: str) -> list[Finding]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for offset, line in enumerate(node.value.splitlines()):
                 found += check_words(node.lineno + offset, line)
-        if _is_test(node) and len(node.name) > MAX_TEST_NAME:
-            found.append(Finding(node.lineno, node.name, f"use at most {MAX_TEST_NAME} characters"))
+        if _is_test(node):
+            found += check_test_name(node.lineno, node.name)
         for line_number, docstring in _docstrings(node):
             if opener := _OPENER.match(docstring):
                 advice = "start a function's docstring with an imperative verb, another with a noun phrase"
@@ -155,6 +158,14 @@ def check_words(number: int, line: str) -> list[Finding]:
         for match in _WORD.finditer(prose)
         if match.lastindex
     ]
+
+
+def check_test_name(number: int, name: str) -> list[Finding]:
+    """Return a finding if the name of a test is too long, and one for each word that it should not contain."""
+    found = [Finding(number, name, f"use at most {MAX_TEST_NAME} characters")] if len(name) > MAX_TEST_NAME else []
+    for match in _TEST_NAME_WORD.finditer(name):
+        found.append(Finding(number, name, f"state subject, condition and result without {match.group()}"))
+    return found
 
 
 def _is_test(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -116,7 +116,7 @@ def test_a_policy_counts_what_was_already_changed_in_its_period() -> None:
 
 
 @pytest.mark.parametrize(("select", "asked"), [(Select.MAX, 80), (Select.MIN, 95), (Select.DISABLED, 100)])
-def test_select_policy_takes_the_most_the_least_or_no_change(select: Select, asked: int) -> None:
+def test_select_policy_chooses_the_most_the_least_or_no_change(select: Select, asked: int) -> None:
     rules = Rules(
         window_seconds=0.0,
         select=select,

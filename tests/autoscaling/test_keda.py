@@ -55,7 +55,7 @@ def test_three_failures_replace_the_metric_by_the_fallback() -> None:
     assert trigger.metric(None) is None, "counted again after a success"
 
 
-def test_a_rate_is_taken_of_each_series_over_two_minutes() -> None:
+def test_rate_is_computed_per_series_over_two_minutes() -> None:
     scaler = KedaScaler(KedaConfig(query=Query.TOKEN_RATE, threshold=100.0), minimum=1, maximum=10)
     scaler.decide(observed(0.0, {"a": 0.0}, prompt_tokens=1000.0), 0.0)
     assert scaler.decide(observed(15.0, {"a": 0.0}, prompt_tokens=5500.0), 15.0).replicas == 3

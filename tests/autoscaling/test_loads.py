@@ -83,7 +83,7 @@ def test_invalid_trace_is_refused_with_a_reason(tmp_path: Path, text: str, says:
         load_of(path)
 
 
-def test_requests_may_come_in_any_order(tmp_path: Path) -> None:
+def test_requests_may_arrive_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "mixed.jsonl"
     rows = [{"timestamp": t, "input_length": 5, "output_length": 5, "hash_ids": [t]} for t in (9000, 1000, 5000)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -107,7 +107,7 @@ def test_every_delay_meets_every_fault(ramp: Load) -> None:
     assert seen == {(delay, fault) for delay in (30.0, 120.0, 420.0) for fault in FaultKind}
 
 
-def test_a_seed_moves_arrivals_a_little_and_changes_nothing_else(ramp: Load) -> None:
+def test_seed_shifts_arrivals_slightly_and_changes_nothing_else(ramp: Load) -> None:
     assert jittered(ramp, 0) == ramp.requests
     moved = jittered(ramp, 1)
     assert moved == jittered(ramp, 1) != jittered(ramp, 2)

@@ -153,7 +153,7 @@ def test_chosen_constants_are_in_the_search_space() -> None:
         assert {name for name, value in tuned(policy).items() if value not in policy.space[name]} == set()
 
 
-def test_the_constants_compared_are_those_of_the_product() -> None:
+def test_compared_constants_equal_those_of_the_product() -> None:
     chosen, product = tuned(POLICIES["quire"]), asdict(Tuning())
     assert {name: chosen[name] for name in product} == product
 

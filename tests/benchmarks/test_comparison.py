@@ -166,7 +166,7 @@ def test_every_goal_is_compared_with_the_measurement() -> None:
     }
 
 
-def test_without_peers_there_are_no_goals() -> None:
+def test_goals_are_absent_without_peers() -> None:
     assert found_goals([turn("quire", "quire", 1, measured(SIXTEEN, 300))]) == {}
 
 
@@ -219,7 +219,7 @@ def test_a_lower_level_limits_the_libraries_of_every_server() -> None:
         ("amx", "+avx512f,+amx-tile,+amx-bf16"),
     ],
 )
-def test_each_levels_loop_is_made_of_instructions_that_exist(level: CpuLevel, features: str) -> None:
+def test_loop_of_each_level_uses_existing_instructions(level: CpuLevel, features: str) -> None:
     """LLVM assembles the loop for a CPU of the level, whether or not this machine has its instructions."""
     binding.initialize_native_asmparser()
     binding.initialize_all_targets()

@@ -103,11 +103,11 @@ Name: not this one
 """
 
 
-def test_vllms_requirements_are_taken_without_torch_and_extras() -> None:
+def test_vllm_requirements_exclude_torch_and_extras() -> None:
     assert requirements_without_torch(METADATA) == ["regex", 'intel-openmp==2024.2.1; platform_machine == "x86_64"']
 
 
-def test_vllms_metadata_gets_the_name_that_it_looks_for() -> None:
+def test_vllm_metadata_has_the_expected_name() -> None:
     lines = renamed(METADATA).splitlines()
     assert lines[1:3] == ["Name: vllm", "Version: 0.32.0+cpu"]
     assert lines[3:] == METADATA.splitlines()[3:]
@@ -124,5 +124,5 @@ def test_vllms_metadata_gets_the_name_that_it_looks_for() -> None:
         ("llama_cpp_python-0.3.36/vendor/other/x", None),
     ],
 )
-def test_only_llama_cpp_itself_is_taken_from_the_archive(member: str, name: str | None) -> None:
+def test_only_llama_cpp_is_extracted_from_the_archive(member: str, name: str | None) -> None:
     assert vendored_name(member) == name

@@ -31,7 +31,7 @@ def test_text_survives_encoding() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_parameters_are_those_of_the_tensors(tied: bool) -> None:
+def test_parameter_count_equals_that_of_the_tensors(tied: bool) -> None:
     shape = dataclasses.replace(SMOLLM2_135M, tied_embeddings=tied)
     sizes = tensor_shapes(shape).values()
     assert shape.parameters == sum(size[0] * (size[1] if len(size) == 2 else 1) for size in sizes)

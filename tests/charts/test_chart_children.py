@@ -62,7 +62,7 @@ def test_operator_and_gateway_agree_on_served_names(
         assert isinstance(source, KubernetesSource) and source.scope is scope
 
 
-def test_monitors_are_labelled_as_the_charts_own(helm: Helm) -> None:
+def test_monitors_have_the_labels_of_the_chart(helm: Helm) -> None:
     values = {
         "monitoring": {
             "podMonitors": {"labels": {"release": "prom", "team": "ml"}, "interval": "30s"},

@@ -17,5 +17,5 @@ def test_defaults_are_in_a_config_map_that_the_operator_reads(helm: Helm) -> Non
     assert read.values[("engine", "maxModelLength")] == 8192
 
 
-def test_without_defaults_there_is_no_config_map(helm: Helm) -> None:
+def test_no_config_map_without_defaults(helm: Helm) -> None:
     assert of_kind(helm.template(), "ConfigMap") == []

@@ -41,7 +41,7 @@ def test_replicas_are_omitted_if_autoscaled(helm: Helm, gateway: dict[str, Any],
     assert deployment["spec"].get("replicas") == replicas
 
 
-def test_the_autoscaler_scales_the_gateway_within_its_bounds(helm: Helm) -> None:
+def test_hpa_scales_the_gateway_within_its_bounds(helm: Helm) -> None:
     autoscaling = {"enabled": True, "minReplicas": 3, "maxReplicas": 9, "targetCPUUtilizationPercentage": 65}
     documents = helm.template({"gateway": {"autoscaling": autoscaling}})
     spec = find(documents, "HorizontalPodAutoscaler", "quire-gateway")["spec"]
@@ -75,13 +75,13 @@ def test_probes_service_and_scrapes_follow_the_scheme(
     assert ("ssl-certfile" in flags(documents)) == (scheme == "https")
 
 
-def test_a_port_that_is_named_holds_with_tls_too(helm: Helm) -> None:
+def test_explicit_port_is_kept_with_tls(helm: Helm) -> None:
     documents = helm.template({"gateway": TLS["gateway"] | {"service": {"port": 8443}}})
     (service,) = find(documents, "Service", "quire-gateway")["spec"]["ports"]
     assert service["port"] == 8443
 
 
-def test_the_certificate_is_where_the_gateway_looks_for_it(helm: Helm) -> None:
+def test_certificate_is_mounted_where_the_gateway_reads_it(helm: Helm) -> None:
     documents = helm.template(TLS)
     assert flags(documents)["ssl-certfile"] == "/etc/quire/tls/tls.crt"
     assert flags(documents)["ssl-keyfile"] == "/etc/quire/tls/tls.key"

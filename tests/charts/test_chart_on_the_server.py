@@ -128,7 +128,7 @@ def test_upgrade_to_some_namespaces_removes_cluster_rights(release: Release) -> 
         release.server.kubectl(*can_list, "-n", "kube-public")
 
 
-def test_a_crd_of_another_release_is_not_taken_over_silently(release: Release) -> None:
+def test_crd_of_another_release_is_not_adopted_silently(release: Release) -> None:
     with pytest.raises(HelmFailed, match="customresourcedefinition.*llmdeployments|invalid ownership metadata"):
         release.helm("install")
 

@@ -64,11 +64,11 @@ def test_every_object_has_the_release_labels(helm: Helm, values: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-def test_objects_are_those_of_the_snapshot(helm: Helm, name: str) -> None:
+def test_rendered_objects_equal_the_snapshot(helm: Helm, name: str) -> None:
     assert rendered(helm, name) == (FOLDER / f"{name}.yaml").read_text(), "look at what changed: make chart-snapshots"
 
 
-def test_the_charts_crds_are_those_in_crds(helm: Helm) -> None:
+def test_crds_of_the_chart_equal_those_in_crds(helm: Helm) -> None:
     """On failure run make generate."""
     crds = of_kind(helm.template(), "CustomResourceDefinition")
     assert all(crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"} for crd in crds)
@@ -76,7 +76,7 @@ def test_the_charts_crds_are_those_in_crds(helm: Helm) -> None:
     assert sorted(crds, key=lambda crd: str(crd["metadata"]["name"])) == kept
 
 
-def test_the_crd_can_be_left_to_others(helm: Helm) -> None:
+def test_crd_installation_can_be_disabled(helm: Helm) -> None:
     assert of_kind(helm.template({"crds": {"create": False}}), "CustomResourceDefinition") == []
 
 

@@ -50,7 +50,7 @@ def test_services_wake_models_where_access_can_be_kept(helm: Helm, values: dict[
     assert is_on(helm.template(values)) is expected
 
 
-def test_without_a_gateway_services_wake_nothing(helm: Helm) -> None:
+def test_services_wake_no_model_without_a_gateway(helm: Helm) -> None:
     documents = helm.template({"gateway": {"create": False}})
     assert not parse_settings(container(documents, "quire-operator")["args"], {}).gateways.wakes_by_service
     roles = [role for role in of_kind(documents, "ClusterRole") if "endpointslices" in str(role)]

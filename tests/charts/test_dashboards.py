@@ -119,7 +119,7 @@ def test_panel_shows_the_recorded_activity(
     ("title", "low", "high"),
     [("Time to first token", 0.25, 0.5), ("Inter-token latency", 0.01, 0.025), ("End-to-end latency", 2.0, 2.5)],
 )
-def test_latencies_lie_in_the_bucket_they_fell_into(
+def test_latencies_are_shown_in_their_bucket(
     prometheus: RecordedPrometheus, title: str, low: float, high: float
 ) -> None:
     (panel,) = [panel for panel in panels("deployment") if panel["title"] == title]
@@ -161,7 +161,7 @@ def test_panels_do_not_overlap_and_have_descriptions(board: str) -> None:
             assert target["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
 
 
-def test_monitors_scrape_as_the_recording_was_made(helm: Helm) -> None:
+def test_monitors_scrape_like_the_recording(helm: Helm) -> None:
     documents = helm.template({"monitoring": {"podMonitors": {"enabled": True, "labels": {"release": "prometheus"}}}})
     monitors = {monitor["metadata"]["name"]: monitor for monitor in of_kind(documents, "PodMonitor")}
     assert monitors.keys() == {"quire-operator", "quire-gateway"}

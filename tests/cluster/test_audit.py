@@ -55,7 +55,7 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path / "audit.log")
 
 
-def test_the_two_entries_of_a_request_are_one(log: Log) -> None:
+def test_two_audit_entries_of_a_request_are_merged(log: Log) -> None:
     log.both("a")
     (request,) = log.log.requests()
     assert (request.verb, request.resource, request.name, request.status) == ("patch", "deployments", "chat", 200)
@@ -77,7 +77,7 @@ def test_the_end_of_an_older_request_is_not_a_new_one(log: Log) -> None:
     assert [request.resource for request in log.log.requests(before)] == ["deployments/scale"]
 
 
-def test_a_half_written_line_waits_for_its_end(log: Log) -> None:
+def test_half_written_line_is_read_when_complete(log: Log) -> None:
     log.both("a")
     with log.path.open("a") as half:
         half.write('{"auditID": "b", "sta')

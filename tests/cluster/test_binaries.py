@@ -114,7 +114,7 @@ def test_files_of_a_killed_build_are_removed_by_the_next(machine: Machine) -> No
     assert not left.exists()
 
 
-def test_two_runs_at_once_build_once(machine: Machine) -> None:
+def test_concurrent_runs_build_once(machine: Machine) -> None:
     """The second run waits for the lock and then finds the result of the first."""
     machine.put_go_on_path()
     machine.cache.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_two_runs_at_once_build_once(machine: Machine) -> None:
     assert machine.go_commands() == []
 
 
-def test_assets_of_the_user_precede_those_of_the_cache(
+def test_user_assets_take_precedence_over_the_cache(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.put_go_on_path()
@@ -156,7 +156,7 @@ def test_complete_assets_need_no_go(machine: Machine, tmp_path: Path, monkeypatc
     assert not machine.cache.exists()
 
 
-def test_an_assets_folder_that_is_not_there_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_assets_folder_is_named(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", "/no/such/folder")
     with pytest.raises(BinaryUnavailable, match="KUBEBUILDER_ASSETS is /no/such/folder, which is not a folder"):
         binaries.ensure(["etcd"], Progress(io.StringIO()))

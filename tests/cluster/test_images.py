@@ -85,7 +85,7 @@ def dockerfile() -> Dockerfile:
 
 
 @pytest.mark.parametrize("changed", ["tool.lock", "one.lock", "shared", "code/a.py", "code/new.py"])
-def test_file_that_an_image_is_made_of_changes_its_tag(context: Path, dockerfile: Dockerfile, changed: str) -> None:
+def test_source_file_of_an_image_changes_its_tag(context: Path, dockerfile: Dockerfile, changed: str) -> None:
     before = fingerprint(context, dockerfile, "one", {})
     (context / changed).write_text("changed")
     assert fingerprint(context, dockerfile, "one", {}) != before
@@ -113,7 +113,7 @@ def test_becoming_executable_changes_the_tag(context: Path, dockerfile: Dockerfi
 @pytest.mark.parametrize(
     ("name", "counts"), [("BASE", True), ("FLAVOUR", True), ("PIP_INDEX_URL", False)], ids=lambda value: str(value)
 )
-def test_only_arguments_a_target_takes_change_its_tag(
+def test_only_build_arguments_of_a_target_change_its_tag(
     context: Path, dockerfile: Dockerfile, name: str, counts: bool
 ) -> None:
     plain = fingerprint(context, dockerfile, "one", {})
@@ -126,11 +126,11 @@ def test_stages_of_other_targets_do_not_change_the_tag(context: Path, dockerfile
     assert fingerprint(context, changed, "two", {}) != fingerprint(context, dockerfile, "two", {})
 
 
-def test_ignored_names_are_those_for_any_folder() -> None:
+def test_dockerignore_patterns_apply_to_any_folder() -> None:
     assert ignored_names("*\n!engine\n**/__pycache__\n**/*.egg-info\n") == ("__pycache__", "*.egg-info")
 
 
-def test_copied_context_makes_the_same_images(context: Path, tmp_path: Path) -> None:
+def test_copied_context_gives_the_same_tags(context: Path, tmp_path: Path) -> None:
     (context / "Dockerfile").write_text(TEXT)
     copy = tmp_path / "copy"
     copy_context(context, copy)
@@ -163,7 +163,7 @@ def test_other_base_is_another_image() -> None:
     assert all(plain[target].tag != other[target].tag for target in TARGETS)
 
 
-def test_chart_takes_each_image_by_repository_and_tag() -> None:
+def test_chart_accepts_each_image_by_repository_and_tag() -> None:
     images = images_of("registry.example/team", BuildOptions(), CONTEXT)
     values = json.loads(json.dumps(images.chart_values()))["images"]
     assert values["registry"] == "registry.example/team"
@@ -171,7 +171,7 @@ def test_chart_takes_each_image_by_repository_and_tag() -> None:
     assert values.keys() == {"registry", *TARGETS}
 
 
-def test_options_are_the_environments() -> None:
+def test_options_are_read_from_the_environment() -> None:
     assert BuildOptions.from_environment({}) == BuildOptions()
     named = {"BASE_IMAGE": "python:3.12-slim", "TORCH_SPEC": "torch==2.12.0", "COMPILER": "gcc libc6-dev"}
     options = BuildOptions.from_environment(named)
@@ -203,7 +203,7 @@ def test_base_is_named_after_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None
     assert debian_base() != before
 
 
-def test_base_keeps_nothing_of_the_machine_it_is_made_on() -> None:
+def test_base_image_contains_nothing_of_the_build_machine() -> None:
     (hook,) = [word for word in bootstrap_command("base.tar") if word.startswith("--customize-hook=")]
     assert hook == '--customize-hook=rm -f "$1"/etc/hostname "$1"/etc/resolv.conf'
 

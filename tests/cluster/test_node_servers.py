@@ -88,7 +88,7 @@ def test_a_file_that_would_not_change_is_not_written(tmp_path: Path) -> None:
     assert file.stat().st_ino == before
 
 
-def test_prometheus_itself_takes_the_configuration(tmp_path: Path) -> None:
+def test_prometheus_accepts_the_configuration(tmp_path: Path) -> None:
     try:
         promtool = debian_programs("prometheus", ("prometheus", "promtool"))["promtool"]
     except ClusterError as error:
@@ -121,7 +121,7 @@ def test_registry_storage_is_emptied_when_too_large(
     assert (tmp_path / "storage").is_dir() and blob.exists() is is_kept
 
 
-def test_the_registrys_storage_is_made(tmp_path: Path) -> None:
+def test_registry_storage_is_created(tmp_path: Path) -> None:
     registry.make_storage(tmp_path / "cache" / "registry")
     assert (tmp_path / "cache" / "registry").is_dir()
 

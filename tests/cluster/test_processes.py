@@ -38,7 +38,7 @@ def await_end(pid: int) -> bool:
         os.close(descriptor)
 
 
-def test_a_killed_process_is_gone_and_can_be_started_again(sleeper: Process) -> None:
+def test_killed_process_can_be_started_again(sleeper: Process) -> None:
     first = sleeper.pid
     sleeper.kill()
     assert sleeper.pid is None

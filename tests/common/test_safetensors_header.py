@@ -18,7 +18,7 @@ def count(data: bytes) -> int:
     return count_parameters(lambda start, size: data[start : start + size], len(data))
 
 
-def test_elements_are_those_of_all_tensors() -> None:
+def test_element_count_covers_all_tensors() -> None:
     assert count(file([2, 3], [], [4])) == 11
 
 

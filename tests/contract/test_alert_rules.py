@@ -154,7 +154,7 @@ def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_takes_the_rules_with_their_texts(promtool: Path, tmp_path: Path) -> None:
+def test_prometheus_accepts_the_rules_with_their_texts(promtool: Path, tmp_path: Path) -> None:
     done = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", str(rule_file(tmp_path, spec_of("1s"))))
     assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
 

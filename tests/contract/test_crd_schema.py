@@ -72,7 +72,7 @@ def with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
     return value
 
 
-def test_the_names_are_those_the_operator_uses() -> None:
+def test_crd_names_equal_those_of_the_operator() -> None:
     spec = CRD["spec"]
     assert (spec["group"], spec["names"]["kind"], spec["names"]["plural"]) == (names.GROUP, names.KIND, names.PLURAL)
     assert VERSION["name"] == names.VERSION

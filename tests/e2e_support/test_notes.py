@@ -29,7 +29,7 @@ quire 1.2 serves the LLMDeployments of all namespaces.
 """
 
 
-def test_each_command_is_found_whole_and_nothing_else() -> None:
+def test_exactly_the_commands_are_extracted() -> None:
     assert commands_of(NOTES) == [
         "kubectl -n quire-system get pods",
         "kubectl apply -f - <<'YAML'\nkind: LLMDeployment\nspec:\n  model: {source: hf://org/name}\nYAML",

@@ -34,7 +34,7 @@ def test_markdown_has_a_row_for_each_figure(reports: list[Report]) -> None:
     ]
 
 
-def test_the_document_has_everything(reports: list[Report]) -> None:
+def test_document_has_every_section(reports: list[Report]) -> None:
     document = results.document(reports, cluster="ours", started="2026-01-01T00:00:00+00:00")
     assert document["scenarios"][0] == {
         "scenario": "drain: a node",
@@ -49,7 +49,7 @@ def test_the_document_has_everything(reports: list[Report]) -> None:
     }
 
 
-def test_results_table_has_the_environment_notes(reports: list[Report]) -> None:
+def test_results_show_notes_next_to_values(reports: list[Report]) -> None:
     reports[0].note("nothing here enforces policies")
     assert results.table(reports)[1].endswith("drained in 31.3 s; replicas 2; nothing here enforces policies")
     assert results.document(reports, cluster="ours", started="")["scenarios"][0]["notes"] == [
@@ -67,7 +67,7 @@ def test_skipped_scenarios_fail_only_on_our_own_cluster(reports: list[Report]) -
     assert not results.fails_the_run(reports[:1], on_ours=True)
 
 
-def test_a_figure_given_again_is_replaced(reports: list[Report]) -> None:
+def test_repeated_measurement_replaces_the_earlier_one(reports: list[Report]) -> None:
     reports[0].figure("drained in", 1)
     assert [figure.value for figure in reports[0].figures] == [2, 1]
 
@@ -86,7 +86,7 @@ def test_amounts_have_the_digits_that_count(value: float, text: str) -> None:
         ("test_node_drain.py::test_it[Two Nodes]", "node drain: it [Two Nodes]", "node-drain-it-two-nodes"),
     ],
 )
-def test_scenario_titles_follow_their_results(test_id: str, name: str, short: str) -> None:
+def test_scenario_titles_follow_test_names(test_id: str, name: str, short: str) -> None:
     assert scenario_name(test_id) == name
     assert slug(name) == short
 
@@ -102,7 +102,7 @@ def test_a_merge_patch_does_not_change_its_base() -> None:
     assert merged({"a": 1}, {"a": {"b": 2}}) == {"a": {"b": 2}}
 
 
-def test_the_small_llmdeployment_takes_changes() -> None:
+def test_small_llmdeployment_can_be_customized() -> None:
     made = small_llmdeployment("chat", replicas=2, engine={"maxSequences": 1}, drain=None)
     assert made["metadata"] == {"name": "chat"}
     assert made["spec"]["replicas"] == 2 and "drain" not in made["spec"]

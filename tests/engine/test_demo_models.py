@@ -78,7 +78,7 @@ def test_draft_head_is_small_and_matches_its_record() -> None:
 
 
 @pytest.mark.parametrize("name", PAIR)
-def test_weights_are_those_the_record_describes(name: str) -> None:
+def test_weights_match_their_record(name: str) -> None:
     record = read_json(MODELS / "training.json")
     weights = (MODELS / name / "model.safetensors").read_bytes()
     assert hashlib.sha256(weights).hexdigest() == record["weights_sha256"][name]
@@ -261,7 +261,7 @@ def draft_always(engine: Engine) -> None:
     speculation._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]
 
 
-def test_held_out_text_is_nowhere_in_the_training_text(script: SimpleNamespace) -> None:
+def test_held_out_text_is_not_in_the_training_text(script: SimpleNamespace) -> None:
     corpus = script.corpus.build_corpus(script.train.topics, script.train.HELD_OUT_SHARE)
     held_out = {block.text for section in corpus.held_out for block in section.blocks}
     trained = [block.text for section in corpus.train for block in section.blocks]
@@ -351,7 +351,7 @@ def test_learning_rate_rises_then_falls(script: SimpleNamespace) -> None:
     assert 0 < rates[-1] < 0.05
 
 
-def test_training_learns_and_repeats_itself_exactly(script: SimpleNamespace) -> None:
+def test_training_reduces_the_loss_and_is_deterministic(script: SimpleNamespace) -> None:
     import torch
 
     learning = script.learning

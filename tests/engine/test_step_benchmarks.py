@@ -111,7 +111,7 @@ def test_wrong_option_is_refused_before_measuring(arguments: tuple[str, ...], pr
     assert done.returncode == 2 and problem in done.stderr and "Traceback" not in done.stderr
 
 
-def test_speculation_gives_the_answers_that_the_model_must_give(tmp_path: Path) -> None:
+def test_speculation_gives_the_required_outputs(tmp_path: Path) -> None:
     """The benchmark ends with an error if an answer is wrong; copies are accepted, misleading drafts are not."""
     results = tmp_path / "speculation.json"
     options = ("--shape", "5M", "--sequences", "2", "--answer", "40", "--runs", "1", "--json", str(results))

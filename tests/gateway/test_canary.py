@@ -82,7 +82,7 @@ def test_load_levels_cover_all_loads() -> None:
         ({}, None),
     ],
 )
-def test_session_comes_from_the_body(body: dict[str, object], session: str | None) -> None:
+def test_session_is_read_from_the_body(body: dict[str, object], session: str | None) -> None:
     peeked = peek_request(json.dumps({"model": "chat", "prompt": "x", **body}).encode(), is_generating=True)
     assert peeked.session == session
 

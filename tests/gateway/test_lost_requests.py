@@ -162,7 +162,7 @@ async def test_lost_request_of_a_removed_model_is_404(gateway, replicas):
     assert (await call)[0] == 404
 
 
-async def test_clients_cannot_ask_for_a_trial(gateway, replicas):
+async def test_clients_cannot_request_a_trial(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
     headers = {TRIAL_HEADER: "1"}

@@ -71,7 +71,7 @@ def vanished() -> Iterator[Callable[[str], Endpoint]]:
         yield make
 
 
-async def test_replicas_whose_machines_vanished_never_had_the_request(gateway, replicas, vanished, monkeypatch):
+async def test_request_is_retried_if_the_machine_of_a_replica_vanished(gateway, replicas, vanished, monkeypatch):
     # Otherwise each would take five seconds.
     session = gateway.gateway.proxy._attempts._session
     monkeypatch.setattr(session, "_timeout", aiohttp.ClientTimeout(total=None, sock_connect=0.2))
@@ -174,7 +174,7 @@ async def test_request_that_kills_replicas_is_not_sent_to_a_third(gateway, repli
     assert sum(len(replica.bodies) for replica in fleet) == 2
 
 
-async def test_request_that_never_ran_is_held_until_the_engine_is_back(gateway, replicas):
+async def test_request_that_never_started_waits_for_the_engine(gateway, replicas):
     chat = await replicas("chat-0")
     chat.behaviour = refusing("engine_restarting")
     await gateway.push(chat=[chat.endpoint()])

@@ -14,7 +14,7 @@ def event(number: int) -> bytes:
     return b'data: {"n": %d}\n\n' % number
 
 
-async def test_each_chunk_arrives_before_the_next_is_sent(gateway, replicas):
+async def test_each_chunk_is_forwarded_before_the_next(gateway, replicas):
     chat = await replicas("chat-0")
     received = [asyncio.Event() for _ in range(3)]
 
@@ -39,7 +39,7 @@ async def test_each_chunk_arrives_before_the_next_is_sent(gateway, replicas):
         assert await response.content.read() == b"data: [DONE]\n\n"
 
 
-async def test_first_bytes_of_an_unfinished_answer_arrive(gateway, replicas):
+async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, replicas):
     chat = await replicas("chat-0")
     received = asyncio.Event()
 

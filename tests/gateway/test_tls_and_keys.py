@@ -115,9 +115,7 @@ async def test_new_connections_get_the_current_certificate(
     assert await shown() != first
 
 
-async def test_everything_is_served_over_tls_only(
-    start_gateway, replicas, authority: trustme.CA, tmp_path: Path
-) -> None:
+async def test_tls_port_serves_no_plain_http(start_gateway, replicas, authority: trustme.CA, tmp_path: Path) -> None:
     harness = await start_gateway(tls=issue(authority, tmp_path))
     replica = await replicas("chat-0")
     await harness.push(chat=[replica.endpoint()])

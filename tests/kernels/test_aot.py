@@ -138,7 +138,7 @@ def test_target_without_bounds_is_limited_by_shared_memory_only() -> None:
     assert "a block there has 101,376" in aot_bounds.complaints([too_much], bounds_of())[0]
 
 
-def test_widening_keeps_what_is_wider_and_updating_does_not() -> None:
+def test_widening_keeps_wider_bounds_and_updating_replaces_them() -> None:
     wide = bounds_of(registers=96, shared_bytes=1024)
     assert aot_bounds.updated(wide, [ONE], widen=True) == bounds_of(registers=96)
     assert aot_bounds.updated(wide, [ONE], widen=False) == bounds_of()

@@ -85,7 +85,7 @@ def test_the_number_of_queries_selects_the_list(queries: int, fixed: bool, expec
     assert list_of(queries, fixed=fixed) == expected
 
 
-def test_a_split_is_at_most_what_the_workspace_has_room_for() -> None:
+def test_splits_fit_into_the_workspace() -> None:
     found = split_sequence(100, 32_768, LONGS, window=None, room=399, fixed=False)
     assert found.partials == 0
 
@@ -102,7 +102,7 @@ BATCHES = st.lists(st.one_of(LENGTHS, st.tuples(st.just(1), st.integers(1, 5000)
     room=st.sampled_from([0, 5, 60, 4032]),
     fixed=st.booleans(),
 )
-def test_items_cover_what_each_token_sees_once(
+def test_items_cover_visible_tokens_exactly_once(
     batch: list[tuple[int, int]], window: int | None, room: int, fixed: bool
 ) -> None:
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
@@ -166,7 +166,7 @@ def test_sequences_of_one_query_get_room_first() -> None:
     assert (item.begin, item.end, item.size, item.place) == (0, 8192, 256, -1), "one item visits the same splits"
 
 
-def test_long_items_come_first_and_last_tiles_before_earlier_ones() -> None:
+def test_long_items_precede_short_and_last_tiles_earlier_ones() -> None:
     made = schedule([1, 1, 1], [100, 40_000, 5000], RULES, window=None, room=ROOM, fixed=False)
     assert [item.sequence for item in made.lists[ONE]] == [1] * 63 + [2] * 20 + [0]
     tiles = schedule([70], [70], RULES, window=None, room=ROOM, fixed=False).lists[LONG]

@@ -146,7 +146,7 @@ def test_other_sources_or_another_numba_get_another_folder(
     assert len(list((tmp_path / "quire" / "numba").iterdir())) == 2
 
 
-def test_each_storage_type_has_a_folder_of_its_own(
+def test_each_storage_type_has_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: Callable[[], bool]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -75,7 +75,7 @@ def test_a_copy_in_large_pages_has_the_same_numbers(shape: tuple[int, ...]) -> N
     assert torch.equal(copy, given.t() if given.dim() == 2 else given)
 
 
-def test_copies_are_adjacent_and_do_not_overlap() -> None:
+def test_copies_are_aligned_and_do_not_overlap() -> None:
     copies = [in_large_pages(torch.full((size,), size, dtype=torch.int32)) for size in (1, 63, 64, 65, 100_000)]
     assert all((copy == len(copy)).all() for copy in copies)
     assert all(copy.data_ptr() % 64 == 0 for copy in copies)

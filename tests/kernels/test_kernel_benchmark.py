@@ -111,7 +111,7 @@ def test_pairs_and_tokens_of_attention_are_counted(shape: Attention, pairs: int,
     assert shape.visible_pairs() == pairs and shape.tokens_read() == tokens
 
 
-def test_a_filled_cache_gives_every_sequence_blocks_of_its_own() -> None:
+def test_filled_cache_gives_every_sequence_separate_blocks() -> None:
     shape = Attention(query_lens=[1, 1], context_lens=[33, 5], kv_heads=2, head_dim=16)
     cache, tables = cases_attention.filled_cache(shape, CPU, torch.float32)
     used = [*tables[0, :3].tolist(), *tables[1, :1].tolist()]
@@ -151,7 +151,7 @@ def refuses() -> Tensor:
     raise ValueError("no such head dim")
 
 
-def test_a_time_is_held_against_what_the_card_reached() -> None:
+def test_times_are_compared_with_the_measured_peak() -> None:
     row = timed_row()
     assert (row.seconds, row.calls, row.bytes_per_second) == (1e-3, 10, 2e12)
     assert row.bandwidth_share == pytest.approx(0.5) and row.gemm_share == pytest.approx(0.02)
@@ -182,7 +182,7 @@ def test_table_names_reached_refusing_and_missing_parts(capsys: pytest.CaptureFi
         assert words in said, said
 
 
-def test_results_are_written_whole_and_drawn(tmp_path: Path) -> None:
+def test_results_are_written_completely_and_plotted(tmp_path: Path) -> None:
     report.write_json(tmp_path / "deep" / "rows.json", {"rows": [1]})
     report.write_json(tmp_path / "deep" / "rows.json", {"rows": [1, 2]})
     assert json.loads((tmp_path / "deep" / "rows.json").read_text()) == {"rows": [1, 2]}

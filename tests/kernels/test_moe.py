@@ -142,6 +142,6 @@ def test_invalid_sums_are_refused(x: Tensor, chosen: Routes, message: str) -> No
         apply_experts(x, chosen, [lambda rows: rows] * 3)
 
 
-def test_an_expert_that_gives_back_another_shape_is_refused() -> None:
+def test_expert_result_of_another_shape_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"an expert made \(2, 9\) of \(2, 8\)"):
         apply_experts(torch.zeros(2, 8), routes(torch.zeros(2, 1, dtype=torch.int64)), [lambda rows: torch.zeros(2, 9)])

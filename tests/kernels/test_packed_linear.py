@@ -43,7 +43,7 @@ def test_int8_equals_the_reference(
         assert (found.float() - expected.float()).abs().mean() < 2e-3
 
 
-def test_int8_is_close_to_the_layer_itself() -> None:
+def test_int8_is_close_to_the_float_layer() -> None:
     weight, bias = weights(300, 512, torch.float32)
     x = torch.randn(40, 512)
     x[3] *= 1000.0  # each row has its own scale

@@ -95,15 +95,13 @@ def test_equals_the_reference_for_block_sizes(
 
 
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 300, 5000])
-def test_a_window_hides_what_lies_further_back(
-    window: int, fill_cache: Callable[..., Any], assert_close: Close
-) -> None:
+def test_window_masks_earlier_tokens(window: int, fill_cache: Callable[..., Any], assert_close: Close) -> None:
     batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]
     assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window))
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 16, 17, 256, 300, 5000])
-def test_a_chunk_hides_what_lies_before_it(
+def test_chunked_attention_masks_earlier_chunks(
     chunk: int, dtype: torch.dtype, fill_cache: Callable[..., Any], assert_close: Close
 ) -> None:
     batch = [(1, 1), (1, chunk), (1, chunk + 1), (3, 290), (40, 40), (35, 600), (1, 900)]

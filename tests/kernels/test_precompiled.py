@@ -51,7 +51,7 @@ def test_cpu_has_the_highest_level_whose_features_are_complete(has: frozenset[st
     assert (None if level is None else level.name) == expected
 
 
-def test_cpu_flags_are_those_of_the_first_listed_cpu(tmp_path: Path) -> None:
+def test_cpu_flags_are_read_from_the_first_listed_cpu(tmp_path: Path) -> None:
     listed = tmp_path / "cpuinfo"
     listed.write_text("processor\t: 0\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert cpu_flags(listed) == {"fpu", "avx2"}
@@ -104,7 +104,7 @@ def test_each_level_selects_another_kernel(monkeypatch: pytest.MonkeyPatch) -> N
     assert len({_ways(level.features, monkeypatch) for level in LEVELS}) == len(LEVELS)
 
 
-def test_level_kernels_are_not_slower_than_native_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_a_cpu_as_its_level_selects_no_slower_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     by_flag = {"avx_vnni": "avxvnni", "avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16"}
     by_flag |= {flag: flag.replace("_", "-") for flag in _AMX}
     pairs = {"avx512_vnni", "avx512_bf16"}
@@ -120,7 +120,7 @@ def test_level_kernels_are_not_slower_than_native_ones(monkeypatch: pytest.Monke
             assert _ways(very, monkeypatch) == _ways(own.features, monkeypatch), (base.name, more)
 
 
-def test_higher_levels_come_first() -> None:
+def test_higher_levels_precede_lower_ones() -> None:
     for higher, lower in pairwise(LEVELS):
         assert not higher.features <= lower.features
 
@@ -171,7 +171,7 @@ def test_changed_sources_or_folders_are_another_build(tmp_path: Path, monkeypatc
     assert len(builds) == 9
 
 
-def test_missing_files_are_linked(tmp_path: Path) -> None:
+def test_only_missing_files_are_linked(tmp_path: Path) -> None:
     image, cache = tmp_path / "image", tmp_path / "cache"
     for name in ("float32/op/a.nbi", "float32/op/a.1.nbc", "float32/op/b.nbi"):
         (image / name).parent.mkdir(parents=True, exist_ok=True)
@@ -289,7 +289,7 @@ def test_an_unknown_level_is_refused_by_name(capsys: pytest.CaptureFixture[str],
     assert "x86-64-v9" in capsys.readouterr().err
 
 
-def test_a_named_level_limits_what_numba_compiles_for() -> None:
+def test_named_level_limits_the_target_of_numba() -> None:
     level = _BY_NAME["x86-64-v4"]
     environment: dict[str, str] = {}
     for _ in range(2):

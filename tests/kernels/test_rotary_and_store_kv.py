@@ -137,7 +137,7 @@ def test_tokens_written_to_slots_are_read_back_in_order(head_dim: int, dtype: to
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_cache_takes_memory_only_as_it_is_written() -> None:
+def test_cache_memory_is_allocated_on_first_write() -> None:
     before = resident_bytes()
     cache = allocate_kv_cache(
         num_blocks=1 << 20, block_size=16, kv_heads=1, head_dim=64, dtype=torch.float32, device=torch.device("cpu")

@@ -56,7 +56,7 @@ def columns(
         ),
     ],
 )
-def test_philox_gives_the_words_its_authors_publish(
+def test_philox_gives_the_published_test_vectors(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     assert reference.philox4x32(counter, key) == words

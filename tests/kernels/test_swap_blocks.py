@@ -41,7 +41,7 @@ def copied(sources: list[KVCache]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("kv_heads", "head_dim", "block_size", "count"), [(1, 16, 16, 1), (2, 20, 32, 7), (8, 128, 16, 19)]
 )
-def test_blocks_arrive_at_their_places_and_nothing_else_changes(
+def test_blocks_are_copied_and_nothing_else_changes(
     kv_heads: int, head_dim: int, block_size: int, count: int, dtype: torch.dtype, threads: int
 ) -> None:
     shape: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size, "dtype": dtype}
@@ -62,7 +62,7 @@ def test_blocks_arrive_at_their_places_and_nothing_else_changes(
         assert torch.equal(now, was)
 
 
-def test_swapped_bits_come_back_even_for_nan() -> None:
+def test_swapped_bits_are_restored_even_for_nan() -> None:
     cache, host = caches(4, dtype=torch.bfloat16), caches(2, dtype=torch.bfloat16)
     cache[1].keys[3].fill_(torch.nan)
     cache[2].values[3] = torch.arange(cache[2].values[3].numel()).view_as(cache[2].values[3])

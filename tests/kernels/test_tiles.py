@@ -30,7 +30,7 @@ def emulated() -> None:
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 40])
-def test_linear_layers_take_as_many_products_as_there_are_tiles(rows: int, threads: int) -> None:
+def test_linear_layers_use_one_product_per_tile(rows: int, threads: int) -> None:
     outputs, inputs = 96, 128
     weight = torch.randn(outputs, inputs).bfloat16()
     x = torch.randn(rows, inputs).bfloat16()

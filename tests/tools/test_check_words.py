@@ -60,3 +60,19 @@ def test_long_names_of_tests_are_found() -> None:
     long = "test_" + "x" * 60
     source = f"def test_{'x' * 59}():\n    pass\n\n\ndef {long}():\n    pass\n"
     assert [(finding.line, finding.text) for finding in TOOL["check_python"](source)] == [(5, long)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("test_a_fault_is_told_in_a_line", ["told"]),
+        ("test_what_nobody_begun_is_said", ["begun", "is_said", "nobody"]),
+        ("test_a_crash_is_mended", ["mended"]),
+        ("test_device_fault_is_reported_in_one_line", []),
+        ("test_a_retold_amendment_is_saidless", []),
+    ],
+)
+def test_words_that_names_of_tests_avoid_are_found(name: str, words: list[str]) -> None:
+    findings = TOOL["check_python"](f"def {name}():\n    pass\n")
+    assert [finding.text for finding in findings] == [name] * len(words)
+    assert [finding.advice.rpartition(" ")[2] for finding in findings] == words

@@ -74,7 +74,7 @@ def test_nothing_is_shown_without_a_canary() -> None:
     assert explained(rollout={"phase": "Stable", "stableRevision": "aaaa", "message": ""}).canary is None
 
 
-def test_end_of_a_canary_stays_visible() -> None:
+def test_finished_canary_stays_visible() -> None:
     text = shown(
         explained(rollout={"phase": "RolledBack", "stableRevision": "aaaa", "message": "revision bbbb failed"})
     )

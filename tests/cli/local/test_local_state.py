@@ -39,7 +39,7 @@ def state(*processes: ProcessIdentity) -> dict[str, object]:
     return {"boot": boot, "processes": records}
 
 
-def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+def test_state_folder_is_locked_by_one_run_at_a_time(tmp_path: Path) -> None:
     first = RunFolder.claim(tmp_path / "run", file=Path("demo.yaml"))
     first.write({"pid": 7, "address": "http://127.0.0.1:8000"})
     with pytest.raises(AlreadyRunning, match=r"demo.yaml is already running at http://127.0.0.1:8000 \(process 7\)"):

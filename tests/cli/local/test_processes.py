@@ -116,9 +116,7 @@ async def test_draining_replica_serves_but_gets_no_new_requests(
     assert list(cluster.endpoints()) == ["chat-0"]
 
 
-async def test_scaling_up_while_one_drains_takes_another_number(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scale_up_during_a_drain_uses_another_number(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DRAIN_SECONDS", "0.5")
     cluster.add(replicas=2)
     await cluster.until("chat-0", "chat-1")

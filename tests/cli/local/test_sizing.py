@@ -30,7 +30,7 @@ SPECS = (
 )
 
 
-def test_each_llmdeployment_has_gpus_of_its_own() -> None:
+def test_each_llmdeployment_has_separate_gpus() -> None:
     shares = [share_of(spec, SPECS, machine(4)) for spec in SPECS]
     assert [share.gpus for share in shares] == [(0,), (), (1, 2), (3,)]
     assert [share.on_gpu for share in shares] == [True, False, True, True]

@@ -29,7 +29,7 @@ def test_prompt_beyond_the_token_budget_takes_several_steps(play):
     assert run.requests[0].own_prefill_seconds == pytest.approx(0.55)
 
 
-def test_no_step_of_a_prompt_alone_takes_over_two_seconds(play):
+def test_prefill_steps_of_a_single_prompt_stay_below_two_seconds(play):
     """Expect steps of 1,900, 1,900 and 200 tokens, although the token budget has room for one of 4.1 s."""
     run = play((0.0, 4000, 1), engine={"max_batched_tokens": 8000}).run
     assert first_tokens(run) == [3 * 0.1 + 4.0]
@@ -116,7 +116,7 @@ def test_prompt_gets_a_quarter_of_a_bound_exceeded_by_decoding(play):
     ("caching", "cached"),
     [(True, [0, 512, 1024]), (False, [0, 0, 0])],
 )
-def test_a_prefix_that_was_computed_is_found_again(play, caching, cached):
+def test_computed_prefix_is_found_in_the_cache(play, caching, cached):
     prompts = [
         Request(0.0, 1030, 1, (1, 2, 3)),  # its last block is partial
         Request(10.0, 1024, 1, (1, 9)),

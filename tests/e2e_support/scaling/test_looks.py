@@ -40,7 +40,7 @@ def series(*desired: int | None) -> list[Look]:
         ((2, None, 2), [(0, 2)]),
     ],
 )
-def test_steps_are_the_changes_of_what_was_known(desired, expected):
+def test_steps_are_changes_of_known_values(desired, expected):
     assert series_of.desired_steps(series(*desired)) == [Step(time=time, value=value) for time, value in expected]
 
 

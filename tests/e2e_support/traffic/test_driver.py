@@ -124,7 +124,7 @@ PERMITS = {
 
 
 @pytest.mark.parametrize(("permit", "is_right"), PERMITS.values(), ids=PERMITS)
-def test_only_what_is_permitted_may_fail(server, permit, is_right):
+def test_only_permitted_requests_may_fail(server, permit, is_right):
     async def reset(request):
         response = await begin(request)
         await response.write(written(right_events(await request.json())[0]))

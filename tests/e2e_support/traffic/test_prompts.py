@@ -31,7 +31,7 @@ def test_every_prompt_kind_is_present():
     assert all(prompt.finish_reason == "stop" for prompt in of_kind(Kind.CHAT, Kind.SHARED))
 
 
-def test_every_margin_is_far_above_what_batch_and_dtype_can_do():
+def test_every_margin_exceeds_batch_and_dtype_noise():
     for prompt in load():
         assert prompt.margin >= MARGIN >= 100 * TOLERANCE, prompt.name
         assert prompt.bfloat16_shift <= MARGIN / 2, prompt.name

@@ -79,7 +79,7 @@ def test_the_clients_stream_helper_puts_an_answer_together(client: openai.OpenAI
     assert final.choices[0].finish_reason == "stop" and final.usage is not None and final.usage.completion_tokens > 0
 
 
-def test_usage_comes_in_a_last_chunk_without_choices(client: openai.OpenAI) -> None:
+def test_usage_is_in_a_last_chunk_without_choices(client: openai.OpenAI) -> None:
     *chunks, last = client.chat.completions.create(
         model="demo",
         messages=ASK,
@@ -92,7 +92,7 @@ def test_usage_comes_in_a_last_chunk_without_choices(client: openai.OpenAI) -> N
     assert last.usage is not None and last.usage.completion_tokens == 7
 
 
-def test_logprobs_of_a_stream_are_those_of_the_whole(client: openai.OpenAI) -> None:
+def test_streamed_logprobs_equal_those_of_the_whole_response(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "demo", "messages": ASK, "max_completion_tokens": 6, **STILL}
     options |= {"logprobs": True, "top_logprobs": 2}
     logprobs = client.chat.completions.create(**options).choices[0].logprobs
@@ -317,7 +317,7 @@ def test_answers_are_parsed_into_a_model(client: openai.OpenAI, stream: bool) ->
     assert isinstance(parsed, Person) and 0 <= parsed.age <= 120 and len(parsed.name) <= 8
 
 
-def test_a_choice_is_one_of_those_given(client: openai.OpenAI) -> None:
+def test_guided_choice_returns_one_of_the_choices(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="demo", messages=ASK, n=4, extra_body={"structured_outputs": {"choice": ["tea", "coffee"]}}
     )

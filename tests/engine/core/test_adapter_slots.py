@@ -117,7 +117,7 @@ def test_the_slot_used_longest_ago_goes_first() -> None:
     assert slots.loaded == [1, 3]
 
 
-def test_a_forgotten_adapter_frees_its_slot() -> None:
+def test_removed_adapter_frees_its_slot() -> None:
     slots = AdapterSlots(1)
     slots.acquire(1)
     slots.release(1)

@@ -25,13 +25,13 @@ def pool_with_chains(num_blocks: int, *lengths: int) -> tuple[BlockPool, list[li
     return pool, chains
 
 
-def test_all_blocks_are_given_out_once() -> None:
+def test_all_blocks_are_allocated_once() -> None:
     pool = BlockPool(5)
     assert sorted(pool.allocate(2) + pool.allocate(3)) == [0, 1, 2, 3, 4]
     assert pool.num_free == 0 and pool.num_used == 5
 
 
-def test_released_block_is_given_out_again() -> None:
+def test_released_block_is_allocated_again() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.release([second])
@@ -39,7 +39,7 @@ def test_released_block_is_given_out_again() -> None:
     pool.check_integrity({first: 1, second: 1})
 
 
-def test_blank_blocks_go_before_cached_ones() -> None:
+def test_blank_blocks_are_allocated_before_cached_ones() -> None:
     pool, [chain] = pool_with_chains(6, 3)
     assert not set(pool.allocate(3)) & set(chain)
     assert pool.num_cached == 3
@@ -77,7 +77,7 @@ def test_shared_block_is_free_after_its_last_holder() -> None:
     assert pool.num_free == 1 and pool.find(digest(1)) == block
 
 
-def test_first_of_two_equal_blocks_stays_the_cached_one() -> None:
+def test_first_of_two_equal_blocks_stays_cached() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.publish(first, digest(1))
@@ -88,7 +88,7 @@ def test_first_of_two_equal_blocks_stays_the_cached_one() -> None:
     pool.check_integrity({first: 1})
 
 
-def test_forgotten_blocks_are_free_and_not_found() -> None:
+def test_reset_blocks_are_free_and_not_found() -> None:
     pool, [chain] = pool_with_chains(4, 3)
     pool.forget()
     assert pool.num_cached == 0 and pool.num_free == 4

@@ -74,7 +74,7 @@ def test_discarded_samples_drop_their_logprobs() -> None:
     assert here.counters.discarded_tokens > 0
 
 
-def test_seconds_of_the_parts_are_those_of_the_step() -> None:
+def test_seconds_of_a_step_are_counted_by_part() -> None:
     here = engine(step_seconds=0.01)
     here.add(request(1))
     run(here)
@@ -84,7 +84,7 @@ def test_seconds_of_the_parts_are_those_of_the_step() -> None:
     assert here.seconds.run == 0 and here.counters.steps == 0
 
 
-def test_steps_are_dated() -> None:
+def test_steps_have_timestamps() -> None:
     here = engine()
     here.add(request(1))
     step = here.step()

@@ -59,7 +59,7 @@ def run_prompts(here: Any, prompts: dict[int, int], *, learnt: bool = True) -> l
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", ["fcfs", "fair"])
-def test_steps_stay_within_the_bound_while_prompts_come(make_world: Make, policy: str, overlap: bool) -> None:
+def test_steps_stay_within_the_bound_during_prefill(make_world: Make, policy: str, overlap: bool) -> None:
     here = streaming(make_world, max_stall=64 * TOKEN, policy=policy, overlap=overlap)
     run_prompts(here, {50: 400})  # the actual cost is learned from their chunks
     steps = run_prompts(here, {51: 900, 52: 5, 53: 300})

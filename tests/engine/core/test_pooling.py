@@ -68,7 +68,7 @@ def test_last_token_is_computed_even_if_all_blocks_are_cached(make_world: World)
     swapped=st.integers(0, 12),
     policy=st.sampled_from(["fcfs", "priority"]),
 )
-def test_preemption_and_swapping_keep_what_was_pooled(
+def test_preemption_and_swapping_keep_pooled_states(
     make_world: World, lengths: list[int], means: list[bool], budget: int, blocks: int, swapped: int, policy: str
 ) -> None:
     here = make_world(

@@ -89,14 +89,14 @@ def test_costs_are_unknown_until_every_rate_is_measured(missing: dict[str, Any])
         pytest.param([400], 0.0, None, id="a runner that does not say"),
     ],
 )
-def test_prefill_speed_is_learnt_from_steps_of_prompts(chunks: list[int], seconds: float, learnt: float | None) -> None:
+def test_prefill_rate_is_measured_in_prefill_steps(chunks: list[int], seconds: float, learnt: float | None) -> None:
     rates = MeasuredRates()
     output = RunnerOutput(token_ids=[], run_seconds=seconds)
     rates.observe_step(batch(chunks=chunks), output, prompt_tokens=sum(count for count in chunks if count > 1))
     assert rates.seconds_per_token == (None if learnt is None else pytest.approx(learnt))
 
 
-def test_copying_speed_is_learnt_from_what_was_copied() -> None:
+def test_copy_rate_is_measured_from_copies() -> None:
     rates = MeasuredRates(block_bytes=(100,))
     rates.observe_step(batch(chunks=[1], out=3, into=2), RunnerOutput(token_ids=[], swap_seconds=5.0), prompt_tokens=0)
     assert rates.seconds_per_byte == pytest.approx(0.01)

@@ -17,7 +17,7 @@ def chain(token_ids: list[int], *, root: bytes = b"", block_size: int = 4) -> li
     return digests
 
 
-def test_digest_depends_on_everything_before() -> None:
+def test_digest_depends_on_all_preceding_tokens() -> None:
     one, other = chain([1, 2, 3, 4, 5, 6, 7, 8]), chain([9, 2, 3, 4, 5, 6, 7, 8])
     assert one[0] != other[0] and one[1] != other[1]
     assert chain([1, 2, 3, 4, 9, 9, 9, 9])[0] == one[0]
@@ -161,7 +161,7 @@ def test_block_of_an_uncomputed_chunk_is_not_cached(make_world: Callable[..., Wo
     assert world.finished[2].num_preemptions == 1
 
 
-def test_windowed_groups_find_a_prefix_by_what_is_still_visible(make_world: Callable[..., World]) -> None:
+def test_windowed_groups_match_prefixes_by_visible_blocks(make_world: Callable[..., World]) -> None:
     world = make_world(windows=(None, 6), num_blocks=16)
     cached_after(world, 1, PROMPT, max_tokens=1)
     # The windowed group released the first blocks, but it keeps them findable until they are reused.

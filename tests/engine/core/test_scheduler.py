@@ -63,7 +63,7 @@ def test_long_prompt_leaves_a_token_for_each_behind_it(make_world: MakeWorld) ->
     assert counts(steps_of(world))[:4] == [[1, 1, 6], [6, 1, 1], [5, 1, 1], [1, 1]]
 
 
-def test_decoding_goes_on_in_every_step_of_a_long_prompt(make_world: MakeWorld) -> None:
+def test_decoding_continues_in_every_step_of_a_long_prompt(make_world: MakeWorld) -> None:
     world = make_world(budget=8, max_num_seqs=3)
     world.add(1, [1, 2], max_tokens=12)
     world.step()
@@ -72,7 +72,7 @@ def test_decoding_goes_on_in_every_step_of_a_long_prompt(make_world: MakeWorld) 
     assert counts(batches)[:6] == [[1, 7]] * 5 + [[1, 5]]
 
 
-def test_budget_left_over_goes_to_the_waiting(make_world: MakeWorld) -> None:
+def test_remaining_budget_goes_to_waiting_requests(make_world: MakeWorld) -> None:
     world = make_world(budget=8)
     for key in range(3):
         world.add(key, [key + 1] * 3, max_tokens=2)
@@ -146,7 +146,9 @@ def test_prompts_leave_one_percent_of_blocks_free(make_world: MakeWorld) -> None
         pytest.param("priority", (9, 9, 0), 2, id="of one priority the last to arrive"),
     ],
 )
-def test_preemption_takes(make_world: MakeWorld, policy: str, priorities: tuple[int, ...], victim: int) -> None:
+def test_preemption_chooses_the_victim_by_policy(
+    make_world: MakeWorld, policy: str, priorities: tuple[int, ...], victim: int
+) -> None:
     world = make_world(num_blocks=12, budget=40, policy=policy, caching=False)
     for key, priority in enumerate(priorities, start=1):
         world.add(key, [key] * 14, max_tokens=8, priority=priority)
@@ -250,7 +252,7 @@ def test_request_that_never_fits_is_refused_with_the_maximum(
         assert not world.engine.has_work
 
 
-def test_windowed_cache_takes_a_sequence_longer_than_itself(make_world: MakeWorld) -> None:
+def test_windowed_cache_serves_sequences_longer_than_itself(make_world: MakeWorld) -> None:
     world = make_world(windows=(8,), num_blocks=5, budget=40, max_model_len=100)
     world.add(1, [1] * 60, max_tokens=30)
     world.run()
@@ -453,7 +455,7 @@ def test_tokens_after_a_stop_token_of_the_same_step_are_dropped(
     assert world.engine.counters.discarded_tokens == 2
 
 
-def test_masks_come_between_the_forward_pass_and_sampling(make_world: MakeWorld) -> None:
+def test_masks_are_applied_between_forward_and_sampling(make_world: MakeWorld) -> None:
     world = make_world()
     for key in (1, 2):
         assert world.add(key, [key, 3], max_tokens=4) is None

@@ -129,7 +129,7 @@ def test_stop_found_while_swapped_out_frees_the_host_blocks(make_world: MakeWorl
     world.run()
 
 
-def test_queue_counts_only_what_a_swapped_sequence_lacks(make_world: MakeWorld) -> None:
+def test_queue_counts_only_missing_tokens_of_swapped_sequences(make_world: MakeWorld) -> None:
     world = make_world(**TIGHT, num_swap_blocks=20)
     for key in (1, 2, 3):
         world.add(key, [key] * 14, max_tokens=20)

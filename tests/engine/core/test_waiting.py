@@ -13,7 +13,7 @@ def sequence(key: int, *, priority: int = 0, length: int = 1) -> Sequence:
     return Sequence(request, order=(priority, key), limit=length + 1, eos_token_ids=(), num_groups=1)
 
 
-def test_first_in_order_comes_first() -> None:
+def test_first_in_policy_order_is_first() -> None:
     queue = WaitingQueue()
     for key, priority in [(1, 5), (2, 0), (3, 5), (4, -1)]:
         queue.push(sequence(key, priority=priority))
@@ -35,7 +35,7 @@ def test_discarded_sequences_are_removed_from_the_heap() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["push", "pop", "discard"]), st.integers(0, 9)), max_size=200))
-def test_counts_are_those_of_the_sequences_inside(script: list[tuple[str, int]]) -> None:
+def test_counts_match_the_queued_sequences(script: list[tuple[str, int]]) -> None:
     queue, inside = WaitingQueue(), list[Sequence]()
     for key, (kind, number) in enumerate(script):
         if kind == "push":

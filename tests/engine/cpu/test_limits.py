@@ -43,7 +43,7 @@ def limits(claimed: tuple[Any, ...], *, environment: dict[str, str] | None = Non
         (SAPPHIRE_RAPIDS, "amx", "x86-64-v4-amx"),
     ],
 )
-def test_a_cpu_on_which_everything_works_is_not_limited(claimed: tuple[str, ...], level: str, kernels: str) -> None:
+def test_cpu_without_failures_is_not_limited(claimed: tuple[str, ...], level: str, kernels: str) -> None:
     found = limits(claimed)
     assert (found.level, found.kernels, found.environment, found.left_out) == (level, kernels, {}, ())
 
@@ -87,7 +87,7 @@ def test_a_cpu_on_which_everything_works_is_not_limited(claimed: tuple[str, ...]
         pytest.param({"died_at": ("avx2",)}, "avx2", "x86-64-v3-vnni", "AVX2", id="nothing is lower than AVX2"),
     ],
 )  # fmt: skip
-def test_a_cpu_is_limited_to_what_works(
+def test_cpu_is_limited_to_working_instructions(
     changes: dict[str, Any], level: str, kernels: str | None, onednn: str | None
 ) -> None:
     found = limits(SAPPHIRE_RAPIDS, **changes)
@@ -108,7 +108,7 @@ def test_every_library_is_limited_to_avx2() -> None:
 
 
 @pytest.mark.parametrize("option", LEVELS)
-def test_a_level_that_the_cpu_does_not_have_is_the_next_lower(option: CpuLevel) -> None:
+def test_level_missing_on_the_cpu_becomes_the_next_lower(option: CpuLevel) -> None:
     found = limits(SKYLAKE, option=option)
     assert found.level == ("avx2" if option == "avx2" else "avx512")
     assert bool(found.environment) == (option == "avx2")
@@ -123,13 +123,13 @@ def test_a_level_that_the_cpu_does_not_have_is_the_next_lower(option: CpuLevel) 
         ("", "AVX512_CORE_VNNI"),
     ],
 )
-def test_a_users_limit_is_never_raised(users: str, onednn: str) -> None:
+def test_user_limit_is_never_raised(users: str, onednn: str) -> None:
     found = limits(ZEN4, option="avx512", environment={ONEDNN_VARIABLE: users})
     assert found.environment[ONEDNN_VARIABLE] == onednn
     assert any(ONEDNN_VARIABLE in each.feature for each in found.left_out) == bool(users)
 
 
-def test_a_users_limit_stays_where_nothing_else_is_limited() -> None:
+def test_user_limit_stays_without_other_limits() -> None:
     assert ONEDNN_VARIABLE not in limits(ZEN4, environment={ONEDNN_VARIABLE: "AVX2"}).environment
 
 

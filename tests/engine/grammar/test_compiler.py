@@ -230,5 +230,5 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
     ("pattern", "bare"),
     [("^a$", "a"), ("a", "a"), ("a\\$", "a\\$"), ("a\\\\$", "a\\\\"), ("^", ""), ("$", "")],
 )
-def test_anchors_at_the_ends_of_a_pattern_are_left_out(pattern: str, bare: str) -> None:
+def test_anchors_at_the_ends_of_a_pattern_are_removed(pattern: str, bare: str) -> None:
     assert without_anchors(pattern) == bare

@@ -43,7 +43,7 @@ def test_measurement_without_a_bound_names_the_renew_command() -> None:
     assert problem is not None and "no bound yet" in problem and bounds.RENEW in problem
 
 
-def test_renewed_bounds_are_what_was_measured(tmp_path: Path) -> None:
+def test_renewed_bounds_equal_the_measurements(tmp_path: Path) -> None:
     file = tmp_path / "bounds.json"
     bounds.write({"counts": {"one": 1.25}}, file)
     assert bounds.read(file) == bounds.Recorded(python=bounds.python_version(), measures={"counts": {"one": 1.25}})

@@ -172,7 +172,7 @@ def test_answers_to_one_prompt_compute_it_once(run: Run) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_logprobs_of_a_prompt_come_while_it_is_read(run: Run, asynchronous: bool) -> None:
+def test_prompt_logprobs_are_sent_during_prefill(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, length=600, prompt_logprobs=0), submit(2), asynchronous=asynchronous)
     reports = [report for message in script.of(Outputs) for report in message.prompt_logprobs]
     assert {report.key for report in reports} == {1} and len(reports) >= 3

@@ -129,7 +129,7 @@ def test_window_of_full_context_shares_full_block_tables() -> None:
     assert without_idle_windows(config, 8).kv_groups == (None,)
 
 
-def test_gemma_2_has_defaults_of_its_own() -> None:
+def test_gemma_2_has_its_own_defaults() -> None:
     config = parsed(architectures=["Gemma2ForCausalLM"])
     assert (config.head_dim, config.tie_word_embeddings, config.attention_scale) == (256, True, 1 / 16)
     assert (config.attention_soft_cap, config.logit_soft_cap) == (50.0, 30.0)

@@ -263,7 +263,7 @@ def test_code_of_the_folder_runs_only_where_it_is_allowed(
     assert build(candidate).weight_bytes > 0
 
 
-def test_a_model_whose_sequences_run_into_each_other_is_refused(own_code: Callable[[str], Path]) -> None:
+def test_model_that_mixes_packed_sequences_is_refused(own_code: Callable[[str], Path]) -> None:
     candidate = find(own_code(LEAKING), trust_remote_code=True)
     with pytest.raises(ModelFolderError, match="OwnForCausalLM cannot be served faithfully"):
         build(candidate)

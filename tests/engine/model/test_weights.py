@@ -316,7 +316,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, files: dict[st
         open_checkpoint(tmp_path)
 
 
-def test_an_index_that_names_what_the_files_lack_is_refused(tmp_path: Path) -> None:
+def test_index_with_missing_tensors_is_refused(tmp_path: Path) -> None:
     content = tensors()
     save_sharded(tmp_path, content)
     shard = tmp_path / json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"][DOWN]

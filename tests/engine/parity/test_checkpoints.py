@@ -96,7 +96,7 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
     assert drawn == answer[: place + 1] and reasons == ["stop"]
 
 
-def test_tied_embeddings_count_as_often_as_held(parity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tied_embeddings_count_once_per_copy(parity: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A packed LM head is a second copy in addition to the embedding table."""
 
     def held(backend: LinearBackend) -> int:

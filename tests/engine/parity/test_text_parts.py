@@ -94,7 +94,7 @@ PROMPTS = [[5, 6, 7], list(range(3, 40)), [9]]
 
 
 @pytest.mark.parametrize("architecture", CASES)
-def test_a_text_part_gives_the_tokens_of_the_whole(tmp_path: Path, architecture: str) -> None:
+def test_text_part_gives_the_tokens_of_the_whole_model(tmp_path: Path, architecture: str) -> None:
     model = save(tmp_path, architecture)
     assert find_candidate(tmp_path, impl="auto", trust_remote_code=False).is_native
     assert answers(tmp_path, PROMPTS, 8) == [greedy(model, prompt, 8) for prompt in PROMPTS]

@@ -78,7 +78,7 @@ def test_tokens_equal_transformers(name: str, schedule: Schedule, parity: Any) -
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bfloat16_stays_close(name: str, parity: Any) -> None:
+def test_bfloat16_is_close_to_float32(name: str, parity: Any) -> None:
     parity.check_bfloat16(CASES[name])
 
 

@@ -132,7 +132,7 @@ def test_rows_with_many_missing_tokens_start_at_a_block_boundary(
     assert rows._firsts[0] == first
 
 
-def test_swapped_blocks_keep_what_is_stored(rows: DraftedRows) -> None:
+def test_swapped_blocks_keep_stored_draft_entries(rows: DraftedRows) -> None:
     out = replace(EMPTY, swap_out=(BlockCopies(sources=[0, 1], targets=[2, 0]),))
     begun(rows, replace(admitted(step(1, 0, [1]), [1]), swap_out=out.swap_out))
     moved = TABLE.copy()

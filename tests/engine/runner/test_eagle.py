@@ -87,7 +87,7 @@ def generate(running: Any, params: SamplingParams) -> None:
         (256, {"kv_cache_memory_bytes": 9 * 16 * 2 * 4 * (2 * 2 + 1) * 16, "enable_prefix_caching": False}, {}),
     ],
 )
-def test_drafts_are_those_of_the_reference(
+def test_drafts_equal_the_reference(
     make_folder: Callable[..., Path],
     make_head: Callable[..., Path],
     start: Callable[..., Any],

@@ -27,7 +27,7 @@ def alone(start: Callable[..., Any], folder: Path) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("budget", [1024, 64])
-def test_several_answers_equal_those_of_single_requests(
+def test_parallel_samples_equal_single_requests(
     make_folder: Callable[..., Path], start: Callable[..., Any], caching: bool, budget: int
 ) -> None:
     folder = make_folder()

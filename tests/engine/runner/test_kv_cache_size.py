@@ -196,7 +196,7 @@ def test_groups_share_equally_if_windows_need_everything() -> None:
     assert isinstance(size, CacheSize) and (size.num_blocks, size.max_model_len) == ((40, 40), 640)
 
 
-def test_more_than_a_window_can_use_is_not_taken_from_a_machine() -> None:
+def test_windowed_cache_uses_no_more_memory_than_needed() -> None:
     size = size_cache(MIXED, CacheOptions(), machine(64))
     assert isinstance(size, CacheSize) and size.num_blocks == (60, 4 * 625)
 

@@ -103,7 +103,7 @@ def test_a_short_secret_is_refused(tmp_path: Path, text: str) -> None:
             read_secret(parallel, environ)
 
 
-def test_the_file_of_the_secret_takes_precedence(tmp_path: Path) -> None:
+def test_secret_file_takes_precedence(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text(f"{SECRET.decode()}\n")
     parallel = ParallelOptions(secret_file=tmp_path / "secret")
     assert read_secret(parallel, {"QUIRE_GROUP_SECRET": OTHER.decode()}) == SECRET

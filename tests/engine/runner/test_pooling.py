@@ -55,7 +55,7 @@ def read(running: Any, prompts: list[list[int]], pooling: Pooling) -> list[torch
 
 
 @pytest.mark.parametrize("budget", [16, 40, 256])
-def test_hidden_states_are_those_of_transformers(
+def test_hidden_states_equal_transformers(
     budget: int, family: str, make_folder: Callable[..., Path], start: Start, states: list[torch.Tensor]
 ) -> None:
     scheduler = SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=budget)

@@ -39,7 +39,7 @@ def check(running: Any, key: int, prompt: list[int], own: torch.Tensor, num: int
 
 
 @pytest.mark.parametrize("budget", [16, 40, 256])
-def test_prompts_are_reported_as_transformers_weighs_them(
+def test_prompt_logprobs_equal_transformers(
     budget: int, make_folder: Callable[..., Path], start: Callable[..., Any], expected: list[torch.Tensor]
 ) -> None:
     running = start(make_folder(), scheduler=SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=budget))
@@ -52,7 +52,7 @@ def test_prompts_are_reported_as_transformers_weighs_them(
     assert 9 not in running.prompt_logprobs
 
 
-def test_a_cached_prompt_and_a_preempted_one_are_reported_whole(
+def test_cached_and_preempted_prompts_have_all_logprobs(
     make_folder: Callable[..., Path], start: Callable[..., Any], expected: list[torch.Tensor]
 ) -> None:
     running = start(make_folder(), kv_cache_memory_bytes=7 * 16 * 512)
@@ -67,7 +67,7 @@ def test_a_cached_prompt_and_a_preempted_one_are_reported_whole(
     assert running.tokens[1] == running.tokens[11] and running.tokens[2] == running.tokens[12]
 
 
-def test_reporting_changes_nothing_of_the_answer(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
+def test_prompt_logprobs_do_not_change_the_output(make_folder: Callable[..., Path], start: Callable[..., Any]) -> None:
     running = start(make_folder())
     for key, num in enumerate((None, 3)):
         running.add(key, PROMPTS[2], SamplingParams(max_tokens=8, seed=4, ignore_eos=True, prompt_logprobs=num), seed=4)

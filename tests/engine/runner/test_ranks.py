@@ -64,7 +64,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("parallel", [TWO, STAGES, BOTH], ids=["tensor", "stages", "both"])
-def test_sampling_is_that_of_one_process(
+def test_ranks_sample_the_same_tokens_as_one_process(
     make_folder: Folder, start: Callable[..., Any], parallel: ParallelOptions
 ) -> None:
     folder = make_folder()

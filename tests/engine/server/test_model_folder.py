@@ -88,7 +88,7 @@ def test_file_instead_of_folder_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="symbolic links")
-def test_a_linked_folder_has_the_name_of_what_it_links_to(tmp_path: Path) -> None:
+def test_linked_folder_has_the_name_of_its_target(tmp_path: Path) -> None:
     real = tmp_path / "real-name"
     real.mkdir()
     folder(real)

@@ -33,7 +33,7 @@ def differences(tokenizer: Tokenizer, vocabulary: str) -> list[tuple[str, list[i
 
 
 @pytest.mark.parametrize("file", ["tokenizer.model.v1", "mistral_instruct_tokenizer_240323.model.v3"])
-def test_sentencepiece_gives_the_ids_of_its_own_library(mistral_files: Path, tmp_path: Path, file: str) -> None:
+def test_sentencepiece_ids_equal_those_of_its_library(mistral_files: Path, tmp_path: Path, file: str) -> None:
     data = (mistral_files / file).read_bytes()
     tokenizer = load_tokenizer(folder_with(tmp_path, "tokenizer.model", data))
     assert differences(tokenizer, file) == []
@@ -45,7 +45,7 @@ def test_sentencepiece_gives_the_ids_of_its_own_library(mistral_files: Path, tmp
 
 
 @pytest.mark.slow
-def test_tekken_gives_the_ids_of_its_own_library(mistral_files: Path, tmp_path: Path) -> None:
+def test_tekken_ids_equal_those_of_its_library(mistral_files: Path, tmp_path: Path) -> None:
     file = "tekken_240911.json"
     folder = folder_with(tmp_path, "tekken.json", (mistral_files / file).read_bytes(), add_bos_token=True)
     tokenizer = load_tokenizer(folder)

@@ -29,7 +29,7 @@ def test_any_split_of_any_text_gives_the_same_text(byte_level: Tokenizer, text: 
 
 
 @given(text=unicode_text)
-def test_encoded_text_comes_back(byte_level: Tokenizer, byte_fallback: Tokenizer, text: str) -> None:
+def test_encoded_text_round_trips(byte_level: Tokenizer, byte_fallback: Tokenizer, text: str) -> None:
     ids = byte_level.encode(text, add_special_tokens=False)
     assert Detokenizer(byte_level).feed(ids).text == text
     ids = byte_fallback.encode(text, add_special_tokens=False)
@@ -84,7 +84,7 @@ def test_an_answer_completes_the_character_its_prompt_ends_in(byte_level: Tokeni
     assert detokenizer.feed(ids[3:]).text == "😀y"
 
 
-def test_an_open_character_at_the_end_is_left_out(byte_level: Tokenizer) -> None:
+def test_incomplete_character_at_the_end_is_dropped(byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level)
     assert detokenizer.feed(ids_of_bytes(byte_level, "ok é")[:-1]).text + detokenizer.flush() == "ok "
 

@@ -96,7 +96,7 @@ def test_a_turn_that_ends_without_eos_is_reported(
     assert found is None if problem is None else found is not None and problem in found
 
 
-def test_another_folder_gives_tokenizer_and_template(
+def test_tokenizer_and_template_come_from_another_folder(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (model_folder / "chat_template.jinja").write_text("its own")

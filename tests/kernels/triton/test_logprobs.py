@@ -49,7 +49,7 @@ def test_most_likely_tokens_are_found_at_any_position(order: str, device: torch.
 
 # The interpreter's numpy warns of infinities and NaN, on which the kernels rely as in IEEE 754.
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_tokens_that_cannot_be_drawn_come_last(device: torch.device) -> None:
+def test_tokens_that_cannot_be_sampled_are_last(device: torch.device) -> None:
     logits = torch.full((2, 300), -torch.inf, device=device)
     logits[0, [7, 200]] = torch.tensor([0.0, 30_000.0], device=device)
     logits[1] = torch.nan

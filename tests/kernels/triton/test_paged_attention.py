@@ -109,7 +109,7 @@ def test_a_group_wider_than_a_tile_gets_a_wider_tile(
 
 
 @pytest.mark.parametrize(("window", "block_size"), [(1, 64), (16, 16), (100, 16), (100, 64)])
-def test_a_window_hides_what_lies_further_back(
+def test_window_masks_earlier_tokens(
     window: int, block_size: int, fill_cache: Fill, assert_close: Close, device: torch.device
 ) -> None:
     batch = [(1, 1), (1, 300), (3, 130), (70, 200)]

@@ -157,9 +157,7 @@ def test_a_query_with_no_context_gets_zeros(fill_cache: Fill, device: torch.devi
     assert bool(out[0].isfinite().all()) and not out[1].any()
 
 
-def test_a_plan_over_buffers_follows_what_they_hold(
-    fill_cache: Fill, assert_close: Close, device: torch.device
-) -> None:
+def test_plan_over_buffers_follows_their_contents(fill_cache: Fill, assert_close: Close, device: torch.device) -> None:
     contexts = [500, 33, 70]
     filled = fill_cache(contexts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
     tables = torch.zeros_like(filled.block_tables)
@@ -312,7 +310,7 @@ def test_fixed_splits_are_of_512_or_1024_tokens(longest: int, tokens: int) -> No
     assert fixed_split_tokens(longest) == tokens
 
 
-def test_schedules_stay_where_captured_graphs_expect_them(
+def test_schedules_keep_their_address_for_captured_graphs(
     sequences: Callable[..., Sequences], device: torch.device
 ) -> None:
     some = sequences(300, 40, space=workspace(device, partials=8))

@@ -52,7 +52,7 @@ def blocks(*ids: int, device: torch.device) -> Tensor:
     ("layers", "kv_heads", "head_dim", "block_size", "count"),
     [(1, 1, 16, 16, 1), (3, 2, 20, 32, 7), (2, 3, 80, 16, 5), (2, 8, 128, 64, 2)],
 )
-def test_blocks_arrive_at_their_places_and_nothing_else_changes(
+def test_blocks_are_copied_and_nothing_else_changes(
     layers: int, kv_heads: int, head_dim: int, block_size: int, count: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     shape: dict[str, Any] = {

@@ -119,5 +119,5 @@ def test_writes_without_a_new_spec_are_always_allowed() -> None:
     assert review(body(spec=wrong["spec"], deletionTimestamp="2026-01-01T00:00:00Z")) == ALLOWED
 
 
-def test_a_process_that_has_not_listed_everything_does_not_warn() -> None:
+def test_no_warnings_before_all_objects_are_listed() -> None:
     assert asyncio.run(AdapterReviewer(lambda resource: None).review(body(), None)) == ALLOWED

@@ -122,7 +122,7 @@ def test_new_deployment_is_refused_if_a_child_has_another_owner(taken: str) -> N
     assert problem.message.startswith(f"{taken} in shop already exists")
 
 
-def test_change_while_a_name_is_taken_is_a_warning() -> None:
+def test_update_with_a_taken_child_name_is_a_warning() -> None:
     server = ApiServer(owner="", taken="Service chat")
 
     verdict = review(body({"model": {"source": "hf://org/name"}}), body(), server=server)
@@ -178,7 +178,7 @@ class Estimate:
         return BlockingCondition(reason="InsufficientGPUMemory", message=f"{spec.name} needs 19.3 GiB")
 
 
-def test_capacity_warnings_join_those_of_the_dry_run() -> None:
+def test_capacity_and_dry_run_warnings_are_combined() -> None:
     reviewer = Reviewer(
         dry_run=ApiServer(owner="another-uid"),
         images=Images(engine="engine"),

@@ -28,7 +28,7 @@ def need_of_work(decision) -> float:
 
 
 @pytest.mark.parametrize("outage_ticks", [1, 2, 4, 8, 40])
-def test_a_steady_load_needs_as_much_after_an_outage_as_before(kit, outage_ticks: int):
+def test_steady_load_needs_equal_replicas_after_an_outage(kit, outage_ticks: int):
     story, second = kit.story(current=1), 0
     for _ in range(20):
         second += 15
@@ -41,7 +41,7 @@ def test_a_steady_load_needs_as_much_after_an_outage_as_before(kit, outage_ticks
     assert after.desired == before.desired == 1
 
 
-def test_counters_that_come_each_second_tick_are_counted_whole(kit):
+def test_counters_of_every_second_tick_are_counted_fully(kit):
     each, other, second = kit.story(current=1), kit.story(current=1), 0
     for _ in range(20):
         second += 15

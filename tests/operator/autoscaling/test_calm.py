@@ -159,7 +159,7 @@ CLOSE_TO_WHOLE = {
 @example(plant=CLOSE_TO_WHOLE, startup=0.0, first=3, minimum=0)
 @example(plant={**CLOSE_TO_WHOLE, "prompt": 397.0, "slots": 46}, startup=0.0, first=3, minimum=0)
 @given(plants, st.sampled_from([0.0, 30.0, 120.0, 420.0]), st.integers(1, 8), st.integers(0, 1))
-def test_a_steady_stream_settles_and_stays(kit, plant, startup, first, minimum):
+def test_replicas_for_a_steady_stream_converge(kit, plant, startup, first, minimum):
     down = ScaleDown.steps(window_seconds=120, max_step=2, period_seconds=30)
     policy = kit.policy(min_replicas=minimum, max_replicas=8, max_sequences=plant["slots"], down=down)
     desired = lived(policy, Plant(**plant), startup=startup, first=first, ticks=280)

@@ -266,7 +266,7 @@ class Plant:
     first=st.integers(1, 10),
     queue_depth=st.none() | st.integers(1, 8),
 )
-def test_constant_load_settles_and_stays(kit, load, slots, tokens, kv_tokens, startup, first, queue_depth):
+def test_replicas_for_constant_load_converge(kit, load, slots, tokens, kv_tokens, startup, first, queue_depth):
     down = ScaleDown.steps(window_seconds=120, max_step=2, period_seconds=30)
     policy = kit.policy(max_replicas=10, max_sequences=slots, queue_depth=queue_depth, down=down)
     plant = Plant(load=load, slots=slots, tokens_per_request=tokens, kv_tokens=kv_tokens, startup=startup)

@@ -169,7 +169,7 @@ def test_bursty_work_keeps_more_spare_than_even_work():
     assert 4.0 + bursts > 0.9 * 16.0, "a queue of a moment bears the rest"
 
 
-def test_bursts_are_forgotten_while_work_comes_evenly():
+def test_bursts_decay_under_even_load():
     variance = Variance()
     for _ in range(10):
         variance = variance.seen(0.0, seconds=45.0).seen(16.0, seconds=15.0)
@@ -222,7 +222,7 @@ def test_arrivals_during_an_outage_are_not_a_burst(kit):
     assert [decision.desired for decision in after] == [1] * 6
 
 
-def test_learnt_rates_are_stored_rarely_and_used_after_restarts(kit):
+def test_learned_rates_are_stored_rarely_and_survive_restarts(kit):
     story, engine = kit.story(current=1, max_sequences=4), Engine()
     records = set()
     for _ in range(40):

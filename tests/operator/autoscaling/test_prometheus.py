@@ -244,7 +244,7 @@ async def test_no_replicas_cause_no_query(connect):
     assert asked.requests == []
 
 
-def test_answers_are_what_the_api_documents():
+def test_responses_match_the_prometheus_api():
     """The fake has the documented shape, without which the tests above mean nothing.
 
     tests/operator/prometheus uses a real server.

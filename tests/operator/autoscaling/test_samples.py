@@ -109,7 +109,7 @@ def test_engine_that_restarted_counts_from_zero():
     assert (grown.requests, grown.prompt_tokens, grown.generation_tokens, grown.finished_requests) == (2, 30, 8, 1)
 
 
-def test_uncounted_arrivals_are_departures_plus_those_present():
+def test_missing_arrivals_are_departures_plus_present_requests():
     before = sample(waiting=2.0, running=3.0, queued_prompt_tokens=40.0, prompt_tokens=500.0, finished_requests=7.0)
     after = sample(waiting=5.0, running=4.0, queued_prompt_tokens=90.0, prompt_tokens=620.0, finished_requests=9.0)
     grown = increment(before, after, Thresholds(wait=1.0))

@@ -299,7 +299,7 @@ def test_sliding_windows_leave_memory_to_full_attention() -> None:
     assert tokens > 4 * full_tokens
 
 
-def test_keys_and_values_of_one_byte_are_half_of_those_of_two() -> None:
+def test_fp8_kv_cache_is_half_of_sixteen_bits() -> None:
     config = config_of(LLAMA_3_8B)
     plain, fp8 = (
         capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="gpu")
@@ -354,7 +354,7 @@ def test_a_cache_of_a_given_size_must_hold_one_sequence() -> None:
         ("l40s", "L40S 48GB"),
     ],
 )
-def test_gpus_by_the_names_people_use(text: str, name: str) -> None:
+def test_gpus_are_found_by_common_names(text: str, name: str) -> None:
     found = find_gpu(text)
     assert found is not None and found.name == name
 

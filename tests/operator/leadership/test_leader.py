@@ -135,7 +135,7 @@ async def test_stopped_leader_releases_the_lease_at_once(candidates: Make, lease
     assert leases.lease.transitions == 1
 
 
-async def test_standby_takes_a_released_lease_at_once(candidates: Make, leases: FakeLeases) -> None:
+async def test_standby_acquires_a_released_lease_at_once(candidates: Make, leases: FakeLeases) -> None:
     leases.lease = Lease(version="1", holder="a")
     second = candidates("b", Timing(duration=600, retry=600, call=1))
     await asyncio.sleep(0.05)  # its first round, which finds the holder

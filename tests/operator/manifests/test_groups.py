@@ -192,7 +192,7 @@ def test_unsupported_group_settings_are_refused(spec: dict[str, Any], path: str)
     assert [problem.path for problem in found.problems] == [path]
 
 
-def test_cpus_are_those_of_one_pod() -> None:
+def test_cpus_are_counted_per_pod() -> None:
     assert isinstance(spec_of(resources={"limits": {"cpu": 2}}), Spec), "two of the four ranks are in each pod"
 
 

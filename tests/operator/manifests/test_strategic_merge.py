@@ -82,5 +82,5 @@ def test_merge_never_raises_and_changes_no_input(base: Any, patch: Any) -> None:
 
 
 @given(OBJECTS)
-def test_merging_nothing_changes_nothing(base: Any) -> None:
+def test_empty_patch_changes_nothing(base: Any) -> None:
     assert merged(base, {}) == base

@@ -119,7 +119,7 @@ async def test_nothing_is_reconciled_before_defaults_are_known(
     assert len(tries) == 4
 
 
-async def test_without_the_permission_there_are_no_defaults(
+async def test_no_defaults_without_the_permission(
     defaulted: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("quire_operator.reconcile.defaults._RETRY_SECONDS", 0.0)

@@ -43,7 +43,7 @@ async def test_new_resource_gets_children_and_then_status(world: Any) -> None:
     assert await world.settle(passes=1) == [*CHILDREN, "status"]
 
 
-async def test_a_second_pass_writes_nothing(world: Any) -> None:
+async def test_second_reconcile_writes_nothing(world: Any) -> None:
     world.apply()
     await world.settle()
     world.run_replicas()
@@ -194,7 +194,7 @@ async def test_interrupted_reconcile_is_completed_by_the_next(world: Any, write:
     assert {f"create {ref}" for ref in world.cluster.children} == set(CHILDREN)
 
 
-async def test_an_event_that_can_not_be_posted_stops_nothing(world: Any) -> None:
+async def test_failed_event_does_not_stop_reconciling(world: Any) -> None:
     world.cluster.errors["event Starting"] = [Unavailable("u")]
     world.apply()
     assert await world.reconciler.reconcile(KEY) is None

@@ -148,7 +148,7 @@ async def test_names_of_other_namespaces_do_not_compete(world: Any) -> None:
     assert "requests for the model prod/chat go to prod/talk" in world.message("Ready")
 
 
-async def test_old_llmdeployment_takes_no_name_by_an_edit(world: Any) -> None:
+async def test_edit_of_an_old_llmdeployment_takes_no_name(world: Any) -> None:
     """It was created before its rival, but claims the name since its edit."""
     world.apply(model={"source": "file:///m", "servedName": "mine"})
     await world.settle()

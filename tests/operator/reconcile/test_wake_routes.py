@@ -174,7 +174,7 @@ async def test_an_error_is_retried_later_and_logged_once(world: World, caplog: p
     assert await world.poll(after=11) == ["force"]
 
 
-async def test_without_the_permission_there_are_no_routes(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_wake_routes_without_the_permission(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.slices.error = Forbidden("no")
     assert await world.poll() == ["list"]
     assert await world.poll() == []

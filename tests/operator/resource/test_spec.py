@@ -466,7 +466,7 @@ def test_passed_through_fields_may_be_deeply_nested() -> None:
     assert parsed({"podTemplate": nested(50)}).pod_template == nested(50)
 
 
-def test_all_reasons_come_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     found = reasons(
         {
             "apiVersion": "v1",

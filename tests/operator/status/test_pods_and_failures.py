@@ -224,7 +224,7 @@ def test_deployment_failure_is_used_without_pods(state: DeploymentState, reason:
     assert (None if failure is None else failure.reason) == reason
 
 
-def test_a_pod_is_trimmed_to_what_is_used() -> None:
+def test_pods_are_trimmed_to_used_fields() -> None:
     body = pod_body(phase="Running", podIP="10.0.0.1", conditions=[{"type": "Ready", "status": "True"}])
     pod = trim_pod(body)
     assert (pod.name, pod.ip, pod.phase, pod.ready, pod.revision) == ("chat-1", "10.0.0.1", "Running", True, "abc")

@@ -109,7 +109,7 @@ def test_stop_token_among_drafts_ends_the_output(speculating: Callable[..., Any]
 
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_preemption_keeps_what_was_accepted(speculating: Callable[..., Any], mode: str) -> None:
+def test_preemption_keeps_accepted_drafts(speculating: Callable[..., Any], mode: str) -> None:
     prompts = [list(range(key, key + 9)) for key in range(1, 7)]
     here, expected = speculating(
         prompts, plain(40), wrong=4, num_blocks=22, max_num_seqs=6, preemption_mode=mode, num_swap_blocks=40

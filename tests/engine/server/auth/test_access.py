@@ -112,7 +112,7 @@ def test_a_missing_key_file_stops_the_start(tmp_path: Path) -> None:
         Access(AccessOptions(api_key_file=tmp_path / "none"), Clock())
 
 
-def test_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
+def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path) -> None:
     clock = Clock()
     access = guarded(tmp_path, clock, api="first-key-1")
     replacement = tmp_path / "new"

@@ -291,7 +291,7 @@ def test_a_wrong_completion_request_is_explained(change: dict[str, Any], place: 
     ("prompt", "prompts"),
     [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
-def test_prompts_come_in_four_forms(prompt: Any, prompts: Any) -> None:
+def test_prompts_have_four_forms(prompt: Any, prompts: Any) -> None:
     assert validate_body(CompletionRequest, {"model": "m", "prompt": prompt}, lenient=False).prompt == prompts
 
 
@@ -328,7 +328,7 @@ def test_fields_without_an_effect_are_accepted() -> None:
     validate_body(ChatCompletionRequest, content, lenient=False)
 
 
-def test_all_reasons_come_at_once_but_no_more_than_ten() -> None:
+def test_at_most_ten_problems_are_reported_at_once() -> None:
     error = refusal(ChatCompletionRequest, {**CHAT, "functions": [1], "top_p": 3, "n": "x", "colour": "red"})
     assert [reason.partition(":")[0] for reason in error.message.split("; ")] == ["functions", "top_p", "n", "colour"]
     many = refusal(ChatCompletionRequest, {**CHAT, **{f"field{number}": 1 for number in range(50)}})

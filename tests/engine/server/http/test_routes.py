@@ -190,7 +190,7 @@ async def test_openapi_document_describes_request_bodies(serving: Serving) -> No
         assert "$ref" not in json.dumps(body)
 
 
-async def test_the_page_for_people_needs_nothing_from_the_internet(serving: Serving) -> None:
+async def test_docs_page_needs_no_internet_resources(serving: Serving) -> None:
     async with serving() as server:
         page = (await server.http.get("/docs")).text
         named = re.findall(r'(?:src|href)="([^"]+)"', page)

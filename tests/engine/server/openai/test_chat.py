@@ -78,7 +78,7 @@ async def test_roles_a_template_knows_reach_it(serving: Serving) -> None:
         assert server.context.tokenizer.decode(server.engine.streams[0].prompt) == "developer;assistant5;tool;developer"
 
 
-async def test_template_variables_come_from_the_request(serving: Serving) -> None:
+async def test_template_variables_are_read_from_the_request(serving: Serving) -> None:
     async with serving("ok", template="{{ mood }} {{ messages[0].content }}") as server:
         await server.chat(chat_template_kwargs={"mood": "calm"})
         assert server.context.tokenizer.decode(server.engine.streams[0].prompt) == "calm Hi"

@@ -150,7 +150,7 @@ async def test_logprobs_as_parallel_arrays(serving: Serving) -> None:
         assert found["top_logprobs"][0] == {"h": -0.25, "!": -1.0, '"': -2.0}
 
 
-async def test_logprobs_in_a_stream_come_with_their_text(serving: Serving) -> None:
+async def test_streamed_logprobs_arrive_with_their_text(serving: Serving) -> None:
     async with serving("abé") as server:
         made = events((await server.complete(logprobs=0, max_tokens=9, stream=True, stop="zz")).text)[:-1]
         chunks = [chunk["choices"][0] for chunk in made]

@@ -293,7 +293,7 @@ async def test_bad_requests_are_refused_by_name(serving: Serving, fields: dict[s
 LOGPROBS: Any = {"include": ["message.output_text.logprobs"]}
 
 
-async def test_logprobs_of_a_text_are_those_of_its_tokens(serving: Serving) -> None:
+async def test_text_logprobs_are_those_of_its_tokens(serving: Serving) -> None:
     async with serving("Hello") as server:
         whole = (await create(server, **LOGPROBS, top_logprobs=2)).output[0].content[0]
         assert "".join(each.token for each in whole.logprobs).startswith(whole.text)

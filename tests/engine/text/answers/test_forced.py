@@ -41,7 +41,7 @@ def test_required_calls_are_valid_by_the_tools_own_schemas(answer: Any, valid: b
     assert one.is_valid(answer) == (valid and len(answer) == 1)
 
 
-def test_a_tool_without_parameters_takes_an_object() -> None:
+def test_tool_without_parameters_accepts_an_object() -> None:
     assert named_call_schema({}) == {"type": "object"} and named_call_schema(NODE) == NODE
 
 

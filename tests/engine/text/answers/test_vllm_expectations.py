@@ -382,13 +382,13 @@ def cut(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_calls_are_those_that_vllm_expects(name: str, text: str, content: str, calls: Calls) -> None:
+def test_calls_equal_those_of_vllm(name: str, text: str, content: str, calls: Calls) -> None:
     for pieces in cut(text):
         assert read(name, "none", pieces) == (content, "", calls)
 
 
 @pytest.mark.parametrize(("name", "text", "reasoning", "content"), REASONING)
-def test_reasoning_is_what_vllm_expects(name: str, text: str, reasoning: str, content: str) -> None:
+def test_reasoning_equals_that_of_vllm(name: str, text: str, reasoning: str, content: str) -> None:
     for pieces in cut(text):
         assert read("none", name, pieces) == (content, reasoning, [])
 
