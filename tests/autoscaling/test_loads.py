@@ -102,7 +102,7 @@ def test_outage_starts_with_the_ramp_and_crash_at_the_peak(ramp: Load) -> None:
     assert slow.start + slow.seconds / 2 == pytest.approx((ramp.scored_from + ramp.span_seconds) / 2)
 
 
-def test_every_delay_meets_every_fault(ramp: Load) -> None:
+def test_every_delay_is_combined_with_every_fault(ramp: Load) -> None:
     seen = {(case.startup_delay_seconds, case.fault) for case in cases(ramp)}
     assert seen == {(delay, fault) for delay in (30.0, 120.0, 420.0) for fault in FaultKind}
 

@@ -63,7 +63,7 @@ def test_two_audit_entries_of_a_request_are_merged(log: Log) -> None:
     assert str(request) == f"patch deployments default/chat by {OPERATOR} (quire-operator/0.1.0): 200"
 
 
-def test_a_request_not_answered_yet_is_there_without_a_status(log: Log) -> None:
+def test_unanswered_request_is_listed_without_a_status(log: Log) -> None:
     log.received("a")
     (request,) = log.log.mutating_requests()
     assert request.status is None

@@ -150,7 +150,9 @@ def test_user_assets_take_precedence_over_the_cache(
     assert len(machine.go_commands()) == 1
 
 
-def test_complete_assets_need_no_go(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_assets_need_no_go_toolchain(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets_folder(tmp_path, "etcd", "kube-apiserver")))
     binaries.ensure(["etcd", "kube-apiserver"], Progress(io.StringIO()))
     assert not machine.cache.exists()

@@ -56,7 +56,7 @@ def test_machine_problem_has_a_remedy(changes: Mapping[str, Any], message: str) 
     assert re.search(message, found)
 
 
-def test_images_that_are_there_already_need_no_room() -> None:
+def test_existing_images_need_no_disk_space() -> None:
     assert problems(replace(FIT, free_bytes=20 * 2**30, has_images=True)) == []
 
 

@@ -13,7 +13,7 @@ def test_ports_differ_and_are_not_ephemeral() -> None:
     assert max(chosen) < 32_768
 
 
-def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as busy, socket.socket() as free:
         for holder in (busy, free):
             holder.bind(("127.0.0.1", 0))

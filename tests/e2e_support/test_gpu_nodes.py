@@ -45,7 +45,7 @@ def test_nodes_take_only_pods_that_are_meant_for_their_pool() -> None:
     assert nodes.place["nodeSelector"] == {POOL: "some"}
 
 
-def test_pods_are_counted_by_node_and_empty_nodes_too() -> None:
+def test_pods_are_counted_by_node_including_empty_nodes() -> None:
     nodes, _ = pool()
     nodes.add(8, 8)
     pod = objects.pod({"metadata": {"name": "a", "namespace": "n", "uid": "u"}, "spec": {"nodeName": "some-1"}})

@@ -41,7 +41,7 @@ async def test_body_and_headers_reach_the_replica_unchanged(gateway, replicas):
     assert seen["Content-Type"] == "application/json"
 
 
-async def test_request_without_id_gets_one_that_the_replica_sees_too(gateway, replicas):
+async def test_request_id_is_generated_and_sent_to_the_replica(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])
 

@@ -171,7 +171,7 @@ def test_only_a_cpu_multiplies_packed_weights() -> None:
 
 
 @needs_pairs
-def test_rows_that_do_not_begin_at_a_pair_are_refused() -> None:
+def test_rows_not_aligned_to_pairs_are_refused() -> None:
     packed: BFloat16Weights = pack_bfloat16(torch.zeros(5, 8, dtype=torch.bfloat16))
     with pytest.raises(ArgumentError, match="bfloat16_linear: x is torch.bfloat16, rows 9 apart"):
         bfloat16_linear(torch.zeros(3, 9, dtype=torch.bfloat16)[:, :8], packed)

@@ -182,7 +182,7 @@ async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("exists", [True, False])
-async def test_an_optional_draft_model_is_passed_on_if_it_is_there(tmp_path: Path, exists: bool) -> None:
+async def test_optional_draft_model_is_passed_to_the_engine_if_present(tmp_path: Path, exists: bool) -> None:
     seen = tmp_path / "args"
     script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
     speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}

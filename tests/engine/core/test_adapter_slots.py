@@ -108,7 +108,7 @@ def test_an_idle_adapter_stays_until_its_slot_is_needed() -> None:
     assert slots.take_loads() == [AdapterLoad(slot=s, adapter=a) for s, a in ((0, 7), (1, 8), (1, 9))]
 
 
-def test_the_slot_used_longest_ago_goes_first() -> None:
+def test_least_recently_used_slot_is_evicted_first() -> None:
     slots = AdapterSlots(2)
     for adapter in (1, 2, 1):
         slots.acquire(adapter)

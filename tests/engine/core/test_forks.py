@@ -70,7 +70,7 @@ def test_forked_sequences_are_admitted_when_the_prompt_ends(make_world: MakeWorl
     world.run()
 
 
-def test_windowed_prompt_is_shared_as_well(make_world: MakeWorld) -> None:
+def test_windowed_prompt_blocks_are_shared(make_world: MakeWorld) -> None:
     """The window's blocks limit a chunk here, so some budget is left after an unfinished prompt."""
     world = make_world(windows=(None, 8), num_blocks=40, budget=100, max_num_seqs=4, caching=False)
     fork(world, PROMPT[:90], 3, max_tokens=2)

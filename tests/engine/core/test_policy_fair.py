@@ -261,7 +261,7 @@ def test_tenant_with_most_service_is_preempted_first(make_world: Make) -> None:
     rows=st.integers(1, 5),
     overlap=st.booleans(),
 )
-def test_tenants_with_a_backlog_are_served_alike(
+def test_tenants_with_a_backlog_get_equal_service(
     make_world: Make, lengths: list[tuple[int, int]], more: list[tuple[int, int]], rows: int, overlap: bool
 ) -> None:
     """The paper bounds their difference by the work that runs at once and one prompt (theorem 4.4)."""

@@ -361,7 +361,7 @@ def calls_of_a_step(world: World) -> int:
     return calls
 
 
-def test_a_step_costs_the_same_whatever_the_queue(make_world: MakeWorld) -> None:
+def test_step_cost_is_independent_of_the_queue_length(make_world: MakeWorld) -> None:
     costs = []
     for queued in (1, 5000):
         world = make_world(num_blocks=20, max_num_seqs=4, budget=64)

@@ -31,7 +31,7 @@ def version(folder: Path, name: str, *, idle_seconds: float = 7200.0, is_locked:
     return made
 
 
-def test_the_version_that_was_unused_for_longest_goes_first(tmp_path: Path) -> None:
+def test_least_recently_used_version_is_removed_first(tmp_path: Path) -> None:
     newer, older = version(tmp_path, "newer", idle_seconds=7200), version(tmp_path, "older", idle_seconds=9999)
     kept = version(tmp_path, "kept", idle_seconds=99_999)
     assert remove_unused(tmp_path, keep=kept)

@@ -94,7 +94,7 @@ def test_the_split_shapes_fit_the_divided_configuration() -> None:
             assert found == expected[name], name
 
 
-def test_all_experts_in_one_tensor_are_divided_alike() -> None:
+def test_stacked_experts_are_divided_equally() -> None:
     config = config_of(**MIXTRAL)
     family = find_family(config.architecture)
     part = ModelPart(tensor_rank=1, tensor_size=2)
@@ -127,6 +127,6 @@ def test_sizes_that_do_not_divide_are_refused(changes: dict[str, Any], ranks: in
     assert all(any(part in problem for problem in problems) for part in parts), problems
 
 
-def test_an_experts_size_must_divide_too() -> None:
+def test_expert_size_must_be_divisible() -> None:
     config = config_of(**{**MIXTRAL, "intermediate_size": 90})
     assert any("90 (the intermediate size of an expert)" in problem for problem in part_problems(config, tensor=4))

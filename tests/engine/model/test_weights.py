@@ -407,7 +407,7 @@ class ReadOf:
         return self._content[name] if part is None else self._content[name][part]
 
 
-def test_experts_are_stacked_alike_from_every_layout() -> None:
+def test_experts_are_stacked_equally_from_every_layout() -> None:
     gate_up, down = torch.randn(3, 24, 16), torch.randn(3, 16, 12)
     together = {
         "model.layers.0.mlp.experts.gate_up_proj": gate_up,

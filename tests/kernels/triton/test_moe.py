@@ -114,9 +114,7 @@ def test_every_dtype_is_multiplied(dtype: torch.dtype, device: torch.device, ass
     ],
     ids=["all-to-one", "first-and-last", "whole-blocks", "one-twice"],
 )
-def test_experts_without_tokens_are_passed_over(
-    chosen: Tensor, device: torch.device, assert_close: AssertClose
-) -> None:
+def test_experts_without_tokens_are_skipped(chosen: Tensor, device: torch.device, assert_close: AssertClose) -> None:
     layer = Layer(7, 32, 16, torch.float32, device)
     used = chosen.unique()
     for expert in range(7):

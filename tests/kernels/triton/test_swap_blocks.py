@@ -111,7 +111,7 @@ def test_zero_blocks_need_no_work(device: torch.device) -> None:
     assert all(torch.equal(now, was) for now, was in zip(copied(targets), start, strict=True))
 
 
-def test_caches_that_begin_at_odd_addresses_are_refused(device: torch.device) -> None:
+def test_misaligned_caches_are_refused(device: torch.device) -> None:
     cache = caches(2, device, layers=1)
     keys = torch.zeros(cache[0].keys.numel() + 1, device=device)[1:].view(cache[0].keys.shape)
     odd = [dataclasses.replace(cache[0], keys=keys)]

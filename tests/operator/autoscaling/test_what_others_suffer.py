@@ -71,7 +71,7 @@ def test_pause_of_the_operator_is_like_a_restart(kit):
     assert story.tick(*kit.fleet(story.target), after=1000.0).reason is Reason.RESTARTED
 
 
-def test_replica_that_would_lose_least_goes_first(kit):
+def test_replica_with_the_least_work_is_removed_first(kit):
     story = kit.story(current=4)
     story.ticks(
         25,

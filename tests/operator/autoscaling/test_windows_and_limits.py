@@ -137,7 +137,7 @@ def test_recommendation_is_recorded_once_and_not_applied(kit):
     assert story.history.moves == ()
 
 
-def test_recommendations_fall_as_carefully_as_replicas(kit):
+def test_recommendations_respect_scale_down_limits(kit):
     story = kit.story(current=1, mode=AutoscalingMode.RECOMMEND)
     story.tick(kit.ready("a", running=10, waiting=20))
     quiet = story.ticks(19, kit.ready("a", running=2))

@@ -53,7 +53,7 @@ def test_no_decision_at_zero_if_no_gateway_answers(kit):
     assert decision.message == "stays at 0: no gateway reports whether requests are held"
 
 
-def test_idle_for_the_whole_window_goes_to_zero(kit):
+def test_idle_model_scales_to_zero_after_the_window(kit):
     story = kit.story(current=1, min_replicas=0)
     story.ticks(20, kit.ready("a"), **QUIET)
     assert story.target == 1

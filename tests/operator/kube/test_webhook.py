@@ -141,7 +141,7 @@ def test_kubectl_shows_all_errors_at_once_and_stores_nothing(space: Namespace, w
     assert told == [], "a rejection is for the client and not for the operator's log"
 
 
-def test_standby_reviews_too_and_its_dry_run_needs_no_fence(
+def test_standby_reviews_and_its_dry_run_needs_no_fence(
     space: Namespace, webhook: Webhook, operators: Operators
 ) -> None:
     leader = operators.start(*space.flags(), identity="leader")

@@ -43,7 +43,7 @@ async def test_policy_outlives_the_llmdeployment_while_pods_drain(served: Any) -
     assert (policy.owner, policy.owner_uids) == (None, {"a", "b"})
 
 
-async def test_policy_goes_when_no_pod_is_left(served: Any) -> None:
+async def test_policy_is_deleted_when_no_pod_remains(served: Any) -> None:
     served.delete()
     served.cluster.pods.clear()
 

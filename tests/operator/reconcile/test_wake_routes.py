@@ -134,7 +134,7 @@ async def test_new_leader_continues_with_existing_routes(world: World, pod: Any)
     assert await world.poll() == ["list", "delete"]
 
 
-async def test_routes_go_when_the_feature_is_turned_off(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_routes_are_removed_when_the_feature_is_disabled(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.poll()
     world.loop = world.successor(is_on=False)
     assert await world.poll() == ["list", "delete"]

@@ -21,7 +21,7 @@ def follow(registry: Registry, *entries: AdapterEntry) -> tuple[list[int], list[
     return [version.number for version in actions.fetch], actions.unload
 
 
-def test_an_adapter_goes_from_downloading_to_loaded() -> None:
+def test_adapter_changes_from_downloading_to_loaded() -> None:
     registry = Registry(["base"])
     assert follow(registry, entry("fr")) == ([1], [])
     assert states(registry) == {"fr": AdapterState.DOWNLOADING} and registry.served("fr") is None

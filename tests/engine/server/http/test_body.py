@@ -146,7 +146,7 @@ def test_large_bodies_leave_room_for_small_ones() -> None:
         again.add(6 * SMALL_BYTES)
 
 
-async def test_a_body_over_the_limit_is_refused_without_a_length_too() -> None:
+async def test_body_over_the_limit_without_content_length_is_refused() -> None:
     with pytest.raises(BodyTooLarge):
         await read_object(request_with(b"x" * 101), 100)
     with pytest.raises(BodyTooLarge):

@@ -84,7 +84,7 @@ async def test_valid_request_ids_are_returned(serving: Serving, sent: str, kept:
         assert response.json()["id"] == f"cmpl-{returned}"
 
 
-async def test_errors_carry_the_id_too(serving: Serving) -> None:
+async def test_errors_contain_the_request_id(serving: Serving) -> None:
     async with serving("ok") as server:
         assert (await server.http.get("/nothing", headers={"x-request-id": "q1"})).headers["x-request-id"] == "q1"
 

@@ -17,5 +17,5 @@ def test_prepared_event_equals_the_encoded_event(text: str) -> None:
 
 
 @given(st.text())
-def test_an_event_is_one_line_of_data_whatever_the_text(text: str) -> None:
+def test_event_is_one_data_line_for_any_text(text: str) -> None:
     assert sse.event({"text": text}).splitlines()[1:] == [b""]

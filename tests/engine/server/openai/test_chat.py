@@ -63,7 +63,7 @@ async def test_prompt_equals_the_rendered_chat_template(serving: Serving, token_
         assert prompts == ["<system>Be kind.\n<user>a\nb\n<assistant>", "<system>Be kind.\n<user>a\nb"]
 
 
-async def test_roles_a_template_knows_reach_it(serving: Serving) -> None:
+async def test_roles_supported_by_a_template_reach_it(serving: Serving) -> None:
     calls = "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}"
     template = "{% for m in messages %}{{ m.role }}" + calls + ";{% endfor %}developer"
     async with serving("ok", template=template) as server:

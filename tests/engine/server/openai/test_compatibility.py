@@ -185,7 +185,7 @@ async def test_bodies_beyond_the_budget_get_503(serving: Serving) -> None:
         assert (await server.complete()).status_code == 200 and server.context.bodies.held == 0
 
 
-async def test_many_answers_in_one_piece_are_joined_as_they_arrive(serving: Serving, token_ids: TokenIds) -> None:
+async def test_many_unstreamed_choices_are_joined_as_they_arrive(serving: Serving, token_ids: TokenIds) -> None:
     async with serving() as server:
         asking = asyncio.create_task(server.chat(n=3, return_token_ids=True))
         for number in range(3):

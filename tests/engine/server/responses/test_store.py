@@ -20,7 +20,7 @@ def kept(store: ResponseStore) -> list[str]:
     return found
 
 
-def test_the_least_recently_used_response_goes_first() -> None:
+def test_least_recently_used_response_is_evicted_first() -> None:
     store = ResponseStore(5000)
     for id in "abc":
         store.put(response(id))
