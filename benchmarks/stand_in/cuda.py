@@ -9,6 +9,9 @@ finds what goes wrong on a GPU now and then, in every run:
 - the host changes pinned memory while it is uploaded, or reads a download before it waited for it (it is full of one
   byte until then);
 - the host waits, uploads or downloads during the capture of a graph, or a graph is replayed whose memory was freed.
+
+Products in float8 (``torch._scaled_mm``) are recorded and not computed: their arguments are compared with what a GPU
+accepts, which is less than a CPU does.
 """
 
 import ctypes
@@ -31,11 +34,17 @@ from quire_kernels.triton_runtime.stand_in import Launched, StandIn, first_token
 POISON = 0x6B
 _SWAP = "_swap_blocks_kernel"
 
+_SCALED_PRODUCT = torch.ops.aten._scaled_mm.default
+
 Clock = dict[int, int]
 
 
 class OrderError(AssertionError):
     """Work that a GPU may run in another order than the host expects."""
+
+
+class ProductError(AssertionError):
+    """A product in float8 that a GPU would refuse; the message names the argument."""
 
 
 @dataclass(slots=True)
@@ -123,6 +132,8 @@ class StandInCuda:
         self.host: Clock = {}
         self.replays = 0
         self.launches: list[Launched] = []
+        self.products: list[tuple[int, int, int]] = []
+        """Rows, inputs and outputs of each product in float8."""
         self.names: list[str] = []
         """The names of all issued work, also that of graphs."""
         self.capturing: StandInGraph | None = None
@@ -202,6 +213,16 @@ class StandInCuda:
     def copying(self, clock: Clock, finish: Callable[[], None]) -> None:
         self._copies.append(_Copy(clock, finish))
 
+    def multiply(self, function: Any, args: Any, kwargs: Any) -> Tensor:
+        """Record a product in float8, and return memory of its result's shape. Raise ProductError."""
+        given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+        rows, outputs = given["self"].shape[0], given["mat2"].shape[1]
+        if problem := _product_problem(given):
+            raise ProductError(f"torch._scaled_mm: {problem}")
+        self.products.append((rows, given["self"].shape[1], outputs))
+        self.issue(Work("_scaled_mm"))
+        return torch.empty((rows, outputs), dtype=torch.bfloat16)
+
     def watching(self) -> TorchDispatchMode:
         """Return a context in which the memory of torch's tensors is watched."""
         return self._memory
@@ -278,7 +299,10 @@ class _Memory(TorchDispatchMode):
         self._owned: dict[int, tuple[int, StorageWeakRef, StandInGraph | None]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
+        if function is _SCALED_PRODUCT:
+            result = self._cuda.multiply(function, args, kwargs or {})
+        else:
+            result = function(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor) and tensor.device.type == "cpu" and (storage := tensor.untyped_storage()):
                 known = self._owned.get(storage.data_ptr())
@@ -299,6 +323,24 @@ class _Memory(TorchDispatchMode):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self._owned.clear()
+
+
+def _product_problem(given: dict[str, Any]) -> str | None:
+    """Return why a GPU would refuse a row-wise product (torch's Blas.cpp; cuBLASLt, CUTLASS), or None."""
+    left, right, bias = given["self"], given["mat2"], given.get("bias")
+    (rows, inputs), outputs = left.shape, right.shape[1]
+    if left.dtype != torch.float8_e4m3fn or right.dtype != torch.float8_e4m3fn:
+        return f"operands are {left.dtype} and {right.dtype}"
+    if right.shape[0] != inputs or inputs % 16 or outputs % 16:
+        return f"{inputs} inputs and {outputs} outputs are no multiples of 16, or differ from {right.shape[0]}"
+    if left.stride() != (inputs, 1) or right.stride() != (1, inputs) or left.data_ptr() % 16:
+        return f"strides are {left.stride()} and {right.stride()}: dense rows and dense columns are needed"
+    for name, scale, shape in (("scale_a", given["scale_a"], (rows, 1)), ("scale_b", given["scale_b"], (1, outputs))):
+        if scale.dtype != torch.float32 or scale.shape != shape or not scale.is_contiguous():
+            return f"{name} is {scale.dtype} {tuple(scale.shape)}; contiguous float32 {shape} is needed"
+    if given.get("out_dtype") != torch.bfloat16 or (bias is not None and bias.dtype != torch.bfloat16):
+        return "the result and the bias must be bfloat16"
+    return None
 
 
 def _footprint(launched: Launched) -> tuple[frozenset[int], frozenset[int]]:

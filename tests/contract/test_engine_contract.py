@@ -374,8 +374,16 @@ def test_operator_and_engine_agree_on_gpu_dtypes(asked: DType, stored: str | Non
         (tmp_path / "config.json").write_text(json.dumps(raw))
         found = stored_dtype(tmp_path)
         assert found == stored
-        ours = capacity.compute_dtype(asked, stored, device="gpu", cpu_multiplies_bfloat16=False)  # type: ignore[arg-type]
-        assert ours == dtype_name(resolve_gpu_dtype(asked.value.lower(), found))  # type: ignore[arg-type]
+        for quantization in ("none", "fp8"):
+            ours = capacity.compute_dtype(
+                asked,
+                stored,  # type: ignore[arg-type]
+                device="gpu",
+                cpu_multiplies_bfloat16=False,
+                quantization=quantization,
+            )
+            theirs = resolve_gpu_dtype(asked.value.lower(), found, quantization)  # type: ignore[arg-type]
+            assert ours == dtype_name(theirs)
 
 
 def free_flags() -> list[str]:

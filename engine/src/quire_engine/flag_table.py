@@ -121,9 +121,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("dtype", Choice(values=_DTYPES),
               "the type of weights and activations. auto on a GPU is the checkpoint's own 16-bit type, or bfloat16 "
               "where it has none; on a CPU it is the type that the CPU computes fastest", "auto"),
-        _flag("quantization", Choice("none", "int8"), "the quantization of the linear layers, applied while loading, "
-              "on a CPU only. int8 also quantizes activations, per row and dynamically. It reads half the bytes of "
-              "16 bits and multiplies faster, with some loss of accuracy", "none"),
+        _flag("quantization", Choice("none", "int8", "fp8"), "the quantization of the linear layers, "
+              "applied while loading: int8 on a CPU, fp8 (e4m3, with bfloat16 between layers) on a GPU of compute "
+              "capability 8.9 or above. Both also quantize activations, per row and dynamically. They read half the "
+              "bytes of 16 bits and multiply faster, with some loss of accuracy", "none"),
         _flag("load-format", Choice(values={"auto": "safetensors", "safetensors": "safetensors", "dummy": "dummy"}),
               "dummy fills the weights with random values, to benchmark a shape; the others read safetensors", "auto"),
         _flag("model-impl", Choice(values=_IMPLEMENTATIONS),

@@ -155,7 +155,15 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
     if on_cpu and values["kv-cache-dtype"] == "fp8":
         yield "--kv-cache-dtype fp8 needs a GPU, and --device is cpu: remove one of them"
     if values["quantization"] == "int8" and values["device"] == "cuda":
-        yield "--quantization int8 is for CPUs, and --device is cuda: remove one of them"
+        yield "--quantization int8 is for CPUs, and --device is cuda: use fp8, or remove one of them"
+    if values["quantization"] == "fp8":
+        if on_cpu:
+            yield "--quantization fp8 needs a GPU, and --device is cpu: use int8, or remove one of them"
+        if values["deterministic"]:
+            yield (
+                "--quantization fp8 and --deterministic exclude each other, because fp8 products are the libraries': "
+                "remove one of them"
+            )
     if values["device"] == "cuda" and speculation_options(values) is not None:
         yield "--spec-method and --speculative-config are for CPUs, and --device is cuda: remove one of them"
     if sizes and on_cpu:

@@ -176,6 +176,18 @@ def test_plan_counts_int8_on_a_cpu_and_refuses_it_on_a_gpu(quire: Quire) -> None
     assert "--quantization int8 is for CPUs" in err
 
 
+def test_plan_counts_fp8_on_gpus_that_have_it(quire: Quire) -> None:
+    in_fp8 = DOCUMENT.replace("[--load-format, dummy]", "[--load-format, dummy, --quantization, fp8]")
+    write(in_fp8 % (", maxModelLength: 512", "resources: {limits: {nvidia.com/gpu: 1}}"))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 0
+    assert "8.03 B parameters in fp8, with embeddings in bfloat16" in out
+    assert "L4 24GB" in out and "A100" not in out and "A10G" not in out
+    code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "A100 80GB")
+    assert code != 0
+    assert "--quantization fp8 needs compute capability 8.9, and A100 80GB has less" in err
+
+
 def test_plan_counts_the_draft_model(quire: Quire) -> None:
     speculation = ", speculation: {method: DraftModel, draft: {source: 'file://./small'}%s}"
     write(DOCUMENT % (", maxModelLength: 512, dtype: BFloat16" + speculation % "", ""))

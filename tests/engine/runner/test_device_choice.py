@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quire_engine.config import DeviceName
+from quire_engine.config import DeviceName, DType
 from quire_engine.runner.device_choice import (
     FoundDevices,
     Gpu,
@@ -13,6 +13,7 @@ from quire_engine.runner.device_choice import (
     OnCpu,
     OnGpu,
     choose_device,
+    fp8_weights_problem,
     kv_dtype_problem,
 )
 from quire_engine.runner.device_search import find_devices
@@ -89,6 +90,22 @@ def test_cpu_device_does_not_probe_for_gpus() -> None:
 )
 def test_fp8_needs_a_gpu_that_computes_it(gpu: Gpu | None, words: str | None) -> None:
     problem = kv_dtype_problem(gpu)
+    assert problem is None if words is None else problem is not None and words in problem
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "words"),
+    [
+        (None, "auto", "needs a GPU, and this engine runs on the CPU: use int8"),
+        (replace(H100, capability=(8, 6)), "auto", "needs compute capability 8.9 (Ada, Hopper)"),
+        (H100, "float16", "computes activations in bfloat16, and --dtype is float16"),
+        (H100, "float32", "and --dtype is float32"),
+        (replace(H100, capability=(8, 9)), "auto", None),
+        (H100, "bfloat16", None),
+    ],
+)
+def test_fp8_weights_need_a_gpu_and_bfloat16(gpu: Gpu | None, dtype: DType, words: str | None) -> None:
+    problem = fp8_weights_problem(gpu, dtype)
     assert problem is None if words is None else problem is not None and words in problem
 
 

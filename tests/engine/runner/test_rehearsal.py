@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
-from benchmarks.stand_in.cuda import POISON, OrderError, RehearsedAccelerator, StandInCuda
+from benchmarks.stand_in.cuda import POISON, OrderError, ProductError, RehearsedAccelerator, StandInCuda
 from benchmarks.stand_in.runner import batch
 from quire_engine.core.batch import BlockCopies
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
@@ -25,6 +25,7 @@ from quire_engine.model.adapters.slots import with_adapter_slots
 from quire_engine.model.config import ModelConfig, parse_config
 from quire_engine.model.decoder import joined_linears
 from quire_engine.model.families import FAMILIES
+from quire_engine.model.linear import Fp8LinearBackend, TorchLinearBackend
 from quire_engine.model.weightless import build_weightless
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.device.graphs import GraphSizes
@@ -32,6 +33,8 @@ from quire_engine.runner.device.staging import StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear import fp8_linear, quantise_weight
 from quire_kernels.kv_cache import allocate_kv_cache, allocate_swap_space
 from quire_kernels.rms_norm import rms_norm
 from quire_kernels.triton_runtime.stand_in import standing_in
@@ -78,7 +81,7 @@ def config_of_model() -> ModelConfig:
 
 
 @torch.inference_mode()
-def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False) -> Rehearsal:
+def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False, fp8: bool = False) -> Rehearsal:
     config = config_of_model()
     layout = KVCacheLayout(
         block_size=16, groups=(KVCacheGroup(layers=(0, 1), num_blocks=BLOCKS, window=None, num_swap_blocks=20),)
@@ -89,7 +92,8 @@ def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False) -> Reh
         )
         for _ in range(2)
     )
-    model, pool = build_weightless(config, torch.bfloat16, LONGEST), None
+    backend = Fp8LinearBackend(TorchLinearBackend(torch.bfloat16)) if fp8 else None
+    model, pool = build_weightless(config, torch.bfloat16, LONGEST, backend), None
     if adapters:
         linears = joined_linears(config)
         model, pool = with_adapter_slots(model, linears, slots=2, max_rank=16, dtype=torch.bfloat16, device=CPU)
@@ -170,7 +174,40 @@ def test_a_step_with_adapters_is_launched_and_captured(cuda: StandInCuda) -> Non
     rehearsal.runner.close()
 
 
+FUSED = {"_rms_norm_fp8_kernel", "_gated_fp8_kernel"}
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["", "with adapters"])
+def test_fp8_layers_are_launched_and_captured(cuda: StandInCuda, adapters: bool) -> None:
+    rehearsal = make(cuda, sizes=GraphSizes(mixed=(32,)), adapters=adapters, fp8=True)
+    hidden, inner = RAW["hidden_size"], RAW["intermediate_size"]
+    layer = [(32, hidden, 2 * hidden), (32, hidden, hidden), (32, hidden, 2 * inner), (32, inner, hidden)]
+    assert cuda.products[-8:] == [*layer, *layer]
+    # Adapters read 16 bits, so that norms and activations do not quantize for them.
+    assert rehearsal.kernels & FUSED == (set() if adapters else FUSED)
+    assert ("_gated_kernel" in rehearsal.kernels) == adapters
+    step = batch([9, 1], context=0, params=GREEDY, admits=True)
+    output = rehearsal.runner.execute(step).sample().wait()
+    assert output.token_ids == [0, 0] and cuda.replays == 1
+    assert cuda.products[-1] == (2, hidden, RAW["vocab_size"]), "the LM head, which no graph contains"
+    rehearsal.runner.close()
+
+
 # --- what the stand-in finds ---
+
+
+def test_a_product_that_a_gpu_refuses_is_found(cuda: StandInCuda) -> None:
+    weights = quantise_weight(torch.ones(32, 64))
+    rows = Fp8Rows(torch.zeros(3, 64, dtype=torch.float8_e4m3fn), torch.ones(3, 1))
+    assert fp8_linear(rows, weights).shape == (3, 32) and cuda.products == [(3, 64, 32)]
+    for wrong, words in (
+        (replace(weights, transposed=weights.transposed.contiguous()), "dense columns"),
+        (replace(weights, scales=weights.scales.double()), "scale_b is torch.float64"),
+        (replace(weights, bias=torch.zeros(32)), "the bias must be bfloat16"),
+        (replace(weights, transposed=weights.transposed[:, :24]), "24 outputs are no multiples of 16"),
+    ):
+        with pytest.raises(ProductError, match=words):
+            fp8_linear(rows, wrong)
 
 
 def test_a_download_is_unreadable_before_the_host_waits(cuda: StandInCuda) -> None:

@@ -279,6 +279,8 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "--device", "gpu"], "expected one of auto, cpu, cuda"),
         (["m", "--device", "cpu", "--kv-cache-dtype", "fp8"], "needs a GPU, and --device is cpu"),
         (["m", "--device", "cuda", "--quantization", "int8"], "--quantization int8 is for CPUs, and --device is cuda"),
+        (["m", "--device", "cpu", "--quantization", "fp8"], "--quantization fp8 needs a GPU, and --device is cpu"),
+        (["m", "--deterministic", "--quantization", "fp8"], "fp8 and --deterministic exclude each other"),
         (["m", "--device", "cpu", "--cudagraph-capture-sizes", "8"], "is for a GPU, and --device is cpu"),
         (["m", "--enforce-eager", "--cudagraph-capture-sizes", "8"], "contradict each other"),
         (["m", "--cudagraph-capture-sizes", "8", "257"], "no step has more sequences than --max-num-seqs 256"),

@@ -10,6 +10,7 @@ import torch
 from quire_parity import cases
 from quire_parity.cases import Case
 from quire_parity.reference import generate, load_reference
+from torch import Tensor, nn
 
 from quire_common.errors import FlagsError
 from quire_engine.config import (
@@ -34,6 +35,7 @@ from quire_engine.runner.kv_cache import cache_groups
 from quire_engine.runner.profiling import DeviceMemory
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory
 from quire_kernels.dispatch import INTERPRETED
+from quire_kernels.fp8_linear import SIZE_UNIT, reference
 
 DEMO = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
 
@@ -117,6 +119,48 @@ def test_unsupported_heads_are_refused_before_weights_are_read(tmp_path: Path) -
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(FlagsError, match="LlamaForCausalLM cannot be served on .*: head dim 320: up to 256 is needed"):
         load_model(config_of(tmp_path))
+
+
+def in_fp8(config: EngineConfig) -> EngineConfig:
+    dtype = "float32" if INTERPRETED else "bfloat16"
+    return replace(config, model=replace(config.model, quantization="fp8", dtype=dtype))
+
+
+class Rounded(nn.Module):
+    """A linear layer of transformers with the rounding of an fp8 layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return reference.fp8_linear(rows, self.layer.weight, self.layer.bias).view(*x.shape[:-1], -1)
+
+
+def test_fp8_answers_have_the_probabilities_of_rounded_layers(small: Path) -> None:
+    prompt = [17, 3, 40, 9, 22, 6]
+    (heard,) = ask(in_fp8(config_of(small)), [prompt], max_tokens=3)
+    plain, rounded = load_reference(small, "eager"), load_reference(small, "eager")
+    for name, module in list(rounded.named_modules()):
+        if isinstance(module, nn.Linear) and not any(size % SIZE_UNIT for size in module.weight.shape):
+            parent, _, own = name.rpartition(".")
+            setattr(rounded.get_submodule(parent), own, Rounded(module))
+
+    def error(model: nn.Module) -> float:
+        logits = model(torch.tensor([prompt + heard.token_ids[:-1]])).logits[0, len(prompt) - 1 :]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(heard.token_ids)[:, None])[:, 0]
+        return float((expected - torch.tensor([best for best, *_ in heard.logprobs])).abs().mean())
+
+    # What remains is the rounding of products to bfloat16, which moves some activations to the next float8.
+    assert error(rounded) < 0.02 and error(plain) > 2 * error(rounded)
+
+
+def test_fp8_is_refused_for_mixtures_of_experts(tmp_path: Path) -> None:
+    fields = {"num_hidden_layers": 1, "num_local_experts": 4, "num_experts_per_tok": 2}
+    cases.save(Case(family="mixtral", fields=fields), tmp_path)
+    with pytest.raises(FlagsError, match="does not quantize mixtures of experts, and MixtralForCausalLM has 4 experts"):
+        load_model(in_fp8(config_of(tmp_path)))
 
 
 @dataclass

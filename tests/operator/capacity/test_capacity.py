@@ -1,6 +1,6 @@
 """Memory per token, weights, and what fits; figures that can be checked by hand or in a model's own files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -311,16 +311,21 @@ def test_fp8_kv_cache_is_half_of_sixteen_bits() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_int8_weights_take_a_byte_except_embeddings(tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "device", "spec_on"), [("int8", "cpu", spec_of), ("fp8", "gpu", spec_on_a_gpu)]
+)
+def test_quantized_weights_take_a_byte_except_embeddings(
+    quantization: str, device: capacity.Device, spec_on: Callable[..., Spec], tied: bool
+) -> None:
     config = config_of({**LLAMA_3_8B, "tie_word_embeddings": tied})
     table, parameters = config.vocab_size * config.hidden_size, config.parameters
-    plain, int8 = (
-        capacity.footprint(spec, config, parameters=parameters, dtype="bfloat16", device="cpu")
-        for spec in (spec_of(), spec_of(extraArgs=["--quantization", "int8"]))
+    plain, quantized = (
+        capacity.footprint(spec, config, parameters=parameters, dtype="bfloat16", device=device)
+        for spec in (spec_on(), spec_on(extraArgs=["--quantization", quantization]))
     )
     assert (plain.weight_bytes, plain.weight_dtype) == (2 * parameters, "bfloat16")
-    assert (int8.weight_bytes, int8.weight_dtype) == (parameters + (2 if tied else 1) * table, "int8")
-    assert int8.kv_bytes_per_token == plain.kv_bytes_per_token
+    assert (quantized.weight_bytes, quantized.weight_dtype) == (parameters + (2 if tied else 1) * table, quantization)
+    assert quantized.kv_bytes_per_token == plain.kv_bytes_per_token
 
 
 def test_swap_space_reduces_host_memory_and_no_gpu_memory() -> None:

@@ -360,6 +360,14 @@ def test_existing_claim_can_be_the_cache() -> None:
             {"engine": {"extraArgs": ["--quantization", "int8"]}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
             "extraArgs: has --quantization int8, which is for CPUs",
         ),
+        ({"engine": {"extraArgs": ["--quantization=fp8"]}}, "extraArgs: has --quantization fp8, which needs a GPU"),
+        (
+            {
+                "engine": {"extraArgs": ["--quantization=fp8"], "dtype": "Float16"},
+                "resources": {"limits": {"nvidia.com/gpu": 1}},
+            },
+            "extraArgs: has --quantization fp8, which computes in bfloat16",
+        ),
         (
             {"autoscaling": {"maxReplicas": 4, "schedules": [{"cron": "0 8 * * *", "duration": "1h"}]}},
             "spec.autoscaling.schedules[0].minReplicas: is required, unless maxReplicas is set",

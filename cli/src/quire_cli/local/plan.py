@@ -14,7 +14,7 @@ from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
-from quire_operator.domain.capacity.gpus import GPUS, find_gpu
+from quire_operator.domain.capacity.gpus import GPUS, Gpu, find_gpu
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.ranks import kv_copies
@@ -65,9 +65,14 @@ def places(
             raise CapacityProblem(
                 f'"{gpu}" does not name one known GPU', details=[f"known: {known}"], hint="or set --memory"
             )
-        if spec.engine.weights_in_int8:
+        if spec.engine.quantization == "int8":
             raise CapacityProblem(
-                "--quantization int8 is for CPUs", hint="remove it from spec.engine.extraArgs, or do not use --gpu"
+                "--quantization int8 is for CPUs", hint="use fp8 in spec.engine.extraArgs, or do not use --gpu"
+            )
+        if spec.engine.quantization == "fp8" and not found.has_fp8:
+            raise CapacityProblem(
+                f"--quantization fp8 needs compute capability 8.9, and {found.name} has less",
+                hint="remove it from spec.engine.extraArgs, or name a GPU such as L4, L40S or H100",
             )
         if spec.parallelism.ranks > 1:
             raise CapacityProblem(
@@ -79,7 +84,7 @@ def places(
         label = f"{format_bytes(memory_bytes)} of {'GPU memory' if on_gpu else 'memory'}"
         return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu)]
     if on_gpu:
-        return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in GPUS]
+        return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in _usable_gpus(spec)]
     limit = spec.resources.memory_limit_bytes
     nodes = spec.parallelism.nodes
     limits = "a pod's memory limit" if nodes == 1 else f"{nodes} pods' memory limits"
@@ -90,6 +95,10 @@ def places(
         *pod,
         Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True, cpu=machine.cpu),
     ]
+
+
+def _usable_gpus(spec: Spec) -> list[Gpu]:
+    return [gpu for gpu in GPUS if gpu.has_fp8 or spec.engine.quantization != "fp8"]
 
 
 def answers(
@@ -118,8 +127,8 @@ def render(
 
 def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answer) -> Table:
     config, needs, limits = facts.config, answer.needs, answer.limits
-    tables = f"in int8, with embeddings in {needs.dtype}"
-    held = tables if needs.weights_in_int8 else f"× {DTYPE_BYTES[needs.dtype]} bytes"
+    tables = f"in {needs.quantization}, with embeddings in {needs.dtype}"
+    held = tables if needs.quantization else f"× {DTYPE_BYTES[needs.dtype]} bytes"
     counted = "counted in the weights" if facts.counted else "computed from the configuration"
     experts = f", {config.experts} experts" if config.experts > 1 else ""
     one = sequence_bytes(needs.kv_groups, limits)
@@ -237,7 +246,7 @@ def _remedies(spec: Spec, answer: Answer) -> list[str]:
     place, needs, outcome = answer.place, answer.needs, answer.outcome
     assert isinstance(outcome, TooSmall)
     advice = remedies(spec, needs, answer.limits, outcome, shared=place.divided)
-    larger = [gpu.name for gpu in GPUS if gpu.memory_bytes >= outcome.needed_bytes]
+    larger = [gpu.name for gpu in _usable_gpus(spec) if gpu.memory_bytes >= outcome.needed_bytes]
     if place.on_gpu and larger:
         advice.append(f"use a GPU such as {larger[0]}")
     if place.on_gpu and needs.dtype == "float32":

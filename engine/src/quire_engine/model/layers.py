@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from quire_engine.model.linear import Linear
-from quire_kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from quire_engine.model.linear import Fp8Linear, Linear
+from quire_kernels.activation import (
+    gelu_tanh_and_mul,
+    gelu_tanh_and_mul_fp8,
+    silu_and_mul,
+    silu_and_mul_fp8,
+)
+from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import LayerSlots, TokenGroups, add_adapters
 from quire_kernels.moe import Routes, apply_experts, fused_experts, route_tokens
 from quire_kernels.paged_attention import AttentionPlan, paged_attention
-from quire_kernels.rms_norm import rms_norm
+from quire_kernels.rms_norm import rms_norm, rms_norm_fp8
 from quire_kernels.store_kv import store_kv
 
 
@@ -52,8 +58,15 @@ class AdaptedLinear:
         return self.base(x)
 
 
-def project(linear: Linear, x: Tensor, adapters: TokenGroups | None) -> Tensor:
+Activations = Tensor | Fp8Rows
+"""Rows that enter a linear layer; quantized already only for an ``Fp8Linear`` that has no adapters."""
+
+
+def project(linear: Linear, x: Activations, adapters: TokenGroups | None) -> Tensor:
     """Return the layer's output [T, N] for ``x`` [T, K], with what each token's adapter adds."""
+    if isinstance(x, Fp8Rows):
+        assert isinstance(linear, Fp8Linear), "rows were quantized for a layer that cannot read them"
+        return linear(x)
     y = linear(x)
     if adapters is not None and isinstance(linear, AdaptedLinear):
         add_adapters(y, x, linear.slots, adapters)
@@ -82,13 +95,14 @@ class Attention:
     scale: float
     soft_cap: float | None
 
-    def __call__(self, x: Tensor, inputs: ModelInputs, cache: KVCache) -> Tensor:
+    def __call__(self, x: Activations, inputs: ModelInputs, cache: KVCache) -> Tensor:
         group = inputs.groups[self.group]
-        projected = project(self.qkv, x, inputs.adapters).view(x.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
+        projected = project(self.qkv, x, inputs.adapters)
+        projected = projected.view(projected.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache, self.q_norm, self.k_norm)
         attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
-        return project(self.out, attended.view(x.shape[0], -1), inputs.adapters)
+        return project(self.out, attended.view(attended.shape[0], -1), inputs.adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +112,11 @@ class GatedMlp:
     gelu: bool
     """The gate uses gelu, else silu."""
 
-    def __call__(self, x: Tensor, adapters: TokenGroups | None = None) -> Tensor:
-        activate = gelu_tanh_and_mul if self.gelu else silu_and_mul
-        return project(self.down, activate(project(self.gate_up, x, adapters)), adapters)
+    def __call__(self, x: Activations, adapters: TokenGroups | None = None) -> Tensor:
+        gate_up = project(self.gate_up, x, adapters)
+        if isinstance(self.down, Fp8Linear):
+            return self.down(gelu_tanh_and_mul_fp8(gate_up) if self.gelu else silu_and_mul_fp8(gate_up))
+        return project(self.down, gelu_tanh_and_mul(gate_up) if self.gelu else silu_and_mul(gate_up), adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +154,9 @@ class SparseMlp:
     normalise: bool
     """True if the weights of a token's experts are scaled to a sum of 1."""
 
-    def __call__(self, x: Tensor, adapters: TokenGroups | None = None) -> Tensor:
+    def __call__(self, x: Activations, adapters: TokenGroups | None = None) -> Tensor:
         """Return the output [T, H]; experts have no adapters, so ``adapters`` changes nothing."""
+        assert isinstance(x, Tensor), "experts are not in fp8"
         routes = route_tokens(self.router(x), self.per_token, normalise=self.normalise)
         return self.experts(x, routes)
 
@@ -207,9 +224,12 @@ def run_layers(
     ``addend`` is None before the first layer of a model; ``residual`` is changed.
     """
     for layer, cache in zip(layers, caches, strict=True):
-        x = residual if layer.attention_norm is None else normalise(addend, residual, layer.attention_norm)
+        x: Activations = residual
+        if layer.attention_norm is not None:
+            x = _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
         addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
-        x = normalise(addend, residual, layer.mlp_norm)
+        reader = layer.mlp.gate_up if isinstance(layer.mlp, GatedMlp) else layer.mlp.router
+        x = _normalise_for(reader, addend, residual, layer.mlp_norm)
         addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
     return addend, residual
 
@@ -221,6 +241,15 @@ def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:
 def cap(logits: Tensor, soft_cap: float) -> Tensor:
     """Return soft_cap * tanh(logits / soft_cap), in place."""
     return logits.div_(soft_cap).tanh_().mul_(soft_cap)
+
+
+def _normalise_for(reader: Linear, addend: Tensor | None, residual: Tensor, norm: Norm) -> Activations:
+    """Return what ``normalise`` does, quantized if the linear layer that reads it takes fp8."""
+    if not isinstance(reader, Fp8Linear):
+        return normalise(addend, residual, norm)
+    if addend is None:
+        return rms_norm_fp8(residual, norm.weight, norm.eps)
+    return rms_norm_fp8(addend, norm.weight, norm.eps, residual)
 
 
 def normalise(addend: Tensor | None, residual: Tensor, norm: Norm) -> Tensor:

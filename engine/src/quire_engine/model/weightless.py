@@ -1,7 +1,8 @@
 """A native model without weights: for a stand-in for a GPU's driver, which launches kernels and runs none of them.
 
 Its layers are those that the family's builder creates, on CPU tensors. A weight has a shape and no memory; a linear
-layer returns memory of the right shape with any content. Norms, tables of rotations and the weights of experts do have
+layer returns memory of the right shape with any content, unless another backend is given, whose products then see
+weights without memory. Norms, tables of rotations and the weights of experts do have
 memory, because kernels get their addresses.
 """
 
@@ -14,19 +15,21 @@ from torch import Tensor
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.decoder import find_family
 from quire_engine.model.layers import DecoderStack
-from quire_engine.model.linear import Linear
+from quire_engine.model.linear import Linear, LinearBackend
 
 _MATRIX = 2
 _EMBEDDING, _ROUTER = "model.embed_tokens.weight", "gate.weight"
 
 
-def build_weightless(config: ModelConfig, dtype: torch.dtype, positions: int) -> DecoderStack:
+def build_weightless(
+    config: ModelConfig, dtype: torch.dtype, positions: int, backend: LinearBackend | None = None
+) -> DecoderStack:
     """Return the model of ``config`` for sequences of up to ``positions`` tokens."""
     # A head of its own, because the embedding here has one row only.
     config = replace(config, tie_word_embeddings=False)
     family = find_family(config.architecture)
     read = _Read(shapes=family.tensor_shapes(config, ()), dtype=dtype)
-    model = family.build(config, read, _Backend(dtype), positions, None)
+    model = family.build(config, read, backend or _Backend(dtype), positions, None)
     assert isinstance(model, DecoderStack)
     return replace(model, embedding=model.embedding.expand(config.vocab_size, config.hidden_size))
 

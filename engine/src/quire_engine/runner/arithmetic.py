@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from quire_engine import kept
-from quire_engine.config import DType, EngineConfig
+from quire_engine.config import DType, EngineConfig, Quantization
 from quire_engine.cpu.machine import this_machine
 from quire_engine.errors import EngineStartError
 from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
@@ -263,10 +263,13 @@ def likely_dtype(option: DType, *, fast_bfloat16: bool) -> torch.dtype:
     return _BY_NAME[option]
 
 
-def resolve_gpu_dtype(option: DType, stored: str | None) -> torch.dtype:
-    """Return the type on a GPU: ``auto`` is the checkpoint's 16-bit type, or bfloat16 if it has another or none."""
+def resolve_gpu_dtype(option: DType, stored: str | None, quantization: Quantization = "none") -> torch.dtype:
+    """Return the type on a GPU: ``auto`` is the checkpoint's 16-bit type, or bfloat16 if it has another or none.
+
+    It is bfloat16 with fp8 as well, whose products write nothing else.
+    """
     if option == "auto":
-        return torch.float16 if stored == "float16" else torch.bfloat16
+        return torch.float16 if stored == "float16" and quantization != "fp8" else torch.bfloat16
     return _BY_NAME[option]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire_engine.config import DeviceName
+from quire_engine.config import DeviceName, DType
 
 OLDEST = (8, 0)
 """The compute capability of Ampere, which the kernels require."""
@@ -110,4 +110,18 @@ def kv_dtype_problem(gpu: Gpu | None) -> str | None:
             f"--kv-cache-dtype fp8 needs compute capability {_version(OLDEST_WITH_FP8)} (Ada, Hopper), and {gpu.name}"
             f" has {_version(gpu.capability)}: use auto"
         )
+    return None
+
+
+def fp8_weights_problem(gpu: Gpu | None, dtype: DType) -> str | None:
+    """Return why ``--quantization fp8`` is not possible, or None."""
+    if gpu is None:
+        return "--quantization fp8 needs a GPU, and this engine runs on the CPU: use int8"
+    if gpu.capability < OLDEST_WITH_FP8:
+        return (
+            f"--quantization fp8 needs compute capability {_version(OLDEST_WITH_FP8)} (Ada, Hopper), and {gpu.name}"
+            f" has {_version(gpu.capability)}: leave it out"
+        )
+    if dtype not in ("auto", "bfloat16"):
+        return f"--quantization fp8 computes activations in bfloat16, and --dtype is {dtype}: leave out one of the two"
     return None

@@ -32,7 +32,15 @@ from quire_engine.runner.arithmetic import (
 )
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device_choice import Gpu, NoDevice, OnCpu, OnGpu, choose_device, kv_dtype_problem
+from quire_engine.runner.device_choice import (
+    Gpu,
+    NoDevice,
+    OnCpu,
+    OnGpu,
+    choose_device,
+    fp8_weights_problem,
+    kv_dtype_problem,
+)
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, largest_groups, option_problems
@@ -227,9 +235,11 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
         problems += _pooling_problems(config, candidate, place)
     if config.model.quantization == "int8" and place.gpu is not None:
         problems.append(
-            f"--quantization int8 is for CPUs, and the model would run on {place.name}: leave it out, or take"
+            f"--quantization int8 is for CPUs, and the model would run on {place.name}: use fp8, leave it out, or take"
             " --device cpu"
         )
+    if config.model.quantization == "fp8":
+        problems += _fp8_problems(config, candidate, place)
     if config.speculation is not None and runs_triton(place.device.type):
         problems.append(
             f"--spec-method and --speculative-config are for CPUs, and the model would run on {place.name}: steps there"
@@ -238,6 +248,18 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
         )
     if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
         problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
+    return problems
+
+
+def _fp8_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
+    problems = []
+    if not _is_interpreted(place) and (problem := fp8_weights_problem(place.gpu, config.model.dtype)) is not None:
+        problems.append(problem)
+    if isinstance(candidate, NativeCandidate) and (experts := candidate.shape.experts) is not None:
+        problems.append(
+            f"--quantization fp8 does not quantize mixtures of experts, and {candidate.shape.architecture} has"
+            f" {experts.num_experts} experts: leave it out"
+        )
     return problems
 
 
@@ -289,7 +311,8 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, t
     if place.gpu is None:
         dtype = likely_dtype(config.model.dtype, fast_bfloat16=multiplies_bfloat16(config))
     else:
-        dtype = resolve_gpu_dtype(config.model.dtype, stored_dtype(config.model.path, config.model.overrides))
+        stored = stored_dtype(config.model.path, config.model.overrides)
+        dtype = resolve_gpu_dtype(config.model.dtype, stored, config.model.quantization)
     backend = choose_linear_backend(
         dtype,
         place.device.type,

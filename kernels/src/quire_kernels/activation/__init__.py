@@ -7,6 +7,8 @@ from torch import Tensor
 
 from quire_kernels.checks import check_storage, refuse
 from quire_kernels.dispatch import implementation
+from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear import require_triton
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -29,6 +31,26 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """
     _check("gelu_tanh_and_mul", gate_up)
     return implementation("activation", gate_up.device.type).gelu_tanh_and_mul(gate_up)
+
+
+def silu_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    """Return the result of ``silu_and_mul`` quantized row by row, as ``fp8_linear.quantise_rows`` would.
+
+    Raise UnsupportedDeviceError where there is no float8, and else the errors of ``silu_and_mul``.
+    """
+    return _gated_fp8("silu_and_mul", gate_up)
+
+
+def gelu_tanh_and_mul_fp8(gate_up: Tensor) -> Fp8Rows:
+    """Return the result of ``gelu_tanh_and_mul`` quantized row by row; see ``silu_and_mul_fp8``."""
+    return _gated_fp8("gelu_tanh_and_mul", gate_up)
+
+
+def _gated_fp8(op: str, gate_up: Tensor) -> Fp8Rows:
+    _check(op, gate_up)
+    require_triton(op, gate_up)
+    rows: Fp8Rows = implementation("activation", gate_up.device.type).gated_fp8(op, gate_up)
+    return rows
 
 
 def _check(op: str, gate_up: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 silu(x) = x / (1 + exp(-x)) (Shazeer, arXiv 2002.05202). gelu with tanh is x (1 + tanh(u)) / 2, where u = sqrt(2 / pi)
 (x + 0.044715 x ** 3) (Hendrycks and Gimpel, arXiv 1606.08415). This equals x / (1 + exp(-2 u)), so the device needs
-only exp. All computations are in float32.
+only exp. All computations are in float32. With float8 as the result, a program has a whole row, because its scale
+depends on all of it, and rounds to the dtype of its input first, so that the bits are those of two ops.
 
 Legend: T rows, W intermediate size.
 """
@@ -12,12 +13,32 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear.kernel import empty_rows, quantise_rows
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
-from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.float8 import row_factors, to_float8
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
+
+WIDEST_ROW = 1 << 15
+"""The maximum intermediate size of a row that fits into a program's registers."""
+
+
+@triton.jit
+def _gated(gate_up, column, inside, W: tl.constexpr, GELU: tl.constexpr):
+    """Return the activation of the columns of a row, in the dtype of ``gate_up``, the row's first element."""
+    loaded = tl.load(gate_up + column, mask=inside, other=0.0)
+    up = tl.load(gate_up + W + column, mask=inside, other=0.0).to(tl.float32)
+    gate = loaded.to(tl.float32)
+    exponent = -gate
+    if GELU:
+        exponent *= 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)  # 2 sqrt(2 / pi)
+    # Above 88, exp exceeds the range of float32, and the quotient is 0 there anyway.
+    power = tl.exp(tl.minimum(exponent, 88.0))
+    return (gate / (1.0 + power) * up).to(loaded.dtype)
 
 
 @triton.jit
@@ -32,15 +53,26 @@ def _gated_kernel(
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < W
-    loaded = tl.load(gate_up + row * row_stride + column, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * row_stride + W + column, mask=inside, other=0.0).to(tl.float32)
-    gate = loaded.to(tl.float32)
-    exponent = -gate
-    if GELU:
-        exponent *= 1.5957691216057308 * (1.0 + 0.044715 * gate * gate)  # 2 sqrt(2 / pi)
-    # Above 88, exp exceeds the range of float32, and the quotient is 0 there anyway.
-    power = tl.exp(tl.minimum(exponent, 88.0))
-    tl.store(out + row * W + column, (gate / (1.0 + power) * up).to(loaded.dtype), mask=inside)
+    tl.store(out + row * W + column, _gated(gate_up + row * row_stride, column, inside, W, GELU), mask=inside)
+
+
+@triton.jit
+def _gated_fp8_kernel(
+    gate_up,  # [T, 2 W]
+    out,  # [T, W] float8, contiguous
+    scales,  # [T, 1]
+    row_stride,
+    W: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < W
+    value = _gated(gate_up + row * row_stride, column, inside, W, GELU).to(tl.float32)
+    factor, scale = row_factors(tl.max(tl.abs(value), axis=0))
+    tl.store(scales + row, scale)
+    tl.store(out + row * W + column, to_float8(value * factor), mask=inside)
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
@@ -61,9 +93,33 @@ def _run(op: str, gate_up: Tensor, *, gelu: bool) -> Tensor:
     return out
 
 
+def gated_fp8(op: str, gate_up: Tensor) -> Fp8Rows:
+    require_device(op, gate_up.device)
+    require_fp8(op, gate_up.device, "layers in float8_e4m3fn")
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    gelu = op == "gelu_tanh_and_mul"
+    if width > WIDEST_ROW:
+        return quantise_rows(_run(op, gate_up, gelu=gelu))
+    out = empty_rows(rows, width, gate_up.device)
+    if rows:
+        launch = _fp8_launch(width, gelu, target_of(gate_up.device))
+        launch((rows,), gate_up, out.values, out.scales, gate_up.stride(0))
+    return out
+
+
 @launches
 def _launch(width: int, gelu: bool, target: Target) -> Launch:
     return Launch(_gated_kernel, W=width, GELU=gelu, **_options(width, target))
+
+
+@launches
+def _fp8_launch(width: int, gelu: bool, target: Target) -> Launch:
+    return Launch(_gated_fp8_kernel, W=width, GELU=gelu, **_row_options(width, target))
+
+
+def _row_options(width: int, target: Target) -> dict[str, int]:
+    block = next_power_of_2(width)
+    return {"BLOCK": block, **config_for("activation.gated_row", target, f"block={block}").options}
 
 
 def _options(width: int, target: Target) -> dict[str, int]:
@@ -85,5 +141,18 @@ def aot_cases(target: Target) -> list[AotCase]:
             decode_path=True,
         )
 
+    def row(width: int) -> AotCase:
+        launch = _row_options(width, target)
+        return AotCase(
+            name=f"silu bf16 {width} to fp8",
+            kernel=_gated_fp8_kernel,
+            signature={"gate_up": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"},
+            constexprs={"W": width, "GELU": False, "BLOCK": launch["BLOCK"]},
+            num_warps=launch["num_warps"],
+            num_stages=launch["num_stages"],
+            decode_path=True,
+        )
+
+    rows = [row(width) for width in (8192, 14336, 28672)] if target.converts_fp8 else []
     silu = [case(dtype, width, gelu=False) for dtype, width in (("bf16", 1536), ("bf16", 14336), ("fp16", 14336))]
-    return [*silu, case("bf16", 14336, gelu=True)]
+    return [*silu, case("bf16", 14336, gelu=True), *rows]

@@ -5,24 +5,48 @@ is rounded to its dtype first, because later layers read it.
 
 The order of additions in a row depends only on the hidden size, not on the other rows.
 
+With float8 as the result, the norm is rounded to the dtype of its input first, so that the bits are those of two ops.
+
 Legend: T rows, H hidden size.
 """
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire_kernels.checks import refuse
+from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear.kernel import empty_rows
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
-from quire_kernels.triton_runtime.device import require_device, target_of
+from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.float8 import row_factors, to_float8
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
 
 WIDEST = 1 << 15
 """The maximum hidden size that fits into a program's registers."""
+
+
+@triton.jit
+def _normalised(
+    x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H: tl.constexpr, ADD: tl.constexpr
+):
+    """Return normalized rows [ROWS, BLOCK] in the dtype of ``x``; with ADD, update those of the residual."""
+    loaded = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
+    value = loaded.to(tl.float32)
+    if ADD:
+        target = residual + row * residual_stride + column
+        value += tl.load(target, mask=inside, other=0.0).to(tl.float32)
+        rounded = value.to(loaded.dtype)
+        tl.store(target, rounded, mask=inside)
+        value = rounded.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(value * value, axis=1) / H + eps)  # [ROWS]
+    weights = tl.load(weight + column, mask=column < H, other=0.0).to(tl.float32)
+    return (value * scale[:, None] * weights).to(loaded.dtype)
 
 
 @kernel(varying=["rows"])
@@ -43,24 +67,39 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = (row < rows) & (column < H)
-    loaded = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
-    value = loaded.to(tl.float32)
-    if ADD:
-        target = residual + row * residual_stride + column
-        value += tl.load(target, mask=inside, other=0.0).to(tl.float32)
-        rounded = value.to(loaded.dtype)
-        tl.store(target, rounded, mask=inside)
-        value = rounded.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(value * value, axis=1) / H + eps)  # [ROWS]
-    weights = tl.load(weight + column, mask=column < H, other=0.0).to(tl.float32)
-    tl.store(out + row * H + column, (value * scale[:, None] * weights).to(loaded.dtype), mask=inside)
+    result = _normalised(x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H, ADD)
+    tl.store(out + row * H + column, result, mask=inside)
+
+
+@kernel(varying=["rows"])
+def _rms_norm_fp8_kernel(
+    x,  # [T, H]
+    weight,  # [H]
+    residual,  # [T, H], not read unless ADD
+    out,  # [T, H] float8, contiguous
+    scales,  # [T, 1]
+    rows,
+    x_stride,
+    residual_stride,
+    eps,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    inside = (row < rows) & (column < H)
+    result = _normalised(x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H, ADD)
+    value = result.to(tl.float32)
+    factor, scale = row_factors(tl.max(tl.abs(value), axis=1)[:, None])  # [ROWS, 1]
+    tl.store(scales + row, scale, mask=row < rows)
+    tl.store(out + row * H + column, to_float8(value * factor), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
-    require_device("rms_norm", x.device)
+    _require(x)
     rows, width = x.shape
-    if width > WIDEST:
-        refuse("rms_norm", "x", f"has rows of {width}; at most {WIDEST} are taken on a GPU")
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
         launch = _launch(width, residual is not None, target_of(x.device))
@@ -70,9 +109,33 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
     return out
 
 
+def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Fp8Rows:
+    _require(x)
+    require_fp8("rms_norm", x.device, "layers in float8_e4m3fn")
+    rows, width = x.shape
+    out = empty_rows(rows, width, x.device)
+    if rows:
+        launch = _fp8_launch(width, residual is not None, target_of(x.device))
+        added = x if residual is None else residual
+        programs = cdiv(rows, launch.constants["ROWS"])
+        launch((programs,), x, weight, added, out.values, out.scales, rows, x.stride(0), added.stride(0), eps)
+    return out
+
+
+def _require(x: Tensor) -> None:
+    require_device("rms_norm", x.device)
+    if x.shape[1] > WIDEST:
+        refuse("rms_norm", "x", f"has rows of {x.shape[1]}; at most {WIDEST} are taken on a GPU")
+
+
 @launches
 def _launch(width: int, adds: bool, target: Target) -> Launch:
     return Launch(_rms_norm_kernel, H=width, ADD=adds, **_options(width, target))
+
+
+@launches
+def _fp8_launch(width: int, adds: bool, target: Target) -> Launch:
+    return Launch(_rms_norm_fp8_kernel, H=width, ADD=adds, **_options(width, target))
 
 
 def _options(width: int, target: Target) -> dict[str, int]:
@@ -82,14 +145,16 @@ def _options(width: int, target: Target) -> dict[str, int]:
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, width: int, *, add: bool) -> AotCase:
+    def case(dtype: str, width: int, *, add: bool, fp8: bool = False) -> AotCase:
         launch = _options(width, target)
         num_warps, num_stages = launch.pop("num_warps"), launch.pop("num_stages")
         pointers = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
+        if fp8:
+            pointers |= {"out": "*fp8e4nv:16", "scales": "*fp32:16"}
         strides = {"x_stride": "i32:16", "residual_stride": "i32:16"}
         return AotCase(
-            name=f"{dtype} {width}{' residual' if add else ''}",
-            kernel=_rms_norm_kernel,
+            name=f"{dtype} {width}{' residual' if add else ''}{' to fp8' if fp8 else ''}",
+            kernel=_rms_norm_fp8_kernel if fp8 else _rms_norm_kernel,
             signature={**pointers, "rows": "i32", **strides, "eps": "fp32"},
             constexprs={"H": width, "ADD": add, **launch},
             num_warps=num_warps,
@@ -102,4 +167,5 @@ def aot_cases(target: Target) -> list[AotCase]:
         *(case("bf16", width, add=False) for width in (128, 4096)),
         case("fp16", 4096, add=True),
         case("fp32", 576, add=True),
+        *(case("bf16", width, add=True, fp8=True) for width in (4096, 8192) if target.converts_fp8),
     ]

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.rotary.kernel import load_angles
 from quire_kernels.store_kv import HeadNorm
@@ -19,11 +18,10 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
+from quire_kernels.triton_runtime.float8 import to_float8
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
-
-_INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
@@ -66,16 +64,7 @@ def _quantised(x, scale):
     x = tl.div_rn(x, tl.broadcast_to(scale, x.shape))
     x = tl.maximum(x, -448.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED:
-        # The interpreter's own conversion loses carries, small numbers and NaN, so the bits are computed here.
-        magnitude = tl.abs(x)
-        bits = magnitude.to(tl.int32, bitcast=True)
-        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-        small = (magnitude * 512.0 + 8388608.0).to(tl.int32, bitcast=True) & 0xF
-        code = tl.where(magnitude < 0.015625, small, normal)
-        code = tl.where(x == x, code, 0x7F) | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
-        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    return x.to(tl.float8e4nv)
+    return to_float8(x)
 
 
 @kernel(varying=["num_positions", "num_blocks"])

@@ -91,9 +91,9 @@ def require_device(op: str, device: torch.device) -> None:
 
 
 @functools.cache
-def require_fp8(op: str, device: torch.device) -> None:
+def require_fp8(op: str, device: torch.device, purpose: str = "a KV cache in float8_e4m3fn") -> None:
     """Raise UnsupportedDeviceError if the device cannot convert from and to float8 e4m3."""
-    check_capability(op, device_properties(device), OLDEST_WITH_FP8, "a KV cache in float8_e4m3fn")
+    check_capability(op, device_properties(device), OLDEST_WITH_FP8, purpose)
 
 
 @functools.cache

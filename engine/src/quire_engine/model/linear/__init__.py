@@ -3,6 +3,8 @@
 from quire_engine.model.linear.backends import (
     DeterministicLinearBackend,
     FloatLinearBackend,
+    Fp8Linear,
+    Fp8LinearBackend,
     HalfLinearBackend,
     Int8LinearBackend,
     Linear,
@@ -17,6 +19,8 @@ from quire_engine.model.linear.selection import Quantization, candidates, choose
 __all__ = [
     "DeterministicLinearBackend",
     "FloatLinearBackend",
+    "Fp8Linear",
+    "Fp8LinearBackend",
     "HalfLinearBackend",
     "Int8LinearBackend",
     "Linear",

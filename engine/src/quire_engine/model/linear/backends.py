@@ -1,4 +1,4 @@
-"""The backends of linear layers, which store and multiply weights: packed, 16-bit and 8-bit.
+"""The backends of linear layers, which store and multiply weights: packed, 16-bit and 8-bit (int8, fp8).
 
 A backend converts each weight from the checkpoint into a callable; it need not keep the original. ``selection`` decides
 which backend runs.
@@ -12,12 +12,15 @@ Legend: T rows, K inputs, N outputs.
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear import SIZE_UNIT, Fp8Weights, fp8_linear, quantise_weight
 from quire_kernels.linear import linear
 from quire_kernels.packed_linear import (
     MAX_INT8_INPUTS,
@@ -206,6 +209,36 @@ class Int8LinearBackend:
         if precise or weight.shape[1] > MAX_INT8_INPUTS:
             return self._otherwise.pack(weight, bias, precise=precise)
         return functools.partial(int8_linear, weights=pack_int8(weight.contiguous(), bias))
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """A layer with fp8 weights. It takes rows that a norm or an activation has quantized, or quantizes them itself."""
+
+    weights: Fp8Weights
+
+    def __call__(self, x: Tensor | Fp8Rows) -> Tensor:
+        return fp8_linear(x, self.weights)
+
+
+class Fp8LinearBackend:
+    """A backend for GPUs with fp8 weights (e4m3), one scale per output, and activations quantized row by row.
+
+    A layer whose inputs or outputs are no multiple of 16 keeps its weights. The library selects its product by the
+    number of rows, so that a row's last bits depend on the batch.
+    """
+
+    weights, name, bytes_per_weight = "fp8", "torch fp8", 1
+    copies = True
+
+    def __init__(self, otherwise: LinearBackend) -> None:
+        self.dtype = otherwise.dtype
+        self._otherwise = otherwise
+
+    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
+        if precise or any(size % SIZE_UNIT for size in weight.shape):
+            return self._otherwise.pack(weight, bias, precise=precise)
+        return Fp8Linear(quantise_weight(weight, bias))
 
 
 def filled_up(rows: int) -> int:

@@ -14,6 +14,7 @@ import torch
 from quire_engine.model.linear.backends import (
     DeterministicLinearBackend,
     FloatLinearBackend,
+    Fp8LinearBackend,
     HalfLinearBackend,
     Int8LinearBackend,
     LinearBackend,
@@ -23,7 +24,7 @@ from quire_engine.model.linear.backends import (
 )
 from quire_kernels.packed_linear import multiplies_bytes, supports_bfloat16
 
-Quantization = Literal["none", "int8"]
+Quantization = Literal["none", "int8", "fp8"]
 Times = Mapping[str, tuple[float, ...]]
 """The milliseconds for each number of rows that was tried, by the backend's name."""
 
@@ -44,6 +45,8 @@ def choose_linear_backend(
     avoid: Collection[str] = (),
 ) -> LinearBackend:
     """Return the backend without timing: the probably fastest one for a dtype, or the requested one."""
+    if quantization == "fp8":
+        return Fp8LinearBackend(TorchLinearBackend(dtype))
     if device_type != "cpu":
         return DeterministicLinearBackend(dtype) if deterministic else TorchLinearBackend(dtype)
     chosen = _same_bits(dtype) if deterministic else candidates(dtype, avoid=avoid)[0]

@@ -31,7 +31,7 @@ _GPU_RUNTIME_BYTES = 2**30
 _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and a copy while tokens are sampled."""
 _FP8_BYTES = 1
-_INT8_BYTES = 1
+_QUANTIZED_BYTES = 1
 _RANK_UNIT = 8
 """Slots have room for a multiple of this rank."""
 
@@ -56,12 +56,12 @@ class Footprint:
     adapter_bytes: int = 0
     """The slots of adapters, and the adapters in host memory where that is the same memory."""
     kv_in_fp8: bool = False
-    weights_in_int8: bool = False
-    """True if the weights of matrix products are int8. Embeddings keep the dtype of the arithmetic."""
+    quantization: str | None = None
+    """The format of the weights of matrix products if they are quantized. Embeddings keep ``dtype``."""
 
     @property
     def weight_dtype(self) -> str:
-        return "int8" if self.weights_in_int8 else self.dtype
+        return self.quantization or self.dtype
 
     @property
     def kv_dtype(self) -> str:
@@ -108,11 +108,17 @@ class TooSmall:
 
 
 def compute_dtype(
-    asked: DType, stored: DTypeName | None, *, device: Device, cpu_multiplies_bfloat16: bool
+    asked: DType,
+    stored: DTypeName | None,
+    *,
+    device: Device,
+    cpu_multiplies_bfloat16: bool,
+    quantization: str | None = None,
 ) -> DTypeName:
     """Return the dtype of a replica's arithmetic.
 
-    ``Auto`` is 16 bits on a GPU, and on a CPU only if it multiplies bfloat16 natively.
+    ``Auto`` is 16 bits on a GPU, bfloat16 with weights in fp8, and on a CPU 16 bits only if it multiplies bfloat16
+    natively.
     """
     match asked:
         case DType.FLOAT32:
@@ -123,7 +129,7 @@ def compute_dtype(
             return "bfloat16"
     if device == "cpu":
         return "bfloat16" if cpu_multiplies_bfloat16 else "float32"
-    return "float16" if stored == "float16" else "bfloat16"
+    return "float16" if stored == "float16" and quantization != "fp8" else "bfloat16"
 
 
 def footprint(
@@ -146,7 +152,7 @@ def footprint(
         workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
 
     def weights(config: ModelConfig, parameters: int) -> int:
-        return _int8_bytes(config, parameters, width) if spec.engine.weights_in_int8 else parameters * width
+        return _quantized_bytes(config, parameters, width) if spec.engine.quantization else parameters * width
 
     # The layers of a draft model keep their part of each block of the target.
     layers = [config, *([] if draft is None else [draft.config])]
@@ -174,7 +180,7 @@ def footprint(
         ),
         adapter_bytes=_adapter_bytes(spec, config, width, device),
         kv_in_fp8=in_fp8,
-        weights_in_int8=spec.engine.weights_in_int8,
+        quantization=spec.engine.quantization,
     )
 
 
@@ -194,11 +200,11 @@ def _adapter_bytes(spec: Spec, config: ModelConfig, width: int, device: Device) 
     return (in_slots + in_host_memory) * config.adapter_width * width
 
 
-def _int8_bytes(config: ModelConfig, parameters: int, width: int) -> int:
-    """Return the bytes of int8 weights. The embedding table keeps its dtype; a tied head adds an int8 copy of it."""
+def _quantized_bytes(config: ModelConfig, parameters: int, width: int) -> int:
+    """Return the bytes of int8 or fp8 weights. The embedding table keeps its dtype; a tied head adds a copy of it."""
     table = config.vocab_size * config.hidden_size
     multiplied = parameters if config.tied_embeddings else max(0, parameters - table)
-    return table * width + multiplied * _INT8_BYTES
+    return table * width + multiplied * _QUANTIZED_BYTES
 
 
 def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
@@ -222,7 +228,11 @@ def measure(
 ) -> tuple[Footprint, CacheLimits]:
     """Return the needs of one replica and the limits of the spec. Without ``draft``, no draft model is counted."""
     dtype = compute_dtype(
-        spec.engine.dtype, facts.config.dtype, device=device, cpu_multiplies_bfloat16=cpu_multiplies_bfloat16
+        spec.engine.dtype,
+        facts.config.dtype,
+        device=device,
+        cpu_multiplies_bfloat16=cpu_multiplies_bfloat16,
+        quantization=spec.engine.quantization,
     )
     needs = footprint(spec, facts.config, parameters=facts.parameters, dtype=dtype, device=device, draft=draft)
     return needs, limits(spec, facts.config)

@@ -13,10 +13,12 @@ MIB = 2**20
 class Gpu:
     name: str
     memory_bytes: int
+    has_fp8: bool
+    """True from compute capability 8.9 on (Ada, Hopper), which ``--quantization fp8`` needs."""
 
 
 GPUS: tuple[Gpu, ...] = tuple(
-    Gpu(name=name, memory_bytes=mebibytes * MIB)
+    Gpu(name=name, memory_bytes=mebibytes * MIB, has_fp8=not name.startswith(("T4", "A10")))
     for name, mebibytes in (
         ("T4 16GB", 15_360),
         ("A10G 24GB", 23_028),

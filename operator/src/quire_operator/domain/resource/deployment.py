@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 from quire_operator.domain.resource import names
-from quire_operator.domain.resource.engine import Engine, Resources
+from quire_operator.domain.resource.engine import DType, Engine, Resources
 from quire_operator.domain.resource.engine_flags import extra_args_problems
 from quire_operator.domain.resource.field_kinds import Boolean, Integer, PassedOn, SecretReference
 from quire_operator.domain.resource.fields import Fields, Problem, shown
@@ -122,8 +122,21 @@ class Spec:
         ),
         Rule(
             at="engine.extraArgs",
-            holds=lambda spec, document: spec.resources.gpus == 0 or not spec.engine.weights_in_int8,
-            message="has --quantization int8, which is for CPUs: leave it out, or spec.resources' nvidia.com/gpu",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.quantization != "int8",
+            message="has --quantization int8, which is for CPUs: use fp8, or leave out spec.resources' nvidia.com/gpu",
+        ),
+        Rule(
+            at="engine.extraArgs",
+            holds=lambda spec, document: spec.resources.gpus > 0 or spec.engine.quantization != "fp8",
+            message="has --quantization fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1, or use "
+            "int8",
+        ),
+        Rule(
+            at="engine.extraArgs",
+            holds=lambda spec, document: (
+                spec.engine.quantization != "fp8" or spec.engine.dtype in (DType.AUTO, DType.BFLOAT16)
+            ),
+            message="has --quantization fp8, which computes in bfloat16: set engine.dtype to Auto or BFloat16",
         ),
         Rule(
             at="model",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from quire_common.quantities import parse_bytes, parse_quantity
 from quire_operator.domain.resource.adapter_slots import AdapterSlots
@@ -291,9 +291,10 @@ class Engine:
         return self._says("kv-cache-dtype", "fp8")
 
     @property
-    def weights_in_int8(self) -> bool:
-        """True if weights of linear layers have one byte each."""
-        return self._says("quantization", "int8")
+    def quantization(self) -> Literal["int8", "fp8"] | None:
+        """The format of the weights of linear layers, of one byte each; None if they are not quantized."""
+        formats: tuple[Literal["int8", "fp8"], ...] = ("int8", "fp8")
+        return next((name for name in formats if self._says("quantization", name)), None)
 
     def _says(self, flag: str, value: str) -> bool:
         return f"--{flag}={value}" in self.extra_args or (f"--{flag}", value) in pairwise(self.extra_args)
