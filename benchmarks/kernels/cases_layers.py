@@ -14,10 +14,11 @@ from torch.nn import functional
 
 from benchmarks.kernels.kernel_cases import Case, Prepared, Result
 from quire_kernels.activation import reference as activation_reference
-from quire_kernels.activation import silu_and_mul
+from quire_kernels.activation import silu_and_mul, silu_and_mul_fp8
+from quire_kernels.fp8 import Fp8Rows, quantise_rows
 from quire_kernels.kv_cache import FP8, KVCache, allocate_kv_cache, allocate_swap_space
 from quire_kernels.rms_norm import reference as norm_reference
-from quire_kernels.rms_norm import rms_norm
+from quire_kernels.rms_norm import rms_norm, rms_norm_fp8
 from quire_kernels.rotary import rotary_table
 from quire_kernels.store_kv import reference as store_reference
 from quire_kernels.store_kv import store_kv
@@ -34,6 +35,10 @@ def cases() -> list[Case]:
         _norm(4096 * 32, 128, residual=False),
         _activation(32, 14_336),
         _activation(4096, 14_336, quick=True),
+        _norm_to_fp8(32, 4096),
+        _norm_to_fp8(4096, 4096),
+        _activation_to_fp8(32, 14_336),
+        _activation_to_fp8(4096, 14_336),
         _store(32, heads=32, kv_heads=8, head_dim=128),
         _store(4096, heads=32, kv_heads=8, head_dim=128, quick=True),
         _store(4096, heads=32, kv_heads=8, head_dim=128, fp8=True),
@@ -47,6 +52,8 @@ def tiny_cases() -> list[Case]:
         _norm(3, 96, residual=True),
         _norm(5, 64, residual=False),
         _activation(3, 96),
+        _norm_to_fp8(5, 64),
+        _activation_to_fp8(3, 96),
         _store(5, heads=4, kv_heads=2, head_dim=64),
         _swap(3, layers=2, to_host=False, kv_heads=2, head_dim=16),
     ]
@@ -106,6 +113,42 @@ def _activation(rows: int, width: int, *, quick: bool = False) -> Case:
         )
 
     return Case(op="activation", name=f"silu and mul {rows:,} x {width:,}", prepare=prepare, quick=quick)
+
+
+# A row's values may be rounded the other way: one step of the three bits of float8.
+_FP8_BOUND = 0.07
+
+
+def _dequantised(rows: Fp8Rows) -> Tensor:
+    return rows.dequantised()
+
+
+def _norm_to_fp8(rows: int, width: int) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        x, weight = (torch.randn(*shape, device=device).to(dtype) for shape in ((rows, width), (width,)))
+        return Prepared(
+            call=lambda: rms_norm_fp8(x, weight, _EPS),
+            compared=_dequantised,
+            expected=lambda: quantise_rows(norm_reference.rms_norm(x, weight, _EPS)).dequantised(),
+            bytes=x.nbytes + x.numel(),
+            bound=_FP8_BOUND,
+        )
+
+    return Case(op="rms_norm", name=f"{rows:,} x {width:,} alone, to fp8", prepare=prepare)
+
+
+def _activation_to_fp8(rows: int, width: int) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        gate_up = torch.randn(rows, 2 * width, device=device).to(dtype)
+        return Prepared(
+            call=lambda: silu_and_mul_fp8(gate_up),
+            compared=_dequantised,
+            expected=lambda: quantise_rows(activation_reference.silu_and_mul(gate_up)).dequantised(),
+            bytes=gate_up.nbytes + rows * width,
+            bound=_FP8_BOUND,
+        )
+
+    return Case(op="activation", name=f"silu and mul {rows:,} x {width:,}, to fp8", prepare=prepare)
 
 
 def _store(tokens: int, *, heads: int, kv_heads: int, head_dim: int, fp8: bool = False, quick: bool = False) -> Case:

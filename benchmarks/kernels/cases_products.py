@@ -1,7 +1,7 @@
 """The cases of the kernels that multiply weights.
 
-They are linear layers whose rows do not depend on the batch, compared with torch's own, at Llama-3.1-8B's sizes, and
-mixtures of experts at Mixtral 8x7B's.
+They are linear layers whose rows do not depend on the batch, and layers in float8, compared with torch's own, at
+Llama-3.1-8B's sizes, and mixtures of experts at Mixtral 8x7B's.
 
 Legend: T tokens, K inputs, N outputs, H hidden size, I intermediate size, E experts.
 """
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.kernels.kernel_cases import Case, Prepared, Result
+from quire_kernels.fp8 import quantise_rows
+from quire_kernels.fp8_linear import fp8_linear, quantise_weight
 from quire_kernels.linear import linear
 from quire_kernels.moe import Routes, fused_experts, route_tokens
 from quire_kernels.moe import reference as moe_reference
@@ -25,6 +27,9 @@ def cases() -> list[Case]:
         _linear(32, 4096, 28_672, quick=True),
         _linear(256, 4096, 28_672),
         _linear(2048, 4096, 28_672),
+        _fp8_linear(1, 4096, 28_672),
+        _fp8_linear(32, 4096, 28_672, quick=True),
+        _fp8_linear(2048, 4096, 28_672),
         _experts(1),
         _experts(32, quick=True),
         _experts(2048),
@@ -34,6 +39,7 @@ def cases() -> list[Case]:
 def tiny_cases() -> list[Case]:
     return [
         _linear(3, 64, 96),
+        _fp8_linear(3, 64, 96),
         _experts(3, hidden=32, intermediate=64, experts=4),
     ]
 
@@ -52,6 +58,24 @@ def _linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> C
 
     name = f"batch-invariant, {tokens:,} x {inputs:,} -> {outputs:,}"
     return Case(op="linear", name=name, prepare=prepare, quick=quick)
+
+
+def _fp8_linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        x = torch.randn(tokens, inputs, device=device).to(dtype)
+        weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+        weights = quantise_weight(weight)
+        return Prepared(
+            call=lambda: fp8_linear(x, weights),
+            expected=lambda: (quantise_rows(x).dequantised() @ quantise_rows(weight).dequantised().t()).to(dtype),
+            bytes=outputs * inputs + x.nbytes + tokens * outputs * x.itemsize,
+            flops=2 * tokens * inputs * outputs,
+            peers={"torch in 16 bits": lambda: functional.linear(x, weight)},
+            compare_peers=False,
+        )
+
+    name = f"with quantization of rows, {tokens:,} x {inputs:,} -> {outputs:,}"
+    return Case(op="fp8_linear", name=name, prepare=prepare, quick=quick)
 
 
 def _experts(

@@ -299,6 +299,7 @@ class _Memory(TorchDispatchMode):
         self._owned: dict[int, tuple[int, StorageWeakRef, StandInGraph | None]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result: Any
         if function is _SCALED_PRODUCT:
             result = self._cuda.multiply(function, args, kwargs or {})
         else:

@@ -1,4 +1,4 @@
-"""Float8 layers: quantized rows have the reference's bits, whoever quantizes them, and products are close to it."""
+"""Float8 layers: quantized rows have the reference's bits, from any op, and products are close to it."""
 
 from collections.abc import Callable
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from quire_kernels.checks import refuse
 from quire_kernels.fp8 import Fp8Rows
+from quire_kernels.fp8_linear.device_functions import row_factors, to_float8
 from quire_kernels.fp8_linear.kernel import empty_rows
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.float8 import row_factors, to_float8
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target

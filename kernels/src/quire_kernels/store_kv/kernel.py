@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire_kernels.fp8_linear.device_functions import to_float8
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.rotary.kernel import load_angles
 from quire_kernels.store_kv import HeadNorm
@@ -18,7 +19,6 @@ from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.debug import kernel
 from quire_kernels.triton_runtime.device import require_device, require_fp8, target_of
-from quire_kernels.triton_runtime.float8 import to_float8
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
 from quire_kernels.triton_runtime.target import Target
