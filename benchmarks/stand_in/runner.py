@@ -71,6 +71,13 @@ def model_config(name: str) -> ModelConfig:
     return config
 
 
+def make_layout(config: ModelConfig, *, max_rows: int, max_model_len: int) -> KVCacheLayout:
+    """Return blocks for ``max_rows`` sequences of ``max_model_len`` tokens."""
+    blocks = max_rows * -(-max_model_len // BLOCK_SIZE)
+    group = KVCacheGroup(layers=tuple(range(config.num_layers)), num_blocks=blocks, window=None)
+    return KVCacheLayout(block_size=BLOCK_SIZE, groups=(group,))
+
+
 @torch.inference_mode()
 def make_runner(
     config: ModelConfig,
@@ -82,11 +89,8 @@ def make_runner(
     accelerator: Accelerator | None = None,
 ) -> DeviceRunner:
     """Return a runner with captured graphs. Memory is allocated, and hardly touched."""
-    blocks = max_rows * -(-max_model_len // BLOCK_SIZE)
-    layout = KVCacheLayout(
-        block_size=BLOCK_SIZE,
-        groups=(KVCacheGroup(layers=tuple(range(config.num_layers)), num_blocks=blocks, window=None),),
-    )
+    layout = make_layout(config, max_rows=max_rows, max_model_len=max_model_len)
+    blocks = layout.groups[0].num_blocks
     caches = tuple(
         allocate_kv_cache(
             num_blocks=blocks + 1,
