@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.report import DEMO_MODEL, machine, parser, save, show_table
+from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, save, show_table
 from benchmarks.serving.comparison.process_tree import free_port, running
 from benchmarks.serving.draft_pairs import DRAFTS
 
@@ -190,6 +190,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse_arguments()
+    interrupt_on_terminate()  # Engines have sessions of their own, and would outlive this process.
     chance = random.Random(arguments.seed)
     bodies = [random_body(chance) for _ in range(arguments.requests)]
     cancelled = set(range(7, arguments.requests, 23))

@@ -47,10 +47,10 @@ class ModelConfig(ModelShape):
 def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverrides = NO_OVERRIDES) -> ModelConfig:
     """Return a model folder's configuration. Raise ModelFolderError that lists every problem."""
     if not folder.is_dir():
-        raise ModelFolderError(f"{folder} is not a folder; --model takes a folder in Hugging Face layout")
+        raise ModelFolderError(f"{folder} is not a folder; a model is a folder in Hugging Face layout")
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
+        raise ModelFolderError(f"{folder} has no config.json; a model is a folder in Hugging Face layout")
     generation = read_generation_config(folder, overrides)
     problems: list[str] = []
     raw = read_config(folder, overrides)

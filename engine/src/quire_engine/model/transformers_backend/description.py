@@ -54,7 +54,7 @@ def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverride
             " --trust-remote-code",
         )
     if not raw:
-        raise ModelFolderError(f"{folder} has no config.json; --model takes a folder in Hugging Face layout")
+        raise ModelFolderError(f"{folder} has no config.json; a model is a folder in Hugging Face layout")
     config = _load_config(folder, raw, trust_remote_code=custom)
     if overrides.config:
         config = _read_from(config, raw)
