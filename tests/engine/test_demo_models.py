@@ -26,6 +26,7 @@ from quire_engine.config import (
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
@@ -258,7 +259,9 @@ def answer_with_drafts(options: SpeculationOptions, prompts: list[list[int]], lo
 def draft_always(engine: Engine) -> None:
     """Give each sequence as many drafts as it can have, whatever they cost and however often they were right."""
     speculation: Any = engine._scheduler._speculation
-    speculation._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]
+    speculation._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
+    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None
 
 
 def test_held_out_text_is_not_in_the_training_text(script: SimpleNamespace) -> None:

@@ -75,7 +75,7 @@ def test_drafts_do_not_change_constrained_output(
     assert all(re.fullmatch(pattern, drafting.text(key)) for key, pattern in patterns.items() if pattern != "json")
     counters = drafting.engine.counters
     assert counters.undrafted_sequences["grammar"] == 0
-    assert counters.draft_tokens > 20
+    assert counters.draft_tokens > 10  # the fewest where all are wrong
     if wrong == 1:
         assert counters.accepted_tokens == 0
     else:

@@ -15,6 +15,7 @@ from quire_parity.answering import Answering
 from quire_common.errors import FlagsError
 from quire_engine.config import AdapterOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.shape import ModelShape
@@ -84,7 +85,8 @@ def eager(running: Any) -> Any:
     speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
     speculation._seconds_per_pass = 1e-9
     speculation.observe_step = lambda tokens, seconds, **_: None
-    speculation._is_plain_due = lambda sequences: False
+    speculation.observe_prompts = lambda **_: None
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)
     return running
 
 
@@ -105,6 +107,28 @@ def test_drafts_of_an_identical_model_are_always_accepted(
     counters = drafting.engine.counters
     assert counters.accepted_tokens == counters.draft_tokens > 0
     assert counters.steps == 1 + 32 // 4
+
+
+def test_draft_model_catches_up_on_tokens_decoded_during_a_pause(
+    make_folder: Callable[..., Path], start: Callable[..., Any]
+) -> None:
+    """It notes the tokens of steps without drafts, so that it is as right after them as before."""
+    folder = make_folder()
+    options = SpeculationOptions(method="draft_model", model=folder, max_tokens=3)
+    running = eager(start(folder, speculation=options))
+    trials = running.engine._scheduler._speculation._trials
+    for key, prompt in enumerate(PROMPTS):
+        running.add(key, prompt, SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True))
+    for number in range(60):
+        pays = number < 4 or number > 40
+        trials.mode, trials.pays = (lambda sequences, pays=pays: Mode.ON if pays else Mode.OFF), pays
+        running.step()
+        drafter = running.model.runner._drafter
+        assert (len(drafter._rows._noted) > 0) == (not pays and number > 4)
+    running.finish()
+    counters = running.engine.counters
+    assert counters.undrafted_sequences["cost"] >= 3 * 37
+    assert counters.accepted_tokens == counters.draft_tokens > 0
 
 
 def test_different_draft_model_does_not_change_the_output(
@@ -130,6 +154,15 @@ def test_an_unsuitable_draft_model_stops_the_start_if_required(
         start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=other))
     assert "has 300 tokens in its vocabulary, and the target 250" in caught.value.problems[0]
     assert "--no-spec-required" in caught.value.problems[0]
+
+
+def test_error_for_missing_draft_model_names_its_own_flag(
+    make_folder: Callable[..., Path], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(FlagsError) as caught:
+        start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=tmp_path / "missing"))
+    (problem,) = caught.value.problems
+    assert problem.startswith("--spec-model ") and "is not a folder" in problem and "--model takes" not in problem
 
 
 @pytest.mark.parametrize("broken", ["vocabulary", "folder", "weights"])

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Ll
 from quire_common.errors import FlagsError
 from quire_engine.config import SchedulerOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.errors import ModelFolderError
 
 PROMPTS = [list(range(3, 40)), [5, 6, 7], [200, 100, 50, 25] * 5, [9]]
@@ -51,7 +52,9 @@ class Reference:
 def eager(running: Any, recorded: list[tuple[list[int], list[int]]] | None = None) -> Any:
     """Give each sequence as many drafts as it can have; record each drafted text, and its drafts."""
     speculation = running.engine._scheduler._speculation
-    speculation._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]
+    speculation._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
+    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None
     drafter = running.model.runner._drafter
     if recorded is None:
         return running
@@ -135,14 +138,12 @@ def test_drafts_after_skipped_prompts_use_the_kept_states(
     recorded: list[tuple[list[int], list[int]]] = []
     running = eager(start(folder, speculation=options), recorded)
     speculation = running.engine._scheduler._speculation
-    speculation.pays = False
-    choose = speculation._choose
-    speculation._choose = lambda candidates, *, others: [0] * len(candidates)
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.OFF, pays=False)
     running.add(0, PROMPTS[0], SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True))
     for _ in range(40):
         running.step()
     assert not recorded
-    speculation._choose, speculation._rest = choose, 0
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
     running.finish()
     assert len(recorded) > 5
     drafter = running.model.runner._drafter

@@ -11,6 +11,7 @@ import pytest
 
 from quire_engine.config import SchedulerOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.runner.logprobs import before_and_at_drafts
 from quire_engine.runner.model_runner import verify
 
@@ -49,7 +50,8 @@ def speculating(start: Callable[..., Any], folder: Path, options: SpeculationOpt
     speculation = running.engine._scheduler._speculation
     speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
     speculation.observe_step = lambda tokens, seconds, **_: None
-    speculation._is_plain_due = lambda sequences: False
+    speculation.observe_prompts = lambda **_: None
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)
     if speculation._seconds_per_pass is not None:
         speculation._seconds_per_pass = 1e-9
     return running
@@ -151,7 +153,7 @@ def test_1000_random_requests_answer_as_without_speculation(
         options["kv_cache_memory_bytes"] = options["kv_cache_memory_bytes"] * 5 // 4
         drafting = speculating(start, folder, speculation, **options)
         chosen = drafting.engine._scheduler._speculation
-        chosen._choose = lambda candidates, *, others: [len(candidate.proposal) for candidate in candidates]
+        chosen._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
     else:
         drafting = speculating(start, folder, **options)
     for running in (plain, drafting):

@@ -44,6 +44,8 @@ class DraftModel:
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the batch's prompts."""
+        if self._rows.skip(batch):
+            return batch
         columns = self._rows.begin(batch, table)
         drafted = columns.drafts > 0
         chosen = drafted | (columns.scheduled > 1) if batch.prepares_drafts else drafted

@@ -10,6 +10,7 @@ from there on: blocks before it are left out of the block table.
 Legend: B scheduled sequences, T tokens, R rows of a pass, S block size, M blocks per sequence.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +59,34 @@ class DraftedRows:
         self._filled = np.zeros(layout.groups[0].num_blocks, dtype=np.int32)
         """The first tokens of each block that have keys and values."""
         self._filled_swapped = np.zeros(max(1, layout.groups[0].num_swap_blocks), dtype=np.int32)
+        self._noted: deque[Batch] = deque(maxlen=MOST_MISSED)
+        """The most recent steps of which ``history`` has no tokens yet."""
+        self._idle = False
+
+    def skip(self, batch: Batch) -> bool:
+        """Note a batch that only decodes and has no drafts, while drafts do not pay; return False for other batches.
+
+        This costs next to nothing. A pass after it reads at most the most recent tokens of a row, which are those of as
+        many batches. A block that such a batch appends is a new one, so that nothing in it is stored.
+        """
+        was_idle, self._idle = self._idle, not batch.prepares_drafts and not batch.num_drafts
+        if not was_idle or not self._idle:
+            return False  # the first idle one may follow rejected drafts
+        if batch.admitted or len(batch.token_ids) != len(batch.rows):
+            return False
+        for blocks in (*batch.swap_out, *batch.swap_in):
+            if blocks.sources:
+                return False
+        if appended := batch.block_updates[0].blocks:
+            self._filled[appended] = 0
+        self._noted.append(batch)
+        return True
 
     def begin(self, batch: Batch, table: np.ndarray) -> DraftColumns:
         """Apply a batch, whose target computes its tokens after this; ``table`` [rows, M] includes it already."""
+        for noted in self._noted:
+            self.history[noted.rows, noted.num_computed] = noted.token_ids
+        self._noted.clear()
         for copies, sources, targets in (
             (batch.swap_out, self._filled, self._filled_swapped),
             (batch.swap_in, self._filled_swapped, self._filled),
@@ -92,11 +118,14 @@ class DraftedRows:
         self._filled[blocks] = np.minimum(self._filled[blocks], computed % size)
         # Rejected drafts of the step before are not part of the text.
         self.stored[rows] = np.minimum(self.stored[rows], computed)
-        if len(token_ids) == len(rows):  # the common step: one token each
-            self.history[rows, computed] = token_ids
-            return
+        single = columns.scheduled - columns.drafts == 1
+        self.history[rows[single], computed[single]] = token_ids[columns.begins[single]]
+        several = np.flatnonzero(columns.scheduled > 1)
         for row, start, count, drafts, begin in zip(
-            *(column.tolist() for column in (rows, computed, columns.scheduled, columns.drafts, columns.begins)),
+            *(
+                column[several].tolist()
+                for column in (rows, computed, columns.scheduled, columns.drafts, columns.begins)
+            ),
             strict=True,
         ):
             known = count - drafts

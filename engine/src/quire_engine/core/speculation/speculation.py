@@ -9,7 +9,6 @@ The scheduler calls ``plan`` before each step and ``verified`` after it. Nothing
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +16,8 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
 from quire_engine.core.speculation.ngram import NgramIndex
-from quire_engine.core.speculation.step_curve import StepCurve, knot
+from quire_engine.core.speculation.step_curve import StepCurve
+from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters
 
@@ -26,19 +26,15 @@ _MOST_SEQUENCES = 1024
 _ENGINE_MEMORY = 2000.0
 _SEQUENCE_MEMORY = 24.0
 _PRIOR_WEIGHT = 2.0
-_PASS_SHARE, _LARGEST_SURPRISE = 0.1, 3.0
-"""The weight of the newest time of a draft model's pass, and the most by which one may exceed the expected time."""
-_PROMISING = 0.5
-"""Drafts that are probably accepted are tried from time to time even if the learned costs speak against them: those of
-steps with drafts are learned from no others."""
-_FIRST_PLAIN, _RAREST_PLAIN = 16, 1024
-"""The steps with drafts between those without any, which measure what drafts have to beat: else an estimate that is too
-high would stay. The first step has none, and the distances double."""
-_REST = 7
-"""The steps for which the decision against a draft model's drafts stays, if the same sequences decode: a step without
-drafts teaches nothing about them, and deciding for many sequences takes a tenth of a small model's step."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 32, 1024
-"""The steps between such trials. Each trial that changes nothing doubles them."""
+_PASS_SHARE, _FIRST_PASS_SHARE = 0.1, 0.5
+_LARGEST_SURPRISE, _FIRST_LARGEST_SURPRISE, _FIRST_PASSES = 1.3, 3.0, 3
+"""The weight of the newest time of a draft model's pass, and the largest factor between it and the expected time that
+counts: larger ones are hiccups, except at first, when only the number of weights says something."""
+_PROMISING, _LIKELY = 0.5, 0.8
+"""Proposals of prompt lookup have a trial only if they are probably accepted, which is learned without verification. If
+they are likely to be, the next trial is soon."""
+_MOST_SKIPPED = 8
+"""The most steps between two looks for a proposal in a text that repeats nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +98,7 @@ def why_not(params: SamplingParams) -> str | None:
 class _State:
     """The proposer and the acceptance rate of one sequence."""
 
-    __slots__ = ("expected", "proposer", "rate", "reason")
+    __slots__ = ("expected", "misses", "proposer", "rate", "reason", "skipped")
 
     def __init__(self, reason: str, proposer: Proposer | None, rate: AcceptanceRate) -> None:
         self.reason = reason
@@ -111,23 +107,21 @@ class _State:
         self.rate = rate
         self.expected: tuple[int, int] | None = None
         """A position and the token proposed for it, if the step did not verify it: its success is learned anyway."""
+        self.misses = self.skipped = 0
+        """The looks in a row that found no proposal, and the steps since the last one."""
 
-
-class _Plain:
-    """The steps without drafts that measure the cost of doing without."""
-
-    __slots__ = ("_left", "_pause")
-
-    def __init__(self) -> None:
-        self._left, self._pause = 0, _FIRST_PLAIN
-
-    def is_due(self) -> bool:
-        """Return whether the next step should have no drafts; called before each step that would have some."""
-        if self._left:
-            self._left -= 1
-            return False
-        self._left, self._pause = self._pause, min(2 * self._pause, _RAREST_PLAIN)
-        return True
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        """Return a proposal of up to ``most`` tokens; look for one less often after looks in vain."""
+        assert self.proposer is not None
+        if most < 1:
+            return []
+        if self.skipped < min(self.misses, _MOST_SKIPPED) - 1:
+            self.skipped += 1
+            return []
+        self.skipped = 0
+        proposal = self.proposer.propose(token_ids, most)
+        self.misses = 0 if proposal else self.misses + 1
+        return proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,28 +156,43 @@ class Speculation:
         self._curve = StepCurve(costs)
         self._states: dict[int, _State] = {}
         self._rate = AcceptanceRate(_FIRST_RATE, weight=10.0, memory=_ENGINE_MEMORY)
-        self._pause, self._waited = _FIRST_PAUSE, 0
-        self._plain = [_Plain() for _ in range(knot(_MOST_SEQUENCES) + 1)]
-        """The steps without drafts by the number of decoding sequences, in parts of the curve."""
-        self._rest, self._resting, self._undrafted = 0, 0, Counter[str]()
-        """The steps that rest without a decision, the running sequences meanwhile, and why they take no drafts."""
-        self.pays = True
-        """False if the last decision was against drafts, so that computing prompts for them is probably in vain."""
+        self._passes = 0
+        self._trials = DraftTrials(most_sequences=_MOST_SEQUENCES)
+
+    @property
+    def pays(self) -> bool:
+        """False if drafts do not pay at the present load, so that computing prompts for them is probably in vain."""
+        return self._trials.pays
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""
-        self._rest = 0
         self._states.pop(sequence.key, None)
 
     def plan(self, running: list[Sequence], counters: Counters) -> dict[int, list[int]]:
         """Return the drafts that the next step should verify, by the key of their sequence."""
-        if self._rest and len(running) == self._resting:
-            self._rest -= 1
-            self._waited += 1
-            counters.undrafted_sequences.update(self._undrafted)
+        if not running:
             return {}
-        candidates: list[_Candidate] = []
+        mode = self._trials.mode(len(running))
+        if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN):
+            counters.undrafted_sequences["cost"] += len(running)
+            return {}
         without: Counter[str] = Counter()
+        candidates = self._candidates(running, without)
+        lengths = self._choose(candidates, mode, others=without.total()) if candidates else []
+        drafts: dict[int, list[int]] = {}
+        for candidate, length in zip(candidates, lengths, strict=True):
+            if length:
+                drafts[candidate.sequence.key] = candidate.proposal[:length]
+            else:
+                without["cost"] += 1
+                if self._seconds_per_pass is None:
+                    candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
+        counters.undrafted_sequences.update(without)
+        return drafts
+
+    def _candidates(self, running: list[Sequence], without: Counter[str]) -> list[_Candidate]:
+        """Return the decoding sequences with a proposal, and count the others in ``without`` by reason."""
+        candidates: list[_Candidate] = []
         for sequence in running:
             if sequence.num_pending or not sequence.decodes or sequence.num_tokens - sequence.num_computed != 1:
                 continue
@@ -193,60 +202,42 @@ class Speculation:
                 continue
             self._learn_unverified(sequence, state)
             # The last token within the limit is never computed, so the drafts end before it.
-            most = min(self._max_tokens, sequence.limit - sequence.num_tokens - 1)
-            proposal = state.proposer.propose(sequence.token_ids, most) if most > 0 else []
+            proposal = state.propose(
+                sequence.token_ids, min(self._max_tokens, sequence.limit - sequence.num_tokens - 1)
+            )
             if proposal:
                 candidates.append(_Candidate(sequence, state, proposal))
             else:
                 without["no_proposal"] += 1
-        lengths = self._choose(candidates, others=without.total()) if candidates else []
-        drafts: dict[int, list[int]] = {}
-        for candidate, length in zip(candidates, lengths or [0] * len(candidates), strict=True):
-            if length:
-                drafts[candidate.sequence.key] = candidate.proposal[:length]
-            else:
-                without["cost"] += 1
-                if self._seconds_per_pass is None:
-                    candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
-        counters.undrafted_sequences.update(without)
-        if self._seconds_per_pass is not None and lengths and not drafts:
-            self._rest, self._resting, self._undrafted = _REST, len(running), without
-        return drafts
+        return candidates
 
-    def _choose(self, candidates: list["_Candidate"], *, others: int) -> list[int]:
-        """Return the number of drafts for each candidate; ``others`` sequences decode without a proposal.
-
-        Return an empty list for a step that measures the cost of doing without.
-        """
+    def _choose(self, candidates: list[_Candidate], mode: Mode, *, others: int) -> list[int]:
+        """Return the number of drafts for each candidate; ``others`` sequences decode without a proposal."""
         rates = [candidate.state.rate.value for candidate in candidates]
-        proposed = [len(candidate.proposal) for candidate in candidates]
-
-        def choose(seconds: Callable[[int], float], least_gain: float) -> list[int]:
-            return choose_lengths(
-                rates,
-                proposed,
-                others=others,
-                most=self._most_drafts,
-                seconds=seconds,
-                seconds_per_pass=self._seconds_per_pass or 0.0,
-                least_gain=least_gain,
-            )
-
-        lengths = choose(self._curve.seconds, LEAST_GAIN)
-        self.pays = any(lengths)
-        if self.pays:
-            self._pause, self._waited = _FIRST_PAUSE, 0
-            if self._is_plain_due(len(candidates) + others):
-                return []
-        elif max(rates) >= _PROMISING:
-            self._waited += 1
-            if self._waited >= self._pause:
-                self._pause, self._waited = min(2 * self._pause, _LONGEST_PAUSE), 0
-                return [min(1, length) for length in proposed]
-        return lengths
-
-    def _is_plain_due(self, sequences: int) -> bool:
-        return self._plain[knot(min(sequences, _MOST_SEQUENCES))].is_due()
+        none = [0] * len(rates)
+        if mode is Mode.PLAIN:
+            return none
+        if mode is Mode.OFF and max(rates) < _LIKELY:
+            return none
+        lengths = choose_lengths(
+            rates,
+            [len(candidate.proposal) for candidate in candidates],
+            others=others,
+            most=self._most_drafts,
+            seconds=self._curve.seconds,
+            seconds_per_pass=self._seconds_per_pass or 0.0,
+            least_gain=LEAST_GAIN if mode in (Mode.FIRST, Mode.OFF) else 1.0,
+        )
+        if mode is Mode.OFF:
+            if any(lengths):
+                self._trials.hasten()
+            return none
+        if any(lengths):
+            return lengths
+        if mode is Mode.TRIAL and (self._seconds_per_pass is not None or max(rates) >= _PROMISING):
+            return [1] * min(len(rates), self._most_drafts) + none[self._most_drafts :]
+        self._trials.refused()
+        return none
 
     def _state(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence.key)
@@ -276,13 +267,41 @@ class Speculation:
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
 
-    def computed_prompts(self) -> None:
-        """Note a step that computed prompts, after which other sequences decode."""
-        self._rest = 0
+    def observe_prompts(self, *, passes: int, draft_seconds: float) -> None:
+        """Learn the cost of a step with prompts, in which a draft model may have computed these, too."""
+        drafting = passes * (self._seconds_per_pass or 0.0)
+        self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0)
 
-    def observe_step(self, tokens: int, seconds: float, *, passes: int = 0, draft_seconds: float = 0.0) -> None:
-        """Learn the cost of a step without prompts, and of the passes of a draft model in it."""
+    def observe_step(
+        self,
+        tokens: int,
+        seconds: float,
+        *,
+        sequences: int,
+        sampled: int,
+        passes: int = 0,
+        draft_seconds: float = 0.0,
+    ) -> None:
+        """Learn from a step without prompts, in which ``sequences`` gained ``sampled`` tokens.
+
+        ``passes`` is the largest number of drafts that a sequence had, and ``draft_seconds`` the time of a draft model.
+        """
+        if seconds <= 0.0 or not sequences:
+            return
+        if not passes:
+            self._trials.observe_plain(seconds + draft_seconds)
+            self._curve.observe(tokens, seconds)
+            return
+        self._trials.observe_drafted(
+            seconds + draft_seconds,
+            expected=self._curve.seconds(tokens) + passes * (self._seconds_per_pass or 0.0),
+            yielded=sampled / sequences,
+            sequences=sequences,
+        )
         self._curve.observe(tokens, seconds)
-        if self._seconds_per_pass is not None and passes and draft_seconds > 0.0:
-            error = min(draft_seconds / passes / self._seconds_per_pass, _LARGEST_SURPRISE) - 1.0
-            self._seconds_per_pass *= 1.0 + _PASS_SHARE * error
+        if self._seconds_per_pass is not None and draft_seconds > 0.0:
+            self._passes += 1
+            first = self._passes <= _FIRST_PASSES
+            largest = _FIRST_LARGEST_SURPRISE if first else _LARGEST_SURPRISE
+            ratio = min(max(draft_seconds / passes / self._seconds_per_pass, 1.0 / largest), largest)
+            self._seconds_per_pass *= ratio ** (_FIRST_PASS_SHARE if first else _PASS_SHARE)

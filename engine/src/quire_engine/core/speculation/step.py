@@ -63,10 +63,15 @@ def observe_speculation(
                     sequence.num_computed += count - 1
                 speculation.verified(sequence, drafts, count - 1)
                 counters.count_drafts(drafts, count - 1)
+    passes = max(flight.batch.num_drafts, default=0)
     if flight.prompts.tokens:
-        speculation.computed_prompts()
-    else:
-        seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds
-        passes = max(flight.batch.num_drafts, default=0)
-        tokens, drafting = flight.batch.num_tokens, output.draft_seconds
-        speculation.observe_step(tokens, seconds, passes=passes, draft_seconds=drafting)
+        speculation.observe_prompts(passes=passes, draft_seconds=output.draft_seconds)
+        return
+    speculation.observe_step(
+        flight.batch.num_tokens,
+        output.prepare_seconds + output.run_seconds + output.sample_seconds,
+        sequences=len(flight.sampled),
+        sampled=len(output.token_ids),
+        passes=passes,
+        draft_seconds=output.draft_seconds,
+    )

@@ -15,8 +15,9 @@ _COMMON_SHARE, _FIRST_COMMON_SHARE = 0.05, 0.4
 _OWN_SHARE, _FIRST_OWN_SHARE = 0.15, 0.5
 """The shares of a step's error that correct the whole curve, and the part of it that the step measured. The first steps
 correct it by more: the estimates of the warm-up are often wrong, and by one factor everywhere."""
-_LARGEST_ERROR = 1.0
-"""The largest logarithm of measured over expected time that one step may claim: one hiccup must not decide."""
+_LARGEST_ERROR, _FIRST_LARGEST_ERROR, _FIRST_STEPS = 0.25, 1.0, 4.0
+"""The largest logarithm of measured over expected time that one step may claim: hiccups must not decide. The first
+steps at a place of the curve may claim more, because only the warm-up says something about it."""
 _UNMEASURED = StepCosts(fixed=1.0, per_token=0.05, per_pair=0.0)
 """Costs in a unit of their own, if the warm-up measured none."""
 _LEAST_SHARE_OF_TOKEN = 0.02
@@ -52,11 +53,11 @@ class StepCurve:
         """Correct the curve by a step of ``tokens`` tokens, none of which belonged to a prompt."""
         if seconds <= 0.0:
             return
-        error = log(seconds / self.seconds(tokens))
-        error = min(max(error, -_LARGEST_ERROR), _LARGEST_ERROR)
+        place, share = _between(tokens)
+        largest = _FIRST_LARGEST_ERROR if self._weights[place] < _FIRST_STEPS else _LARGEST_ERROR
+        error = min(max(log(seconds / self.seconds(tokens)), -largest), largest)
         self._steps += 1
         self._common += max(_COMMON_SHARE, _FIRST_COMMON_SHARE / self._steps) * error
-        place, share = _between(tokens)
         self._correct(place, 1.0 - share, error)
         if share:
             self._correct(place + 1, share, error)

@@ -1,0 +1,259 @@
+"""Drafts are used where they pay, soon, and lose next to nothing where they do not, also if times are noisy.
+
+``simulate`` runs the decisions for steps of a machine whose costs are known. Noise is seeded: a step takes up to 15 %
+more or less, and one in twenty takes up to four times as long, as on a busy machine.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from quire_guard.counting import python_cost
+
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request, Sequence
+from quire_engine.core.speculation.speculation import OpenProposer, Speculation
+from quire_engine.core.speculation.trials import DraftedStep, DraftTrials, Mode, gain, low_quantile, trial_steps
+from quire_engine.core.stall_bound import StepCosts
+from quire_engine.core.stats import Counters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The true costs, in seconds, and the share of drafts that are accepted."""
+
+    fixed: float = 1.0
+    per_token: float = 0.01
+    per_pass: float = 0.1
+    accepted: float = 0.8
+    noisy: bool = True
+
+    def seconds(self, tokens: int, passes: int, chance: random.Random) -> float:
+        exact = self.fixed + self.per_token * tokens + self.per_pass * passes
+        if not self.noisy:
+            return exact
+        return exact * chance.uniform(0.85, 1.15) * (chance.uniform(1.5, 4.0) if chance.random() < 0.05 else 1.0)
+
+    def true_seconds(self, tokens: int, passes: int) -> float:
+        return self.fixed + self.per_token * tokens + self.per_pass * passes
+
+
+@dataclass(kw_only=True)
+class Simulated:
+    """The totals in true costs, without noise."""
+
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    """The time that the same tokens take without drafts."""
+    drafted_seconds: float = 0.0
+    drafted_steps: list[int] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """The speed relative to that without drafts."""
+        return self.plain_seconds / self.seconds
+
+    @property
+    def drafted_share(self) -> float:
+        return self.drafted_seconds / self.seconds
+
+
+def simulate(
+    machine_at: Callable[[int], Machine], *, sequences: int, steps: int, seed: int = 0, most_drafts: int = 4
+) -> Simulated:
+    """Simulate a draft model for sequences without an end. ``machine_at`` gives the machine of each step.
+
+    The warm-up measured a third of the true cost of a pass, and the true cost of steps.
+    """
+    chance = random.Random(seed)
+    first = machine_at(0)
+    speculation = Speculation(
+        lambda sequence: OpenProposer(),
+        max_tokens=most_drafts,
+        most_drafts=256,
+        costs=StepCosts(fixed=first.fixed, per_token=first.per_token, per_pair=1e-12),
+        seconds_per_pass=first.per_pass / 3,
+    )
+    running = [_sequence(key) for key in range(sequences)]
+    counters, found = Counters(), Simulated()
+    for step in range(steps):
+        machine = machine_at(step)
+        drafts = speculation.plan(running, counters)
+        sampled = sequences
+        for key, proposed in drafts.items():
+            accepted = 0
+            while accepted < len(proposed) and chance.random() < machine.accepted:
+                accepted += 1
+            speculation.verified(running[key], len(proposed), accepted)
+            sampled += accepted
+        tokens, passes = sequences + sum(map(len, drafts.values())), max(map(len, drafts.values()), default=0)
+        seconds = machine.seconds(tokens, passes, chance)
+        drafting = machine.per_pass * passes * seconds / machine.true_seconds(tokens, passes)
+        speculation.observe_step(
+            tokens, seconds - drafting, sequences=sequences, sampled=sampled, passes=passes, draft_seconds=drafting
+        )
+        true = machine.true_seconds(tokens, passes)
+        found.seconds += true
+        found.plain_seconds += machine.true_seconds(sequences, 0) * sampled / sequences
+        if drafts:
+            found.drafted_seconds += true
+            found.drafted_steps.append(step)
+    return found
+
+
+def _sequence(key: int) -> Sequence:
+    """Return a sequence that decodes, and whose end is far away."""
+    params = SamplingParams(max_tokens=1_000_000)
+    request = Request(key=key, prompt_token_ids=[1, 2, 3], params=params, seed=0)
+    sequence = Sequence(request, order=(0, key), limit=1_000_000, eos_token_ids=(), num_groups=1)
+    sequence.num_prefill = sequence.num_computed = 2
+    sequence.row = key
+    return sequence
+
+
+NEVER = {
+    "all drafts are rejected": Machine(accepted=0.0),
+    "a pass costs as much as a step": Machine(per_pass=1.0),
+    "a token costs more than the rest of a step": Machine(per_token=2.0, per_pass=0.8, accepted=0.5),
+}
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 32])
+@pytest.mark.parametrize("name", NEVER)
+def test_unprofitable_drafts_take_under_one_percent_of_step_time(name: str, sequences: int) -> None:
+    found = simulate(lambda step: NEVER[name], sequences=sequences, steps=10_000)
+    assert found.drafted_steps, "drafts are tried"
+    assert found.drafted_share < 0.01
+    assert found.ratio > 0.99
+    # The pauses between trials grow: the second half has fewer drafts than the first.
+    assert sum(step >= 5_000 for step in found.drafted_steps) < len(found.drafted_steps) / 2
+
+
+PAYING = {
+    "cheap passes": (Machine(per_pass=0.05, accepted=0.8), 1.9),
+    "the demo pair alone": (Machine(per_pass=0.4, accepted=0.95), 1.3),
+    "a target of many layers": (Machine(fixed=10.0, per_pass=0.6, accepted=0.8), 2.0),
+}
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+@pytest.mark.parametrize("name", PAYING)
+def test_profitable_drafts_start_within_four_steps(name: str, sequences: int) -> None:
+    machine, ratio = PAYING[name]
+    found = simulate(lambda step: machine, sequences=sequences, steps=2_000)
+    assert found.drafted_steps[0] <= 4
+    assert len([step for step in found.drafted_steps if step < 100]) > 70
+    assert found.ratio > ratio
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("per_pass", [0.3, 0.5, 0.7, 0.9])
+def test_drafts_near_break_even_cost_under_two_percent(per_pass: float, seed: int) -> None:
+    """Near the point at which drafts begin to pay, decisions are often wrong, and wrong ones are cheap."""
+    machine = Machine(per_pass=per_pass, per_token=0.03, accepted=0.75)
+    assert simulate(lambda step: machine, sequences=4, steps=6_000, seed=seed).ratio > 0.985
+
+
+def test_unprofitable_drafts_cost_under_three_percent_of_a_short_run() -> None:
+    """A benchmark of 190 steps contains the first trials, and no time to make up for them."""
+    found = simulate(lambda step: NEVER["a pass costs as much as a step"], sequences=32, steps=190)
+    assert found.ratio > 0.975
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "steps"),
+    [
+        (Machine(accepted=0.0), Machine(accepted=0.9), 2_400),  # at the next trial, whose pause is at most 2,048 steps
+        (Machine(accepted=0.9), Machine(accepted=0.0), 40),
+        (Machine(per_pass=0.1), Machine(per_pass=2.0), 40),
+        (Machine(), Machine(fixed=0.05, per_pass=0.1), 150),  # a step without drafts is cheap now; it must be measured
+    ],
+)
+def test_drafts_start_or_stop_after_costs_change(before: Machine, after: Machine, steps: int) -> None:
+    change = 3_000
+    found = simulate(lambda step: before if step < change else after, sequences=4, steps=change + steps + 200)
+    late = [step for step in found.drafted_steps if step >= change + steps]
+    if before.accepted == 0.0:
+        assert len(late) > 150
+    else:
+        assert len(late) < 40
+
+
+@pytest.mark.parametrize("sequences", [1, 64])
+def test_planning_a_paused_step_costs_the_same_for_any_batch_size(sequences: int) -> None:
+    speculation = Speculation(
+        lambda sequence: OpenProposer(), max_tokens=4, most_drafts=256, costs=None, seconds_per_pass=9.0
+    )
+    running, counters = [_sequence(key) for key in range(sequences)], Counters()
+    for _ in range(8):
+        assert not speculation.plan(running, counters)
+        speculation.observe_step(sequences, 1.0, sequences=sequences, sampled=sequences)
+    assert python_cost(lambda: speculation.plan(running, counters)).instructions < 150
+
+
+def test_each_load_has_its_own_trial() -> None:
+    trials = DraftTrials(most_sequences=64)
+    for sequences, seconds in ((1, 1.2), (32, 3.0)):
+        for _ in range(12):
+            if trials.mode(sequences) in (Mode.OFF, Mode.PLAIN):
+                trials.observe_plain(1.0)
+            else:
+                trials.observe_drafted(seconds, expected=1.0, yielded=2.0, sequences=sequences)
+    assert trials.mode(1) is Mode.ON and trials.pays
+    assert trials.mode(32) is Mode.OFF and not trials.pays
+
+
+def test_prefill_by_the_draft_model_counts_against_drafts() -> None:
+    trials = DraftTrials(most_sequences=8)
+    modes = []
+    for _ in range(40):
+        modes.append(trials.mode(4))
+        if modes[-1] in (Mode.OFF, Mode.PLAIN):
+            trials.observe_plain(1.0)
+        else:
+            trials.observe_drafted(1.2, expected=1.0, yielded=1.5, sequences=4)
+            trials.observe_prompts(0.5, drafted=False)
+    assert Mode.ON in modes and modes[-1] is Mode.OFF
+
+
+def test_expected_costs_decide_while_step_times_are_unmeasured() -> None:
+    trials = DraftTrials(most_sequences=8)
+    assert [trials.mode(4) for _ in range(4)] == [Mode.PLAIN, Mode.PLAIN, Mode.FIRST, Mode.FIRST]
+
+
+def test_drafts_refused_by_cost_get_a_trial_after_a_pause() -> None:
+    trials = DraftTrials(most_sequences=8)
+    while trials.mode(4) is not Mode.FIRST:
+        trials.observe_plain(1.0)
+    trials.refused()
+    modes = [trials.mode(4) for _ in range(33)]
+    assert modes == [Mode.OFF] * 32 + [Mode.TRIAL]
+
+
+@pytest.mark.parametrize(("sequences", "steps"), [(1, 8), (2, 8), (4, 4), (8, 3), (500, 3)])
+def test_trials_of_few_sequences_are_longer(sequences: int, steps: int) -> None:
+    assert trial_steps(sequences) == steps
+
+
+def step(seconds: float, yielded: float, expected: float = 1.0, beside: float = 0.0) -> DraftedStep:
+    return DraftedStep(seconds=seconds, expected=expected, yielded=yielded, beside=beside)
+
+
+@pytest.mark.parametrize(
+    ("plain", "drafted", "expected"),
+    [
+        ([1.0], [step(1.0, 2.0)], 2.0),
+        ([1.0, 9.0], [step(2.0, 3.0)], 1.5),  # an outlier among two
+        ([1.0, 1.0, 50.0], [step(2.0, 3.0), step(80.0, 3.0), step(2.0, 3.0)], 1.5),
+        ([1.0], [step(1.0, 1.0), step(3.0, 5.0, expected=3.0)], 1.5),  # steps with more drafts take longer
+        ([1.0], [step(1.0, 2.0, beside=1.0)], 1.0),
+    ],
+)
+def test_gain_is_robust_to_outliers(plain: list[float], drafted: list[DraftedStep], expected: float) -> None:
+    assert gain(plain, drafted) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("values", "expected"), [([3.0], 3.0), ([2.0, 1.0], 1.0), ([5, 4, 3, 2, 1], 2)])
+def test_low_quantile_is_the_lower_third(values: list[float], expected: float) -> None:
+    assert low_quantile(values) == expected
