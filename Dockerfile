@@ -4,6 +4,7 @@
 #
 # BASE_IMAGE   Python 3.11 to 3.13 with venv and ensurepip.
 # TORCH_SPEC   Another torch for the engine (README, "A smaller torch"): a requirement or the address of a wheel.
+# TRITON_SPEC  The Triton that belongs to TORCH_SPEC, such as that of torch's build for ROCm.
 # COMPILER     Debian packages with which Triton compiles its launchers when a GPU uses a kernel for the first time. If
 #              BASE_IMAGE is Debian, add python3-dev. For CPUs only, pass COMPILER= and save 200 MB.
 #
@@ -48,6 +49,7 @@ RUN mkdir /locks && touch /locks/cuda.lock /locks/torch.lock /locks/others.lock 
 
 FROM base AS engine-dependencies
 ARG TORCH_SPEC=
+ARG TRITON_SPEC=
 COPY --from=engine-locks /locks/cuda.lock /opt/quire/locks/
 RUN --mount=type=bind,from=resolver,source=/opt/tools,target=/opt/tools --mount=type=cache,target=/var/cache/uv \
     /opt/tools/install_in_image.sh /opt/quire/locks/cuda.lock

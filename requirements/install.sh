@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install exactly the packages of one lock file. Every archive is checked against its hash.
 # TORCH_SPEC (the path of a wheel, or a specifier) replaces torch and omits the packages that only its CUDA build needs.
+# TRITON_SPEC, where it is given too, is the Triton of that torch: its build for ROCm has one of its own.
 set -euo pipefail
 lock=$1
 # Use the machine's certificates, so that an index behind a company mirror is trusted too.
@@ -23,5 +24,5 @@ if [ -s "$others" ]; then
 fi
 if grep -q '^torch==' "$lock"; then
   echo "==> installing $TORCH_SPEC in place of its torch"
-  install "$TORCH_SPEC"
+  install "$TORCH_SPEC" ${TRITON_SPEC:+"$TRITON_SPEC"}
 fi

@@ -310,6 +310,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.resources.limits",
         "nvidia.com/gpu must be 1",
     ),
+    "two AMD GPUs": ({"resources": {"limits": {"amd.com/gpu": 2}}}, "spec.resources.limits", "amd.com/gpu must be 1"),
+    "GPUs of both kinds": (
+        {"resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"amd.com/gpu": 1}}},
+        "spec.resources.limits",
+        "has nvidia.com/gpu and amd.com/gpu",
+    ),
     "no ranks": ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor", "greater than or equal to 1"),
     "more ranks than a replica has": (
         {"parallelism": {"tensor": 65}},

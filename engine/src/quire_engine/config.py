@@ -16,7 +16,8 @@ from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides
 DType = Literal["auto", "float32", "float16", "bfloat16"]
 KVCacheDType = Literal["auto", "fp8"]
 Quantization = Literal["none", "int8", "fp8"]
-DeviceName = Literal["auto", "cpu", "cuda"]
+DeviceName = Literal["auto", "cpu", "cuda", "rocm"]
+GPU_DEVICES = ("cuda", "rocm")
 SpeculationMethod = Literal["ngram", "draft_model", "eagle"]
 
 

@@ -238,9 +238,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               unset="that route is closed"),
     ),
     "Hardware": (
-        _flag("device", Choice("auto", "cpu", "cuda"), "the device that runs the model. auto uses a GPU if a usable "
-              "one exists, else it logs the reason and uses the CPU; cuda fails without a usable GPU. "
-              "CUDA_VISIBLE_DEVICES selects among several", "auto"),
+        _flag("device", Choice("auto", "cpu", "cuda", "rocm"), "the device that runs the model. auto uses a GPU if "
+              "a usable one exists, else it logs the reason and uses the CPU. cuda (NVIDIA) and rocm (AMD, with "
+              "torch's build for ROCm; compiled, but not run on such a GPU yet) fail without a usable GPU. "
+              "CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES selects among several", "auto"),
         _flag("enforce-eager", Switch(), "launch every kernel separately on a GPU, without CUDA graphs: starts "
               "sooner and needs less memory, but small batches decode more slowly"),
         _many("cudagraph-capture-sizes", Integer(1, 65536), "the numbers of decoding sequences for which a CUDA "

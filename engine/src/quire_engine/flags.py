@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from quire_common.flags.table import FlagValues
 from quire_common.tls import TlsFiles
 from quire_engine.config import (
+    GPU_DEVICES,
     SECRET_VARIABLE,
     AccessOptions,
     AdapterOptions,
@@ -106,9 +107,9 @@ def _parallel_contradictions(values: FlagValues) -> Iterator[str]:
         return
     if ranks > MOST_RANKS:
         yield f"{flags} are {ranks} processes: at most {MOST_RANKS} can run a model together"
-    if values["device"] == "cuda":
+    if (device := values["device"]) in GPU_DEVICES:
         yield (
-            f"{flags} is for CPUs in this version, and --device is cuda: several GPUs cannot be used together yet;"
+            f"{flags} is for CPUs in this version, and --device is {device}: several GPUs cannot be used together yet;"
             " remove one of them"
         )
     if values["model-impl"] == "transformers":
@@ -151,21 +152,24 @@ def _parallel_options(values: FlagValues) -> ParallelOptions:
 
 def _device_contradictions(values: FlagValues) -> Iterator[str]:
     """Yield what is wrong with flags of the device, on every machine."""
-    on_cpu, sizes = values["device"] == "cpu", values["cudagraph-capture-sizes"]
+    device, sizes = values["device"], values["cudagraph-capture-sizes"]
+    on_cpu, on_gpu = device == "cpu", device in GPU_DEVICES
     if on_cpu and values["kv-cache-dtype"] == "fp8":
         yield "--kv-cache-dtype fp8 needs a GPU, and --device is cpu: remove one of them"
-    if values["quantization"] == "int8" and values["device"] == "cuda":
-        yield "--quantization int8 is for CPUs, and --device is cuda: use fp8, or remove one of them"
+    if values["quantization"] == "int8" and on_gpu:
+        yield f"--quantization int8 is for CPUs, and --device is {device}: use fp8, or remove one of them"
     if values["quantization"] == "fp8":
         if on_cpu:
             yield "--quantization fp8 needs a GPU, and --device is cpu: use int8, or remove one of them"
+        if device == "rocm":
+            yield "--quantization fp8 is for GPUs of NVIDIA in this version, and --device is rocm: remove one of them"
         if values["deterministic"]:
             yield (
                 "--quantization fp8 and --deterministic exclude each other, because fp8 products are the libraries': "
                 "remove one of them"
             )
-    if values["device"] == "cuda" and speculation_options(values) is not None:
-        yield "--spec-method and --speculative-config are for CPUs, and --device is cuda: remove one of them"
+    if on_gpu and speculation_options(values) is not None:
+        yield f"--spec-method and --speculative-config are for CPUs, and --device is {device}: remove one of them"
     if sizes and on_cpu:
         yield "--cudagraph-capture-sizes is for a GPU, and --device is cpu: remove one of them"
     if sizes and values["enforce-eager"]:

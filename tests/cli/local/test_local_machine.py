@@ -73,6 +73,17 @@ def test_cpu_of_the_machine_equals_engine_detection(tmp_path: Path, says: str, c
     assert with_tried_cpu(machine, [str(tmp_path / "missing")]) == machine
 
 
+def test_gpus_of_amd_are_those_of_its_driver(tmp_path: Path) -> None:
+    cards = {
+        "sys/class/drm/card0/device/vendor": "0x1002\n",
+        "sys/class/drm/card0/device/mem_info_vram_total": "206141652992\n",
+        "sys/class/drm/card1/device/vendor": "0x1a03\n",
+        "sys/class/drm/card2/device/vendor": "0x1002\n",
+        "sys/class/drm/card2/device/mem_info_vram_total": "much\n",
+    }
+    assert this_machine(put(tmp_path, cards)).amd_memory_bytes == (206141652992,)
+
+
 def test_gpus_are_read_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text("#!/bin/sh\necho 81559\necho 40960\n")

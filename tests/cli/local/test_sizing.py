@@ -1,12 +1,13 @@
 """The GPUs of this machine for each LLMDeployment of a file."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
-from quire_cli.local.sizing import share_of
+from quire_cli.local.sizing import Share, share_of
 from quire_operator.domain.resource import Spec
 
 
@@ -36,6 +37,16 @@ def test_each_llmdeployment_has_separate_gpus() -> None:
     assert [share.on_gpu for share in shares] == [True, False, True, True]
     assert shares[0].memory_bytes == 60
     assert (shares[1].memory_bytes, shares[1].threads) == (2**35, 4)
+
+
+def test_gpus_of_both_kinds_are_counted_apart() -> None:
+    on_amd = spec_of("amd", resources={"limits": {"amd.com/gpu": 1}})
+    specs = (*SPECS, on_amd)
+    both = replace(machine(4), amd_memory_bytes=(192, 256))
+    assert share_of(on_amd, specs, both) == Share(memory_bytes=192, threads=1, gpus=(0,))
+    assert [share_of(spec, specs, both).gpus for spec in SPECS] == [(0,), (), (1, 2), (3,)]
+    with pytest.raises(CapacityProblem, match="need 1 GPU .spec.resources., but /sys/class/drm shows none"):
+        share_of(on_amd, specs, machine(4))
 
 
 @pytest.mark.parametrize(("tensor", "threads"), [(1, 8), (2, 8), (16, 16)])

@@ -17,6 +17,8 @@ class Connection:
         assert path == "/api/v1/nodes"
         self.queries.append(dict(query))
         number = len(self.queries)
+        if self.queries[-1]["labelSelector"] != "nvidia.com/gpu.memory":
+            return {"metadata": {}, "items": [{"metadata": {"labels": {"c": "3"}}}]}
         rest = str(number) if number < len(self._pages) else ""
         return {"metadata": {"continue": rest}, "items": self._pages[number - 1]}
 
@@ -25,6 +27,6 @@ async def test_all_pages_are_read() -> None:
     connection = Connection(
         [{"metadata": {"labels": {"a": "1"}}}, {"metadata": {}}], [{"metadata": {"labels": {"b": "2"}}}]
     )
-    assert await GpuNodes(connection).labels() == ({"a": "1"}, {}, {"b": "2"})  # type: ignore[arg-type]
-    assert [query["continue"] for query in connection.queries] == ["", "1"]
-    assert {query["labelSelector"] for query in connection.queries} == {"nvidia.com/gpu.memory"}
+    assert await GpuNodes(connection).labels() == ({"a": "1"}, {}, {"b": "2"}, {"c": "3"})  # type: ignore[arg-type]
+    assert [query["continue"] for query in connection.queries] == ["", "1", ""]
+    assert {query["labelSelector"] for query in connection.queries} == {"nvidia.com/gpu.memory", "amd.com/gpu.vram"}

@@ -30,6 +30,8 @@ LLAMA_3_8B = {
 GPU = {"limits": {"nvidia.com/gpu": 1}}
 T4 = {"nvidia.com/gpu.memory": "15360", "nvidia.com/gpu.product": "Tesla-T4", "pool": "small"}
 H100 = {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "pool": "large"}
+AMD = {"limits": {"amd.com/gpu": 1}}
+MI300X = {"amd.com/gpu.vram": "192G", "amd.com/gpu.product-name": "AMD_Instinct_MI300X"}
 MACHINE = Machine(cpus=1, memory_bytes=1, gpu_memory_bytes=(), multiplies_bfloat16=True)
 
 
@@ -61,6 +63,9 @@ def selecting(**labels: str) -> dict[str, Any]:
         ({"resources": GPU}, [], None),
         ({"resources": GPU}, [{}, {"nvidia.com/gpu.memory": "much"}, {"nvidia.com/gpu.memory": "-1"}], None),
         ({"resources": GPU}, [T4, H100, {}], 81559),
+        ({"resources": GPU}, [MI300X], None),
+        ({"resources": AMD}, [T4, H100, MI300X], 192 << 10),
+        ({"resources": AMD}, [T4, {"amd.com/gpu.vram": "much"}, {"amd.com/gpu.vram": "-1G"}], None),
         ({"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}}, [T4], 15360),
         (selecting(pool="small"), [T4, H100], 15360),
         (selecting(pool="to-be-made"), [T4, H100], None),

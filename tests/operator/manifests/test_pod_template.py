@@ -81,6 +81,18 @@ def test_resources_and_images_follow_the_spec(pod: Pod) -> None:
     assert engine_of(pod())["image"] == "registry.example/engine:1"
 
 
+def test_a_replica_on_amd_has_the_image_and_the_device_of_rocm(pod: Pod) -> None:
+    images = Images(engine="e:1", rocm_engine="rocm:1")
+    limits = {"amd.com/gpu": 1}
+    made = pod(images=images, resources={"limits": limits}, model={"source": "hf://org/m"})
+    args = engine_of(made)["args"]
+    assert args[args.index("--device") + 1] == "rocm"
+    assert engine_of(made)["resources"] == {"limits": {"amd.com/gpu": "1"}}
+    assert {container["image"] for container in (*made["containers"], *made["initContainers"])} == {"rocm:1"}
+    assert engine_of(pod(images=images))["image"] == "e:1"
+    assert engine_of(pod(images=images, resources={"limits": limits}, engine={"image": "mine"}))["image"] == "mine"
+
+
 READ_ONLY_CLAIM = {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}
 
 

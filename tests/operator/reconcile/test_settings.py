@@ -18,6 +18,7 @@ def test_defaults_watch_all_namespaces_as_the_pods_account() -> None:
     assert (settings.kubeconfig, settings.namespace, settings.watch_namespaces) == (None, None, ())
     assert (settings.workers, settings.resync_seconds, settings.lease_name) == (32, 600.0, "quire-operator")
     assert settings.images.engine == f"quire-engine:{__version__}"
+    assert settings.images.rocm_engine == f"quire-engine-rocm:{__version__}"
 
 
 def test_flags_precede_variables_and_variables_defaults() -> None:

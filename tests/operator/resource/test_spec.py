@@ -326,6 +326,19 @@ def test_existing_claim_can_be_the_cache() -> None:
             "extraArgs[0]: --tensor-parallel-size is set by spec.parallelism.tensor; set it there",
         ),
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),
+        ({"resources": {"limits": {"amd.com/gpu": 2}}}, "spec.resources.limits[amd.com/gpu]: must be 1"),
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
+            "spec.resources.limits: has nvidia.com/gpu and amd.com/gpu, and a replica uses one GPU: remove one of them",
+        ),
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"amd.com/gpu": 1}}},
+            "spec.resources.limits: has nvidia.com/gpu and amd.com/gpu",
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 1}}},
+            "spec.parallelism.tensor: is for CPUs in this version",
+        ),
         ({"resources": {"limits": {"memory": "4Gb"}}}, "spec.resources.limits[memory]: must be a quantity"),
         ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),
         ({"autoscaling": {}}, "spec.autoscaling.maxReplicas: is required"),

@@ -115,6 +115,11 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
         "exited with code 1: a.b.LoadError: y",
     ),
     "no node": (unschedulable("0/3 nodes are available: 3 Insufficient cpu."), "Unschedulable", "3 Insufficient cpu"),
+    "no gpu of amd": (
+        unschedulable("0/3 nodes are available: 3 Insufficient amd.com/gpu."),
+        "InsufficientGPU",
+        "no node can run pod chat-1: 0/3 nodes are available",
+    ),
     "no gpu": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         "InsufficientGPU",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _MIB = 2**20
 _NVIDIA_SMI_SECONDS = 10
+_AMD_VENDOR = "0x1002"
 _CPU_REPORT_SECONDS = 300
 
 
@@ -20,7 +21,9 @@ class Machine:
     memory_bytes: int
     """All of it, whatever else runs: what a person counts on when writing a percentage."""
     gpu_memory_bytes: tuple[int, ...]
-    """One entry per GPU."""
+    """One entry per GPU of NVIDIA."""
+    amd_memory_bytes: tuple[int, ...] = ()
+    """One entry per GPU of AMD."""
     multiplies_bfloat16: bool
     """The CPU has AVX512-BF16 or AMX; others convert, a hundred times slower."""
     cpu: str | None = None
@@ -34,6 +37,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         cpus=_cpus(cgroup),
         memory_bytes=_memory_bytes(root, cgroup),
         gpu_memory_bytes=_gpus(),
+        amd_memory_bytes=_amd_gpus(root / "sys/class/drm"),
         multiplies_bfloat16=_multiplies_bfloat16(root / "proc/cpuinfo"),
     )
 
@@ -91,6 +95,13 @@ def _gpus() -> tuple[int, ...]:
         return ()
     figures = answer.stdout.split() if answer.returncode == 0 else []
     return tuple(int(mebibytes) * _MIB for mebibytes in figures if mebibytes.isdecimal())
+
+
+def _amd_gpus(drm: Path) -> tuple[int, ...]:
+    """Return the memory of each GPU that AMD's driver shows in ``/sys``."""
+    devices = sorted(drm.glob("card[0-9]*/device/mem_info_vram_total"))
+    figures = [_words(path) for path in devices if _words(path.with_name("vendor")) == [_AMD_VENDOR]]
+    return tuple(int(words[0]) for words in figures if words and words[0].isdecimal())
 
 
 def _words(path: Path) -> list[str]:

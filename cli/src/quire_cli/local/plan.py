@@ -98,7 +98,9 @@ def places(
 
 
 def _usable_gpus(spec: Spec) -> list[Gpu]:
-    return [gpu for gpu in GPUS if gpu.has_fp8 or spec.engine.quantization != "fp8"]
+    """Return the GPUs of the requested kind, which is NVIDIA's without a request."""
+    kind = [gpu for gpu in GPUS if gpu.is_amd == spec.resources.on_amd]
+    return [gpu for gpu in kind if gpu.has_fp8 or spec.engine.quantization != "fp8"]
 
 
 def answers(

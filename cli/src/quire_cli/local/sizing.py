@@ -55,8 +55,9 @@ class Sized:
 def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
     """Return a replica's share: all possible replicas divide CPUs and memory, and a GPU belongs to one replica."""
     if spec.resources.gpus:
-        memory = _gpu_memory(specs, machine)
-        first = sum(_gpus(other) for other in specs[: specs.index(spec)])
+        kind = [other for other in specs if other.resources.on_amd == spec.resources.on_amd]
+        memory = _gpu_memory(kind, machine)
+        first = sum(_gpus(other) for other in kind[: kind.index(spec)])
         return Share(memory_bytes=memory, threads=1, gpus=tuple(range(first, first + _gpus(spec))))
     replicas = replicas_on_cpus(specs)
     threads = max(spec.parallelism.ranks, machine.cpus // replicas)
@@ -148,15 +149,19 @@ def _needs_draft(spec: Spec) -> bool:
 
 
 def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:
+    """Return the memory of the smallest GPU for ``specs``, which all use GPUs of one kind, or none."""
     wanted = sum(_gpus(other) for other in specs)
-    found = len(machine.gpu_memory_bytes)
+    on_amd = any(spec.resources.on_amd for spec in specs)
+    sizes = machine.amd_memory_bytes if on_amd else machine.gpu_memory_bytes
+    witness = "/sys/class/drm" if on_amd else "nvidia-smi"
+    found = len(sizes)
     if wanted > found:
         has, noun = "none" if found == 0 else f"only {found}", "GPU" if wanted == 1 else "GPUs"
         raise CapacityProblem(
-            f"the replicas need {wanted} {noun} (spec.resources), but nvidia-smi shows {has} on this machine",
+            f"the replicas need {wanted} {noun} (spec.resources), but {witness} shows {has} on this machine",
             hint="remove spec.resources to run on the CPU, or use fewer replicas",
         )
-    return min(machine.gpu_memory_bytes)
+    return min(sizes)
 
 
 def _gpus(spec: Spec) -> int:

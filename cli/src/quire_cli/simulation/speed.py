@@ -44,6 +44,9 @@ GPUS: Mapping[str, Hardware] = {
     "A100 80GB": Hardware(teraflops=312, gigabytes_per_second=2039),
     "H200 141GB": Hardware(teraflops=989, gigabytes_per_second=4800),
     "B200 180GB": Hardware(teraflops=2250, gigabytes_per_second=8000),
+    "MI300X 192GB": Hardware(teraflops=1307, gigabytes_per_second=5300),
+    "MI325X 256GB": Hardware(teraflops=1307, gigabytes_per_second=6000),
+    "MI355X 288GB": Hardware(teraflops=2500, gigabytes_per_second=8000),
 }
 """The hardware by the names in ``domain.capacity.gpus``; a test compares them."""
 CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)

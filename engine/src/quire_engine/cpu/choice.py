@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from quire_engine import kept
-from quire_engine.config import DeviceOptions
+from quire_engine.config import GPU_DEVICES, DeviceOptions
 from quire_engine.cpu.findings import KeptFindings, RunTrials, facts_of, read_kept, try_out, write_kept
 from quire_engine.cpu.limits import CpuLevel, CpuLimits, Findings, limit_cpu
 from quire_engine.cpu.machine import Machine, this_machine
@@ -104,7 +104,7 @@ class _Trials:
 def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: RunTrials | None = None) -> FindingOut:
     """Return the stored findings of this machine, or start the trials. ``run`` replaces the function that runs them."""
     machine = machine or this_machine()
-    if options.device == "cuda" or not machine.is_x86_64:
+    if options.device in GPU_DEVICES or not machine.is_x86_64:
         return FindingOut(None, None, options)
     environment = dict(os.environ)
     found = read_kept(facts_of(machine, environment))

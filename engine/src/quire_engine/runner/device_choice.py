@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire_engine.config import DeviceName, DType
+from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES, Target
 
 OLDEST = (8, 0)
 """The compute capability of Ampere, which the kernels require."""
@@ -16,7 +17,9 @@ class Gpu:
     """The index among the GPUs that this process may see."""
     name: str
     capability: tuple[int, int]
-    """The compute capability: major and minor."""
+    """The compute capability: major and minor. It means nothing for AMD's GPUs."""
+    amd: str = ""
+    """AMD's name of the architecture, such as gfx942; empty for NVIDIA's GPUs."""
     memory_bytes: int
 
 
@@ -24,9 +27,11 @@ class Gpu:
 class FoundDevices:
     torch_version: str
     architectures: tuple[str, ...]
-    """The architectures that this torch supports, such as sm_90; empty if it is built without CUDA."""
-    visible: str | None
-    """CUDA_VISIBLE_DEVICES; None if it is not set."""
+    """The architectures that this torch supports, such as sm_90 or gfx942; empty if it is built for CPUs only."""
+    hip: str | None = None
+    """The version of HIP for which this torch is built; None for CUDA and CPUs."""
+    visible: tuple[tuple[str, str], ...] = ()
+    """The variables that select among GPUs and are set, with their values."""
     gpus: tuple[Gpu, ...]
     failure: str | None
     """The driver's error instead of a list of GPUs."""
@@ -55,6 +60,8 @@ def choose_device(asked: DeviceName, find: Callable[[], FoundDevices]) -> OnGpu 
     if asked == "cpu":
         return OnCpu(reason="--device cpu")
     found = find()
+    if (mistaken := _other_platform(asked, found)) is not None:
+        return NoDevice(message=mistaken)
     reason = _no_gpu(found)
     if reason is None:
         reasons = [_unfit(gpu, found) for gpu in found.gpus]
@@ -64,20 +71,39 @@ def choose_device(asked: DeviceName, find: Callable[[], FoundDevices]) -> OnGpu 
         reason = "; ".join(dict.fromkeys(unfit for unfit in reasons if unfit is not None))
     if asked == "auto":
         return OnCpu(reason=reason)
-    return NoDevice(message=f"--device cuda: {reason}; --device cpu would run without")
+    install = "" if found.architectures else f": install torch's build for {'ROCm' if asked == 'rocm' else 'CUDA'}"
+    return NoDevice(message=f"--device {asked}: {reason}{install}; --device cpu would run without")
+
+
+def _other_platform(asked: DeviceName, found: FoundDevices) -> str | None:
+    """Return why the requested platform is not the one for which this torch is built, or None."""
+    if not found.architectures or asked == "auto":
+        return None
+    if asked == "cuda" and found.hip is not None:
+        return f"--device cuda: torch {found.torch_version} is built for AMD (HIP {found.hip}): use --device rocm"
+    if asked == "rocm" and found.hip is None:
+        return (
+            f"--device rocm: torch {found.torch_version} is built for NVIDIA (CUDA): use --device cuda, or"
+            " install torch's build for ROCm"
+        )
+    return None
 
 
 def _no_gpu(found: FoundDevices) -> str | None:
     if not found.architectures:
-        return f"torch {found.torch_version} is built without CUDA"
-    if found.visible is not None and found.visible.strip() in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES is {found.visible.strip()!r}, which hides every GPU"
+        return f"torch {found.torch_version} is built without CUDA and without ROCm"
+    for name, value in found.visible:
+        if value.strip() in ("", "-1"):
+            return f"{name} is {value.strip()!r}, which hides every GPU"
     if found.failure is not None:
         return f"torch {found.torch_version} cannot use a GPU here: {found.failure}"
-    return None if found.gpus else "there is no GPU that this process may see (nvidia-smi lists those of the machine)"
+    lister = "nvidia-smi" if found.hip is None else "rocm-smi"
+    return None if found.gpus else f"there is no GPU that this process may see ({lister} lists those of the machine)"
 
 
 def _unfit(gpu: Gpu, found: FoundDevices) -> str | None:
+    if gpu.amd:
+        return _unfit_amd(gpu, found)
     if gpu.capability < OLDEST:
         return (
             f"{gpu.name} has compute capability {_version(gpu.capability)}, and at least"
@@ -87,6 +113,17 @@ def _unfit(gpu: Gpu, found: FoundDevices) -> str | None:
         return (
             f"{gpu.name} has compute capability {_version(gpu.capability)}, and torch {found.torch_version} is built"
             f" for {', '.join(found.architectures)} only"
+        )
+    return None
+
+
+def _unfit_amd(gpu: Gpu, found: FoundDevices) -> str | None:
+    if gpu.amd not in AMD_ARCHITECTURES:
+        return f"{gpu.name} has architecture {gpu.amd}, and the kernels are compiled for {', '.join(AMD_ARCHITECTURES)}"
+    if gpu.amd not in found.architectures:
+        return (
+            f"{gpu.name} has architecture {gpu.amd}, and torch {found.torch_version} is built for"
+            f" {', '.join(found.architectures)} only"
         )
     return None
 
@@ -105,6 +142,13 @@ def kv_dtype_problem(gpu: Gpu | None) -> str | None:
     """Return why ``--kv-cache-dtype fp8`` is not possible, or None."""
     if gpu is None:
         return "--kv-cache-dtype fp8 needs a GPU, and this engine runs on the CPU: use auto"
+    if gpu.amd:
+        if Target.named(gpu.amd).converts_fp8:
+            return None
+        return (
+            f"--kv-cache-dtype fp8 needs a GPU that converts float8 e4m3fn (gfx950), and {gpu.name} ({gpu.amd})"
+            " has another float8: use auto"
+        )
     if gpu.capability < OLDEST_WITH_FP8:
         return (
             f"--kv-cache-dtype fp8 needs compute capability {_version(OLDEST_WITH_FP8)} (Ada, Hopper), and {gpu.name}"
@@ -117,6 +161,10 @@ def fp8_weights_problem(gpu: Gpu | None, dtype: DType) -> str | None:
     """Return why ``--quantization fp8`` is not possible, or None."""
     if gpu is None:
         return "--quantization fp8 needs a GPU, and this engine runs on the CPU: use int8"
+    if gpu.amd:
+        return (
+            f"--quantization fp8 is for GPUs of NVIDIA in this version, and the model runs on {gpu.name}: leave it out"
+        )
     if gpu.capability < OLDEST_WITH_FP8:
         return (
             f"--quantization fp8 needs compute capability {_version(OLDEST_WITH_FP8)} (Ada, Hopper), and {gpu.name}"

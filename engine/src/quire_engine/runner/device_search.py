@@ -9,10 +9,16 @@ import warnings
 import torch
 
 from quire_engine.runner.device_choice import FoundDevices, Gpu
+from quire_kernels.triton_runtime.target import amd_architecture
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES",)
+_VISIBLE_TO_HIP = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""HIP reads all three; those of other platforms have no effect."""
 
 
 def find_devices() -> FoundDevices:
-    architectures = tuple(name for name in _architectures() if name.startswith("sm_"))
+    hip: str | None = torch.version.hip
+    architectures = tuple(name for name in _architectures() if name.startswith("sm_" if hip is None else "gfx"))
     gpus: tuple[Gpu, ...] = ()
     failure = None
     if architectures:
@@ -23,17 +29,19 @@ def find_devices() -> FoundDevices:
                 gpus = tuple(_gpu(index) for index in range(torch.cuda.device_count()))
         except (RuntimeError, AssertionError) as error:
             failure = " ".join(str(error).split()).rstrip(".")
+    variables = _VISIBLE if hip is None else _VISIBLE_TO_HIP
     return FoundDevices(
         torch_version=str(torch.__version__),
+        hip=hip,
         architectures=architectures,
-        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        visible=tuple((name, os.environ[name]) for name in variables if name in os.environ),
         gpus=gpus,
         failure=failure,
     )
 
 
 def _architectures() -> list[str]:
-    if torch.version.cuda is None:
+    if torch.version.cuda is None and torch.version.hip is None:
         return []
     # get_arch_list() is empty without a GPU.
     return (torch._C._cuda_getArchFlags() or "").split()
@@ -45,5 +53,6 @@ def _gpu(index: int) -> Gpu:
         index=index,
         name=properties.name,
         capability=(properties.major, properties.minor),
+        amd=amd_architecture(index),
         memory_bytes=properties.total_memory,
     )

@@ -204,6 +204,13 @@ def _find_place(options: DeviceOptions) -> _Place:
         case OnGpu(gpu=gpu):
             # Our kernels are launched on the current device.
             torch.cuda.set_device(gpu.index)
+            if gpu.amd:
+                _log.warning(
+                    "%s (%s): quire's kernels are compiled and bounded for this architecture, but have not run on"
+                    " a GPU of AMD yet; compare some answers with those of --device cpu",
+                    gpu.name,
+                    gpu.amd,
+                )
             return _Place(device=torch.device("cuda", gpu.index), gpu=gpu)
         case OnCpu(reason=reason):
             if options.device == "auto":

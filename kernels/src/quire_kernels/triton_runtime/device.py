@@ -10,7 +10,7 @@ import torch
 from triton.runtime import driver
 
 from quire_kernels.errors import ArgumentError, UnsupportedDeviceError
-from quire_kernels.triton_runtime.target import INTERPRETER, Target
+from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES, INTERPRETER, Target, amd_architecture
 
 OLDEST = (8, 0)
 """The oldest compute capability with bfloat16 and asynchronous copies, which every kernel needs: Ampere."""
@@ -22,7 +22,9 @@ OLDEST_WITH_FP8 = (8, 9)
 class DeviceProperties:
     name: str
     capability: tuple[int, int]
-    """The compute capability: major and minor."""
+    """NVIDIA's compute capability: major and minor. Torch gives AMD's GPUs one too, which means something else."""
+    amd: str = ""
+    """AMD's name of the architecture, such as "gfx942", and empty for others."""
     multiprocessors: int
     shared_memory_bytes: int
     """The maximum for one program."""
@@ -46,9 +48,8 @@ def stand_in(properties: DeviceProperties | None) -> None:
     """Let CPU tensors have the properties of a GPU (``triton_runtime.stand_in``), or with None the interpreter's."""
     _cpu_device.properties, _cpu_device.target = _INTERPRETED_DEVICE, INTERPRETER
     if properties is not None:
-        major, minor = properties.capability
         _cpu_device.properties = properties
-        _cpu_device.target = Target(10 * major + minor, properties.name)
+        _cpu_device.target = _target(properties)
     for cached in (device_properties, target_of, require_fp8, _require_capability):
         cached.cache_clear()
 
@@ -62,6 +63,7 @@ def device_properties(device: torch.device) -> DeviceProperties:
     return DeviceProperties(
         name=torch.cuda.get_device_name(device),
         capability=torch.cuda.get_device_capability(device),
+        amd=amd_architecture(device.index),
         multiprocessors=limits["multiprocessor_count"],
         shared_memory_bytes=limits["max_shared_mem"],
     )
@@ -72,9 +74,11 @@ def target_of(device: torch.device) -> Target:
     """Return the key of launch configurations for a device; ``device`` has an index unless it is the CPU."""
     if device.type != "cuda":
         return _cpu_device.target
-    properties = device_properties(device)
-    major, minor = properties.capability
-    return Target(10 * major + minor, properties.name)
+    return _target(device_properties(device))
+
+
+def _target(properties: DeviceProperties) -> Target:
+    return Target.of_gpu(properties.capability, properties.name, properties.amd)
 
 
 def require_device(op: str, device: torch.device) -> None:
@@ -93,12 +97,25 @@ def require_device(op: str, device: torch.device) -> None:
 @functools.cache
 def require_fp8(op: str, device: torch.device, purpose: str = "a KV cache in float8_e4m3fn") -> None:
     """Raise UnsupportedDeviceError if the device cannot convert from and to float8 e4m3."""
-    check_capability(op, device_properties(device), OLDEST_WITH_FP8, purpose)
+    properties = device_properties(device)
+    if not properties.amd:
+        check_capability(op, properties, OLDEST_WITH_FP8, purpose)
+    elif not target_of(device).converts_fp8:
+        raise UnsupportedDeviceError(
+            f"{op}: {properties.name} ({properties.amd}) cannot convert from and to float8_e4m3fn; gfx950 can"
+        )
 
 
 @functools.cache
 def _require_capability(op: str, device: torch.device) -> None:
-    check_capability(op, device_properties(device), OLDEST, "the Triton kernels")
+    properties = device_properties(device)
+    if not properties.amd:
+        check_capability(op, properties, OLDEST, "the Triton kernels")
+    elif properties.amd not in AMD_ARCHITECTURES:
+        raise UnsupportedDeviceError(
+            f"{op}: {properties.name} has architecture {properties.amd}; the Triton kernels are compiled for "
+            f"{', '.join(AMD_ARCHITECTURES)}"
+        )
 
 
 def check_capability(op: str, properties: DeviceProperties, oldest: tuple[int, int], purpose: str) -> None:

@@ -24,8 +24,12 @@ from triton.runtime import driver
 from quire_kernels import dispatch
 from quire_kernels.errors import KernelError
 from quire_kernels.triton_runtime import config, device
+from quire_kernels.triton_runtime.target import Target
 
 _MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
+_COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256, "gfx1100": 96}
+_LDS = {"gfx950": 160 << 10}
+"""The bytes of a program's shared memory on AMD's GPUs that have more than 64 KiB."""
 _SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """The bytes of shared memory of a program by compute capability, where it has more than the 99 KiB of the others."""
 _MOST_THREADS = 1024
@@ -57,7 +61,7 @@ Observer = Callable[[Launched], None]
 class StandIn:
     """The state of the stand-in. ``current_stream`` returns the number of the stream on which a launch is issued."""
 
-    capability: int
+    target: Target
     observe: Observer | None = None
     current_stream: Callable[[], int] = lambda: 0
     launches: int = 0
@@ -65,25 +69,30 @@ class StandIn:
 
 
 # One for the process: a kernel that Triton has compiled keeps its launcher.
-_states: dict[int, StandIn] = {}
+_states: dict[str, StandIn] = {}
 
 
 @contextmanager
-def standing_in(capability: int) -> Iterator[StandIn]:
-    """Let ops launch kernels on CPU tensors, compiled for NVIDIA's ``capability``, such as 90. Yield the state."""
+def standing_in(gpu: int | str) -> Iterator[StandIn]:
+    """Let ops launch kernels on CPU tensors, compiled for a GPU. Yield the state.
+
+    gpu  NVIDIA's compute capability, such as 90, or AMD's architecture, such as "gfx942"
+    """
     if dispatch.INTERPRETED:
         raise KernelError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it")
-    state = _states.setdefault(capability, StandIn(capability=capability))
+    target = Target.named(gpu if isinstance(gpu, str) else f"sm_{gpu}")
+    state = _states.setdefault(target.name, StandIn(target=target))
     if len(_states) > 1:
-        raise KernelError(f"this process stood in for compute capability {min(_states)}; another needs its own process")
+        raise KernelError(f"this process stood in for {next(iter(_states))}; another needs its own process")
     before = driver._active
     driver.set_active(_Driver(state))
     device.stand_in(
         device.DeviceProperties(
-            name=f"sm_{capability}",
-            capability=divmod(capability, 10),
-            multiprocessors=_MULTIPROCESSORS.get(capability, 100),
-            shared_memory_bytes=_SHARED_MEMORY.get(capability, 99 << 10),
+            name=target.name,
+            capability=divmod(target.capability, 10),
+            amd=target.amd,
+            multiprocessors=_multiprocessors(target),
+            shared_memory_bytes=_shared_memory(target),
         )
     )
     dispatch.stand_in(True)
@@ -97,6 +106,14 @@ def standing_in(capability: int) -> Iterator[StandIn]:
         state.observe, state.current_stream, state.launches = None, lambda: 0, 0
 
 
+def _multiprocessors(target: Target) -> int:
+    return _COMPUTE_UNITS[target.amd] if target.amd else _MULTIPROCESSORS.get(target.capability, 100)
+
+
+def _shared_memory(target: Target) -> int:
+    return _LDS.get(target.amd, 64 << 10) if target.amd else _SHARED_MEMORY.get(target.capability, 99 << 10)
+
+
 class _Utils:
     """The functions of the driver that Triton calls when it loads a kernel."""
 
@@ -105,8 +122,8 @@ class _Utils:
 
     def get_device_properties(self, index: int) -> dict[str, int]:
         return {
-            "max_shared_mem": _SHARED_MEMORY.get(self._state.capability, 99 << 10),
-            "multiprocessor_count": _MULTIPROCESSORS.get(self._state.capability, 100),
+            "max_shared_mem": _shared_memory(self._state.target),
+            "multiprocessor_count": _multiprocessors(self._state.target),
         }
 
     def load_binary(self, name: str, binary: bytes, shared: int, index: int) -> tuple[object, str, int, int, int]:
@@ -134,7 +151,10 @@ class _Driver(DriverBase):
         raise NotImplementedError("nothing runs")
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self._state.capability, 32)
+        target = self._state.target
+        return (
+            GPUTarget("hip", target.amd, target.warp_size) if target.amd else GPUTarget("cuda", target.capability, 32)
+        )
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")

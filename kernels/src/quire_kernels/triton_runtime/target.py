@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
+
+AMD_ARCHITECTURES = ("gfx942", "gfx950", "gfx1100")
+"""AMD's GPUs for which every kernel is compiled and its registers and LDS are bounded; none has run on one yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -24,6 +29,12 @@ class Target:
     def name(self) -> str:
         return self.amd or f"sm_{self.capability}"
 
+    @classmethod
+    def of_gpu(cls, capability: tuple[int, int], device_name: str, amd: str) -> "Target":
+        """Return the target of a GPU that is present. Its compute capability means nothing if it is AMD's."""
+        major, minor = capability
+        return cls(0, device_name, amd) if amd else cls(10 * major + minor, device_name)
+
     @property
     def is_interpreter(self) -> bool:
         return self.capability == 0 and not self.amd
@@ -37,6 +48,13 @@ class Target:
     def converts_fp8(self) -> bool:
         """True if kernels may convert from and to float8 e4m3fn: from Ada on, and from AMD's gfx950 on."""
         return self.capability >= 89 or self.amd == "gfx950"
+
+
+def amd_architecture(index: int) -> str:
+    """Return AMD's name of a GPU's architecture without its features (gfx942, not gfx942:xnack-); "" for NVIDIA's."""
+    if torch.version.hip is None:
+        return ""
+    return str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
 
 
 INTERPRETER = Target(capability=0, device_name="interpreter")

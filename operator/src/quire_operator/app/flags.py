@@ -155,6 +155,8 @@ usage: quire-operator [flags]
         "Pods": (
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
                   unset="quire-engine:VERSION"),
+            _flag("engine-rocm-image", _IMAGE, "the same for LLMDeployments that request amd.com/gpu, with torch's "
+                  "build for ROCm", unset="quire-engine-rocm:VERSION"),
             _flag("engine-pull-policy", Choice(values={policy.value: policy for policy in PullPolicy}), "the pull "
                   "policy of the engine's image", unset="Kubernetes' default for its tag"),
             _flag("model-size-limit", Quantity(), "the size limit of a model that a pod downloads without "

@@ -92,6 +92,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         watch_namespaces=values["watch-namespace"] or (),
         images=Images(
             engine=values["engine-image"] or f"quire-engine:{__version__}",
+            rocm_engine=values["engine-rocm-image"] or f"quire-engine-rocm:{__version__}",
             pull_policy=values["engine-pull-policy"],
             model_size_limit=values["model-size-limit"],
             hub_endpoint=values["hub-endpoint"],

@@ -10,6 +10,7 @@ from quire_engine.errors import DeviceError
 
 FULL_IN_STEP = "lower --gpu-memory-utilization, so that the KV cache leaves more, or --max-num-batched-tokens"
 _SIGNS = ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cuBLAS")
+_SIGNS_OF_HIP = ("HIP error", "Triton Error [HIP]", "HIPBLAS_STATUS", "hipBLAS", "HSA_STATUS")
 
 
 @contextmanager
@@ -28,9 +29,10 @@ def device_faults(doing: str, *, when_full: str) -> Iterator[None]:
             raise DeviceError(f"Triton could not build a kernel while {doing}: {reason}") from error
         if not _is_fault(error):
             raise
+        variable = "CUDA_LAUNCH_BLOCKING=1" if torch.version.hip is None else "AMD_SERIALIZE_KERNEL=3"
         raise DeviceError(
             f"the GPU failed while {doing}: {_first_line(error)}. The work that failed may have been issued a step"
-            " earlier; CUDA_LAUNCH_BLOCKING=1 finds the launch, QUIRE_KERNELS_CHECK=1 has kernels check their inputs"
+            f" earlier; {variable} finds the launch, QUIRE_KERNELS_CHECK=1 has kernels check their inputs"
         ) from error
 
 
@@ -55,7 +57,7 @@ def _is_fault(error: Exception) -> bool:
     fault: type[Exception] | None = getattr(torch, "AcceleratorError", None)
     if fault is not None and isinstance(error, fault):
         return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS + _SIGNS_OF_HIP)
 
 
 def _first_line(error: Exception) -> str:

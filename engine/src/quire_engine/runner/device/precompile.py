@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of the Triton kernels of whole models, for GPUs that are not present.
 
-    python -m quire_engine.runner.device.precompile [--capability 80 90] [--model FOLDER ...] [--check]
+    python -m quire_engine.runner.device.precompile [--capability 80 gfx942] [--model FOLDER ...] [--check]
 
 It runs the steps of a start (``warm_up``, and the capture of graphs) with a model without weights over a stand-in for
 the driver, so that Triton compiles what a start on that GPU would, under the same keys, into TRITON_CACHE_DIR. The
@@ -31,6 +31,7 @@ from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.warm_up import SHORT_CHUNKS, warm_up
 from quire_kernels.kv_cache import allocate_kv_cache
 from quire_kernels.triton_runtime.stand_in import first_tokens, standing_in
+from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 _CPU = torch.device("cpu")
@@ -88,7 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m quire_engine.runner.device.precompile",
         description="Compile the Triton kernels of models into TRITON_CACHE_DIR, for GPUs that are not present.",
     )
-    parser.add_argument("--capability", type=int, nargs="+", default=CAPABILITIES, help="such as 80 90 (default: all)")
+    parser.add_argument(
+        "--capability",
+        type=_gpu,
+        nargs="+",
+        default=CAPABILITIES,
+        help="such as 80 90, or AMD's architectures, such as gfx942 (default: all of NVIDIA's)",
+    )
     parser.add_argument("--model", type=Path, nargs="*", default=[], help="model folders instead of popular shapes")
     parser.add_argument("--check", action="store_true", help="use other sizes, and fail if anything had to be compiled")
     args = parser.parse_args(arguments)
@@ -97,17 +104,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "quire_engine.runner.device.precompile", *rest, "--capability"]
         return max(subprocess.run([*command, str(each)], check=False).returncode for each in args.capability)
     (capability,) = args.capability
+    label = capability if isinstance(capability, str) else f"sm_{capability}"
     compiled = 0
     for name, config in _configs(args.model):
         began = time.perf_counter()
         found = compile_for(config, capability, _OTHER_SIZES if args.check else Sizes())
         compiled += found.compiled
         seconds = time.perf_counter() - began
-        print(f"sm_{capability} {name}: {found.compiled} compiled, {found.found} in the cache, {seconds:.0f} s")
+        print(f"{label} {name}: {found.compiled} compiled, {found.found} in the cache, {seconds:.0f} s")
     if args.check and compiled:
         print(f"{compiled} kernels were not in {os.environ.get('TRITON_CACHE_DIR', 'the cache')}", file=sys.stderr)
         return 1
     return 0
+
+
+def _gpu(text: str) -> int | str:
+    if text in AMD_ARCHITECTURES:
+        return text
+    if not text.isdecimal():
+        known = ", ".join((*map(str, CAPABILITIES), *AMD_ARCHITECTURES))
+        raise argparse.ArgumentTypeError(f"{text!r} should be one of {known}")
+    return int(text)
 
 
 def _configs(folders: Sequence[Path]) -> Iterator[tuple[str, ModelConfig]]:
@@ -148,7 +165,7 @@ def counted() -> Iterator[Compilations]:
 
 
 def compile_for(
-    config: ModelConfig, capability: int, sizes: Sizes = Sizes(), dtype: torch.dtype = torch.bfloat16
+    config: ModelConfig, capability: int | str, sizes: Sizes = Sizes(), dtype: torch.dtype = torch.bfloat16
 ) -> Compilations:
     """Run a start of the model on a GPU that is not present. Return what was compiled, and what was not."""
     with standing_in(capability) as stand_in, counted() as counts, torch.inference_mode():

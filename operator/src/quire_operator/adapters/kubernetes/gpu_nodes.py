@@ -1,7 +1,7 @@
 """``ports.Nodes``: the labels of the cluster's nodes; nothing else of them is read."""
 
 from quire_operator.adapters.kubernetes.connection import Connection, listed
-from quire_operator.domain.status.capacity_check import GPU_MEMORY_LABEL, Labels
+from quire_operator.domain.status.capacity_check import AMD_MEMORY_LABEL, GPU_MEMORY_LABEL, Labels
 
 _NODES = "/api/v1/nodes"
 _PAGE = 500
@@ -15,6 +15,9 @@ class GpuNodes:
 
     async def labels(self) -> tuple[Labels, ...]:
         """See ``ports.Nodes``."""
-        query = (("labelSelector", GPU_MEMORY_LABEL),)
-        nodes = listed(self._connection.read_metadata, _NODES, query=query, page=_PAGE)
-        return tuple([node["metadata"].get("labels") or {} async for node in nodes])
+        found: list[Labels] = []
+        # A selector cannot ask for one label or another.
+        for label in (GPU_MEMORY_LABEL, AMD_MEMORY_LABEL):
+            nodes = listed(self._connection.read_metadata, _NODES, query=(("labelSelector", label),), page=_PAGE)
+            found += [node["metadata"].get("labels") or {} async for node in nodes]
+        return tuple(found)

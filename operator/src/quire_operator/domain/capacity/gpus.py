@@ -1,6 +1,6 @@
 """Common GPUs by name, and their actual memory.
 
-The memory is what ``nvidia.com/gpu.memory`` and nvidia-smi report, in MiB; it is less than the nominal size.
+The memory is what the driver reports, in MiB: less than the nominal size on NVIDIA's GPUs.
 """
 
 import re
@@ -14,11 +14,15 @@ class Gpu:
     name: str
     memory_bytes: int
     has_fp8: bool
-    """True from compute capability 8.9 on (Ada, Hopper), which ``--quantization fp8`` needs."""
+    """True for ``--quantization fp8``: from compute capability 8.9 on (Ada, Hopper), and not on AMD in this version."""
+
+    @property
+    def is_amd(self) -> bool:
+        return self.name.startswith("MI")
 
 
 GPUS: tuple[Gpu, ...] = tuple(
-    Gpu(name=name, memory_bytes=mebibytes * MIB, has_fp8=not name.startswith(("T4", "A10")))
+    Gpu(name=name, memory_bytes=mebibytes * MIB, has_fp8=not name.startswith(("T4", "A10", "MI")))
     for name, mebibytes in (
         ("T4 16GB", 15_360),
         ("A10G 24GB", 23_028),
@@ -30,6 +34,9 @@ GPUS: tuple[Gpu, ...] = tuple(
         ("A100 80GB", 81_920),
         ("H200 141GB", 143_771),
         ("B200 180GB", 183_359),
+        ("MI300X 192GB", 196_592),
+        ("MI325X 256GB", 262_128),
+        ("MI355X 288GB", 294_896),
     )
 )
 """Sorted by memory, the smallest first."""

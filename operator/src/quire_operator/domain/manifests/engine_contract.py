@@ -111,4 +111,4 @@ def _memory_args(spec: Spec, kv_cache_bytes: int | None) -> list[str]:
     else:
         args = ["--kv-cache-memory-bytes", str(_of_one_rank(spec, kv_cache_bytes))]
     # Without this flag, an engine that cannot use its GPU would serve slowly from the CPU of an expensive node.
-    return [*args, "--device", "cuda"] if spec.resources.gpus else args
+    return [*args, "--device", "rocm" if spec.resources.on_amd else "cuda"] if spec.resources.gpus else args

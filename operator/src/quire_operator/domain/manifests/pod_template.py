@@ -54,6 +54,8 @@ class Images:
 
     engine: str
     """The image that serves and downloads models."""
+    rocm_engine: str = "quire-engine-rocm"
+    """The same for replicas on AMD's GPUs, whose torch is the build for ROCm."""
     pull_policy: PullPolicy | None = None
     """The pull policy of the engine's image; None leaves it to Kubernetes."""
     model_size_limit: str = "200Gi"
@@ -274,7 +276,8 @@ def _cache_mounts() -> list[JSON]:
 def _image(spec: Spec, images: Images) -> JSON:
     """Return the image of a container and its pull policy, which is absent if none is set."""
     policy = spec.engine.image_pull_policy or images.pull_policy
-    image: JSON = {"image": spec.engine.image or images.engine}
+    default = images.rocm_engine if spec.resources.on_amd else images.engine
+    image: JSON = {"image": spec.engine.image or default}
     return image if policy is None else {**image, "imagePullPolicy": policy.value}
 
 

@@ -14,7 +14,7 @@ from quire_operator.domain.resource.adapter_slots import AdapterSlots
 from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
-    GPU_RESOURCE,
+    GPU_RESOURCES,
     DType,
     Engine,
     KVCache,
@@ -54,7 +54,7 @@ __all__ = [
     "AccessMode",
     "AdapterSlots",
     "AdapterSpec",
-    "GPU_RESOURCE",
+    "GPU_RESOURCES",
     "Autoscaling",
     "AutoscalingMode",
     "BucketSource",

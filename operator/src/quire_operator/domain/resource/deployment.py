@@ -48,7 +48,8 @@ class Spec:
     resources: Annotated[
         Resources,
         Section(
-            "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu.",
+            "Resources of each replica's engine container. To request a GPU, set the limit "
+            "nvidia.com/gpu or amd.com/gpu. The kernels are compiled for GPUs of AMD, but have not run on one yet.",
             flags=("device",),
         ),
     ] = Resources()
@@ -123,13 +124,19 @@ class Spec:
         Rule(
             at="engine.extraArgs",
             holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.quantization != "int8",
-            message="has --quantization int8, which is for CPUs: use fp8, or leave out spec.resources' nvidia.com/gpu",
+            message="has --quantization int8, which is for CPUs: use fp8, or leave out the GPU of spec.resources",
         ),
         Rule(
             at="engine.extraArgs",
             holds=lambda spec, document: spec.resources.gpus > 0 or spec.engine.quantization != "fp8",
             message="has --quantization fp8, which needs a GPU: set spec.resources.limits[nvidia.com/gpu] to 1, or use "
             "int8",
+        ),
+        Rule(
+            at="engine.extraArgs",
+            holds=lambda spec, document: not spec.resources.on_amd or spec.engine.quantization != "fp8",
+            message="has --quantization fp8, which is for GPUs of NVIDIA in this version: leave it out, or use "
+            "nvidia.com/gpu",
         ),
         Rule(
             at="engine.extraArgs",
@@ -159,7 +166,7 @@ class Spec:
         Rule(
             at="parallelism.tensor",
             holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.ranks == 1,
-            message="is for CPUs in this version, as is pipeline: remove both, or spec.resources' nvidia.com/gpu",
+            message="is for CPUs in this version, as is pipeline: remove both, or the GPU of spec.resources",
         ),
         Rule(
             at="parallelism.tensor",
@@ -191,7 +198,7 @@ class Spec:
         Rule(
             at="engine.speculation",
             holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.speculation is None,
-            message="is for CPUs: remove it, or spec.resources' nvidia.com/gpu",
+            message="is for CPUs: remove it, or the GPU of spec.resources",
         ),
     )
 

@@ -14,7 +14,9 @@ from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import JSON, Kind, Rule, Section, SectionList
 from quire_operator.domain.resource.speculation import Speculation
 
-GPU_RESOURCE = "nvidia.com/gpu"
+NVIDIA_GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
+GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
+"""The resources that device plugins offer; a replica requests at most one GPU, of one kind."""
 BLOCK_SIZES = (16, 32, 64, 128)
 _MAX_ARGUMENTS = 64
 
@@ -300,13 +302,23 @@ class Engine:
         return f"--{flag}={value}" in self.extra_args or (f"--{flag}", value) in pairwise(self.extra_args)
 
 
-_WHOLE_GPUS = Rule(
-    cel="!('nvidia.com/gpu' in self) || quantity(string(self['nvidia.com/gpu'])).isInteger()",
-    message="nvidia.com/gpu must be a whole number",
+_WHOLE_GPUS = tuple(
+    Rule(
+        cel=f"!('{name}' in self) || quantity(string(self['{name}'])).isInteger()",
+        message=f"{name} must be a whole number",
+    )
+    for name in GPU_RESOURCES
 )
-_ONE_GPU = Rule(
-    cel="!('nvidia.com/gpu' in self) || quantity(string(self['nvidia.com/gpu'])).compareTo(quantity('1')) <= 0",
-    message="nvidia.com/gpu must be 1, because a replica uses one GPU",
+_ONE_GPU = tuple(
+    Rule(
+        cel=f"!('{name}' in self) || quantity(string(self['{name}'])).compareTo(quantity('1')) <= 0",
+        message=f"{name} must be 1, because a replica uses one GPU",
+    )
+    for name in GPU_RESOURCES
+)
+_WITH_ANY = (
+    "(has(self.{field}) && '{name}' in self.{field} "
+    "&& quantity(string(self.{field}['{name}'])).compareTo(quantity('0')) != 0)"
 )
 
 
@@ -315,16 +327,38 @@ class Resources:
     """The resources of the engine's container, with the quantities as the user wrote them."""
 
     limits: Annotated[
-        Mapping[str, str], Quantities("Maximum amount of each resource.", rules=(_WHOLE_GPUS, _ONE_GPU))
+        Mapping[str, str], Quantities("Maximum amount of each resource.", rules=(*_WHOLE_GPUS, *_ONE_GPU))
     ] = field(default_factory=dict)
     requests: Annotated[
-        Mapping[str, str], Quantities("Reserved amount of each resource. Default is the limit.", rules=(_WHOLE_GPUS,))
+        Mapping[str, str], Quantities("Reserved amount of each resource. Default is the limit.", rules=_WHOLE_GPUS)
     ] = field(default_factory=dict)
+
+    RULES: ClassVar = (
+        Rule(
+            at="limits",
+            cel=" || ".join(
+                f"!({' || '.join(_WITH_ANY.format(field=field, name=name) for field in ('limits', 'requests'))})"
+                for name in GPU_RESOURCES
+            ),
+            holds=lambda resources, document: not all(resources.gpus_of(name) for name in GPU_RESOURCES),
+            message="has nvidia.com/gpu and amd.com/gpu, and a replica uses one GPU: remove one of them, also from "
+            "requests",
+        ),
+    )
+
+    def gpus_of(self, name: str) -> int:
+        """Return the number of GPUs of one kind."""
+        return max(int(amounts.get(name, "0")) for amounts in (self.limits, self.requests))
 
     @property
     def gpus(self) -> int:
         """The number of GPUs of one replica."""
-        return int(self.limits.get(GPU_RESOURCE, self.requests.get(GPU_RESOURCE, "0")))
+        return sum(map(self.gpus_of, GPU_RESOURCES))
+
+    @property
+    def on_amd(self) -> bool:
+        """True if the replica's GPU is AMD's."""
+        return self.gpus_of(AMD_GPU) > 0
 
     @property
     def cpu_limit(self) -> Fraction | None:
@@ -346,10 +380,10 @@ def _read_amounts(fields: Fields, key: str) -> dict[str, str]:
         quantity = parse_quantity(value) if readable and isinstance(value, str | int) else None
         if quantity is None:
             fields.problem(where, f'must be a quantity such as 1, "500m" or "16Gi", got {shown(value)}')
-        elif name == GPU_RESOURCE and quantity.denominator != 1:
+        elif name in GPU_RESOURCES and quantity.denominator != 1:
             fields.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
-        elif name == GPU_RESOURCE and quantity > 1:
+        elif name in GPU_RESOURCES and quantity > 1:
             fields.problem(where, "must be 1: a replica uses one GPU")
         else:
-            amounts[name] = str(int(quantity)) if name == GPU_RESOURCE else str(value)
+            amounts[name] = str(int(quantity)) if name in GPU_RESOURCES else str(value)
     return amounts

@@ -22,6 +22,8 @@ from quire_operator.domain.status.conditions import INVALID_SPEC, READY, Blockin
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
 """Labels of NVIDIA's GPU feature discovery; the memory is in MiB."""
+AMD_MEMORY_LABEL, AMD_PRODUCT_LABEL = "amd.com/gpu.vram", "amd.com/gpu.product-name"
+"""Labels of AMD's node labeller; the memory is in whole GiB, such as 192G, if all GPUs of a node have as much."""
 INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY = "InsufficientMemory", "InsufficientGPUMemory"
 _NOT_APPLIED = frozenset({INSUFFICIENT_MEMORY, INSUFFICIENT_GPU_MEMORY, INVALID_SPEC})
 _HUB_VARIABLE = "HF_ENDPOINT"
@@ -65,7 +67,7 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
     if _sets_resources(spec):
         return None
     if spec.resources.gpus:
-        return _largest_gpu(_pod_spec(spec), nodes or ())
+        return _largest_gpu(_pod_spec(spec), nodes or (), amd=spec.resources.on_amd)
     limit = spec.resources.memory_limit_bytes
     where = "spec.resources.limits.memory"
     if spec.parallelism.is_group:
@@ -128,10 +130,11 @@ def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall,
     )
 
 
-def _largest_gpu(pod: Labels | Mapping[str, object], nodes: Sequence[Labels]) -> ReplicaMemory | None:
+def _largest_gpu(pod: Labels | Mapping[str, object], nodes: Sequence[Labels], *, amd: bool) -> ReplicaMemory | None:
+    product_label, memory_of = (AMD_PRODUCT_LABEL, _amd_memory) if amd else (GPU_PRODUCT_LABEL, _gpu_memory)
     wanted = pod.get("nodeSelector")
     admitted = [node for node in nodes if _admits(node, wanted)]
-    sizes = [(size, node.get(GPU_PRODUCT_LABEL, "")) for node in admitted if (size := _gpu_memory(node))]
+    sizes = [(size, node.get(product_label, "")) for node in admitted if (size := memory_of(node))]
     if not sizes:
         return None
     size, product = max(sizes)
@@ -148,6 +151,12 @@ def _gpu_memory(node: Labels) -> int:
     """Return the GPU memory in bytes; 0 if the node does not report it."""
     text = node.get(GPU_MEMORY_LABEL, "")
     return int(text) * MIB if text.isascii() and text.isdecimal() and len(text) < 12 else 0
+
+
+def _amd_memory(node: Labels) -> int:
+    """Return the memory of the node's AMD GPUs in bytes; 0 if the node does not report it."""
+    text = node.get(AMD_MEMORY_LABEL, "").removesuffix("G")
+    return int(text) * 1024 * MIB if text.isascii() and text.isdecimal() and len(text) < 9 else 0
 
 
 def _pod_spec(spec: Spec) -> Mapping[str, object]:
