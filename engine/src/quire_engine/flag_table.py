@@ -183,7 +183,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Speculative decoding": (
         _flag("spec-method", Choice("none", "ngram", "draft_model", "eagle"), "propose tokens and verify several of "
-              "them in one step, on a CPU. The answers are those without it. ngram proposes what followed the most "
+              "them in one step. The answers are those without it. ngram proposes what followed the most "
               "recent tokens where they occurred before, in the prompt or the answer; draft_model asks a smaller "
               "model, and eagle a head over the model's hidden states (EAGLE-1), which --spec-model names. The engine "
               "verifies as many as the measured cost of steps allows, also none",

@@ -168,8 +168,6 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
                 "--quantization fp8 and --deterministic exclude each other, because fp8 products are the libraries': "
                 "remove one of them"
             )
-    if on_gpu and speculation_options(values) is not None:
-        yield f"--spec-method and --speculative-config are for CPUs, and --device is {device}: remove one of them"
     if sizes and on_cpu:
         yield "--cudagraph-capture-sizes is for a GPU, and --device is cpu: remove one of them"
     if sizes and values["enforce-eager"]:

@@ -80,6 +80,11 @@ def test_mixed_graphs_have_up_to_1024_tokens(max_num_batched_tokens: int, first:
     assert (sizes[0], sizes[-1], len(sizes)) == (first, last, count) and list(sizes) == sorted(set(sizes))
 
 
+def test_engines_that_verify_drafts_have_small_mixed_graphs() -> None:
+    assert default_mixed_sizes(8192, verifies=True) == (2, 4, 8, 12, 16, 24, 32, 48, *default_mixed_sizes(8192))
+    assert default_mixed_sizes(10, verifies=True) == (2, 4, 8, 10)
+
+
 def decode(size: int) -> GraphKey:
     return GraphKey(size, is_mixed=False)
 

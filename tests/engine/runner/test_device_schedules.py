@@ -1,4 +1,4 @@
-"""Any schedule on the device runner answers like a request alone: padded graphs, overlap, swap, windows, shared blocks.
+"""Any schedule on the device runner answers like a request alone: padded graphs, overlap, drafts, swap, shared blocks.
 
 The model reads back its cache: it stores each token and its position, and its output depends on everything that a query
 sees there through the block tables and slots of the runner. So a wrong block, a padded row that touches another's, a
@@ -9,9 +9,11 @@ there is one, with captured graphs and streams.
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,11 +24,14 @@ from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.speculation import OpenProposer, Speculation
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import Engine
+from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import Accelerator, EagerGraph, Mark, make_accelerator
 from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600")) // 8
@@ -59,25 +64,29 @@ def answer(prompt: list[int], params: SamplingParams, windows: Windows) -> list[
 
 @dataclass(frozen=True, slots=True)
 class ReadBackModel:
-    """A model with one layer per group. T queries, B sequences, L token slots that block tables reach."""
+    """A model with one layer per group. T queries, B sequences, L token slots that block tables reach.
+
+    Its hidden states are the next token and the own one.
+    """
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         return self.logits(self.hidden_states(inputs, caches))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return (hidden == torch.arange(VOCABULARY, device=hidden.device)).float()
+        return (hidden[:, :1] == torch.arange(VOCABULARY, device=hidden.device)).float()
 
     def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Return the next token [R, 1] of each row."""
+        """Return the hidden states [R, 2]."""
         for group, cache in zip(inputs.groups, caches, strict=True):
             stored = torch.stack((inputs.token_ids, inputs.positions), dim=1).float()
             cache.values.view(-1, cache.values.shape[-1])[:, :2].index_copy_(0, group.slots, stored)
         total = torch.zeros_like(inputs.token_ids)
         for index, (group, cache) in enumerate(zip(inputs.groups, caches, strict=True)):
-            total += self._read(index, group.plan, inputs.positions, cache)
-        return (total.index_select(0, inputs.logits_rows) % PRIME % VOCABULARY)[:, None]
+            total += self.read(index, group.plan, inputs.positions, cache)
+        hidden = torch.stack((total % PRIME % VOCABULARY, inputs.token_ids), dim=1)
+        return hidden.index_select(0, inputs.logits_rows).float()
 
-    def _read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
+    def read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
         queries = torch.arange(len(positions), device=positions.device)
         ends = plan.query_starts[1:].long()
         # [T]; tokens of padding have no owner, and what is computed for them is not read.
@@ -94,6 +103,31 @@ class ReadBackModel:
         wrong = (seen & (stored_at != place)).sum(dim=1)
         wrong += positions != plan.context_lens.long()[owner] - (ends[owner] - queries)
         return found + wrong * 3_001
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBackHead(EagleHead):
+    """A draft head that stores the own token of each pair's hidden state, so that it knows the text as the model."""
+
+    def __call__(self, inputs: ModelInputs, hidden: Tensor, caches: tuple[KVCache, ...]) -> Tensor:
+        """Return the expected hidden states [R, 2]."""
+        (group,), (cache,) = inputs.groups, caches
+        stored = torch.stack((hidden[:, 1], inputs.positions.float()), dim=1)
+        cache.values.view(-1, cache.values.shape[-1])[:, :2].index_copy_(0, group.slots, stored)
+        total = ReadBackModel().read(0, group.plan, inputs.positions, cache)
+        total += (inputs.token_ids + 1) * weight(inputs.positions + 1, 0)
+        expected = torch.stack((total % PRIME % VOCABULARY, inputs.token_ids), dim=1)
+        return expected.index_select(0, inputs.logits_rows).float()
+
+
+def draft_of(world: "World") -> DeviceDraft | None:
+    if world.drafter == "oracle":
+        return None
+    target: Any = SimpleNamespace(embedding=torch.zeros((VOCABULARY, 2), device=DEVICE), logits=ReadBackModel().logits)
+    head = ReadBackHead(fuse=lambda x: x, layers=(), target=target)
+    return DeviceDraft(
+        model=head if world.drafter == "head" else ReadBackModel(), layers=1, max_tokens=max(1, world.drafts)
+    )
 
 
 @dataclass
@@ -158,6 +192,44 @@ class World:
     caching: bool
     graph_sizes: GraphSizes
     preemption_mode: PreemptionMode
+    drafts: int = 0
+    """The most drafts of a sequence; 0 runs without speculation."""
+    drafter: str = "oracle"
+    """The source of drafts; for a draft model or head, there is one group of layers, and the last one is its own."""
+
+    @property
+    def most_drafts(self) -> int:
+        return min(self.drafts * self.max_rows, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle:
+    """A ``Proposer`` that is right, except about every seventh token."""
+
+    windows: Windows
+
+    def propose(self, token_ids: list[int], most: int) -> list[int]:
+        params = SamplingParams(max_tokens=most, temperature=0.0)
+        right = answer(token_ids, params, self.windows)
+        return [(token + (len(token_ids) + place) % 7 // 6) % VOCABULARY for place, token in enumerate(right)]
+
+
+def speculation_of(world: World) -> Speculation | None:
+    """Return speculation with as many drafts as there is room for."""
+    if not world.drafts:
+        return None
+    proposer = Oracle(world.windows) if world.drafter == "oracle" else OpenProposer()
+    speculation = Speculation(
+        lambda sequence: proposer,
+        max_tokens=world.drafts,
+        most_drafts=world.most_drafts,
+        costs=None,
+        seconds_per_pass=None if world.drafter == "oracle" else 1e-9,
+    )
+    speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
+    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)  # type: ignore[assignment]
+    return speculation
 
 
 class Play:
@@ -168,12 +240,16 @@ class Play:
             block_size=BLOCK_SIZE,
             groups=tuple(
                 KVCacheGroup(
-                    layers=(index,), num_blocks=world.num_blocks, window=window, num_swap_blocks=world.num_swap_blocks
+                    layers=(index,) if world.drafter == "oracle" else (0, 1),
+                    num_blocks=world.num_blocks,
+                    window=window,
+                    num_swap_blocks=world.num_swap_blocks,
                 )
                 for index, window in enumerate(world.windows)
             ),
         )
-        caches = tuple(make_cache(world.num_blocks + 1) for _ in world.windows)
+        draft = draft_of(world)
+        caches = tuple(make_cache(world.num_blocks + 1) for _ in range(len(world.windows) + (draft is not None)))
         accelerator: Accelerator = make_accelerator(DEVICE) if DEVICE.type == "cuda" else LateAccelerator()
         self.runner = DeviceRunner(
             model=ReadBackModel(),
@@ -187,9 +263,11 @@ class Play:
             max_rows=world.max_rows,
             max_tokens=world.budget,
             max_model_len=MAX_MODEL_LEN,
+            most_drafts=world.most_drafts,
             device=DEVICE,
             graph_sizes=world.graph_sizes,
             accelerator=accelerator,
+            draft=draft,
         )
         self.runner.capture_graphs()
         config = SchedulerConfig(
@@ -199,7 +277,8 @@ class Play:
             enable_prefix_caching=world.caching,
             preemption_mode=world.preemption_mode,
         )
-        self.engine = Engine(scheduler=Scheduler(config, layout), runner=self.runner, overlap=world.overlap)
+        scheduler = Scheduler(config, layout, speculation=speculation_of(world))
+        self.engine = Engine(scheduler=scheduler, runner=self.runner, overlap=world.overlap and not world.drafts)
         self.windows = world.windows
         self.expected: dict[int, list[int]] = {}
         self.said: dict[int, list[int]] = {}
@@ -292,6 +371,11 @@ worlds = st.builds(
         mixed=st.sampled_from([(), (3, 8, 40), (16,)]),
     ),
     preemption_mode=st.sampled_from(["swap", "swap", "recompute"]),
+    drafts=st.sampled_from([0, 0, 1, 4, 15]),
+).flatmap(
+    lambda world: st.sampled_from(
+        ["oracle", "oracle", "model", "head"] if world.windows == (None,) else ["oracle"]
+    ).map(lambda drafter: replace(world, drafter=drafter))
 )
 
 
@@ -302,3 +386,36 @@ def test_any_schedule_answers_as_alone(world: World, script: list[Any]) -> None:
     for number, (kind, *arguments) in enumerate(script):
         getattr(play, kind)(number, *arguments)
     play.finish()
+
+
+@pytest.mark.parametrize("drafter", ["oracle", "model", "head"])
+@pytest.mark.parametrize(
+    "sizes", [GraphSizes(), GraphSizes(decode=(2, 3), mixed=(3, 8, 40))], ids=["eager", "captured"]
+)
+def test_accepted_drafts_save_steps(drafter: str, sizes: GraphSizes) -> None:
+    """A draft model and a head that know the text are always right, also in chunks of prompts; an oracle often."""
+    counters = []
+    for drafts in (0, 4):
+        world = World(
+            num_blocks=12,
+            num_swap_blocks=0,
+            windows=(None,),
+            max_rows=3,
+            budget=16,
+            overlap=False,
+            caching=False,
+            graph_sizes=sizes,
+            preemption_mode="recompute",
+            drafts=drafts,
+            drafter=drafter,
+        )
+        play = Play(world)
+        for key, (prompt, length) in enumerate((([1, 2, 3], 40), ([5, 6] * 13, 23), ([4], 30))):
+            params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
+            play.add(key, prompt, params, 1, False)
+        play.finish()
+        counters.append(play.engine.counters)
+    plain, drafting = counters
+    assert drafting.generation_tokens == plain.generation_tokens == 93
+    assert drafting.accepted_tokens > 40 and 3 * drafting.steps < 2 * plain.steps
+    assert (drafting.accepted_tokens == drafting.draft_tokens) == (drafter != "oracle")

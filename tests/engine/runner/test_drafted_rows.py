@@ -129,7 +129,7 @@ def test_rows_with_many_missing_tokens_start_at_a_block_boundary(
     found = rows.inputs(TABLE, np.array([0]), np.array([start]), np.array([end]), np.arange(end - start), np.array([0]))
     assert found.positions.tolist() == list(range(start, end))
     assert found.groups[0].slots.tolist() == [int(TABLE[0, at // SIZE]) * SIZE + at % SIZE for at in range(start, end)]
-    assert rows._firsts[0] == first
+    assert rows.firsts[0] == first
 
 
 def test_swapped_blocks_keep_stored_draft_entries(rows: DraftedRows) -> None:

@@ -148,7 +148,7 @@ def test_drafts_after_skipped_prompts_use_the_kept_states(
     assert len(recorded) > 5
     drafter = running.model.runner._drafter
     # The prompt had 37 tokens, and the state of its last one is kept: the first whole block begins at 48.
-    assert int(drafter._rows._firsts[0]) == 3
+    assert int(drafter._rows.firsts[0]) == 3
 
 
 @pytest.mark.parametrize(

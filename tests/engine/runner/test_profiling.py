@@ -7,6 +7,7 @@ import pytest
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
+from quire_engine.core.speculation.speculation import why_not
 from quire_engine.runner.profiling import Profile, largest_step, profile
 
 LAYOUT = KVCacheLayout(
@@ -39,6 +40,22 @@ def test_the_step_has_all_sequences_and_all_tokens(sequences: int, tokens: int) 
 )
 def test_the_step_reports_as_many_positions_as_one_may(sequences: int, tokens: int, reported: int) -> None:
     assert sum(len(asked.next_token_ids) for asked in step(sequences, tokens).prompt_logprobs) == reported
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "drafts", "expected"),
+    [(1, 100, 8, [8]), (3, 50, 8, [3, 3, 2]), (4, 4, 8, [0, 0, 0, 0]), (2, 6, 50, [2, 2])],
+)
+def test_the_step_has_as_many_drafts_as_one_may(sequences: int, tokens: int, drafts: int, expected: list[int]) -> None:
+    """Drafts follow a known token each, and no sampling parameter of their sequences depends on earlier samples."""
+    batch = largest_step(
+        LAYOUT, sequences=sequences, tokens=tokens, max_model_len=4096, vocab_size=1000, logprobs=20, drafts=drafts
+    )
+    assert batch.num_drafts == expected and batch.num_tokens == tokens
+    assert all(why_not(admission.params) is None for admission in batch.admitted)
+    for asked in batch.prompt_logprobs:
+        known = batch.num_scheduled[asked.index] - expected[asked.index]
+        assert asked.first == batch.num_computed[asked.index] and len(asked.next_token_ids) < known
 
 
 def test_the_step_is_no_longer_than_sequences_may_be() -> None:
@@ -122,7 +139,7 @@ def made(device: FakeDevice, *, fails: bool = False) -> FakeRunner:
 @pytest.mark.parametrize(("captures", "graphs"), [(True, (50, 7)), (False, ())])
 def test_memory_of_the_step_and_of_each_graph_is_separate(captures: bool, graphs: tuple[int, ...]) -> None:
     device = FakeDevice(kept=200)
-    found = profile(lambda: made(device), step(2, 9), device, captures=captures)
+    found = profile(lambda: made(device), [step(2, 9)], device, captures=captures)
     # The rest of the loading is freed before; what the runner keeps for its steps counts with the step.
     assert found == Profile(free=800, activations=400, graphs=graphs)
     # What the step leaves for reuse is freed before a graph is measured, otherwise it would reduce the graph's size.
@@ -133,5 +150,5 @@ def test_memory_of_the_step_and_of_each_graph_is_separate(captures: bool, graphs
 def test_a_runner_that_fails_is_closed() -> None:
     device = FakeDevice()
     with pytest.raises(MemoryError):
-        profile(lambda: made(device, fails=True), step(2, 9), device, captures=True)
+        profile(lambda: made(device, fails=True), [step(2, 9)], device, captures=True)
     assert device.log == ["settle", "close"]

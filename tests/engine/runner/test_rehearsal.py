@@ -6,6 +6,7 @@ kernels, and finds accesses that no event orders; the second half of this file s
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,10 +21,20 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams, every_parameter
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.speculation import (
+    NgramSettings,
+    OpenProposer,
+    ProposerFactory,
+    Speculation,
+    ngram_proposers,
+)
+from quire_engine.core.speculation.trials import Mode
+from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine
 from quire_engine.model.adapters.slots import with_adapter_slots
 from quire_engine.model.config import ModelConfig, parse_config
 from quire_engine.model.decoder import joined_linears
+from quire_engine.model.eagle import EagleHead
 from quire_engine.model.families import FAMILIES
 from quire_engine.model.linear import Fp8LinearBackend, TorchLinearBackend
 from quire_engine.model.weightless import build_weightless
@@ -31,7 +42,7 @@ from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.staging import StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
-from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear import fp8_linear, quantise_weight
@@ -54,6 +65,7 @@ RAW: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "eos_token_id": 1,
 }
+SMALLER = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
 CPU = torch.device("cpu")
 ROWS, TOKENS, LONGEST, BLOCKS = 4, 32, 96, 5
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -73,27 +85,42 @@ class Rehearsal:
         return {launched.kernel for launched in self.cuda.launches}
 
 
-def config_of_model() -> ModelConfig:
+def config_of_model(**changes: Any) -> ModelConfig:
     problems: list[str] = []
-    config = parse_config(RAW, {}, tuple(FAMILIES), problems)
+    config = parse_config({**RAW, **changes}, {}, tuple(FAMILIES), problems)
     assert config is not None, problems
     return config
 
 
 @torch.inference_mode()
-def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False, fp8: bool = False) -> Rehearsal:
+def make(
+    cuda: StandInCuda,
+    *,
+    sizes: GraphSizes,
+    adapters: bool = False,
+    fp8: bool = False,
+    most_drafts: int = 0,
+    drafter: str = "",
+) -> Rehearsal:
     config = config_of_model()
-    layout = KVCacheLayout(
-        block_size=16, groups=(KVCacheGroup(layers=(0, 1), num_blocks=BLOCKS, window=None, num_swap_blocks=20),)
-    )
-    caches = tuple(
-        allocate_kv_cache(
-            num_blocks=BLOCKS + 1, block_size=16, kv_heads=2, head_dim=32, dtype=torch.bfloat16, device=CPU
-        )
-        for _ in range(2)
-    )
     backend = Fp8LinearBackend(TorchLinearBackend(torch.bfloat16)) if fp8 else None
     model, pool = build_weightless(config, torch.bfloat16, LONGEST, backend), None
+    # A draft model with other heads than the target's, or a head with the target's first layer.
+    draft = None
+    if drafter:
+        smaller = build_weightless(config_of_model(**SMALLER), torch.bfloat16, LONGEST)
+        layer = replace(model.layers[0], attention_norm=None)
+        head = EagleHead(fuse=lambda joined: joined[:, :128].clone(), layers=(layer,), target=model)
+        draft = DeviceDraft(model=smaller if drafter == "model" else head, layers=1, max_tokens=3)
+    kv_heads = [2, 2, *([1 if drafter == "model" else 2] if drafter else [])]
+    group = KVCacheGroup(layers=tuple(range(len(kv_heads))), num_blocks=BLOCKS, window=None, num_swap_blocks=20)
+    layout = KVCacheLayout(block_size=16, groups=(group,))
+    caches = tuple(
+        allocate_kv_cache(
+            num_blocks=BLOCKS + 1, block_size=16, kv_heads=count, head_dim=32, dtype=torch.bfloat16, device=CPU
+        )
+        for count in kv_heads
+    )
     if adapters:
         linears = joined_linears(config)
         model, pool = with_adapter_slots(model, linears, slots=2, max_rank=16, dtype=torch.bfloat16, device=CPU)
@@ -108,10 +135,12 @@ def make(cuda: StandInCuda, *, sizes: GraphSizes, adapters: bool = False, fp8: b
         max_rows=ROWS,
         max_tokens=TOKENS,
         max_model_len=LONGEST,
+        most_drafts=most_drafts,
         device=CPU,
         graph_sizes=sizes,
         accelerator=accelerator,
         adapters=None if pool is None else RunnerAdapters(pool, store=None),  # type: ignore[arg-type]
+        draft=draft,
     )
     runner.capture_graphs()
     return Rehearsal(cuda, accelerator, runner, layout)
@@ -125,18 +154,25 @@ def cuda() -> Iterator[StandInCuda]:
             yield cuda
 
 
-def serve(rehearsal: Rehearsal, *, overlap: bool = True) -> tuple[dict[int, list[int]], int]:
-    """Serve prompts that do not fit into the cache together; return their answers and the preemptions."""
+def serve(
+    rehearsal: Rehearsal,
+    *,
+    overlap: bool = True,
+    speculation: Speculation | None = None,
+    params: SamplingParams = SAMPLED,
+) -> tuple[dict[int, list[int]], Counters]:
+    """Serve prompts that do not fit into the cache together; return their answers and the engine's counters."""
     scheduler = Scheduler(
         SchedulerConfig(
             max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=LONGEST, preemption_mode="swap"
         ),
         rehearsal.layout,
+        speculation=speculation,
     )
     engine = Engine(scheduler=scheduler, runner=rehearsal.runner, overlap=overlap)
-    for key, (length, params) in enumerate(((3, GREEDY), (40, SAMPLED), (14, GREEDY), (15, SAMPLED))):
-        params = replace(params, max_tokens=20, ignore_eos=True)
-        assert engine.add(Request(key=key, prompt_token_ids=[2] * length, params=params, seed=key)) is None
+    for key, (length, sampling) in enumerate(((3, GREEDY), (40, params), (14, GREEDY), (15, params))):
+        sampling = replace(sampling, max_tokens=20, ignore_eos=True)
+        assert engine.add(Request(key=key, prompt_token_ids=[2] * length, params=sampling, seed=key)) is None
     answers: dict[int, list[int]] = {}
     while engine.has_work:
         step = engine.step()
@@ -144,24 +180,76 @@ def serve(rehearsal: Rehearsal, *, overlap: bool = True) -> tuple[dict[int, list
             for key, token in zip(step.output.keys, step.output.token_ids, strict=True):
                 answers.setdefault(key, []).append(token)
     rehearsal.runner.close()
-    return answers, sum(engine.counters.preemptions.values())
+    return answers, engine.counters
 
 
 EAGER = GraphSizes()
-CAPTURED = GraphSizes(decode=(1, 4), mixed=(16, 32))
+CAPTURED = GraphSizes(decode=(1, 4), mixed=(4, 16, 32))
+DRAFTS = 12
+# Sequences whose logits depend on their answer take no drafts.
+UNEDITED: dict[str, Any] = {
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "bad_words_token_ids": (),
+    "min_tokens": 0,
+}
 
 
 @pytest.mark.parametrize("sizes", [EAGER, CAPTURED], ids=["launch by launch", "captured, padded"])
 def test_serving_with_swapping_is_ordered(cuda: StandInCuda, sizes: GraphSizes) -> None:
     rehearsal = make(cuda, sizes=sizes)
     captured = len(cuda.launches)
-    answers, preemptions = serve(rehearsal)
-    assert answers == {key: [0] * 20 for key in range(4)} and preemptions
+    answers, counters = serve(rehearsal)
+    assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
     assert {"_swap_blocks_kernel", "_store_kv_kernel", "_draw_kernel", "_largest_kernel"} <= rehearsal.kernels
     assert bool(cuda.replays) == bool(sizes.decode)
     if sizes.decode:
         # All that is still launched one by one is sampling and swapping.
         assert "_rms_norm_kernel" not in {launched.kernel for launched in cuda.launches[captured:]}
+
+
+def every_draft(proposers: ProposerFactory, *, passes: bool = False) -> Speculation:
+    """Return speculation that verifies every draft which is found, three of a sequence."""
+    speculation = Speculation(
+        proposers, max_tokens=3, most_drafts=DRAFTS, costs=None, seconds_per_pass=1.0 if passes else None
+    )
+    speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
+    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+    return speculation
+
+
+@pytest.mark.parametrize("sizes", [EAGER, CAPTURED], ids=["launch by launch", "captured, padded"])
+def test_verifying_drafts_with_swapping_is_ordered(cuda: StandInCuda, sizes: GraphSizes) -> None:
+    """The stand-in samples token 0 always, so that a draft of prompt lookup is accepted once an answer has two."""
+    rehearsal = make(cuda, sizes=sizes, most_drafts=DRAFTS)
+    captured, before = len(cuda.launches), cuda.replays
+    found = every_draft(ngram_proposers(NgramSettings(shortest=1, longest=2)))
+    params = replace(SAMPLED, **UNEDITED)
+    answers, counters = serve(rehearsal, overlap=False, speculation=found, params=params)
+    assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
+    assert counters.draft_tokens == counters.accepted_tokens > 40
+    if sizes.decode:
+        # Steps with drafts are replayed too: nothing but sampling and swapping is launched one by one.
+        assert cuda.replays - before == counters.steps
+        assert "_rms_norm_kernel" not in {launched.kernel for launched in cuda.launches[captured:]}
+
+
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_drafting_on_the_device_with_swapping_is_ordered(cuda: StandInCuda, drafter: str) -> None:
+    """The passes of a draft model and a head are replayed too, and the host waits for none of them."""
+    rehearsal = make(cuda, sizes=CAPTURED, most_drafts=DRAFTS, drafter=drafter)
+    captured, before = len(cuda.launches), cuda.replays
+    proposer = OpenProposer()
+    found = every_draft(lambda sequence: proposer, passes=True)
+    answers, counters = serve(rehearsal, overlap=False, speculation=found, params=replace(SAMPLED, **UNEDITED))
+    assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
+    assert counters.draft_tokens == counters.accepted_tokens > 40
+    launched = [launched.kernel for launched in cuda.launches[captured:]]
+    assert "_store_kv_kernel" not in launched and "_swap_blocks_kernel" in launched
+    # Each step with drafts has as many passes as drafts of a sequence, and the target's.
+    assert cuda.replays - before > 2 * counters.steps
 
 
 def test_a_step_with_adapters_is_launched_and_captured(cuda: StandInCuda) -> None:

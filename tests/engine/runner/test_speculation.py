@@ -13,7 +13,7 @@ from quire_engine.config import SchedulerOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.trials import Mode
 from quire_engine.runner.logprobs import before_and_at_drafts
-from quire_engine.runner.model_runner import verify
+from quire_engine.runner.verification import verify
 
 VOCABULARY = 250
 

@@ -201,7 +201,6 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "--spec-tokens", "4"], "--spec-tokens needs a method: add --spec-method ngram, or"),
         (["m", "--spec-method", "ngram", "--spec-tokens", "16"], "so at most 15; lower it, or raise --block-size"),
         (["m", "--spec-method", "mtp"], "--spec-method: expected"),
-        (["m", "--spec-method", "ngram", "--device", "cuda"], "are for CPUs, and --device is cuda"),
         (["m", "--spec-method", "ngram", "-sc", '{"method":"ngram"}'], "contradict each other"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":0}'], "num_speculative_tokens: 0 is not a whole"),
         (["m", "-sc", '{"method":"ngram","num_speculative_tokens":20}'], "num_speculative_tokens 20: the drafts"),

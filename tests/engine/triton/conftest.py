@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from quire_engine.core.policy import PolicyName
 from quire_engine.core.ports import Runner
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
+from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import Engine
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
@@ -106,6 +109,23 @@ class World:
     policy: PolicyName = "fcfs"
     preemption_mode: PreemptionMode = "auto"
     deterministic: bool = False
+    drafts: int = 0
+    """The most drafts of a sequence, found by prompt lookup; 0 runs without speculation."""
+
+    def speculation(self) -> Speculation | None:
+        """Return speculation with every draft that is found, as if drafts cost nothing."""
+        if not self.drafts:
+            return None
+        found = ngram_proposers(NgramSettings(shortest=1, longest=3))
+        speculation = Speculation(found, max_tokens=self.drafts, most_drafts=self.most_drafts, costs=None)
+        speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
+        speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+        speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)  # type: ignore[assignment]
+        return speculation
+
+    @property
+    def most_drafts(self) -> int:
+        return self.drafts * self.max_rows
 
     def layout(self, shape: ModelConfig) -> KVCacheLayout:
         groups = tuple(
@@ -128,7 +148,7 @@ class World:
             enable_prefix_caching=self.caching,
             preemption_mode=self.preemption_mode,
         )
-        return Scheduler(config, layout)
+        return Scheduler(config, layout, speculation=self.speculation())
 
 
 @dataclass
@@ -193,6 +213,7 @@ def start(
             max_rows=world.max_rows,
             max_tokens=world.budget,
             max_model_len=MAX_MODEL_LEN,
+            most_drafts=world.most_drafts,
             device=device,
             graph_sizes=world.graph_sizes,
             deterministic=world.deterministic,
@@ -200,7 +221,8 @@ def start(
         )
         runner.capture_graphs()
         runners.append(runner)
-        return Running(Engine(scheduler=world.scheduler(layout), runner=runner, overlap=world.overlap), runner=runner)
+        overlap = world.overlap and not world.drafts
+        return Running(Engine(scheduler=world.scheduler(layout), runner=runner, overlap=overlap), runner=runner)
 
     yield make
     for runner in runners:

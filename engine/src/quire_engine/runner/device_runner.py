@@ -3,11 +3,13 @@
 ``execute`` issues a step and returns while it runs: the next step may be issued before this one is waited for, and uses
 the tokens that this one samples without a read by the host. The host waits only in ``PendingStep.wait``, for the
 sampled tokens. A step: write the inputs into pinned memory, upload them with the other changes, copy swapped blocks,
-run the model (a captured graph, unless the batch is too large for one), sample, download the tokens.
+let a draft model propose tokens, run the model (a captured graph, unless the batch is too large for one), sample,
+download the tokens.
 
 With Triton's interpreter the same runner works on CPU tensors: see ``device.accelerator``.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,32 +20,25 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.model.family import CapturableLM, CausalLM
-from quire_engine.model.layers import ModelInputs
+from quire_engine.model.eagle import EagleHead
+from quire_engine.model.family import CausalLM
 from quire_engine.runner.adapter_store import RunnerAdapters
-from quire_engine.runner.device.accelerator import Accelerator, Mark, make_accelerator
+from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
+from quire_engine.runner.device.draft_model import DeviceDraftModel
+from quire_engine.runner.device.drafting import DeviceDrafter, Drafting, Proposed, pass_tokens
+from quire_engine.runner.device.eagle import DeviceEagle, place_head
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
-from quire_engine.runner.device.graphs import GraphKey, GraphSizes, GraphStore
-from quire_engine.runner.device.inputs import (
-    DeviceRows,
-    QueryLens,
-    captured_lens,
-    model_inputs,
-    of_all_tokens,
-    padded_sizes,
-    restart_attention,
-    sizes_of,
-    write_adapters,
-    write_inputs,
-    write_padding,
-)
-from quire_engine.runner.device.pending import GpuClock, PendingStep
+from quire_engine.runner.device.graphs import GraphSizes
+from quire_engine.runner.device.inputs import DeviceRows
+from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
+from quire_engine.runner.device.pending import GpuClock, PassMarks, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
-from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, StepInputs, StepStaging
+from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.device.swap import DeviceSwapper, TimedCopy
 from quire_engine.runner.inputs import step_columns, table_blocks
 from quire_engine.runner.logprobs import logits_rows
+from quire_engine.runner.verification import draws_of
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import group_tokens
 from quire_kernels.paged_attention.plan import allocate_workspace, fixed_split_tokens
@@ -54,12 +49,22 @@ _FULL_IN_CAPTURE = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceDraft:
+    """A draft model or a draft head for the device runner, whose caches are the last ``layers``."""
+
+    model: CausalLM | EagleHead
+    layers: int
+    max_tokens: int
+    """The most drafts of a sequence."""
+
+
 class DeviceRunner:
     """The runner of a GPU.
 
-    ``caches`` have one block more than the layout says, for padding. ``capture_graphs`` captures those of
-    ``graph_sizes`` that a step can have; ``model`` must then be native. ``num_heads`` are the query heads of the
-    widest layer.
+    ``caches`` have one block more than the layout says, for padding, and those of the ``draft`` are last.
+    ``capture_graphs`` captures those of ``graph_sizes`` that a step can have; ``model`` must then be native.
+    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts.
     """
 
     def __init__(
@@ -74,49 +79,75 @@ class DeviceRunner:
         max_rows: int,
         max_tokens: int,
         max_model_len: int,
+        most_drafts: int = 0,
         device: torch.device,
         graph_sizes: GraphSizes = GraphSizes(),  # noqa: B008  (frozen)
         deterministic: bool = False,
         accelerator: Accelerator | None = None,
         adapters: RunnerAdapters | None = None,
+        draft: DeviceDraft | None = None,
     ) -> None:
         for group in layout.groups:
             assert all(caches[layer].num_blocks > group.num_blocks for layer in group.layers), "no spare block"
         self._accelerator = make_accelerator(device) if accelerator is None else accelerator
-        self._model = model
         self._adapters = adapters
         self._adapter_slots = 0 if adapters is None else adapters.pool.num_slots
-        self._caches = caches
         self._layout = layout
-        self._vocab_size = vocab_size
-        max_blocks = table_blocks(layout, max_model_len)
+        most_draws = max_rows + most_drafts
         self._rows = DeviceRows(
-            layout=layout, max_rows=max_rows, max_blocks=max_blocks, max_tokens=max_tokens, device=device
+            layout=layout,
+            max_rows=max_rows,
+            max_blocks=table_blocks(layout, max_model_len),
+            max_tokens=max_tokens,
+            device=device,
         )
-        self._staging = StepStaging(
-            self._accelerator,
-            groups=len(layout.groups),
-            largest=InputSizes(
-                tokens=max_tokens,
-                sequences=max_rows,
-                logits=max(max_tokens, max_rows),
-                draws=max_rows,
-                adapter_slots=self._adapter_slots,
-            ),
-        )
-        self._sampler = DeviceSampler(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._sampler = DeviceSampler(max_rows=max_rows, most_draws=most_draws, vocab_size=vocab_size, device=device)
         self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
-        self._workspace = allocate_workspace(
-            max_tokens=max(max_tokens, max_rows),
+        workspace = allocate_workspace(
+            max_tokens=max(max_tokens if draft is None else pass_tokens(max_tokens), max_rows),
             heads=num_heads,
             head_dim=max(cache.head_dim for cache in caches),
             device=caches[0].keys.device,
             split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
         )
-        self._max_rows = max_rows
-        self._graphs = GraphStore(self._accelerator, graph_sizes.within(sequences=max_rows, tokens=max_tokens))
-        self._captured_inputs: dict[GraphKey, StepInputs[Tensor]] = {}
-        self._hidden: Tensor | None = None  # [rows, H], written by captured steps
+        own = len(caches) - (0 if draft is None else draft.layers)
+        self._drafter: DeviceDrafter | None = None
+        if draft is not None:
+            self._drafter = _make_drafter(
+                draft,
+                caches[own:],
+                layout,
+                functools.partial(
+                    Drafting,
+                    accelerator=self._accelerator,
+                    workspace=workspace,
+                    sampler=self._sampler,
+                    max_rows=max_rows,
+                    max_tokens=max_tokens,
+                    max_model_len=max_model_len,
+                    max_drafts=draft.max_tokens,
+                    graph_sizes=graph_sizes,
+                ),
+                max_tokens=max_tokens,
+                max_rows=max_rows,
+            )
+        self._passes = DevicePasses(
+            model,
+            caches[:own],
+            layout,
+            self._rows,
+            accelerator=self._accelerator,
+            workspace=workspace,
+            sizes=PassSizes(
+                rows=max_rows,
+                tokens=max_tokens,
+                logits=most_draws,
+                draws=most_draws,
+                adapter_slots=self._adapter_slots,
+                all_hidden=self._drafter is not None and self._drafter.reads_hidden,
+            ),
+            graph_sizes=graph_sizes,
+        )
         self._clock = GpuClock()
 
     @torch.inference_mode()
@@ -131,12 +162,14 @@ class DeviceRunner:
         Call ``captured`` after each graph.
         """
         with device_faults("capturing CUDA graphs", when_full=_FULL_IN_CAPTURE):
-            self._graphs.capture(self._captured_work, captured)
+            self._passes.capture_graphs(captured)
+            if self._drafter is not None:
+                self._drafter.capture_graphs(captured)
 
     def close(self) -> None:
-        self._graphs.close()
-        self._captured_inputs.clear()
-        self._hidden = None
+        self._passes.close()
+        if self._drafter is not None:
+            self._drafter.close()
         self._accelerator.close()
 
     @property
@@ -152,15 +185,25 @@ class DeviceRunner:
         if self._adapters is not None:
             self._adapters.apply(batch)  # after the steps before, which may still use the slot
         started = self._accelerator.mark()
-        logits = self._run(issued)
+        proposed = None
+        if self._drafter is not None:
+            proposed = self._drafter.propose(batch, self._rows.host.tables[0], issued.staged.inputs.token_ids)
+        drafted = started if self._drafter is None else self._accelerator.mark()
+        result = self._passes.run(issued.staged)
+        ran = observed = self._accelerator.mark()
+        if self._drafter is not None and self._drafter.reads_hidden:
+            assert result.hidden is not None, "heads are refused for other models"
+            places = issued.staged.hidden_places
+            self._drafter.observe(batch, self._rows.host.tables[0], result.hidden, places)
+            observed = self._accelerator.mark()
         return IssuedForward(
             runner=self,
             batch=batch,
             issued=issued,
-            logits=logits,
+            result=result,
+            proposed=proposed,
             copies=copies,
-            started=started,
-            ran=self._accelerator.mark(),
+            marks=PassMarks(started=started, drafted=drafted, ran=ran, observed=observed),
             prepare_seconds=prepared - began,
         )
 
@@ -171,11 +214,14 @@ class DeviceRunner:
             return self._sample(forward, masks)
 
     def _sample(self, forward: "IssuedForward", masks: TokenMasks | None) -> PendingStep:
-        issued = forward.issued
+        issued, logits = forward.issued, forward.result.logits
         prompts = None
         if issued.prompts is not None:
-            prompts = issued.prompts.launch(forward.logits).download(self._accelerator)
-        drawn = self._draw(issued, forward.logits, masks)
+            prompts = issued.prompts.launch(logits).download(self._accelerator)
+        drawn = self._draw(issued, logits, masks)
+        if drawn is not None and not forward.batch.num_drafts:
+            # After drafts the next step waits for this one, because only then its lengths are known.
+            self._rows.remember(issued.staged.inputs.drawn_rows[: issued.draw.count], drawn.token_ids)
         report = drawn.report if drawn is not None else None
         return PendingStep(
             batch=forward.batch,
@@ -183,10 +229,11 @@ class DeviceRunner:
             token_ids=None if drawn is None else self._accelerator.download(drawn.token_ids),
             report=None if report is None else report.download(self._accelerator),
             prompts=prompts,
+            proposed=forward.proposed,
+            learn=None if self._drafter is None else self._drafter.learn,
             copies=forward.copies,
             clock=self._clock,
-            started=forward.started,
-            ran=forward.ran,
+            marks=forward.marks,
             done=self._accelerator.mark(),
             prepare_seconds=forward.prepare_seconds,
         )
@@ -195,104 +242,63 @@ class DeviceRunner:
         """Compute and upload everything that a step needs from the host."""
         transfer = HostToDeviceBatch(self._accelerator)
         self._rows.stage(batch, transfer)
+        if self._drafter is not None:
+            self._drafter.stage(batch, self._rows.host.tables[0], transfer)
         columns = step_columns(batch, self._rows.host.tables, self._layout.block_size)
-        wanted = logits_rows(batch)
-        graph = self._graphs.key_for(sequences=len(columns.rows), tokens=batch.num_tokens)
-        if graph is not None and not graph.is_mixed:
-            wanted = of_all_tokens(wanted, batch.num_tokens)
-        if len(wanted.rows) > self._max_rows:
-            graph = None  # Many positions of prompts are reported.
-        adapted = group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None
-        if graph is not None:
-            sizes = padded_sizes(graph, max_rows=self._max_rows, adapter_slots=self._adapter_slots)
-        else:
-            sizes = sizes_of(columns, wanted, adapter_slots=0 if adapted is None else self._adapter_slots)
-        samples = np.asarray(batch.samples, dtype=np.bool_)
-        target = self._staging.begin(sizes)
-        write_inputs(target, columns, wanted, samples, self._rows)
-        if sizes.adapter_slots:
-            write_adapters(target, adapted)
-        self._staging.upload(sizes)
-        draw = self._sampler.stage(batch, columns.rows[samples], transfer)
+        wanted, draws = logits_rows(batch), draws_of(batch)
+        staged = self._passes.stage(
+            columns,
+            wanted,
+            draws,
+            transfer,
+            adapted=group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None,
+            all_hidden=self._drafter is not None and self._drafter.wants_all(batch),
+        )
+        draw = self._sampler.stage(batch, draws.rows, transfer)
         prompts = stage_prompt_report(batch, wanted.reported, transfer)
         transfer.send()
         self._rows.apply()
         self._sampler.apply()
-        inputs = self._captured_inputs[graph] if graph is not None else self._staging.on_device(sizes)
+        if self._drafter is not None:
+            self._drafter.apply()
         return _Issued(
-            inputs=inputs,
-            graph=graph,
-            num_logits=len(wanted.rows),
-            query_lens=QueryLens.of(columns.scheduled),
+            staged=staged,
             draw=draw,
             all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
             prompts=prompts,
         )
 
-    def _run(self, issued: "_Issued") -> Tensor:
-        """Return logits [R, V]."""
-        if issued.graph is not None:
-            assert self._hidden is not None and isinstance(self._model, CapturableLM)
-            self._graphs.replay(issued.graph)
-            # The LM head is outside of graphs: it has exactly the rows of the batch, and its result is not copied.
-            hidden = self._hidden[: issued.num_logits]
-            return self._model.logits(hidden) if issued.num_logits else hidden.new_empty((0, self._vocab_size))
-        prepared = self._prepared(issued.inputs, issued.query_lens)
-        self._rows.fill_in(issued.inputs)
-        return self._model(prepared, self._caches)
-
-    def _prepared(self, inputs: StepInputs[Tensor], query_lens: QueryLens) -> ModelInputs:
-        """Return the model's inputs with the content that ``inputs`` will have."""
-        tables = self._rows.block_tables(len(inputs.rows))
-        return model_inputs(inputs, tables, self._layout, self._workspace, query_lens)
-
     def _draw(self, issued: "_Issued", logits: Tensor, masks: TokenMasks | None) -> DeviceDraw | None:
         count = issued.draw.count
         if not count:
             return None
-        inputs = issued.inputs
-        # Nearly always the first lines; other lines are in between if prompts report, or compute one token.
+        inputs = issued.staged.inputs
+        # Nearly always all lines; other lines are in between if prompts report.
         drawn_from = logits[:count] if issued.all_drawn else logits.index_select(0, inputs.drawn_lines[:count])
-        drawn = self._sampler.draw(drawn_from, inputs, issued.draw, masks)
-        self._rows.remember(inputs.drawn_rows[:count], drawn.token_ids)
-        return drawn
+        return self._sampler.draw(drawn_from, inputs, issued.draw, masks)
 
-    def _captured_work(self, key: GraphKey) -> Callable[[], None]:
-        sizes = padded_sizes(key, max_rows=self._max_rows, adapter_slots=self._adapter_slots)
-        # During the capture only padding is computed, without an adapter; the graph has the launches for adapters.
-        target = self._staging.begin(sizes)
-        write_padding(target, self._rows, tokens=0, sequences=0, logits=0)
-        if sizes.adapter_slots:
-            write_adapters(target, None)
-        self._staging.upload(sizes)
-        inputs = self._staging.on_device(sizes)
-        self._captured_inputs[key] = inputs
-        model, caches = self._model, self._caches
-        assert isinstance(model, CapturableLM), "only native models are captured"
-        prepared = self._prepared(inputs, captured_lens(key))
-        if self._hidden is None:
-            self._rows.fill_in(inputs)
-            made = model.hidden_states(prepared, caches)
-            self._hidden = made.new_empty((self._max_rows, made.shape[1]))
-        hidden = self._hidden[: len(inputs.logits_rows)]
 
-        def run() -> None:
-            self._rows.fill_in(inputs)
-            restart_attention(prepared)
-            hidden.copy_(model.hidden_states(prepared, caches))
-
-        return run
+def _make_drafter(
+    draft: DeviceDraft,
+    caches: tuple[KVCache, ...],
+    layout: KVCacheLayout,
+    make_drafting: Callable[[CausalLM, tuple[KVCache, ...], KVCacheLayout], Drafting],
+    *,
+    max_tokens: int,
+    max_rows: int,
+) -> DeviceDrafter:
+    if not isinstance(draft.model, EagleHead):
+        return DeviceDraftModel(make_drafting(draft.model, caches, layout))
+    placed = place_head(draft.model, pass_tokens(max_tokens))
+    drafting = make_drafting(placed, caches, layout)
+    return DeviceEagle(drafting, placed, drafting.accelerator, max_rows=max_rows, max_drafts=draft.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Issued:
     """A step whose inputs are being uploaded."""
 
-    inputs: StepInputs[Tensor]
-    graph: GraphKey | None
-    """The captured graph to replay; None runs launch by launch."""
-    num_logits: int  # R
-    query_lens: QueryLens
+    staged: StagedPass
     draw: DrawPlan
     all_drawn: bool
     """True if the sampled lines are the first lines of the logits, in order."""
@@ -306,16 +312,16 @@ class IssuedForward:
     runner: DeviceRunner
     batch: Batch
     issued: _Issued
-    logits: Tensor  # [R, V]
+    result: PassResult
+    proposed: Proposed | None
     copies: list[TimedCopy]
-    started: Mark
-    """The mark before the model; ``ran`` is after it."""
-    ran: Mark
+    marks: PassMarks
     prepare_seconds: float
 
     @property
     def token_ids(self) -> list[int]:
-        return self.batch.token_ids
+        """The inputs of the step; this waits for the drafts of a draft model."""
+        return self.batch.token_ids if self.proposed is None else self.proposed.inputs_of(self.batch).tolist()
 
     def sample(self, masks: TokenMasks | None = None) -> PendingStep:
         """Issue the sampling and the download of the tokens."""

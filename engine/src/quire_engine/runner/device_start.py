@@ -5,18 +5,21 @@ It profiles, sizes the KV cache, and captures graphs.
 With Triton's interpreter on CPU tensors the same runner is created, with memory sized as for a CPU.
 """
 
+import functools
 import logging
 import time
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
 from quire_engine.model.kv_scales import set_kv_scales
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.device.drafting import draft_graph_sizes
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
-from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
@@ -40,7 +43,7 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
     if not is_native:
         _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot hold")
         return GraphSizes()
-    mixed = default_mixed_sizes(scheduler.max_num_batched_tokens)
+    mixed = default_mixed_sizes(scheduler.max_num_batched_tokens, verifies=config.speculation is not None)
     if options.cudagraph_capture_sizes is not None:
         decode = tuple(sorted(set(options.cudagraph_capture_sizes)))
     else:
@@ -62,12 +65,14 @@ def start_on_device(
         _log.info("found %d compiled Triton kernels in the image", linked)
     use = None if memory is None else _profile(config, model, sizes, memory)
     size = _size_cache(config, model, use)
-    layout = make_layout(model.shape, config.cache.block_size, size)
+    layout = make_layout(model.cached_shape, config.cache.block_size, size)
     runner = _make_runner(config, model, layout, size.max_model_len, sizes)
     made = time.perf_counter()
     # The interpreter compiles nothing.
     measured = _warm_up(runner, model, layout, size, chunks=() if memory is None else SHORT_CHUNKS)
-    _capture(runner, sizes)
+    if drafts := _most_drafts(config):
+        _verify_once(config, runner, model, layout, size, drafts)
+    _capture(runner, model, sizes)
     free = None
     if memory is not None:
         # The first timing included the compilation of kernels, and decoding without graphs.
@@ -94,20 +99,23 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memo
         kv_cache_bytes=0,
         sequences=0,
     )
-    layout = make_layout(model.shape, config.cache.block_size, few)
+    layout = make_layout(model.cached_shape, config.cache.block_size, few)
     meter.settle()
     loaded = meter.free()
+    step = functools.partial(
+        largest_step,
+        layout,
+        sequences=demand.max_sequences,
+        tokens=demand.max_batched_tokens,
+        max_model_len=demand.sequence_tokens,
+        vocab_size=model.shape.vocab_size,
+        logprobs=config.server.max_logprobs,
+        adapter_slots=0 if model.adapters is None else model.adapters.pool.num_slots,
+    )
+    drafts = _most_drafts(config)
     found = profile(
         lambda: _make_runner(config, model, layout, demand.sequence_tokens, sizes.largest(_PROFILED_GRAPHS)),
-        largest_step(
-            layout,
-            sequences=demand.max_sequences,
-            tokens=demand.max_batched_tokens,
-            max_model_len=demand.sequence_tokens,
-            vocab_size=model.shape.vocab_size,
-            logprobs=config.server.max_logprobs,
-            adapter_slots=0 if model.adapters is None else model.adapters.pool.num_slots,
-        ),
+        [step(), step(drafts=drafts)] if drafts else [step()],
         meter,
         captures=bool(sizes.in_order()),
     )
@@ -118,7 +126,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memo
         before=memory.total - memory.free_before,
         weights=memory.free_before - loaded,
         activations=found.activations,
-        graphs=graphs_bytes(found.graphs, len(sizes.in_order())),
+        graphs=graphs_bytes(found.graphs, _num_graphs(model, sizes)),
     )
 
 
@@ -138,23 +146,38 @@ def _make_runner(
 ) -> DeviceRunner:
     full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
     with device_faults("making the KV cache", when_full=full):
-        caches = allocate(layout, model.shape, model.cache_dtype, model.device)
-        set_kv_scales(caches, model.built.kv_scales)
+        shape = model.cached_shape
+        caches = allocate(layout, shape, model.cache_dtype, model.device)
+        set_kv_scales(caches[: model.shape.num_layers], model.built.kv_scales)
         return DeviceRunner(
             model=model.built.model,
             caches=caches,
             swap_space=allocate_swap_space(layout, caches),
             layout=layout,
             vocab_size=model.shape.vocab_size,
-            num_heads=model.shape.num_heads,
+            num_heads=max(heads.heads for heads in shape.layer_heads),
             max_rows=config.scheduler.max_num_seqs,
             max_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=max_model_len,
+            most_drafts=_most_drafts(config),
             device=model.device,
             graph_sizes=sizes,
             deterministic=config.device.deterministic,
             adapters=model.adapters,
+            draft=None
+            if model.draft is None
+            else DeviceDraft(
+                model=model.draft.model, layers=model.draft.shape.num_layers, max_tokens=model.draft.max_tokens
+            ),
         )
+
+
+def _most_drafts(config: EngineConfig) -> int:
+    """Return the drafts that a step verifies at most: each has a row of logits, as reported prompt tokens have."""
+    if config.speculation is None:
+        return 0
+    limit = config.scheduler.max_num_seqs * config.speculation.max_tokens
+    return min(limit, MAX_PROMPT_LOGPROBS_POSITIONS)
 
 
 def _warm_up(
@@ -175,8 +198,39 @@ def _warm_up(
     )
 
 
-def _capture(runner: DeviceRunner, sizes: GraphSizes) -> None:
-    if count := len(sizes.in_order()):
+def _verify_once(
+    config: EngineConfig,
+    runner: DeviceRunner,
+    model: ModelInMemory,
+    layout: KVCacheLayout,
+    size: CacheSize,
+    drafts: int,
+) -> None:
+    """Let a sequence have drafts, so that no request waits for the kernels that only such steps need."""
+    assert config.speculation is not None
+    tokens = min(config.speculation.max_tokens + 1, config.scheduler.max_num_batched_tokens, size.max_model_len - 1)
+    if tokens < 2:
+        return
+    step = largest_step(
+        layout,
+        sequences=1,
+        tokens=tokens,
+        max_model_len=size.max_model_len,
+        vocab_size=model.shape.vocab_size,
+        logprobs=0,
+        drafts=drafts,
+    )
+    runner.execute(step).sample().wait()
+
+
+def _num_graphs(model: ModelInMemory, sizes: GraphSizes) -> int:
+    """Return the number of graphs, those of a draft model or head included."""
+    drafting = 0 if model.draft is None else len(draft_graph_sizes(sizes).in_order())
+    return len(sizes.in_order()) + drafting
+
+
+def _capture(runner: DeviceRunner, model: ModelInMemory, sizes: GraphSizes) -> None:
+    if count := _num_graphs(model, sizes):
         began = time.perf_counter()
         runner.capture_graphs()
         _log.info("captured %d CUDA graphs in %.2f s", count, time.perf_counter() - began)

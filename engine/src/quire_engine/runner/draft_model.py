@@ -47,11 +47,10 @@ class DraftModel:
         if self._rows.skip(batch):
             return batch
         columns = self._rows.begin(batch, table)
-        drafted = columns.drafts > 0
-        chosen = drafted | (columns.scheduled > 1) if batch.prepares_drafts else drafted
+        chosen = columns.for_draft_model(batch)
         if not chosen.any():
             return batch
-        rows, ends, guessing = columns.rows[chosen], columns.known_ends[chosen], drafted[chosen]
+        rows, ends, guessing = columns.rows[chosen], columns.known_ends[chosen], columns.drafts[chosen] > 0
         # A prompt's own tokens are all computed; of earlier ones, and of a decoding sequence, the most recent.
         lowest = np.where(guessing, ends, columns.computed[chosen]) - MOST_MISSED
         starts = self._rows.starts(table, rows, ends, lowest)

@@ -19,6 +19,7 @@ import torch
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.layers import GroupInputs, ModelInputs
+from quire_engine.runner.inputs import StepColumns
 from quire_kernels.paged_attention import plan_attention
 
 MOST_MISSED = 64
@@ -41,6 +42,12 @@ class DraftColumns:
         """The number of tokens of each sequence that are known after the step's own, without drafts."""
         return self.computed + self.scheduled - self.drafts
 
+    def for_draft_model(self, batch: Batch) -> np.ndarray:
+        """Return [B] bool, the sequences that a draft model computes first: those with drafts, and prompts."""
+        drafted = self.drafts > 0
+        chosen: np.ndarray = drafted | (self.scheduled > 1) if batch.prepares_drafts else drafted
+        return chosen
+
 
 class DraftedRows:
     """The state of all rows, for a target without windows: its KV cache has one group."""
@@ -52,7 +59,7 @@ class DraftedRows:
         """The tokens of each row, those of the prompt and of the answer."""
         self.stored = np.zeros(max_rows, dtype=np.int64)
         """The tokens of each row whose keys and values are stored."""
-        self._firsts = np.zeros(max_rows, dtype=np.int64)
+        self.firsts = np.zeros(max_rows, dtype=np.int64)
         """The first block of each row that is attended to."""
         self._is_new = np.zeros(max_rows, dtype=np.bool_)
         """True until ``stored`` was found from the blocks of a row that was admitted."""
@@ -96,7 +103,7 @@ class DraftedRows:
         for admission in batch.admitted:
             known = [*admission.prompt_token_ids, *admission.output_token_ids]
             self.history[admission.row, : len(known)] = known
-            self.stored[admission.row] = self._firsts[admission.row] = 0
+            self.stored[admission.row] = self.firsts[admission.row] = 0
             self._is_new[admission.row] = True
         rows = np.asarray(batch.rows, dtype=np.int64)
         computed = np.asarray(batch.num_computed, dtype=np.int64)
@@ -147,7 +154,7 @@ class DraftedRows:
             firsts = -(-lowest // size)
             # Without a whole block the earlier tokens of the last one are attended to, whatever they are.
             firsts = np.where(firsts * size < ends, firsts, lowest // size)
-            self._firsts[rows] = np.where(late, firsts, self._firsts[rows])
+            self.firsts[rows] = np.where(late, firsts, self.firsts[rows])
             starts = np.where(late, np.maximum(lowest, firsts * size), starts)
         return starts
 
@@ -183,18 +190,15 @@ class DraftedRows:
         token_ids: np.ndarray,
         wanted: np.ndarray,
     ) -> ModelInputs:
-        """Return the inputs of a pass over positions ``starts`` to ``ends`` of some rows.
+        """Return a CPU's inputs of a pass over positions ``starts`` to ``ends`` of some rows.
 
         token_ids  [T] int64, their tokens
         wanted     [W] int64, the places in ``token_ids`` that are read
         """
-        size, firsts = self._block_size, self._firsts[rows]
-        owners, positions = positions_of(starts, ends)
-        places, offsets = np.divmod(positions, size)
-        slots = table[rows[owners], places].astype(np.int64) * size + offsets
-        contexts = ends - firsts * size
-        columns = firsts[:, None] + np.arange(-(-int(contexts.max()) // size))
-        blocks = table[rows[:, None], np.minimum(columns, table.shape[1] - 1)]  # [R, M]
+        size, columns = self._block_size, self.columns(table, rows, starts, ends, token_ids)
+        contexts = columns.contexts
+        places = self.firsts[rows][:, None] + np.arange(-(-int(contexts.max()) // size))
+        blocks = table[rows[:, None], np.minimum(places, table.shape[1] - 1)]  # [R, M]
         plan = plan_attention(
             block_tables=torch.from_numpy(np.ascontiguousarray(blocks)),
             query_lens=ends - starts,
@@ -206,9 +210,37 @@ class DraftedRows:
         )
         return ModelInputs(
             token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
-            groups=(GroupInputs(slots=torch.from_numpy(slots), plan=plan),),
+            positions=torch.from_numpy(columns.positions),
+            groups=(GroupInputs(slots=torch.from_numpy(columns.slots[0]), plan=plan),),
             logits_rows=torch.from_numpy(wanted),
+        )
+
+    def columns(
+        self,
+        table: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        token_ids: np.ndarray | None,
+    ) -> StepColumns:
+        """Return the columns of a pass over positions ``starts`` to ``ends`` of some rows.
+
+        token_ids  [T] int64; None if all are fed back
+        """
+        size = self._block_size
+        owners, positions = positions_of(starts, ends)
+        places, offsets = np.divmod(positions, size)
+        unknown = len(owners) if token_ids is None else 0
+        return StepColumns(
+            rows=rows,
+            scheduled=ends - starts,
+            contexts=ends - self.firsts[rows] * size,
+            ends=np.cumsum(ends - starts),
+            token_ids=np.zeros(unknown, dtype=np.int64) if token_ids is None else token_ids,
+            token_rows=rows[owners],
+            positions=positions,
+            feedback=np.arange(unknown),
+            slots=(table[rows[owners], places].astype(np.int64) * size + offsets,),
         )
 
 

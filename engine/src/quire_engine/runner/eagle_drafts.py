@@ -12,6 +12,7 @@ Legend: T tokens, R rows, W kept tokens of a row, H hidden size.
 """
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,36 +44,86 @@ class HiddenRows:
     places: np.ndarray  # [N] int64, ascending: their tokens' places in the batch
 
 
-class _KeptStates:
-    """The hidden states of the most recent tokens of each row."""
+class KeptRows:
+    """The places of the hidden states of the most recent tokens of each row, in a tensor [rows W, H]."""
 
-    def __init__(self, *, max_rows: int, tokens: int, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, *, max_rows: int, tokens: int) -> None:
         self._tokens = tokens
-        self._states = torch.zeros((max_rows * tokens, hidden_size), dtype=dtype)  # [rows W, H]
         self.begins = np.zeros(max_rows, dtype=np.int64)
         """The first token of each row whose state is kept."""
         self.ends = np.zeros(max_rows, dtype=np.int64)
 
-    def forget(self, row: int, position: int) -> None:
-        """Forget the states of a row whose next token is ``position``."""
-        self.begins[row] = self.ends[row] = position
+    def begin(self, batch: Batch) -> None:
+        """Forget the states of the rows that a batch admits."""
+        starts_of = dict(zip(batch.rows, batch.num_computed, strict=True))
+        for admission in batch.admitted:
+            row = admission.row
+            self.begins[row] = self.ends[row] = starts_of.get(row, 0)
 
-    def read(self, rows: np.ndarray, positions: np.ndarray) -> Tensor:
-        """Return the states [N, H] of ``positions`` [N] of ``rows`` [N]."""
-        return self._states.index_select(0, torch.from_numpy(rows * self._tokens + positions % self._tokens))
+    def places(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the places of the states of ``positions`` [N] of ``rows`` [N]."""
+        found: np.ndarray = rows * self._tokens + positions % self._tokens
+        return found
 
-    def write(self, rows: np.ndarray, positions: np.ndarray, states: Tensor) -> None:
-        """Keep the states [N, H] of consecutive tokens of each row; rejected drafts are overwritten."""
+    def keep(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Note states of consecutive tokens of each row; return the [N] int64 places in the arguments to store.
+
+        Rejected drafts are overwritten.
+        """
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         ends = np.append(starts[1:], len(rows))
         own, first, end = rows[starts], positions[starts], positions[ends - 1] + 1
         follows = (self.ends[own] >= first) & (self.begins[own] <= first)
         self.begins[own] = np.maximum(np.where(follows, self.begins[own], first), end - self._tokens)
         self.ends[own] = end
-        last = np.repeat(end, ends - starts) - self._tokens <= positions
-        if not last.all():
-            rows, positions, states = rows[last], positions[last], states[torch.from_numpy(np.flatnonzero(last))]
-        self._states.index_copy_(0, torch.from_numpy(rows * self._tokens + positions % self._tokens), states)
+        return np.flatnonzero(np.repeat(end, ends - starts) - self._tokens <= positions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPairs:
+    """The pairs of a step's prompts that a head computes; [R] and [T] int64 each."""
+
+    rows: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    older: np.ndarray
+    """[T] the places of kept states; -1 for those that the step computed."""
+    newer: np.ndarray
+    """[T] the places in the batch of the others; -1 for the kept ones."""
+
+
+class StartsOf(Protocol):
+    """``DraftedRows.starts``."""
+
+    def __call__(self, table: np.ndarray, rows: np.ndarray, ends: np.ndarray, lowest: np.ndarray) -> np.ndarray: ...
+
+
+def is_prompt(columns: DraftColumns) -> np.ndarray:
+    """Return [B] bool, the sequences of a batch whose pairs are computed after the target's pass."""
+    found: np.ndarray = (columns.scheduled > 1) & (columns.drafts == 0)
+    return found
+
+
+def prompt_pairs(
+    batch: Batch, columns: DraftColumns, table: np.ndarray, kept: KeptRows, starts_of: StartsOf
+) -> PromptPairs:
+    """Return the pairs of a batch's prompts, of which there is at least one."""
+    prompts = np.flatnonzero(is_prompt(columns))
+    rows, computed = columns.rows[prompts], columns.computed[prompts]
+    # The token after the last one is not known if it is sampled now.
+    samples = np.asarray(batch.samples, dtype=np.int64)[prompts]
+    ends = columns.known_ends[prompts] - samples
+    held = np.where(kept.ends[rows] == computed, kept.begins[rows], computed)
+    starts = starts_of(table, rows, ends, np.maximum(held, computed - MOST_MISSED))
+    owners, positions = positions_of(starts, ends)
+    is_older = positions < computed[owners]
+    return PromptPairs(
+        rows=rows,
+        starts=starts,
+        ends=ends,
+        older=np.where(is_older, kept.places(rows[owners], positions), -1),
+        newer=np.where(is_older, -1, columns.begins[prompts][owners] + positions - computed[owners]),
+    )
 
 
 class EagleDrafts:
@@ -91,19 +142,14 @@ class EagleDrafts:
         self._head, self._caches = head, caches
         self._rows = DraftedRows(layout, max_rows=max_rows, max_model_len=max_model_len)
         embedding = head.target.embedding
-        self._kept = _KeptStates(
-            max_rows=max_rows,
-            tokens=kept_tokens(max_drafts),
-            hidden_size=embedding.shape[1],
-            dtype=embedding.dtype,
-        )
+        tokens = kept_tokens(max_drafts)
+        self._kept = KeptRows(max_rows=max_rows, tokens=tokens)
+        self._states = torch.zeros((max_rows * tokens, embedding.shape[1]), dtype=embedding.dtype)  # [rows W, H]
         self._columns: DraftColumns | None = None
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the pairs of the drafts that were accepted before."""
-        starts_of = dict(zip(batch.rows, batch.num_computed, strict=True))
-        for admission in batch.admitted:
-            self._kept.forget(admission.row, starts_of.get(admission.row, 0))
+        self._kept.begin(batch)
         self._columns = columns = self._rows.begin(batch, table)
         still = np.flatnonzero(columns.drafts)
         if not len(still):
@@ -111,7 +157,7 @@ class EagleDrafts:
         rows, ends, drafts = columns.rows[still], columns.computed[still], columns.drafts[still]
         starts = self._rows.starts(table, rows, ends, self._kept.begins[rows])
         owners, positions = positions_of(starts, ends)
-        hidden = self._kept.read(rows[owners], positions)
+        hidden = self._states.index_select(0, torch.from_numpy(self._kept.places(rows[owners], positions)))
         hidden = self._pass(table, rows, starts, ends, hidden, np.cumsum(ends - starts) - 1)  # [R, H]
         self._rows.store(table, rows, starts, ends)
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
@@ -132,7 +178,7 @@ class EagleDrafts:
     def wants_all(self, batch: Batch) -> bool:
         """Return whether ``observe`` needs the hidden states of all tokens of a batch, not only those with logits."""
         assert self._columns is not None
-        return batch.prepares_drafts and bool(((self._columns.scheduled > 1) & (self._columns.drafts == 0)).any())
+        return batch.prepares_drafts and bool(is_prompt(self._columns).any())
 
     def observe(self, batch: Batch, table: np.ndarray, computed: HiddenRows) -> None:
         """Keep the hidden states of a step, and compute the pairs of its prompts if those of all tokens are given."""
@@ -140,31 +186,26 @@ class EagleDrafts:
         assert columns is not None
         owners = np.repeat(np.arange(len(columns.rows)), columns.scheduled)[computed.places]
         positions = columns.computed[owners] + computed.places - columns.begins[owners]
-        prompts = (columns.scheduled > 1) & (columns.drafts == 0)
-        if prompts.any() and self.wants_all(batch):
-            self._compute_prompts(batch, table, computed.states, np.flatnonzero(prompts))
+        if self.wants_all(batch):
+            self._compute_prompts(batch, table, computed.states)
         if len(owners):
-            self._kept.write(columns.rows[owners], positions, computed.states)
+            rows = columns.rows[owners]
+            new = self._kept.keep(rows, positions)
+            places = torch.from_numpy(self._kept.places(rows[new], positions[new]))
+            states = computed.states if len(new) == len(rows) else computed.states[torch.from_numpy(new)]
+            self._states.index_copy_(0, places, states)
 
-    def _compute_prompts(self, batch: Batch, table: np.ndarray, states: Tensor, prompts: np.ndarray) -> None:
+    def _compute_prompts(self, batch: Batch, table: np.ndarray, states: Tensor) -> None:
         """Compute the pairs of prompts, given the hidden states [T, H] of all tokens of the batch."""
         columns = self._columns
         assert columns is not None
-        rows, computed = columns.rows[prompts], columns.computed[prompts]
-        # The token after the last one is not known if it is sampled now.
-        samples = np.asarray(batch.samples, dtype=np.int64)[prompts]
-        ends = columns.known_ends[prompts] - samples
-        kept = np.where(self._kept.ends[rows] == computed, self._kept.begins[rows], computed)
-        starts = self._rows.starts(table, rows, ends, np.maximum(kept, computed - MOST_MISSED))
-        owners, positions = positions_of(starts, ends)
-        is_older = positions < computed[owners]
-        older = self._kept.read(rows[owners[is_older]], positions[is_older])
-        places = (columns.begins[prompts][owners] + positions - computed[owners])[~is_older]
-        hidden = states.new_empty((len(owners), states.shape[1]))
-        hidden[torch.from_numpy(np.flatnonzero(is_older))] = older
-        hidden[torch.from_numpy(np.flatnonzero(~is_older))] = states[torch.from_numpy(places)]
-        self._pass(table, rows, starts, ends, hidden, np.zeros(0, dtype=np.int64))
-        self._rows.store(table, rows, starts, ends)
+        pairs = prompt_pairs(batch, columns, table, self._kept, self._rows.starts)
+        hidden = states.new_empty((len(pairs.older), states.shape[1]))
+        for places, source in ((pairs.older, self._states), (pairs.newer, states)):
+            own = np.flatnonzero(places >= 0)
+            hidden[torch.from_numpy(own)] = source.index_select(0, torch.from_numpy(places[own]))
+        self._pass(table, pairs.rows, pairs.starts, pairs.ends, hidden, np.zeros(0, dtype=np.int64))
+        self._rows.store(table, pairs.rows, pairs.starts, pairs.ends)
 
     def _pass(
         self,

@@ -19,34 +19,12 @@ from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.eagle_drafts import EagleDrafts, HiddenRows
 from quire_engine.runner.inputs import RowState, build, table_blocks
-from quire_engine.runner.logprobs import (
-    LogitsRows,
-    before_and_at_drafts,
-    drafts_of_sampled,
-    logits_rows,
-    report_prompts,
-)
+from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
 from quire_engine.runner.sampler import NOTHING_DRAWN, Drawn, Sampler
 from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
+from quire_engine.runner.verification import draws_of, verified
 from quire_kernels.kv_cache import KVCache
-
-
-def verify(sampled: np.ndarray, token_ids: np.ndarray, places: np.ndarray, drafts: np.ndarray) -> np.ndarray:
-    """Return the number of tokens that each sequence gains: its accepted drafts and the token sampled after them.
-
-    sampled    [R] int64, the tokens sampled at the last token and at each draft of each sequence
-    token_ids  [T] int64, the inputs of the step
-    places     [R] int64, the place in ``token_ids`` after which each token was sampled
-    drafts     [B] int64, the drafts of each sequence; R is their sum and B
-    """
-    counts = drafts + 1
-    ends = np.cumsum(counts)
-    following = token_ids[np.minimum(places + 1, len(token_ids) - 1)]
-    differs = sampled != following
-    differs[ends - 1] = True  # after the last draft there is nothing to differ from
-    first = np.minimum.reduceat(np.where(differs, np.arange(len(sampled)), len(sampled)), ends - counts)
-    return first - (ends - counts) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,31 +132,19 @@ class ModelRunner:
     def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> tuple[Drawn, list[int] | None]:
         """Sample from ``logits`` [R, V] for each sequence that samples, and return its number of tokens.
 
-        The numbers are None if no sequence has drafts: each has one token then.
+        A sequence with drafts keeps the tokens up to the first that is not the draft. The numbers are None if no
+        sequence has drafts: each has one token then.
         """
-        sampled = np.asarray(batch.samples, dtype=np.bool_)
-        if not sampled.any():
+        draws = draws_of(batch)
+        if not len(draws.rows):
             return NOTHING_DRAWN, None
-        rows = np.asarray(batch.rows, dtype=np.int64)[sampled]
-        lengths = np.asarray(batch.num_computed, dtype=np.int64) + np.asarray(batch.num_scheduled, dtype=np.int64)
-        if batch.num_drafts:
-            return self._verify(batch, logits, rows, lengths[sampled], masks)
-        drawn = self._sampler.draw(logits, rows, lengths[sampled], masks)
-        self._rows.last_token[rows] = drawn.token_ids
-        return drawn, None
-
-    def _verify(
-        self, batch: Batch, logits: torch.Tensor, rows: np.ndarray, lengths: np.ndarray, masks: TokenMasks | None
-    ) -> tuple[Drawn, list[int]]:
-        """Sample as ``draw`` does, also at the drafts; return the tokens up to the first that is not the draft."""
-        drafts = drafts_of_sampled(batch)
-        begins = np.cumsum(drafts + 1) - (drafts + 1)
-        drawn = self._sampler.draw(logits, np.repeat(rows, drafts + 1), before_and_at_drafts(lengths, drafts), masks)
-        places = logits_rows(replace(batch, prompt_logprobs=[])).rows
-        verified = verify(drawn.token_ids, np.asarray(batch.token_ids, dtype=np.int64), places, drafts)
-        kept = before_and_at_drafts(begins + verified - 1, verified - 1)
-        self._rows.last_token[rows] = drawn.token_ids[begins + verified - 1]
-        return drawn.at(kept), verified.tolist()
+        drawn = self._sampler.draw(logits, draws.rows, draws.positions, masks)
+        if not batch.num_drafts:
+            self._rows.last_token[draws.rows] = drawn.token_ids
+            return drawn, None
+        found = verified(batch, drawn.token_ids, np.asarray(batch.token_ids, dtype=np.int64))
+        self._rows.last_token[draws.rows[found.last]] = drawn.token_ids[found.last]
+        return drawn.at(found.kept), found.counts.tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

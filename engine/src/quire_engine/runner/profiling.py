@@ -1,13 +1,13 @@
 """The memory of the largest step and the largest CUDA graph, measured before the KV cache is allocated.
 
 The step is the largest that the scheduler may create: all sequences, all tokens, as many prompt tokens reported as a
-step may report, and every sampling parameter set. It runs on a cache of a few blocks, which all its tokens overwrite:
-its results are discarded.
+step may report, and every sampling parameter set. An engine that speculates runs a second one, with as many drafts as
+a step may verify. They run on a cache of a few blocks, which all their tokens overwrite: their results are discarded.
 """
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -76,13 +76,16 @@ class Profile:
     """The bytes of each captured graph, in the order of their capture."""
 
 
-def profile(make_runner: Callable[[], CapturingRunner], batch: Batch, meter: Meter, *, captures: bool) -> Profile:
-    """Run the largest step. ``make_runner`` creates a runner of the final size, with the largest graphs only."""
+def profile(
+    make_runner: Callable[[], CapturingRunner], batches: Sequence[Batch], meter: Meter, *, captures: bool
+) -> Profile:
+    """Run the largest steps. ``make_runner`` creates a runner of the final size, with the largest graphs only."""
     meter.settle()
     before = meter.free()
     runner = make_runner()
     try:
-        runner.execute(batch).sample().wait()
+        for batch in batches:
+            runner.execute(batch).sample().wait()
         after = meter.free()
         left: list[int] = []
 
@@ -109,22 +112,35 @@ def largest_step(
     vocab_size: int,
     logprobs: int,
     adapter_slots: int = 0,
+    drafts: int = 0,
 ) -> Batch:
     """Return a batch of ``tokens`` in ``sequences``, which use all ``adapter_slots``.
 
-    ``layout`` may have fewer blocks than they need.
+    ``layout`` may have fewer blocks than they need. Up to ``drafts`` of the tokens are drafts; they are known to follow
+    another token, and no parameter depends on earlier samples.
     """
     assert 0 < sequences <= tokens
-    even, more = divmod(min(tokens, sequences * max_model_len), sequences)
+    computed = 1 if drafts else 0
+    even, more = divmod(min(tokens, sequences * (max_model_len - computed)), sequences)
     lengths = [even + (row < more) for row in range(sequences)]
     rows = list(range(sequences))
     reported = min(logprobs, vocab_size)
-    positions = _reported_positions(lengths)
+    verified = _shares(lengths, drafts)
+    positions = _reported_positions([length - count for length, count in zip(lengths, verified, strict=True)])
     params = every_parameter(top_k=max(1, vocab_size // 2), logprobs=reported)
+    if drafts:
+        params = replace(
+            params,
+            presence_penalty=0.0,
+            frequency_penalty=0.0,
+            repetition_penalty=1.0,
+            bad_words_token_ids=(),
+            min_tokens=0,
+        )
     return Batch(
         step=0,
         rows=rows,
-        num_computed=[0] * sequences,
+        num_computed=[computed] * sequences,
         num_scheduled=lengths,
         token_ids=[0] * sum(lengths),
         samples=[True] * sequences,
@@ -132,7 +148,7 @@ def largest_step(
         admitted=[
             Admission(
                 row=row,
-                prompt_token_ids=[0] * length,
+                prompt_token_ids=[0] * (computed + length),
                 output_token_ids=[],
                 params=params,
                 seed=row,
@@ -141,14 +157,27 @@ def largest_step(
             )
             for row, length in zip(rows, lengths, strict=True)
         ],
-        block_updates=tuple(_wrapped_blocks(lengths, group.num_blocks, layout.block_size) for group in layout.groups),
+        block_updates=tuple(
+            _wrapped_blocks([computed + length for length in lengths], group.num_blocks, layout.block_size)
+            for group in layout.groups
+        ),
         released_rows=rows,
         prompt_logprobs=[
-            PromptPositions(index=row, first=0, next_token_ids=[0] * count, num_logprobs=reported)
+            PromptPositions(index=row, first=computed, next_token_ids=[0] * count, num_logprobs=reported)
             for row, count in zip(rows, positions, strict=True)
             if count
         ],
+        num_drafts=verified if drafts else [],
     )
+
+
+def _shares(lengths: list[int], drafts: int) -> list[int]:
+    """Return the number of drafts of each sequence: about as many of each, and fewer than its tokens."""
+    shares = []
+    for place, length in enumerate(lengths):
+        shares.append(min(length - 1, -(-drafts // (len(lengths) - place))))
+        drafts -= shares[-1]
+    return shares
 
 
 def _reported_positions(lengths: list[int]) -> list[int]:

@@ -4,8 +4,10 @@ This module is imported only in a process that loads a model, because it imports
 """
 
 import contextlib
+import functools
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -110,26 +112,26 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, _build_options(config, place, dtype, backend), started_adapters.built)
     model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, drafting)
+    start: Callable[[ModelInMemory], WarmRunner]
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
         sizes = graph_sizes(config, is_native=candidate.is_native)
-        warm = start_on_device(config, model, sizes=sizes, memory=memory)
+        start = functools.partial(start_on_device, config, sizes=sizes, memory=memory)
     else:
         from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
 
-        warmed: WarmRunner | None = None
-        try:
-            warmed = start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
-        except FlagsError as error:
-            if drafting is None or config.speculation is None or config.speculation.required:
-                raise
-            _log.warning(
-                "serves without speculation, because with the draft model or head, %s", "; ".join(error.problems)
-            )
-            drafting = None  # the next assignment frees its weights
-            model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, None)
-        warm = warmed or start_on_cpu(config, model, threads=threads, arithmetic=arithmetic, group=group)
+        start = functools.partial(start_on_cpu, config, threads=threads, arithmetic=arithmetic, group=group)
+    warmed: WarmRunner | None = None
+    try:
+        warmed = start(model)
+    except FlagsError as error:
+        if drafting is None or config.speculation is None or config.speculation.required:
+            raise
+        _log.warning("serves without speculation, because with the draft model or head, %s", "; ".join(error.problems))
+        drafting = None  # the next assignment frees its weights
+        model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, None)
+    warm = warmed or start(model)
     phases = {
         "import": import_seconds,
         "config": found - started,
@@ -247,12 +249,6 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
         )
     if config.model.quantization == "fp8":
         problems += _fp8_problems(config, candidate, place)
-    if config.speculation is not None and runs_triton(place.device.type):
-        problems.append(
-            f"--spec-method and --speculative-config are for CPUs, and the model would run on {place.name}: steps there"
-            " start before the tokens of the previous step are known, and drafts need these tokens. Leave the flag out,"
-            " or use --device cpu"
-        )
     if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
         problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
     return problems

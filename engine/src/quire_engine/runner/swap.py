@@ -21,7 +21,7 @@ class Swapper:
 
     def __init__(self, layout: KVCacheLayout, caches: Sequence[KVCache], space: Sequence[KVCache]) -> None:
         # A draft model's layers may have other heads than the target's, and one copy is of blocks of one shape.
-        self._layers = [_by_shape(group.layers, caches) for group in layout.groups]
+        self._layers = [layers_by_shape(group.layers, caches) for group in layout.groups]
         self._caches = caches
         self._space = space
 
@@ -43,7 +43,7 @@ class Swapper:
                 )
 
 
-def _by_shape(layers: Sequence[int], caches: Sequence[KVCache]) -> list[list[int]]:
+def layers_by_shape(layers: Sequence[int], caches: Sequence[KVCache]) -> list[list[int]]:
     """Return the layers of a group, those with blocks of the same shape together."""
     found: dict[object, list[int]] = {}
     for layer in layers:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from quire_engine.runner.device.accelerator import Accelerator, Graph
 
+_VERIFIED_SIZES = (2, 4, 8, 12, 16, 24, 32, 48)
 _MIXED_SIZES = (64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 
 
@@ -67,9 +68,13 @@ def default_decode_sizes(max_num_seqs: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)
 
 
-def default_mixed_sizes(max_num_batched_tokens: int) -> tuple[int, ...]:
-    """Return ascending sizes up to 1,024 tokens, about a quarter apart; below 64 tokens weights are read anyway."""
-    sizes = tuple(size for size in _MIXED_SIZES if size < max_num_batched_tokens)
+def default_mixed_sizes(max_num_batched_tokens: int, *, verifies: bool = False) -> tuple[int, ...]:
+    """Return ascending sizes up to 1,024 tokens, about a quarter apart; below 64 tokens weights are read anyway.
+
+    An engine that ``verifies`` drafts has smaller sizes too: a few sequences with drafts are most of its steps.
+    """
+    sizes = (*(_VERIFIED_SIZES if verifies else ()), *_MIXED_SIZES)
+    sizes = tuple(size for size in sizes if size < max_num_batched_tokens)
     return sizes if max_num_batched_tokens > _MIXED_SIZES[-1] else (*sizes, max_num_batched_tokens)
 
 

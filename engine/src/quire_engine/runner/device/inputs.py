@@ -20,7 +20,7 @@ from quire_engine.model.layers import GroupInputs, ModelInputs
 from quire_engine.runner.device.graphs import GraphKey
 from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, Item, StepInputs
 from quire_engine.runner.inputs import BlockTables, StepColumns
-from quire_engine.runner.logprobs import LogitsRows
+from quire_engine.runner.verification import Draws
 from quire_kernels.lora import TokenGroups
 from quire_kernels.paged_attention.plan import DevicePlan, Workspace, longest_short
 from quire_kernels.paged_attention.schedule import MAX_SHORT_QUERIES
@@ -80,19 +80,29 @@ class DeviceRows:
         """Store the tokens [K] sampled for rows [K], which the next step may need."""
         self._last_token.index_copy_(0, rows, drawn)
 
+    def copy_last_tokens(self, target: Tensor) -> None:
+        """Copy the last tokens of all rows [N + 1], the spare one included."""
+        target.copy_(self._last_token)
+
     def block_tables(self, sequences: int) -> tuple[Tensor, ...]:
         """Return the block tables [B, M] that ``fill_in`` wrote."""
         return tuple(gathered[:sequences] for gathered in self._gathered)
 
 
 def write_inputs(
-    target: StepInputs[np.ndarray], columns: StepColumns, wanted: LogitsRows, samples: np.ndarray, rows: DeviceRows
+    target: StepInputs[np.ndarray],
+    columns: StepColumns,
+    computed: np.ndarray,
+    drawn_lines: np.ndarray,
+    draws: Draws,
+    rows: DeviceRows,
 ) -> None:
     """Write a step's inputs, and padding if ``target`` is larger.
 
-    samples  [B] bool, the sequences for which a token is sampled
+    computed     int64, the places of the tokens whose hidden states are computed
+    drawn_lines  [K] int64, the lines of logits that are sampled from
     """
-    tokens, sequences, draws = len(columns.token_ids), len(columns.rows), len(wanted.sampled)
+    tokens, sequences, drawn = len(columns.token_ids), len(columns.rows), len(drawn_lines)
     target.token_ids[:tokens] = columns.token_ids
     target.positions[:tokens] = columns.positions
     target.token_rows[:tokens] = columns.token_rows
@@ -104,11 +114,11 @@ def write_inputs(
     target.contexts[:sequences] = columns.contexts
     target.query_starts[0] = 0
     target.query_starts[1 : sequences + 1] = columns.ends
-    target.logits_rows[: len(wanted.rows)] = wanted.rows
-    target.drawn_lines[:draws] = wanted.sampled
-    target.drawn_rows[:draws] = columns.rows[samples]
-    target.drawn_positions[:draws] = columns.contexts[samples]
-    write_padding(target, rows, tokens=tokens, sequences=sequences, logits=len(wanted.rows))
+    target.logits_rows[: len(computed)] = computed
+    target.drawn_lines[:drawn] = drawn_lines
+    target.drawn_rows[:drawn] = draws.rows
+    target.drawn_positions[:drawn] = draws.positions
+    write_padding(target, rows, tokens=tokens, sequences=sequences, logits=len(computed))
 
 
 def write_adapters(target: StepInputs[np.ndarray], groups: TokenGroups | None) -> None:
@@ -144,28 +154,26 @@ def write_padding(
     target.logits_rows[logits:] = np.arange(logits, size) if decodes else 0
 
 
-def of_all_tokens(wanted: LogitsRows, tokens: int) -> LogitsRows:
-    """Return the same rows for a batch in which every token has logits."""
-    return LogitsRows(
-        rows=np.arange(tokens), sampled=wanted.rows[wanted.sampled], reported=wanted.rows[wanted.reported]
-    )
-
-
-def sizes_of(columns: StepColumns, wanted: LogitsRows, *, adapter_slots: int = 0) -> InputSizes:
+def sizes_of(columns: StepColumns, *, logits: int, draws: int, adapter_slots: int = 0) -> InputSizes:
     return InputSizes(
         tokens=len(columns.token_ids),
         sequences=len(columns.rows),
-        logits=len(wanted.rows),
-        draws=len(wanted.sampled),
+        logits=logits,
+        draws=draws,
         adapter_slots=adapter_slots,
     )
 
 
-def padded_sizes(key: GraphKey, *, max_rows: int, adapter_slots: int = 0) -> InputSizes:
-    """Return the sizes of a batch padded to a captured one."""
-    sequences = max_rows if key.is_mixed else key.size
+def padded_sizes(
+    key: GraphKey, *, max_rows: int, most_logits: int, most_draws: int, adapter_slots: int = 0
+) -> InputSizes:
+    """Return the sizes of a batch padded to a captured one, in which at most ``most_logits`` tokens have logits."""
     return InputSizes(
-        tokens=key.size, sequences=sequences, logits=sequences, draws=sequences, adapter_slots=adapter_slots
+        tokens=key.size,
+        sequences=max_rows if key.is_mixed else key.size,
+        logits=min(key.size, most_logits),
+        draws=min(key.size, most_draws),
+        adapter_slots=adapter_slots,
     )
 
 

@@ -1,15 +1,19 @@
 """A step in flight on the device: its later output, and the only place where the host waits for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
-from quire_engine.core.batch import Batch, RunnerOutput
+from quire_engine.core.batch import Batch, RunnerOutput, TokenLogprobs
 from quire_engine.runner.device.accelerator import Mark
+from quire_engine.runner.device.drafting import Proposed
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.reports import PendingReport, read_prompts, spread
 from quire_engine.runner.device.sampler import DrawPlan
 from quire_engine.runner.device.swap import TimedCopy
+from quire_engine.runner.verification import verified
 
 
 @dataclass(slots=True)
@@ -17,6 +21,19 @@ class GpuClock:
     """The total time of steps on the device."""
 
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassMarks:
+    """The marks before and after the passes of a step, in their order."""
+
+    started: Mark
+    drafted: Mark
+    """The mark after the passes of a draft model or head."""
+    ran: Mark
+    """The mark after the model."""
+    observed: Mark
+    """The mark after a draft head has read the hidden states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +45,64 @@ class PendingStep:
     token_ids: Tensor | None  # [K] int64
     report: PendingReport | None
     prompts: PendingReport | None
+    proposed: Proposed | None
+    """The drafts of a draft model or head."""
+    learn: Callable[[Proposed], None] | None
+    """It takes them when they have arrived."""
     copies: list[TimedCopy]
-    started: Mark
-    """The mark before the model; ``ran`` is after it, ``done`` after the sampling."""
-    ran: Mark
+    marks: PassMarks
     done: Mark
+    """The mark after the sampling."""
     prepare_seconds: float
     clock: GpuClock
 
     def wait(self) -> RunnerOutput:
         with device_faults(f"running a step of {self.batch.num_tokens} tokens", when_full=FULL_IN_STEP):
+            marks = self.marks
             self.done.wait()
             swap_seconds = sum(copy.wait() for copy in self.copies)
-            run_seconds, sample_seconds = self.ran.seconds_since(self.started), self.done.seconds_since(self.ran)
-        self.clock.seconds += run_seconds + sample_seconds
-        reported = self.plan.reported
+            draft_seconds = marks.drafted.seconds_since(marks.started) + marks.observed.seconds_since(marks.ran)
+            run_seconds = marks.ran.seconds_since(marks.drafted)
+            sample_seconds = self.done.seconds_since(marks.observed)
+        self.clock.seconds += draft_seconds + run_seconds + sample_seconds
+        sampled = self._sampled()
         return RunnerOutput(
-            token_ids=[] if self.token_ids is None else self.token_ids.tolist(),
-            logprobs=None if reported is None else spread(self.report, reported.places.array, self.plan.count),
+            token_ids=sampled.token_ids,
+            counts=sampled.counts,
+            logprobs=sampled.logprobs,
             prompt_logprobs=read_prompts(self.batch, self.prompts),
             prepare_seconds=self.prepare_seconds,
             run_seconds=run_seconds,
             sample_seconds=sample_seconds,
             swap_seconds=swap_seconds,
+            draft_seconds=draft_seconds,
         )
+
+    def _sampled(self) -> "_Sampled":
+        """Return the sampled tokens; of a sequence with drafts, those up to the first that is not the draft."""
+        reported = self.plan.reported
+        logprobs = None if reported is None else spread(self.report, reported.places.array, self.plan.count)
+        if self.token_ids is None:
+            return _Sampled(token_ids=[], logprobs=logprobs)
+        if not self.batch.num_drafts:
+            return _Sampled(token_ids=self.token_ids.tolist(), logprobs=logprobs)
+        token_ids = self.token_ids.numpy()
+        if self.proposed is None:
+            inputs = np.asarray(self.batch.token_ids, dtype=np.int64)
+        else:
+            assert self.learn is not None
+            inputs = self.proposed.inputs_of(self.batch)
+            self.learn(self.proposed)
+        found = verified(self.batch, token_ids, inputs)
+        return _Sampled(
+            token_ids=token_ids[found.kept].tolist(),
+            counts=found.counts.tolist(),
+            logprobs=None if logprobs is None else [logprobs[place] for place in found.kept.tolist()],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sampled:
+    token_ids: list[int]
+    counts: list[int] | None = None
+    logprobs: list[TokenLogprobs | None] | None

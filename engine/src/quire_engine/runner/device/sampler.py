@@ -3,7 +3,7 @@
 Parameters are columns by row, written when a sequence takes its row. The host knows which rows are greedy, shaped or
 reported, so a step uses the cheapest variant that serves all its rows: for greedy rows that is one launch.
 
-Legend: K sampled sequences, V vocabulary, S of them with shaped logits, Q with reported probabilities.
+Legend: K sampled tokens, V vocabulary, S of them with shaped logits, Q with reported probabilities.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class DrawPlan:
     count: int  # K
     all_greedy: bool
     shaped: tuple[Item, Item] | None
-    """[S] int64 each: places among the sampled sequences, and rows."""
+    """[S] int64 each: places among the sampled tokens, and rows."""
     reported: AskedReport | None
 
 
@@ -43,17 +43,18 @@ class DeviceDraw:
 class DeviceSampler:
     """The sampler of the device. ``stage`` admissions and sampled rows, transfer, ``apply``; then ``draw``."""
 
-    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, *, max_rows: int, most_draws: int, vocab_size: int, device: torch.device) -> None:
+        """Create the sampler. A step samples at most ``most_draws`` tokens, several of a row that has drafts."""
         self._vocab_size = vocab_size
         self._heated = np.zeros(max_rows, dtype=np.bool_)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
         # The filters, and top k with the seed: by row, and for the sampled rows. Columns start at aligned addresses,
         # whatever the number of rows.
-        width = -(-max_rows // ALIGNMENT) * ALIGNMENT
-        self._shares, self._drawn_shares = (torch.zeros((len(FILTER_NAMES), width), device=device) for _ in range(2))
+        widths = [-(-count // ALIGNMENT) * ALIGNMENT for count in (max_rows, most_draws)]
+        self._shares, self._drawn_shares = (torch.zeros((len(FILTER_NAMES), width), device=device) for width in widths)
         self._numbers, self._drawn_numbers = (
-            torch.zeros((2, width), dtype=torch.int64, device=device) for _ in range(2)
+            torch.zeros((2, width), dtype=torch.int64, device=device) for width in widths
         )
         self._shaping = DeviceLogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._admitted: tuple[Item, Item, Item] | None = None
@@ -108,7 +109,7 @@ class DeviceSampler:
     ) -> DeviceDraw:
         """Sample from ``logits`` [K, V], which may be changed: one token per row in ``inputs.drawn_rows``.
 
-        ``masks`` apply first.
+        ``masks`` apply first. A row may occur several times if no edit of its logits depends on earlier tokens.
         """
         own = logits
         lines = plan.reported.places.on_device if plan.reported is not None else None  # [Q] of ``own``
@@ -129,6 +130,13 @@ class DeviceSampler:
         if plan.reported is not None and lines is not None:
             report = plan.reported.launch(own, lines, drawn.index_select(0, plan.reported.places.on_device))
         return DeviceDraw(token_ids=drawn, report=report)
+
+    def guess(self, logits: Tensor, inputs: StepInputs[Tensor], rows: np.ndarray) -> Tensor:
+        """Return the token [K] that each of ``rows`` [K] would sample from the logits of a draft model.
+
+        The rows' edits are left out. The rows in ``inputs.drawn_rows`` are the same.
+        """
+        return self._sample(logits, inputs, len(rows)) if self._heated[rows].any() else greedy(logits)
 
     def _sample(self, logits: Tensor, inputs: StepInputs[Tensor], count: int) -> Tensor:
         rows = inputs.drawn_rows[:count]

@@ -91,23 +91,23 @@ def _carve(
 
 
 class StepStaging:
-    """Two pinned buffers used alternately, because steps overlap, and one buffer on the device, where they do not."""
+    """Pinned buffers used in turn, because steps overlap, and one buffer on the device, where they do not."""
 
-    def __init__(self, accelerator: Accelerator, *, groups: int, largest: InputSizes) -> None:
+    def __init__(self, accelerator: Accelerator, *, groups: int, largest: InputSizes, buffers: int = 2) -> None:
         self._accelerator = accelerator
         self._groups = groups
         _, num_bytes = _carve(largest, groups, lambda begin, length, dtype: np.empty(0))
-        self._hosts = [accelerator.pinned(num_bytes) for _ in range(2)]
-        self._copied: list[Mark | None] = [None, None]
+        self._hosts = [accelerator.pinned(num_bytes) for _ in range(buffers)]
+        self._copied: list[Mark | None] = [None] * buffers
         self._turn = 0
         self._device = torch.zeros(num_bytes, dtype=torch.uint8, device=accelerator.device)
 
     def begin(self, sizes: InputSizes) -> StepInputs[np.ndarray]:
         """Return the arrays for the next step's inputs."""
-        self._turn = 1 - self._turn
+        self._turn = (self._turn + 1) % len(self._hosts)
         copied = self._copied[self._turn]
         if copied is not None:
-            copied.wait()  # This is long done if each step is waited for before the second one after it.
+            copied.wait()  # This is long done if each step is waited for before its buffer is used again.
         memory = self._hosts[self._turn].numpy()
         inputs, num_bytes = _carve(
             sizes,

@@ -18,6 +18,7 @@ from quire_engine.core.batch import Batch, BlockCopies
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.runner.device.accelerator import Accelerator, Mark
 from quire_engine.runner.device.staging import HostToDeviceBatch
+from quire_engine.runner.swap import layers_by_shape
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 from quire_kernels.swap_blocks import swap_blocks
 
@@ -45,10 +46,20 @@ class _Group:
     caches: list[KVCache]
     space: list[KVCache]
     staging: list[KVCache]
+    shapes: list[list[int]]
+    """The layers whose blocks have the same shape: a draft model's may have other heads than the target's."""
 
     @property
     def staged_blocks(self) -> int:
         return self.staging[0].num_blocks
+
+    def swap(
+        self, sources: list[KVCache], targets: list[KVCache], source_blocks: torch.Tensor, target_blocks: torch.Tensor
+    ) -> None:
+        """Copy blocks [C] of all layers, in one launch for each shape of them."""
+        for layers in self.shapes:
+            own, others = ([caches[layer] for layer in layers] for caches in (sources, targets))
+            swap_blocks(own, others, source_blocks, target_blocks)
 
 
 class DeviceSwapper:
@@ -95,13 +106,13 @@ class DeviceSwapper:
     def _copy_out(self, group: _Group, blocks: BlockCopies) -> TimedCopy:
         accelerator, staged = self._accelerator, self._staged[: len(blocks.sources)]
         self._main_waits_for_staging()
-        swap_blocks(group.caches, group.staging, self._on_device(blocks.sources), staged)
+        group.swap(group.caches, group.staging, self._on_device(blocks.sources), staged)
         gathered = self._main_use = accelerator.mark()
         with accelerator.on_side():
             targets = self._on_device(blocks.targets)
             accelerator.follow(gathered)
             began = accelerator.mark()
-            swap_blocks(group.staging, group.space, staged, targets)
+            group.swap(group.staging, group.space, staged, targets)
             self._side_use = accelerator.mark()
         return TimedCopy(began=began, ended=self._side_use)
 
@@ -112,11 +123,11 @@ class DeviceSwapper:
             if self._main_use is not None:
                 accelerator.follow(self._main_use)
             began = accelerator.mark()
-            swap_blocks(group.space, group.staging, sources, staged)
+            group.swap(group.space, group.staging, sources, staged)
             fetched = self._side_use = accelerator.mark()
         targets = self._on_device(blocks.targets)
         accelerator.follow(fetched)
-        swap_blocks(group.staging, group.caches, staged, targets)
+        group.swap(group.staging, group.caches, staged, targets)
         self._main_use = accelerator.mark()
         return TimedCopy(began=began, ended=fetched)
 
@@ -144,6 +155,7 @@ def _make_groups(
         groups.append(
             _Group(
                 caches=own,
+                shapes=layers_by_shape(range(len(own)), own),
                 space=[space[layer] for layer in group.layers],
                 staging=[_like(cache, blocks) for cache in own],
             )

@@ -195,11 +195,6 @@ class Spec:
             ),
             message="Canary does not work with parallelism.nodes in this version: use RollingUpdate",
         ),
-        Rule(
-            at="engine.speculation",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.engine.speculation is None,
-            message="is for CPUs: remove it, or the GPU of spec.resources",
-        ),
     )
 
     def check(self, document: Fields) -> None:

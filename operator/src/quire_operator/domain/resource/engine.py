@@ -233,7 +233,7 @@ class Engine:
     speculation: Annotated[
         Speculation | None,
         Section(
-            "Speculative decoding, on a CPU. Answers are the same as without it, and need fewer steps if they repeat "
+            "Speculative decoding. Answers are the same as without it, and need fewer steps if they repeat "
             "their prompt, or if a draft model predicts them."
         ),
     ] = None

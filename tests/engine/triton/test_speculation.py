@@ -1,0 +1,111 @@
+"""Drafts on the device runner: verified in graphs of few tokens, with the tokens and logprobs that it has without."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from quire_parity import cases
+from quire_parity.answering import Answering
+from quire_parity.cases import Case
+
+from quire_engine.config import (
+    CacheOptions,
+    DeviceOptions,
+    EngineConfig,
+    ModelOptions,
+    SchedulerOptions,
+    ServerOptions,
+    SpeculationOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.speculation.trials import Mode
+from quire_engine.engine import make_engine
+from quire_engine.runner import load_model
+from quire_engine.runner.device.graphs import GraphSizes
+from quire_kernels.dispatch import INTERPRETED
+
+PROMPTS = ([4, 5] * 7, [5, 4, 4] * 5, [4, 5] * 7)
+FEW = (4, 5)
+PARAMS = (
+    SamplingParams(max_tokens=7, temperature=0.0, allowed_token_ids=FEW, ignore_eos=True),
+    SamplingParams(max_tokens=7, temperature=1.0, allowed_token_ids=FEW, ignore_eos=True, logprobs=1),
+    SamplingParams(max_tokens=6, temperature=0.5, top_k=1, logit_bias=((5, 60.0),), ignore_eos=True, prompt_logprobs=0),
+)
+
+
+def test_answers_are_those_without_drafts(start: Callable[..., Any], world: Any) -> None:
+    """Only two tokens are probable, so that drafts are accepted; each sequence starts with one block of four."""
+    world = replace(
+        world,
+        deterministic=True,
+        overlap=False,
+        num_blocks=4,
+        num_swap_blocks=20,
+        preemption_mode="swap",
+        graph_sizes=GraphSizes(decode=(4,), mixed=(8, 16)),
+    )
+    plain, drafting = start(world), start(replace(world, drafts=3))
+    for running in (plain, drafting):
+        for key, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
+            running.add(key, prompt, params, seed=key)
+        running.finish()
+    assert drafting.tokens == plain.tokens
+    for said, expected in ((drafting.logprobs, plain.logprobs), (drafting.prompt_logprobs, plain.prompt_logprobs)):
+        assert said.keys() == expected.keys()
+        for key, entries in expected.items():
+            for one, other in zip(said[key], entries, strict=True):
+                assert one.token_ids == other.token_ids
+                assert one.logprobs == pytest.approx(other.logprobs, abs=2e-4)
+    counters = drafting.engine.counters
+    assert counters.draft_tokens > counters.accepted_tokens > 3 and +counters.preemptions
+    assert counters.steps < plain.engine.counters.steps
+
+
+def config_of(folder: Path, speculation: SpeculationOptions | None) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(path=folder, dtype="float32", load_format="dummy", max_model_len=32),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
+        scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=16),
+        server=ServerOptions(),
+        device=DeviceOptions(device="cpu" if INTERPRETED else "cuda", deterministic=True),
+        speculation=speculation,
+        threads=1,
+    )
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle"])
+def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> None:
+    """The draft model has the target's weights, and is always right; the head has random ones."""
+    target, head = tmp_path / "target", tmp_path / "head"
+    cases.save(Case(family="llama", fields={"num_hidden_layers": 1}), target)
+    shutil.copytree(target, head)
+    config = json.loads((head / "config.json").read_text())
+    (head / "config.json").write_text(json.dumps({**config, "architectures": ["EagleLlamaForCausalLM"]}))
+    options = SpeculationOptions(method=method, model=head if method == "eagle" else target, max_tokens=2)
+    answers = []
+    for speculation in (None, options):
+        wanted = config_of(target, speculation)
+        model = load_model(wanted)
+        engine = make_engine(model, scheduler=wanted.scheduler, cache=wanted.cache, speculation=speculation)
+        if speculation is not None:
+            chosen = engine._scheduler._speculation
+            assert chosen is not None
+            chosen._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
+            chosen._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+            chosen.observe_step = chosen.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+        running = Answering(engine)
+        for key, temperature in enumerate((0.0, 1.0)):
+            params = SamplingParams(max_tokens=5, temperature=temperature, ignore_eos=True)
+            running.add(key, [5 + key, 6, 7], params, seed=key)
+        running.finish()
+        answers.append(running.tokens)
+        counters = engine.counters
+        engine.close()
+    assert answers[0] == answers[1]
+    assert counters.draft_tokens >= 4
+    assert counters.accepted_tokens == counters.draft_tokens or method == "eagle"
