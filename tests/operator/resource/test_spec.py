@@ -326,6 +326,10 @@ def test_existing_claim_can_be_the_cache() -> None:
             "extraArgs[0]: --tensor-parallel-size is set by spec.parallelism.tensor; set it there",
         ),
         ({"resources": {"limits": {"nvidia.com/gpu": "500m"}}}, "must be a whole number of GPUs"),
+        (
+            {"engine": {"extraArgs": ["--quantization=fp8"]}, "resources": {"limits": {"amd.com/gpu": 1}}},
+            "spec.engine.extraArgs: has --quantization fp8, which is for GPUs of NVIDIA in this version",
+        ),
         ({"resources": {"limits": {"amd.com/gpu": 2}}}, "spec.resources.limits[amd.com/gpu]: must be 1"),
         (
             {"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
