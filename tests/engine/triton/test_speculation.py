@@ -29,22 +29,21 @@ from quire_engine.runner import load_model
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_kernels.dispatch import INTERPRETED
 
-PROMPTS = ([4, 5] * 7, [5, 4, 4] * 5, [4, 5] * 7)
+PROMPTS = ([4, 5] * 7, [5, 4, 4] * 5)
 FEW = (4, 5)
 PARAMS = (
-    SamplingParams(max_tokens=7, temperature=0.0, allowed_token_ids=FEW, ignore_eos=True),
-    SamplingParams(max_tokens=7, temperature=1.0, allowed_token_ids=FEW, ignore_eos=True, logprobs=1),
-    SamplingParams(max_tokens=6, temperature=0.5, top_k=1, logit_bias=((5, 60.0),), ignore_eos=True, prompt_logprobs=0),
+    SamplingParams(max_tokens=6, temperature=0.0, allowed_token_ids=FEW, ignore_eos=True, prompt_logprobs=0),
+    SamplingParams(max_tokens=7, temperature=9.0, allowed_token_ids=FEW, ignore_eos=True, logprobs=1),
 )
 
 
 def test_answers_are_those_without_drafts(start: Callable[..., Any], world: Any) -> None:
-    """Only two tokens are probable, so that drafts are accepted; each sequence starts with one block of four."""
+    """Only two tokens are probable, so that drafts are accepted; each sequence starts with one block of three."""
     world = replace(
         world,
         deterministic=True,
         overlap=False,
-        num_blocks=4,
+        num_blocks=3,
         num_swap_blocks=20,
         preemption_mode="swap",
         graph_sizes=GraphSizes(decode=(4,), mixed=(8, 16)),
@@ -62,7 +61,8 @@ def test_answers_are_those_without_drafts(start: Callable[..., Any], world: Any)
                 assert one.token_ids == other.token_ids
                 assert one.logprobs == pytest.approx(other.logprobs, abs=2e-4)
     counters = drafting.engine.counters
-    assert counters.draft_tokens > counters.accepted_tokens > 3 and +counters.preemptions
+    assert counters.draft_tokens > counters.accepted_tokens > 3
+    assert +counters.preemptions
     assert counters.steps < plain.engine.counters.steps
 
 
