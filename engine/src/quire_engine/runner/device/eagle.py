@@ -78,7 +78,9 @@ class DeviceEagle:
             return None
         rows, drafts = columns.rows[still], columns.drafts[still]
         ends = columns.known_ends[still] - 1
-        starts = drafting.starts(table, rows, ends, self._kept.begins[rows])
+        # The steps of a start draft for rows that they admit, of which no state is kept.
+        lowest = np.minimum(self._kept.begins[rows], ends - 1)
+        starts = drafting.starts(table, rows, ends, lowest)
         read = [
             self._first_pass(table, rows[part], starts[part], ends[part]) for part in drafting.portions(starts, ends)
         ]
