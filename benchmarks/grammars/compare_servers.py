@@ -12,14 +12,12 @@ cut and counts as such. vLLM is installed by ``make peers``.
 import asyncio
 import json
 import statistics
-import sys
 from argparse import Namespace
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from tempfile import mkdtemp
 from time import perf_counter
 from typing import Any
 
@@ -30,8 +28,7 @@ from benchmarks.grammars.random_answers import finite
 from benchmarks.grammars.schemas import read_schemas
 from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
 from benchmarks.serving.comparison.process_tree import ServerError
-from benchmarks.serving.comparison.servers import missing, servers_under_test
-from benchmarks.serving.speculation_peers import start
+from benchmarks.serving.comparison.started import say, start
 
 _SERVERS = ("quire", "vllm")
 
@@ -135,21 +132,18 @@ def _judged(choice: dict[str, Any], schema: Any) -> str:
 
 def compare(arguments: Namespace) -> list[Result]:
     """Return the figures of each server that starts."""
-    if reasons := missing([servers_under_test()[name] for name in arguments.servers]):
-        raise SystemExit("; ".join(f"{name}: {why}" for name, why in reasons.items()))
     schemas: list[Any] = list(SCHEMAS)
     if arguments.schemas is not None:
         schemas = [case.schema for case in islice(read_schemas(arguments.schemas), arguments.answers)]
-    logs = Path(mkdtemp(prefix="quire-grammar-servers-"))
     rates: dict[str, list[tuple[float, float]]] = {}
     counts: dict[str, Counter[str]] = {}
     with ExitStack() as stack:
         urls: dict[str, str] = {}
         for name in arguments.servers:
             try:
-                urls[name] = start(stack, name, arguments.model, None, 0, logs)
+                urls[name] = start(stack, name, arguments.model)
             except ServerError as error:
-                print(error, file=sys.stderr)
+                say(str(error))
         for run in range(arguments.runs + 1):
             for name, url in urls.items():
                 plain, constrained = (

@@ -17,6 +17,7 @@ def write_random_adapters(folder: Path, model: Path, *, count: int, rank: int) -
     """Write ``count`` different adapters of a native model, and return their folders."""
     shapes = module_shapes(joined_linears(find_native_candidate(model).shape))
     generator = torch.Generator().manual_seed(7)
+    targets = sorted({module.rpartition(".")[2] for module in shapes})
     folders = []
     for number in range(count):
         tensors = {}
@@ -27,7 +28,7 @@ def write_random_adapters(folder: Path, model: Path, *, count: int, rank: int) -
         own = folder / f"adapter-{number}"
         own.mkdir(parents=True)
         save_file(tensors, own / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none"}
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "target_modules": targets}
         (own / "adapter_config.json").write_text(json.dumps(config))
         folders.append(own)
     return folders

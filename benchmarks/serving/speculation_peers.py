@@ -13,23 +13,20 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import aiohttp
 
 from benchmarks.models.padded_model import write_padded_model
 from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
-from benchmarks.serving.comparison.levels import highest_level
-from benchmarks.serving.comparison.process_tree import ServerError, free_port, running
-from benchmarks.serving.comparison.servers import Setting, missing, servers_under_test
-from benchmarks.serving.comparison.turns import seconds_to_first_token
+from benchmarks.serving.comparison.process_tree import ServerError
+from benchmarks.serving.comparison.started import say, start
 from benchmarks.serving.draft_pairs import DRAFTS, SUBJECTS
 
 _SERVERS = ("quire", "vllm")
@@ -74,45 +71,24 @@ async def tokens_per_second(url: str, sequences: int, answer: int, rounds: int) 
         return sum(counts) / (perf_counter() - began)
 
 
-def start(stack: ExitStack, name: str, model: Path, method: str | None, drafts: int, logs: Path) -> str:
-    """Start a server and return its address. Raise ServerError with the end of its log."""
-    server = servers_under_test()[name]
-    port = free_port()
-    assert server.launches is not None
-    setting = Setting(model=model, port=port, cpu_level=highest_level(), workloads=(), say=_say)
-    [launch] = server.launches(setting)
-    command = list(launch.command)
-    if method is not None:
-        draft = {"method": method, "model": str(DRAFTS[method]), "num_speculative_tokens": drafts}
-        command += ["--speculative-config", json.dumps(draft)]
-    log = logs / f"{name}-{method}.log"
-    _say(f"starting {name}, {'without speculation' if method is None else method}")
-    try:
-        tree = stack.enter_context(running(command, launch.environment, log))
-        asyncio.run(seconds_to_first_token(tree, f"http://127.0.0.1:{port}/v1"))
-    except ServerError as error:
-        lines = log.read_text(errors="replace").splitlines()[-12:] if log.is_file() else []
-        raise ServerError("\n".join([f"{name} with {method} does not start: {error}", *lines])) from None
-    return f"http://127.0.0.1:{port}"
-
-
 def compare(arguments: argparse.Namespace) -> Iterator[Result]:
     """Yield the speed-up of each server that starts with and without speculation."""
-    chosen = [servers_under_test()[name] for name in arguments.servers]
-    if reasons := missing(chosen):
-        raise SystemExit("; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    logs = Path(mkdtemp(prefix="quire-speculation-peers-"))
+    draft = {
+        "method": arguments.method,
+        "model": str(DRAFTS[arguments.method]),
+        "num_speculative_tokens": arguments.drafts,
+    }
     pairs: dict[str, tuple[str, str]] = {}
     with TemporaryDirectory(prefix="quire-padded-") as folder, ExitStack() as stack:
         write_padded_model(Path(folder), DEMO_MODEL, arguments.layers)
         for name in arguments.servers:
             try:
                 urls = [
-                    start(stack, name, Path(folder), method, arguments.drafts, logs)
-                    for method in (None, arguments.method)
+                    start(stack, name, Path(folder), flags)
+                    for flags in ((), ("--speculative-config", json.dumps(draft)))
                 ]
             except ServerError as error:
-                _say(str(error))
+                say(str(error))
                 continue
             pairs[name] = (urls[0], urls[1])
         for sequences in arguments.sequences:
@@ -135,10 +111,6 @@ def compare(arguments: argparse.Namespace) -> Iterator[Result]:
                     ratio=statistics.median(ratios),
                     lowest_ratio=min(ratios),
                 )
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
