@@ -96,6 +96,7 @@ class _Load:
         "plain",
         "plain_left",
         "refusals",
+        "sequences",
         "steps",
         "uses",
         "wait",
@@ -112,9 +113,16 @@ class _Load:
         """True for a trial after a pause."""
         self.steps = 0
         """The measured steps with drafts since the trial began."""
+        self.sequences = 0
+        """The sequences of the last measured step with drafts."""
         self.refusals = 0
         self.pause = _FIRST_PAUSE
         self.plain_left, self.distance = _FIRST_PLAIN_STEPS, _FIRST_DISTANCE
+
+    @property
+    def is_undecided(self) -> bool:
+        """True if the expected costs rest on a few drafts only: one rejection turns them against all drafts."""
+        return not self.uses and not self.forced and 0 < self.steps < trial_steps(self.sequences)
 
     def begin_trial(self) -> None:
         self.drafted.clear()
@@ -130,6 +138,7 @@ class _Load:
     def judge(self, sequences: int) -> None:
         """Draw the conclusion from one more step with drafts."""
         self.steps += 1
+        self.sequences = sequences
         self.refusals = 0
         if not self.plain:  # the steps that were to measure it had prompts
             self.plain_left = _PLAIN_STEPS
@@ -205,7 +214,11 @@ class DraftTrials:
         """Note that a step with candidates has no drafts, because the expected costs were against all of them."""
         load = self._load
         load.refusals += 1
-        if load.wait is None and (not load.uses or load.refusals >= _MOST_REFUSALS):
+        if load.wait is not None:
+            return
+        if load.is_undecided:
+            load.begin_trial()
+        elif not load.uses or load.refusals >= _MOST_REFUSALS:
             load.end(failed=False)
 
     def observe_prompts(self, seconds: float, *, drafted: bool) -> None:
