@@ -204,6 +204,18 @@ def test_each_load_has_its_own_trial() -> None:
     assert trials.mode(32) is Mode.OFF and not trials.pays
 
 
+@pytest.mark.parametrize(("sequences", "then"), [(1, Mode.TRIAL), (4, Mode.TRIAL), (16, Mode.OFF)])
+def test_few_rejected_drafts_lead_to_a_trial_instead_of_a_pause(sequences: int, then: Mode) -> None:
+    """One rejection turns the expected costs against all drafts; with many sequences it is many rejections."""
+    trials = DraftTrials(most_sequences=64)
+    while trials.mode(sequences) is Mode.PLAIN:
+        trials.observe_plain(1.0)
+    trials.observe_drafted(1.3, expected=1.3, yielded=1.0, sequences=sequences)
+    assert trials.mode(sequences) is Mode.FIRST
+    trials.refused()
+    assert trials.mode(sequences) is then
+
+
 def test_prefill_by_the_draft_model_counts_against_drafts() -> None:
     trials = DraftTrials(most_sequences=8)
     modes = []

@@ -122,7 +122,8 @@ class _Load:
     @property
     def is_undecided(self) -> bool:
         """True if the expected costs rest on a few drafts only: one rejection turns them against all drafts."""
-        return not self.uses and not self.forced and 0 < self.steps < trial_steps(self.sequences)
+        few = 0 < self.steps * self.sequences < _TRIAL_SEQUENCES
+        return few and not self.uses and not self.forced
 
     def begin_trial(self) -> None:
         self.drafted.clear()
