@@ -79,6 +79,6 @@ def test_script_is_rehearsed_from_a_bundle_in_an_empty_folder(bundle: Path) -> N
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("Left out: ") == 2
-    counts = dict(re.findall(r"^ (\S[^│]*?) +│ +(\d+)", result.stdout, re.MULTILINE))
+    counts = dict(re.findall(r"^ (\S[^│\n]*?) +│ +(\d+)", result.stdout, re.MULTILINE))
     assert counts["rms_norm: 3 x 96 with residual"] == "1"
     assert (counts["requests answered"], counts["output tokens"]) == ("8", "64") and counts["graphs replayed"] != "0"
