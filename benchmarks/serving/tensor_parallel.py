@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -120,6 +121,19 @@ def _all_reduce(way: str, rank: int, memory: int, connection: socket.socket, fol
     return torch.distributed.all_reduce
 
 
+def pin_processes() -> None:
+    """Give this process and the ranks that it has started a core each, as long as there are enough.
+
+    A rank that waits yields its core, so that the system may leave two ranks on one core.
+    """
+    cpus = usable_cpus()
+    with suppress(AttributeError, FileNotFoundError):  # only Linux pins processes and lists children
+        for child in Path("/proc/self/task").glob("*/children"):
+            for pid in child.read_text().split():
+                os.sched_setaffinity(int(pid), {cpus[1 % len(cpus)]})
+        os.sched_setaffinity(0, {cpus[0]})
+
+
 def decode(bench: Bench, sequences: int, steps: int) -> float:
     """Return the tokens per second of sequences that only decode."""
     engine = bench.decoding(sequences, context=32, steps=steps)
@@ -189,8 +203,7 @@ def main() -> None:
             name: Bench(folder, threads=1, dummy=True, kv_cache_bytes=1 << 28, parallel=parallel)
             for name, parallel in ways.items()
         }
-        with suppress(AttributeError):  # only Linux pins threads
-            os.sched_setaffinity(0, {usable_cpus()[0]})
+        pin_processes()
         for count in arguments.sequences:
 
             def decoding(bench: Bench, count: int = count) -> float:
