@@ -63,12 +63,13 @@ Activations = Tensor | Fp8Rows
 
 
 def project(linear: Linear, x: Activations, adapters: TokenGroups | None) -> Tensor:
-    """Return the layer's output [T, N] for ``x`` [T, K], with what each token's adapter adds."""
-    if isinstance(x, Fp8Rows):
-        assert isinstance(linear, Fp8Linear), "rows were quantized for a layer that cannot read them"
-        return linear(x)
-    y = linear(x)
+    """Return the layer's output [T, N] for ``x`` [T, K], with what each token's adapter adds.
+
+    The caller quantizes rows only for an ``Fp8Linear``; checking it here would cost time in every layer of a step.
+    """
+    y = linear(x)  # type: ignore[arg-type]
     if adapters is not None and isinstance(linear, AdaptedLinear):
+        assert isinstance(x, Tensor), "layers with adapters get rows that are not quantized"
         add_adapters(y, x, linear.slots, adapters)
     return y
 
