@@ -27,10 +27,7 @@ import jsonschema_rs
 from benchmarks.grammars.random_answers import finite
 from benchmarks.grammars.schemas import read_schemas
 from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
-from benchmarks.serving.comparison.process_tree import ServerError
-from benchmarks.serving.comparison.started import say, start
-
-_SERVERS = ("quire", "vllm")
+from benchmarks.serving.comparison.started import PEERS, start_each
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -138,12 +135,7 @@ def compare(arguments: Namespace) -> list[Result]:
     rates: dict[str, list[tuple[float, float]]] = {}
     counts: dict[str, Counter[str]] = {}
     with ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for name in arguments.servers:
-            try:
-                urls[name] = start(stack, name, arguments.model)
-            except ServerError as error:
-                say(str(error))
+        urls = start_each(stack, arguments.servers, arguments.model)
         for run in range(arguments.runs + 1):
             for name, url in urls.items():
                 plain, constrained = (
@@ -176,7 +168,7 @@ def compare(arguments: Namespace) -> list[Result]:
 
 def parse_arguments() -> Namespace:
     options = parser(__doc__, plot=False)
-    options.add_argument("--servers", choices=_SERVERS, nargs="+", default=list(_SERVERS))
+    options.add_argument("--servers", choices=PEERS, nargs="+", default=list(PEERS))
     options.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     options.add_argument("--schemas", type=Path, metavar="FOLDER", help="files of schemas (default: eight small ones)")
     options.add_argument("--sequences", type=at_least_one, default=16, help="clients at once (default 16)")

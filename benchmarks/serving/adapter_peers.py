@@ -22,10 +22,7 @@ import aiohttp
 
 from benchmarks.models.random_adapter import write_random_adapters
 from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
-from benchmarks.serving.comparison.process_tree import ServerError
-from benchmarks.serving.comparison.started import say, start
-
-_SERVERS = ("quire", "vllm")
+from benchmarks.serving.comparison.started import PEERS, start_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +60,17 @@ async def tokens_per_second(url: str, names: list[str], sequences: int, answer: 
         return sum(counts) / (perf_counter() - began)
 
 
+async def await_names(url: str, names: list[str]) -> None:
+    """Wait until a server lists all adapters: quire loads them after it is ready."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{url}/v1/models") as response:
+                listed = {model["id"] for model in (await response.json())["data"]}
+            if listed.issuperset(names):
+                return
+            await asyncio.sleep(0.1)
+
+
 def compare(arguments: Namespace) -> Iterator[Result]:
     """Yield the figures of each server that starts."""
     with TemporaryDirectory(prefix="quire-adapters-") as folder, ExitStack() as stack:
@@ -70,12 +78,9 @@ def compare(arguments: Namespace) -> Iterator[Result]:
         names = [f"adapter-{number}" for number in range(len(folders))]
         flags = ["--enable-lora", "--max-loras", str(len(names)), "--max-lora-rank", str(arguments.rank)]
         flags += ["--lora-modules", *(f"{name}={path}" for name, path in zip(names, folders, strict=True))]
-        urls: dict[str, str] = {}
-        for name in arguments.servers:
-            try:
-                urls[name] = start(stack, name, arguments.model, flags)
-            except ServerError as error:
-                say(str(error))
+        urls = start_each(stack, arguments.servers, arguments.model, flags)
+        for url in urls.values():
+            asyncio.run(await_names(url, names))
         rates: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
         for _ in range(arguments.runs + 1):
             for name, url in urls.items():
@@ -96,7 +101,7 @@ def compare(arguments: Namespace) -> Iterator[Result]:
 
 def parse_arguments() -> Namespace:
     options = parser(__doc__, plot=False)
-    options.add_argument("--servers", choices=_SERVERS, nargs="+", default=list(_SERVERS))
+    options.add_argument("--servers", choices=PEERS, nargs="+", default=list(PEERS))
     options.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     options.add_argument("--adapters", type=at_least_one, default=8, help="different adapters (default 8)")
     options.add_argument("--rank", type=at_least_one, default=8, help="the rank of every adapter (default 8)")

@@ -26,10 +26,8 @@ import aiohttp
 from benchmarks.models.padded_model import write_padded_model
 from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
 from benchmarks.serving.comparison.process_tree import ServerError
-from benchmarks.serving.comparison.started import say, start
+from benchmarks.serving.comparison.started import PEERS, say, start
 from benchmarks.serving.draft_pairs import DRAFTS, SUBJECTS
-
-_SERVERS = ("quire", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ def compare(arguments: argparse.Namespace) -> Iterator[Result]:
 
 def parse_arguments() -> argparse.Namespace:
     options = parser(__doc__, plot=False)
-    options.add_argument("--servers", choices=_SERVERS, nargs="+", default=list(_SERVERS))
+    options.add_argument("--servers", choices=PEERS, nargs="+", default=list(PEERS))
     options.add_argument("--method", choices=tuple(DRAFTS), default="draft_model")
     options.add_argument("--layers", type=int, default=18, help="the further layers of the target (default 18)")
     options.add_argument("--drafts", type=at_least_one, default=4, help="num_speculative_tokens (default 4)")

@@ -12,6 +12,9 @@ from benchmarks.serving.comparison.process_tree import ServerError, free_port, r
 from benchmarks.serving.comparison.servers import Setting, missing, servers_under_test
 from benchmarks.serving.comparison.turns import seconds_to_first_token
 
+PEERS = ("quire", "vllm")
+"""The servers that such benchmarks compare."""
+
 
 def start(stack: ExitStack, name: str, model: Path, flags: Sequence[str] = ()) -> str:
     """Start a server that serves ``model`` under the name "model" and return its address, without ``/v1``.
@@ -35,6 +38,17 @@ def start(stack: ExitStack, name: str, model: Path, flags: Sequence[str] = ()) -
         lines = log.read_text(errors="replace").splitlines()[-12:] if log.is_file() else []
         raise ServerError("\n".join([f"{name} does not start: {error}", *lines])) from None
     return f"http://127.0.0.1:{port}"
+
+
+def start_each(stack: ExitStack, names: Sequence[str], model: Path, flags: Sequence[str] = ()) -> dict[str, str]:
+    """Start servers as ``start`` does, and return the address of each; one that does not start is reported instead."""
+    urls: dict[str, str] = {}
+    for name in names:
+        try:
+            urls[name] = start(stack, name, model, flags)
+        except ServerError as error:
+            say(str(error))
+    return urls
 
 
 def say(text: str) -> None:
