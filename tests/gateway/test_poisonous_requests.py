@@ -113,14 +113,15 @@ async def whole(gateway) -> tuple[int, int]:
 @pytest.mark.slow
 async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engines):
     """The streams of the replica that did not get the request run to their end, and every whole answer arrives."""
-    gateway, second = [await start_gateway(hold_timeout_seconds=60.0, hold_limit=100) for _ in range(2)]
-    for each_gateway in (gateway, second):
-        await each_gateway.push(chat=[engine.endpoint() for engine in engines])
     for kind, token in (
         ("crash", poisonable_engine.CRASH),
         ("hang", poisonable_engine.HANG),
         ("out of memory", poisonable_engine.OUT_OF_MEMORY),
     ):
+        # New gateways suspect no replica, so each engine gets three of the streams.
+        gateway, second = [await start_gateway(hold_timeout_seconds=60.0, hold_limit=100) for _ in range(2)]
+        for each_gateway in (gateway, second):
+            await each_gateway.push(chat=[engine.endpoint() for engine in engines])
         before = {engine.name: engine.deaths for engine in engines}
         begun = [asyncio.Event() for _ in range(9)]
         streams = [asyncio.create_task(stream(gateway, each)) for each in begun]
