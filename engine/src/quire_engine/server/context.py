@@ -118,6 +118,7 @@ class Context:
         """Check a model name; wait until an adapter can answer. Raise NotFound, Unavailable."""
         self.check_model(name)
         if self.adapters is not None and name is not None and name not in self.model_names:
+            self.ready()  # an engine that starts is no reason to wait: the gateway knows other replicas
             await self.adapters.require(name)
 
     def adapter_of(self, name: str | None) -> int | None:

@@ -234,6 +234,9 @@ class _Server:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def _start_engine(self) -> None:
+        if self._adapters is not None:
+            # Before the engine is ready, so that no request for an adapter is answered as if there was no such model.
+            await self._adapters.start()
         ready = await self._engine.start()
         if self._config.server.admission.max_queued_tokens is None:
             self._queue.max_tokens = _QUEUED_CACHE_SIZES * ready.num_blocks * ready.block_size
@@ -247,7 +250,7 @@ class _Server:
         if generates:
             await self._enable_grammars(ready)
         if self._adapters is not None:
-            await self._start_adapters(self._adapters)
+            await self._require_adapters_of_flags(self._adapters)
 
     def _make_adapters(self, config: EngineConfig, names: tuple[str, ...]) -> Adapters:
         figures = self._metrics.engine
@@ -262,9 +265,9 @@ class _Server:
         self._engine.adapter_observer = adapters
         return adapters
 
-    async def _start_adapters(self, adapters: Adapters) -> None:
+    async def _require_adapters_of_flags(self, adapters: Adapters) -> None:
         try:
-            await adapters.start()
+            await adapters.flags_served()
         except AdapterError as error:
             _log.error("%s", error)
             raise EngineStartError(str(error), exit_code=2) from error

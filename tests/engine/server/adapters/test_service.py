@@ -29,9 +29,10 @@ def states(adapters: Any) -> dict[str, AdapterState]:
     return {report.name: report.state for report in adapters.report().adapters}
 
 
-async def test_adapters_of_flags_are_ready_after_the_start(make_adapters: Make) -> None:
+async def test_adapters_of_flags_are_served(make_adapters: Make) -> None:
     adapters, reader = make_adapters(modules=(("fr", "/fr"), ("de", "/de")))
     await adapters.start()
+    await adapters.flags_served()
     assert states(adapters) == {"fr": AdapterState.READY, "de": AdapterState.READY}
     assert reader.loaded == {1: "/fr", 2: "/de"} and adapters.served("de") == 2
     await adapters.close()
@@ -46,8 +47,9 @@ async def test_adapters_of_flags_are_ready_after_the_start(make_adapters: Make) 
 )
 async def test_an_adapter_of_a_flag_that_fails_stops_the_start(make_adapters: Make, source: str, words: str) -> None:
     adapters, _ = make_adapters(modules=(("fr", source),))
+    await adapters.start()
     with pytest.raises(AdapterError, match=words):
-        await adapters.start()
+        await adapters.flags_served()
     await adapters.close()
 
 
@@ -95,6 +97,21 @@ async def test_models_and_responses_name_the_adapter(serving: Serving, make_adap
             assert (await server.http.post(route, json=body)).json()["model"] == "fr"
         assert [stream.routing["adapter"] for stream in server.engine.streams] == [1, 1, None, 1, 1]
         assert (await server.http.post("/tokenize", json={"model": "fr", "prompt": "Hi"})).status_code == 200
+    await adapters.close()
+
+
+async def test_a_request_waits_for_an_adapter_of_a_flag(serving: Serving, make_adapters: Make) -> None:
+    """A server answers its first requests while adapters are still read; none of them is a 404."""
+    adapters, reader = make_adapters(modules=(("fr", "/fr"),), fetches=False)
+    async with serving(says="Bonjour", adapters=adapters) as server:
+        await adapters.start()
+        cards = (await server.http.get("/v1/models")).json()["data"]
+        assert "fr" in [card["id"] for card in cards]
+        asked = asyncio.create_task(server.complete(model="fr"))
+        assert (await server.complete()).status_code == 200
+        assert not asked.done()
+        reader.may_fetch.set()
+        assert (await asked).json()["model"] == "fr"
     await adapters.close()
 
 

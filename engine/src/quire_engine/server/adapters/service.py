@@ -63,6 +63,7 @@ class Adapters:
         self._gauges = gauges
         self._loads_total = loads_total
         self._registry = Registry(base_names)
+        self._of_flags: list[Version] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -74,17 +75,18 @@ class Adapters:
     # --- the life of the server ---
 
     async def start(self) -> None:
-        """Load the adapters of the flags and of the file. Raise AdapterError if one of the flags cannot be served."""
-        versions = [
-            self._registry.put(AdapterEntry(name=name, source=source), Origin.FLAG)
-            for name, source in self._options.modules
-        ]
+        """Begin to load the adapters of the flags and of the file. Requests for their names wait for them from now on."""
+        for name, source in self._options.modules:
+            self._of_flags.append(self._registry.put(AdapterEntry(name=name, source=source), Origin.FLAG))
         self._act()
         if self._options.file is not None:
             watched = WatchedFiles((self._options.file,), time.monotonic)
             await self._read_file(self._options.file)
             self._run(self._watch(self._options.file, watched))
-        for version in versions:
+
+    async def flags_served(self) -> None:
+        """Wait until the adapters of the flags are served. Raise AdapterError if one of them cannot be served."""
+        for version in self._of_flags:
             await self._settled(version)
             if version.state is AdapterState.FAILED:
                 assert version.reason is not None
