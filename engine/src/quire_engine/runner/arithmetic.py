@@ -17,8 +17,8 @@ from quire_engine.config import DType, EngineConfig, Quantization
 from quire_engine.cpu.machine import this_machine
 from quire_engine.errors import EngineStartError
 from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
-from quire_engine.model.linear.selection import Times, cost, fastest, times_in_words
-from quire_engine.model.linear.timing import ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
+from quire_engine.model.linear.selection import ROWS, Times, cost, fastest, times_in_words
+from quire_engine.model.linear.timing import LayerSizes, layer_sizes, time_ways, timed_sizes
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.attention_timing import time_attention
 from quire_engine.runner.sharing import SharingTimes, are_plausible, time_sharing

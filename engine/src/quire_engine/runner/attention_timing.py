@@ -7,7 +7,8 @@ import time
 
 import torch
 
-from quire_engine.model.linear.timing import ROWS, least_milliseconds, one_thread
+from quire_engine.model.linear.selection import ROWS
+from quire_engine.model.linear.timing import least_milliseconds, one_thread
 from quire_engine.model.shape import ModelShape
 from quire_kernels.kv_cache import allocate_kv_cache
 from quire_kernels.paged_attention import paged_attention, plan_attention

@@ -32,8 +32,10 @@ _log = logging.getLogger(__name__)
 
 WORTH_LEAVING = 1.1
 """The factor by which another backend must be faster than the first one, because the machine may be busy meanwhile."""
-WORTH_ROUNDING = 1.15
-"""The factor by which a backend that rounds the weights once more must be faster."""
+ROWS = (1, 16, 256)
+"""The numbers of rows to time: a step that decodes one sequence, one that decodes several, and one with a prompt."""
+_ANSWER_TOKENS = 64
+"""The tokens of the answer to the prompt of a typical request."""
 
 
 def choose_linear_backend(
@@ -91,22 +93,20 @@ def _own(dtype: torch.dtype) -> LinearBackend | None:
 def fastest(times: Times, *, among: Collection[str] | None = None) -> str:
     """Return the name with the lowest cost, limited to ``among`` if it is given.
 
-    Another backend must be better than the first by ``WORTH_LEAVING``, and one that rounds the weights once more by
-    ``WORTH_ROUNDING``.
+    Another backend must be better than the first by ``WORTH_LEAVING``.
     """
     names = [name for name in times if among is None or name in among]
-
-    def weighed(name: str) -> float:
-        if name == HalfLinearBackend.name:
-            return cost(times[name]) * WORTH_ROUNDING
-        return cost(times[name]) * (1.0 if name == names[0] else WORTH_LEAVING)
-
-    return min(names, key=weighed)
+    return min(names, key=lambda name: cost(times[name]) * (1.0 if name == names[0] else WORTH_LEAVING))
 
 
 def cost(times: tuple[float, ...]) -> float:
-    """Return the geometric mean over the numbers of rows, so that each counts by its ratio to another backend."""
-    return math.exp(sum(map(math.log, times)) / len(times))
+    """Return the milliseconds that a layer takes for a typical request, from those for each of ``ROWS``.
+
+    The request is a prompt of the last number of rows and an answer. It is the geometric mean of two: alone, and among
+    as many as the second number of rows, which share each step that decodes. So steps count by how often they occur.
+    """
+    one, several, prompt = times
+    return math.sqrt((prompt + _ANSWER_TOKENS * one) * (prompt + _ANSWER_TOKENS / ROWS[1] * several))
 
 
 def times_in_words(times: Times) -> str:

@@ -16,11 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from quire_engine.model.linear.backends import Linear, LinearBackend
-from quire_engine.model.linear.selection import Times
+from quire_engine.model.linear.selection import ROWS, Times
 from quire_engine.model.shape import ModelShape
 
-ROWS = (1, 16, 256)
-"""A step that decodes one sequence, one that decodes several, and one with a prompt."""
 SHARING_ROWS = (1, 4, 16, 64)
 _TURNS = 3
 _MOST_WEIGHTS = 24 << 20
