@@ -75,7 +75,7 @@ class Adapters:
     # --- the life of the server ---
 
     async def start(self) -> None:
-        """Begin to load the adapters of the flags and of the file. Requests for their names wait for them from now on."""
+        """Begin to load the adapters of the flags and of the file. From now on, requests for their names wait."""
         for name, source in self._options.modules:
             self._of_flags.append(self._registry.put(AdapterEntry(name=name, source=source), Origin.FLAG))
         self._act()
