@@ -253,11 +253,11 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
               "instructions to use; auto tests what the CPU reports, at the first start on a machine and uses the best "
               "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
-        _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, on "
-              "a CPU, for quire's own model families. Each has its share of the weights, of the KV cache and of "
-              "--threads", "1"),
+        _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, for "
+              "quire's own model families, on CPUs or on as many GPUs of one machine. Each has its share of the "
+              "weights, of the KV cache and of --threads", "1"),
         _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages that each have as many of the layers, "
-              "one after the other, on a CPU, for quire's own model families. As many steps run at once as there are "
+              "one after the other, on CPUs, for quire's own model families. As many steps run at once as there are "
               "stages, each with other sequences. Each stage has --tensor-parallel-size processes", "1"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "

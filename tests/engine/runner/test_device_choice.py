@@ -52,6 +52,43 @@ def test_first_usable_gpu_is_chosen(asked: DeviceName, gpus: tuple[Gpu, ...], in
     assert isinstance(chosen, OnGpu) and chosen.gpu.index == index
 
 
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+@pytest.mark.parametrize(
+    ("gpus", "count", "indices"),
+    [
+        ((H100, replace(H100, index=1), replace(H100, index=2)), 2, (0, 1)),
+        ((T4, replace(H100, index=1), replace(H100, index=2)), 2, (1, 2)),
+        ((GB300, replace(H100, index=1), replace(H100, index=2)), 2, (1, 2)),
+    ],
+)
+def test_ranks_get_gpus_of_one_kind(
+    asked: DeviceName, gpus: tuple[Gpu, ...], count: int, indices: tuple[int, ...]
+) -> None:
+    chosen = choose_device(asked, lambda: replace(FOUND, gpus=gpus), count)
+    assert isinstance(chosen, OnGpu) and (chosen.gpu.index, *(gpu.index for gpu in chosen.others)) == indices
+
+
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (
+            FOUND,
+            "--tensor-parallel-size 4 needs as many GPUs of one kind, and this process may use 1 × NVIDIA H100: leave"
+            " it out, give the process more GPUs, or use --device cpu",
+        ),
+        (
+            replace(FOUND, visible="0,1,2", gpus=(H100, replace(H100, index=1), replace(GB300, index=2))),
+            "--tensor-parallel-size 4 needs as many GPUs of one kind, and this process may use 2 × NVIDIA H100 and 1 ×"
+            " NVIDIA GB300 (CUDA_VISIBLE_DEVICES is '0,1,2'): use at most 2, give the process more GPUs, or use"
+            " --device cpu",
+        ),
+    ],
+)
+def test_too_few_gpus_are_an_error_with_the_remedy(asked: DeviceName, found: FoundDevices, message: str) -> None:
+    assert choose_device(asked, lambda: found, 4) == NoDevice(message=message)
+
+
 @pytest.mark.parametrize(
     ("found", "reason"),
     [

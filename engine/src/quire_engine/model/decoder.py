@@ -232,7 +232,9 @@ def _build_part(
             all_reduce=links.tensor.all_reduce,
             scale=_embedding_scale(traits, config, table.dtype),
         )
-    layers = build_layers(traits, config, read, backend, positions, torch.device("cpu"), links)
+    # Only CPUs have stages, of which the first alone has a table.
+    device = torch.device("cpu") if table is None else table.device
+    layers = build_layers(traits, config, read, backend, positions, device, links)
     head = None
     if part.is_last:
         weight = table if config.tie_word_embeddings else read(_LM_HEAD)
@@ -351,8 +353,9 @@ def _build_experts(
         deterministic = isinstance(backend, DeterministicLinearBackend)
         experts = _stack_experts(traits.gelu, names, config, layer, read, deterministic=deterministic)
     else:
-        packed = _pack_experts(traits.gelu, names, config, layer, read, backend)
-        experts = packed if links is None else SummedExperts(packed, links.tensor.all_reduce)
+        experts = _pack_experts(traits.gelu, names, config, layer, read, backend)
+    if links is not None:
+        experts = SummedExperts(experts, links.tensor.all_reduce)
     return SparseMlp(
         router=backend.pack(router, None, precise=True),
         experts=experts,

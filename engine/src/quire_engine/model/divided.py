@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_engine.model.layers import DecoderLayer, ModelInputs, Norm, PackedExperts, cap, normalise, run_layers
+from quire_engine.model.layers import DecoderLayer, ModelInputs, Norm, cap, normalise, run_layers
 from quire_engine.model.linear import Linear
 from quire_engine.model.model_part import ModelPart
 from quire_kernels.kv_cache import KVCache
@@ -26,7 +26,7 @@ class TensorGroup(Protocol):
         ...
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """Return the columns of all ranks on the first one; the result on the others has no meaning."""
+        """Return the columns of all ranks on the first one; the result on other CPUs has no meaning."""
         ...
 
 
@@ -83,7 +83,7 @@ class SummedLinear:
 class SummedExperts:
     """Experts that are each divided by their intermediate size, summed over the ranks together."""
 
-    base: PackedExperts
+    base: Callable[[Tensor, Routes], Tensor]
     all_reduce: Callable[[Tensor], Tensor]
 
     def __call__(self, x: Tensor, routes: Routes) -> Tensor:
@@ -122,7 +122,7 @@ class DividedHead:
     soft_cap: float | None
 
     def __call__(self, addend: Tensor | None, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the logits [R, V] of ``rows`` on the first rank; those of the others have no meaning."""
+        """Return the logits [R, V] of ``rows`` on the first rank, and on every GPU; elsewhere they have no meaning."""
         if rows.shape[0] == 0:
             return residual.new_empty((0, sum(self.widths)))
         if addend is not None and rows.shape[0] != residual.shape[0]:
@@ -134,7 +134,10 @@ class DividedHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedDecoder:
-    """One rank's part of a pre-norm decoder, a ``CausalLM`` whose logits exist on the first rank of the last stage."""
+    """One rank's part of a pre-norm decoder, a ``CausalLM`` whose logits exist on the first rank of the last stage.
+
+    On GPUs they exist on all ranks.
+    """
 
     hidden_size: int
     embedding: DividedEmbedding | None

@@ -273,5 +273,10 @@ def resolve_gpu_dtype(option: DType, stored: str | None, quantization: Quantizat
     return _BY_NAME[option]
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the type that ``dtype_name`` names."""
+    return _BY_NAME[name]
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """The choice of the device that runs the model: a pure decision on what ``device_search`` found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire_engine.config import DeviceName, DType
@@ -40,6 +40,8 @@ class FoundDevices:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnGpu:
     gpu: Gpu
+    others: tuple[Gpu, ...] = ()
+    """More GPUs of the same kind, if several are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,11 @@ class NoDevice:
     message: str
 
 
-def choose_device(asked: DeviceName, find: Callable[[], FoundDevices]) -> OnGpu | OnCpu | NoDevice:
-    """Return the first usable GPU, if one may be used. ``find`` is called only if needed."""
+def choose_device(asked: DeviceName, find: Callable[[], FoundDevices], count: int = 1) -> OnGpu | OnCpu | NoDevice:
+    """Return the first ``count`` usable GPUs of one kind, if GPUs may be used. ``find`` is called only if needed.
+
+    If there are some, but fewer, that is an error also for ``auto``: a CPU would be no substitute for them.
+    """
     if asked == "cpu":
         return OnCpu(reason="--device cpu")
     found = find()
@@ -65,9 +70,9 @@ def choose_device(asked: DeviceName, find: Callable[[], FoundDevices]) -> OnGpu 
     reason = _no_gpu(found)
     if reason is None:
         reasons = [_unfit(gpu, found) for gpu in found.gpus]
-        for gpu, unfit in zip(found.gpus, reasons, strict=True):
-            if unfit is None:
-                return OnGpu(gpu=gpu)
+        usable = [gpu for gpu, unfit in zip(found.gpus, reasons, strict=True) if unfit is None]
+        if usable:
+            return _of_one_kind(usable, count, found)
         reason = "; ".join(dict.fromkeys(unfit for unfit in reasons if unfit is not None))
     if asked == "auto":
         return OnCpu(reason=reason)
@@ -87,6 +92,24 @@ def _other_platform(asked: DeviceName, found: FoundDevices) -> str | None:
             " install torch's build for ROCm"
         )
     return None
+
+
+def _of_one_kind(usable: Sequence[Gpu], count: int, found: FoundDevices) -> OnGpu | NoDevice:
+    """Return GPUs like the first one that has enough others, because ranks wait for each other in every layer."""
+    kinds: dict[tuple[str, tuple[int, int]], list[Gpu]] = {}
+    for gpu in usable:
+        kinds.setdefault((gpu.name, gpu.capability), []).append(gpu)
+    for gpus in kinds.values():
+        if len(gpus) >= count:
+            return OnGpu(gpu=gpus[0], others=tuple(gpus[1:count]))
+    seen = " and ".join(f"{len(gpus)} × {name}" for (name, _), gpus in kinds.items())
+    most = max(len(gpus) for gpus in kinds.values())
+    visible = "" if found.visible is None else f" (CUDA_VISIBLE_DEVICES is {found.visible!r})"
+    return NoDevice(
+        message=f"--tensor-parallel-size {count} needs as many GPUs of one kind, and this process may use {seen}"
+        f"{visible}: {'leave it out' if most == 1 else f'use at most {most}'}, give the process more GPUs, or use"
+        " --device cpu"
+    )
 
 
 def _no_gpu(found: FoundDevices) -> str | None:

@@ -8,11 +8,14 @@ With Triton's interpreter on CPU tensors the same runner is created, with memory
 import functools
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
+from quire_engine.core.ports import Runner
 from quire_engine.model.kv_scales import set_kv_scales
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.device.drafting import draft_graph_sizes
@@ -22,6 +25,8 @@ from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_devi
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
+from quire_engine.runner.parallel.group import RankGroup
+from quire_engine.runner.parallel.lockstep import LockstepRunner
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
@@ -43,6 +48,9 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
     if not is_native:
         _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot hold")
         return GraphSizes()
+    if config.parallel.ranks > 1:
+        _log.info("no CUDA graphs: with several ranks, steps run launch by launch")
+        return GraphSizes()
     mixed = default_mixed_sizes(scheduler.max_num_batched_tokens, verifies=config.speculation is not None)
     if options.cudagraph_capture_sizes is not None:
         decode = tuple(sorted(set(options.cudagraph_capture_sizes)))
@@ -54,25 +62,37 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
 
 
 def start_on_device(
-    config: EngineConfig, model: ModelInMemory, *, sizes: GraphSizes, memory: DeviceMemory | None
+    config: EngineConfig,
+    model: ModelInMemory,
+    *,
+    sizes: GraphSizes,
+    memory: DeviceMemory | None,
+    group: RankGroup | None = None,
 ) -> WarmRunner:
-    """Return a warm runner. ``memory`` is the GPU's; None means Triton's interpreter.
+    """Return a warm runner, which with ``group`` runs the other ranks too.
+
+    ``memory`` is the GPU's; None means Triton's interpreter.
 
     Raise FlagsError if the KV cache would be too small, DeviceError if the GPU fails.
     """
     began = time.perf_counter()
     if linked := link_shipped_kernels():
         _log.info("found %d compiled Triton kernels in the image", linked)
-    use = None if memory is None else _profile(config, model, sizes, memory)
-    size = _size_cache(config, model, use)
+    if group is not None:
+        group.connect()
+    uses = [] if memory is None else _measure_devices(config, model, sizes, memory, group)
+    size = _size_cache(config, model, uses)
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
-    runner = _make_runner(config, model, layout, size.max_model_len, sizes)
+    if group is not None:
+        group.allocate(size)
+    own = make_device_runner(config, model, layout, size.max_model_len, sizes)
+    runner: Runner = own if group is None else LockstepRunner(own, group)
     made = time.perf_counter()
     # The interpreter compiles nothing.
     measured = _warm_up(runner, model, layout, size, chunks=() if memory is None else SHORT_CHUNKS)
     if drafts := _most_drafts(config):
         _verify_once(config, runner, model, layout, size, drafts)
-    _capture(runner, model, sizes)
+    _capture(own, model, sizes)
     free = None
     if memory is not None:
         # The first timing included the compilation of kernels, and decoding without graphs.
@@ -84,13 +104,25 @@ def start_on_device(
         layout=layout,
         size=size,
         measured=measured,
-        memory=_memory_use(use, sizes, free),
+        memory=_memory_use(uses[0] if uses else None, sizes, free),
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
 
 
-def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory) -> DeviceUse:
+def _measure_devices(
+    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, group: RankGroup | None
+) -> list[DeviceUse]:
+    """Return the use of each rank's GPU."""
+
+    def measure_own() -> DeviceUse:
+        return measure_device(config, model, sizes, memory)
+
+    return [measure_own()] if group is None else group.measure_devices(measure_own)
+
+
+def measure_device(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory) -> DeviceUse:
+    """Return the use of this rank's GPU. All ranks call this at the same time, because they run a step together."""
     demand, meter = model.demand, memory.meter
     few = CacheSize(
         num_blocks=(_PROFILED_BLOCKS,) * len(demand.groups),
@@ -114,7 +146,7 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memo
     )
     drafts = _most_drafts(config)
     found = profile(
-        lambda: _make_runner(config, model, layout, demand.sequence_tokens, sizes.largest(_PROFILED_GRAPHS)),
+        lambda: make_device_runner(config, model, layout, demand.sequence_tokens, sizes.largest(_PROFILED_GRAPHS)),
         [step(), step(drafts=drafts)] if drafts else [step()],
         meter,
         captures=bool(sizes.in_order()),
@@ -130,20 +162,24 @@ def _profile(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memo
     )
 
 
-def _size_cache(config: EngineConfig, model: ModelInMemory, use: DeviceUse | None) -> CacheSize:
+def _size_cache(config: EngineConfig, model: ModelInMemory, uses: Sequence[DeviceUse]) -> CacheSize:
+    """Return the size for the rank with the least memory; all have as many blocks, because they share block tables."""
     host = available_memory()
-    if use is None:
-        size = size_cache(model.demand, config.cache, host)
-    else:
-        size = size_device_cache(model.demand, config.cache, use, host)
-    if isinstance(size, CacheTooSmall):
-        raise FlagsError([size.message])
-    return size
+    if host is not None:
+        host = replace(host, size=host.size // config.parallel.local_ranks)
+    found = [size_device_cache(model.demand, config.cache, use, host) for use in uses]
+    sizes: list[CacheSize] = []
+    for size in found or [size_cache(model.demand, config.cache, host)]:
+        if isinstance(size, CacheTooSmall):
+            raise FlagsError([size.message])
+        sizes.append(size)
+    return min(sizes, key=lambda size: size.kv_cache_bytes)
 
 
-def _make_runner(
+def make_device_runner(
     config: EngineConfig, model: ModelInMemory, layout: KVCacheLayout, max_model_len: int, sizes: GraphSizes
 ) -> DeviceRunner:
+    """Return the runner of this rank, with its KV cache. Raise DeviceError if the GPU's memory does not suffice."""
     full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
     with device_faults("making the KV cache", when_full=full):
         shape = model.cached_shape
@@ -181,7 +217,7 @@ def _most_drafts(config: EngineConfig) -> int:
 
 
 def _warm_up(
-    runner: DeviceRunner,
+    runner: Runner,
     model: ModelInMemory,
     layout: KVCacheLayout,
     size: CacheSize,
@@ -200,7 +236,7 @@ def _warm_up(
 
 def _verify_once(
     config: EngineConfig,
-    runner: DeviceRunner,
+    runner: Runner,
     model: ModelInMemory,
     layout: KVCacheLayout,
     size: CacheSize,

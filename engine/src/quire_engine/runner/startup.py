@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire_common.errors import FlagsError
-from quire_engine.config import DeviceOptions, EngineConfig
+from quire_engine.config import EngineConfig
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from quire_engine.runner.parallel.group import RankGroup
 
 _log = logging.getLogger(__name__)
+FULL_OF_WEIGHTS = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
+"""The remedies if the weights do not fit."""
 
 
 def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
@@ -77,7 +79,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     ask_for_tiles()
     threads = use_threads(config.threads)
     started = time.perf_counter()
-    place = _find_place(config.device)
+    place = _find_place(config)
     candidate = find_candidate(
         options.path,
         impl=options.model_impl,
@@ -102,7 +104,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
             raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
-    group = _start_ranks(config, arithmetic)
+    group = _start_ranks(config, arithmetic, place)
     if group is not None:
         on_failure.callback(group.close)
     found = time.perf_counter()
@@ -111,13 +113,13 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, _build_options(config, place, dtype, backend), started_adapters.built)
-    model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, drafting)
+    model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, drafting)
     start: Callable[[ModelInMemory], WarmRunner]
     if runs_triton(place.device.type):
         from quire_engine.runner.device_start import graph_sizes, start_on_device  # needs Triton
 
         sizes = graph_sizes(config, is_native=candidate.is_native)
-        start = functools.partial(start_on_device, config, sizes=sizes, memory=memory)
+        start = functools.partial(start_on_device, config, sizes=sizes, memory=memory, group=group)
     else:
         from quire_engine.runner.cpu_start import start_on_cpu  # needs numba
 
@@ -130,7 +132,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
             raise
         _log.warning("serves without speculation, because with the draft model or head, %s", "; ".join(error.problems))
         drafting = None  # the next assignment frees its weights
-        model = _in_memory(config, candidate, place, dtype, cache_dtype, started_adapters, None)
+        model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, None)
     warm = warmed or start(model)
     phases = {
         "import": import_seconds,
@@ -178,19 +180,22 @@ def ask_for_tiles() -> None:
 class _Place:
     device: torch.device
     gpu: Gpu | None
+    others: tuple[Gpu, ...] = ()
+    """The GPUs of ranks 1, 2 and so on."""
 
     @property
     def name(self) -> str:
         return "the CPU" if self.gpu is None else self.gpu.name
 
 
-def _start_ranks(config: EngineConfig, arithmetic: Arithmetic) -> "RankGroup | None":
+def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: _Place) -> "RankGroup | None":
     """Start the other ranks of this machine, if there are any."""
     if config.parallel.ranks == 1:
         return None
     from quire_engine.runner.parallel.group import RankGroup  # needs msgspec
 
-    group = RankGroup(config)
+    others = [torch.device("cuda", gpu.index) for gpu in place.others]
+    group = RankGroup(config, [place.device, *others] if place.gpu is not None else ())
     try:
         group.begin(arithmetic)
     except BaseException:
@@ -199,11 +204,14 @@ def _start_ranks(config: EngineConfig, arithmetic: Arithmetic) -> "RankGroup | N
     return group
 
 
-def _find_place(options: DeviceOptions) -> _Place:
-    match choose_device(options.device, find_devices):
+def _find_place(config: EngineConfig) -> _Place:
+    options, parallel = config.device, config.parallel
+    # Other divisions of a model are refused on GPUs, whatever their number.
+    gpus = parallel.tensor if parallel.pipeline == parallel.nodes == 1 else 1
+    match choose_device(options.device, find_devices, gpus):
         case NoDevice(message=message):
             raise FlagsError([message])
-        case OnGpu(gpu=gpu):
+        case OnGpu(gpu=gpu, others=others):
             # Our kernels are launched on the current device.
             torch.cuda.set_device(gpu.index)
             if gpu.amd:
@@ -213,7 +221,7 @@ def _find_place(options: DeviceOptions) -> _Place:
                     gpu.name,
                     gpu.amd,
                 )
-            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu)
+            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu, others=others)
         case OnCpu(reason=reason):
             if options.device == "auto":
                 _log.info("runs on the CPU: %s", reason)
@@ -237,7 +245,7 @@ def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) 
     gpu = (
         None if not runs_triton(place.device.type) else place.name if place.gpu is not None else "Triton's interpreter"
     )
-    problems += parallel_problems(config, candidate, device=gpu)
+    problems += parallel_problems(config, candidate, device=gpu, device_type=place.device.type)
     if problem := adapter_problem(config.adapters, candidate):
         problems.append(problem)
     if config.pooling is not None:
@@ -374,23 +382,23 @@ def _build(
         options = replace(options, links=group.links.links)
     if place.gpu is None:
         return candidate.build(options)
-    full = "the model needs a larger GPU, one that no other process uses, or --dtype of 16 bits"
-    with device_faults(f"reading the weights onto {place.name}", when_full=full):
+    with device_faults(f"reading the weights onto {place.name}", when_full=FULL_OF_WEIGHTS):
         return candidate.build(options)
 
 
-def _in_memory(
+def in_memory(
     config: EngineConfig,
     candidate: Candidate,
-    place: _Place,
+    device: torch.device,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     started: StartedAdapters,
     draft: Draft | None,
 ) -> ModelInMemory:
+    """Return the model of this rank with what its KV cache must hold."""
     shape = candidate.shape
     cached = shape if draft is None else with_draft_layers(shape, draft.shape)
-    groups = cache_groups(cached, cache_dtype, config.cache.block_size, place.device)
+    groups = cache_groups(cached, cache_dtype, config.cache.block_size, device)
     if config.parallel.pipeline > 1:
         assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
         groups = largest_groups(candidate.stages(), cache_dtype, config.cache.block_size)
@@ -400,7 +408,7 @@ def _in_memory(
         shape=shape,
         dtype=dtype,
         cache_dtype=cache_dtype,
-        device=place.device,
+        device=device,
         demand=CacheDemand(
             groups=groups,
             block_size=config.cache.block_size,

@@ -7,10 +7,11 @@ supervisor then fails the requests and starts it again, with all ranks.
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
+import torch
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
@@ -19,18 +20,23 @@ from quire_engine.errors import GROUP_LOST, EngineError, EngineStartError
 from quire_engine.group_secret import read_secret
 from quire_engine.runner.arithmetic import Arithmetic, dtype_name
 from quire_engine.runner.cache_size import CacheSize
+from quire_engine.runner.device_budget import DeviceUse
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.runner.parallel.agreement import membership
-from quire_engine.runner.parallel.links import RankLinks, connect_links
+from quire_engine.runner.parallel.device_group import DeviceGroup
+from quire_engine.runner.parallel.links import CPU, RankLinks, connect_links
 from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
 from quire_engine.runner.parallel.meeting import Connections, gather, refuse_nodes
 from quire_engine.runner.parallel.messages import (
     Allocate,
     Begin,
+    Connect,
     Formed,
     Frames,
     FromRank,
     Loaded,
+    Measured,
+    MeasureDevice,
     MeasureMemory,
     Memory,
     Refused,
@@ -44,7 +50,8 @@ from quire_engine.runner.parallel.node_watch import NodeWatch
 from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.parallel.streams import Stream
 from quire_engine.runner.parallel.topology import topology_of
-from quire_engine.runner.threads import SharedFrom
+from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom
+from quire_kernels.dispatch import runs_triton
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +63,18 @@ def _end_process(reason: str) -> None:
 class RankGroup:
     """The other ranks, which run on this node and on others."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Wait for the other nodes and start the ranks of this one. Raise StartError or FlagsError if it fails."""
+    def __init__(self, config: EngineConfig, devices: Sequence[torch.device] = ()) -> None:
+        """Wait for the other nodes and start the ranks of this one. Raise StartError or FlagsError if it fails.
+
+        devices  the GPU of each rank; without any, all compute on CPUs
+        """
         parallel = config.parallel
+        self._connect_seconds = parallel.join_timeout_seconds
         self._topology = topology_of(parallel)
+        devices = devices or (CPU,) * self._topology.ranks
+        # Ranks on GPUs all sample, so that a step may begin before the host knows the tokens of the one before.
+        on_gpus = runs_triton(devices[0].type)
+        self._samplers = range(self._topology.ranks) if on_gpus else (self._topology.sampler,)
         self.on_lost: Callable[[str], None] = _end_process
         """It is called in another thread if a rank or a node is lost after ``allocate``."""
         self._running = False
@@ -68,6 +83,7 @@ class RankGroup:
         self._nodes: dict[int, Frames] = {}
         self._watch: NodeWatch | None = None
         self._streams: tuple[Stream, ...] = ()
+        self._devices: DeviceGroup | None = None
         met = Connections()
         if parallel.nodes > 1:
             met = gather(parallel, membership(config), read_secret(parallel, os.environ))
@@ -75,12 +91,14 @@ class RankGroup:
             self._nodes = met.nodes
             self._frames = {rank: Frames(connection) for rank, connection in met.ranks.items()}
             sockets = open_sockets(self._topology, 0, met.streams)
-            self.links: RankLinks = connect_links(self._topology, 0, sockets.pop(0))
-            self._streams = self.links.streams
+            self.links: RankLinks = connect_links(
+                self._topology, 0, sockets.pop(0), devices[0], in_order=config.device.deterministic
+            )
+            self._streams, self._devices = self.links.streams, self.links.devices
             for rank, own in sockets.items():
                 here, there = socket.socketpair()
                 self._frames[rank] = Frames(here)
-                self._local.start(rank, there, own)
+                self._local.start(rank, there, own, str(devices[rank]))
             if self._nodes:
                 self._watch = NodeWatch(self._nodes, self._lost, config.engine_process.hang_timeout_seconds)
         except OSError as error:
@@ -125,7 +143,27 @@ class RankGroup:
                 least = AvailableMemory(size=message.size, is_own=message.is_own)
         return least
 
-    def allocate(self, size: CacheSize, shared_from: SharedFrom) -> None:
+    def connect(self) -> None:
+        """Let ranks on GPUs meet; from now on the loss of a rank is final. Raise EngineStartError."""
+        assert self._devices is not None, "ranks on CPUs are connected when they start"
+        self._running = True
+        self._broadcast(Connect())
+        try:
+            self._devices.connect(self._connect_seconds)
+        except RuntimeError as error:
+            raise EngineStartError(f"the ranks cannot connect their GPUs: {error}") from error
+
+    def measure_devices(self, measure_own: Callable[[], DeviceUse]) -> list[DeviceUse]:
+        """Let every rank measure its GPU at the same time, this one by ``measure_own``. Return their uses, by rank."""
+        self._broadcast(MeasureDevice())
+        found = [measure_own()]
+        for rank in self._frames:
+            message = self._receive(rank)
+            assert isinstance(message, Measured), "a rank answers each question"
+            found.append(message.use)
+        return found
+
+    def allocate(self, size: CacheSize, shared_from: SharedFrom = ALWAYS_SHARED) -> None:
         """Let every rank allocate its KV cache; from now on the loss of a rank is final."""
         self._running = True
         self._broadcast(Allocate(size=size, shared_asleep=shared_from.asleep, shared_spinning=shared_from.spinning))
@@ -139,16 +177,18 @@ class RankGroup:
                 raise EngineError(f"node {node} is gone: {error}") from error
 
     def send(self, batch: Batch) -> None:
-        """Let every rank run a batch; what only sampling needs goes to the rank that samples."""
-        sampler = self._topology.sampler
-        stripped = encode(Step(replace(batch, admitted=[], constrained=None)))
+        """Let every rank run a batch; what only sampling needs goes to ranks that sample."""
+        whole = encode(Step(replace(batch, constrained=None)))
+        stripped = whole if not batch.admitted else encode(Step(replace(batch, admitted=[], constrained=None)))
         for rank, frames in self._frames.items():
-            frame = encode(Step(replace(batch, constrained=None))) if rank == sampler else stripped
-            self._send_encoded(rank, frames, frame)
+            self._send_encoded(rank, frames, whole if rank in self._samplers else stripped)
 
     def sample(self, masks: TokenMasks | None) -> None:
-        """Let the last stage sample after the batch that was sent last."""
-        self._send(self._topology.sampler, Sample(masks))
+        """Let the other ranks that sample do so after the batch that was sent last."""
+        frame = encode(Sample(masks))
+        for rank, frames in self._frames.items():
+            if rank in self._samplers:
+                self._send_encoded(rank, frames, frame)
 
     def await_sampled(self) -> RunnerOutput:
         """Return the tokens of the oldest ``sample`` whose tokens were not returned."""
@@ -192,6 +232,8 @@ class RankGroup:
             stream.close()
         for frames in self._frames.values():
             frames.close()
+        if self._devices is not None:
+            self._devices.close()
         self._local.close()
 
 

@@ -4,17 +4,24 @@ import os
 import socket
 from dataclasses import dataclass
 
+import torch
+
 from quire_engine.model.divided import Links, OneRank, TensorGroup
+from quire_engine.runner.parallel.device_group import DeviceGroup
 from quire_engine.runner.parallel.local_ranks import Sockets
-from quire_engine.runner.parallel.shared_memory import SharedMemoryGroup
 from quire_engine.runner.parallel.streams import Stream, StreamGroup
 from quire_engine.runner.parallel.topology import Topology
+from quire_kernels.dispatch import runs_triton
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
     links: Links
     streams: tuple[Stream, ...]
+    devices: DeviceGroup | None = None
+    """The tensor group of ranks on GPUs, which is to be connected when all of them run."""
 
     @property
     def waited_seconds(self) -> float:
@@ -27,12 +34,24 @@ class RankLinks:
             stream.waited_seconds = 0.0
 
 
-def connect_links(topology: Topology, rank: int, sockets: Sockets) -> RankLinks:
-    """Return the connections of a rank, which own its open files from now on."""
+def connect_links(
+    topology: Topology, rank: int, sockets: Sockets, device: torch.device = CPU, *, in_order: bool = False
+) -> RankLinks:
+    """Return the connections of a rank on ``device``, which own its open files from now on.
+
+    in_order  sum in the order of ranks on GPUs, as ranks on CPUs always do
+    """
     streams = {peer: Stream(socket.socket(fileno=fd), peer) for peer, fd in sockets.streams.items()}
     group = topology.tensor_group(rank)
     tensor: TensorGroup
-    if sockets.memory is not None:
+    devices = None
+    if sockets.memory is not None and runs_triton(device.type):
+        tensor = devices = DeviceGroup(
+            sockets.memory, rank=rank - group[0], ranks=len(group), device=device, in_order=in_order
+        )
+    elif sockets.memory is not None:
+        from quire_engine.runner.parallel.shared_memory import SharedMemoryGroup  # needs numba
+
         tensor = SharedMemoryGroup(sockets.memory, rank=rank - group[0], ranks=len(group))
         os.close(sockets.memory)
     elif len(group) > 1:
@@ -45,4 +64,4 @@ def connect_links(topology: Topology, rank: int, sockets: Sockets) -> RankLinks:
         before=streams.get(rank - topology.tensor),
         after=streams.get(rank + topology.tensor),
     )
-    return RankLinks(links=links, streams=tuple(streams.values()))
+    return RankLinks(links=links, streams=tuple(streams.values()), devices=devices)

@@ -9,6 +9,7 @@ import msgspec
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.runner.cache_size import CacheSize
+from quire_engine.runner.device_budget import DeviceUse
 
 _LENGTH = struct.Struct("<I")
 
@@ -26,6 +27,14 @@ class MeasureMemory(msgspec.Struct, frozen=True, tag=True):
     """A question for the memory of the rank's node, which ``Memory`` answers."""
 
 
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    """A command to ranks on GPUs: all of them have their weights, and now meet each other."""
+
+
+class MeasureDevice(msgspec.Struct, frozen=True, tag=True):
+    """A command to run the largest step together and to measure the memory of the GPU, which ``Measured`` answers."""
+
+
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The KV cache to allocate, and from which number of tokens steps are shared among the threads of a rank."""
 
@@ -35,13 +44,13 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A batch to run; only the rank that samples gets what sampling needs."""
+    """A batch to run; only ranks that sample get what sampling needs."""
 
     batch: Batch
 
 
 class Sample(msgspec.Struct, frozen=True, tag=True):
-    """A command to sample after the last step, which ``Sampled`` answers."""
+    """A command to sample after the last step, which the last stage answers with ``Sampled``."""
 
     masks: TokenMasks | None
 
@@ -67,6 +76,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     size: int | None
     is_own: bool
+
+
+class Measured(msgspec.Struct, frozen=True, tag=True):
+    """The memory of the rank's GPU."""
+
+    use: DeviceUse
 
 
 class Sampled(msgspec.Struct, frozen=True, tag=True):
@@ -119,8 +134,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life."""
 
 
-ToRank = Begin | MeasureMemory | Allocate | Step | Sample
-FromRank = Loaded | Refused | Memory | Sampled
+ToRank = Begin | MeasureMemory | Connect | MeasureDevice | Allocate | Step | Sample
+FromRank = Loaded | Refused | Memory | Measured | Sampled
 Joining = JoinAsNode | JoinAsRank | JoinAsStream
 ToNode = Welcome | Formed | Refused | Beat
 

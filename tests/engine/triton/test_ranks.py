@@ -1,0 +1,104 @@
+"""Ranks on GPUs: they answer as one process does. In Triton's interpreter they exchange data by gloo."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quire_parity import cases
+from quire_parity.cases import Case
+
+from quire_common.errors import FlagsError
+from quire_engine.config import (
+    CacheOptions,
+    DeviceOptions,
+    EngineConfig,
+    ModelOptions,
+    ParallelOptions,
+    SchedulerOptions,
+    ServerOptions,
+)
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request
+from quire_engine.engine import make_engine
+from quire_engine.runner import load_model
+from quire_kernels.dispatch import INTERPRETED
+
+ONE, TWO = ParallelOptions(), ParallelOptions(tensor=2)
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [40, 41, 42])
+GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
+SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.9, repetition_penalty=1.2)
+ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "head_dim": 32, "vocab_size": 251}
+"""The vocabulary has an odd size, so that the ranks have shares of different sizes."""
+CASES = {
+    "llama": Case(family="llama", fields=ONE_LAYER),
+    "mixtral": Case(family="mixtral", fields={**ONE_LAYER, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _enough_gpus() -> None:
+    if not INTERPRETED and torch.cuda.device_count() < 2:
+        pytest.skip("ranks need a GPU each, and there is one")
+
+
+def config_of(folder: Path, parallel: ParallelOptions = ONE, **device: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelOptions(path=folder, dtype="float32", max_model_len=32),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 19),
+        scheduler=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=6),
+        server=ServerOptions(),
+        device=DeviceOptions(device="cpu" if INTERPRETED else "cuda", **device),
+        parallel=parallel,
+        threads=1,
+    )
+
+
+def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], int]:
+    """Return the tokens and logprobs of a greedy and a sampled request, and the bytes of the weights."""
+    model = load_model(config)
+    assert model.asynchronous
+    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    tokens: list[list[int]] = [[] for _ in PROMPTS]
+    logprobs: list[list[float]] = [[] for _ in PROMPTS]
+    try:
+        for key, (prompt, params) in enumerate(zip(PROMPTS, (GREEDY, SAMPLED), strict=True)):
+            assert engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=key)) is None
+        while engine.has_work:
+            if (step := engine.step()) is None:
+                continue
+            for place, key in enumerate(step.output.keys):
+                tokens[key].append(step.output.token_ids[place])
+                assert step.output.logprobs is not None and (entry := step.output.logprobs[place]) is not None
+                logprobs[key] += entry.logprobs
+    finally:
+        engine.close()
+    return tokens, logprobs, model.model_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("llama", {"deterministic": True}), ("mixtral", {})], ids=["llama, in order", "mixtral"]
+)
+def test_two_ranks_answer_as_one_process(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    cases.save(CASES[name], tmp_path)
+    alone = answers(config_of(tmp_path, **options))
+    shared = answers(config_of(tmp_path, TWO, **options))
+    assert shared[0] == alone[0]
+    for found, expected in zip(shared[1], alone[1], strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert shared[2] < 1.1 * alone[2]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "part"),
+    [
+        (ParallelOptions(tensor=2, pipeline=2), "--pipeline-parallel-size 2 is for CPUs"),
+        (ParallelOptions(tensor=2, nodes=2), "--nnodes 2 is for CPUs"),
+    ],
+)
+def test_other_divisions_are_refused(parallel: ParallelOptions, part: str, tmp_path: Path) -> None:
+    cases.save(CASES["llama"], tmp_path)
+    with pytest.raises(FlagsError) as caught:
+        load_model(config_of(tmp_path, parallel))
+    assert any(part in problem for problem in caught.value.problems)
