@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.decoder import find_family
+from quire_engine.model.divided import Links, OneRank
 from quire_engine.model.expert_tensors import read_stacked
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
 from quire_engine.model.families import SUPPORTED
 from quire_engine.model.family import Family
+from quire_engine.model.linear import TorchLinearBackend
+from quire_engine.model.loader import find_native_candidate
+from quire_engine.model.model_part import ModelPart
 from quire_engine.model.rope import RopeConfig
 from quire_engine.model.weights import RandomWeights, Reader, check_tensors, in_own_memory, open_checkpoint
 
@@ -385,10 +391,44 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
 
 def test_dummy_weights_are_the_same_for_the_same_seed() -> None:
     shapes = LLAMA.tensor_shapes(replace(CONFIG, attention_bias=True), ())
-    first, second = (RandomWeights(shapes, torch.Generator().manual_seed(5)) for _ in range(2))
-    assert all(torch.equal(first.read(name), second.read(name)) for name in shapes)
+    first, second, other = (RandomWeights(shapes, seed=seed, device=torch.device("cpu")) for seed in (5, 5, 6))
+    backwards = {name: second.read(name) for name in reversed(shapes)}
+    assert all(torch.equal(first.read(name), backwards[name]) for name in shapes)
+    assert not torch.equal(first.read(DOWN), other.read(DOWN))
+    assert not torch.equal(first.read(DOWN), first.read(DOWN.replace("layers.1", "layers.0")))
     assert float(first.read("model.norm.weight").min()) == 1.0
     assert float(first.read("model.layers.0.self_attn.q_proj.bias").abs().max()) == 0.0
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_dummy_weights_of_a_stage_are_those_of_the_model(tied: bool, tmp_path: Path) -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 30,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    options = BuildOptions(
+        load_format="dummy", seed=3, dtype=torch.float32, backend=TorchLinearBackend(torch.float32)
+    )
+    candidate = find_native_candidate(tmp_path)
+    whole: Any = candidate.build(options).model
+    part = ModelPart(stage=1, stages=2)
+    links = Links(part=part, tensor=OneRank())
+    stage: Any = candidate.divided(part).build(replace(options, links=links)).model
+    layer = whole.layers[1]
+    pairs = [
+        (stage.layers[0].attention.qkv, layer.attention.qkv),
+        (stage.layers[0].attention.out.base, layer.attention.out),
+        (stage.layers[0].mlp.down.base, layer.mlp.down),
+        (stage.head.lm_head, whole.lm_head),
+    ]
+    assert all(torch.equal(own.keywords["weight"], other.keywords["weight"]) for own, other in pairs)
 
 
 def test_every_supported_architecture_has_a_family() -> None:

@@ -78,7 +78,11 @@ def test_ranks_get_gpus_of_one_kind(
             " it out, give the process more GPUs, or use --device cpu",
         ),
         (
-            replace(FOUND, visible="0,1,2", gpus=(H100, replace(H100, index=1), replace(GB300, index=2))),
+            replace(
+                FOUND,
+                visible=(("CUDA_VISIBLE_DEVICES", "0,1,2"),),
+                gpus=(H100, replace(H100, index=1), replace(GB300, index=2)),
+            ),
             "--tensor-parallel-size 4 needs as many GPUs of one kind, and this process may use 2 × NVIDIA H100 and 1 ×"
             " NVIDIA GB300 (CUDA_VISIBLE_DEVICES is '0,1,2'): use at most 2, give the process more GPUs, or use"
             " --device cpu",

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,17 +19,20 @@ from quire_engine.config import (
     ParallelOptions,
     SchedulerOptions,
     ServerOptions,
+    SpeculationOptions,
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
+from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 from quire_kernels.dispatch import INTERPRETED
 
 ONE, TWO = ParallelOptions(), ParallelOptions(tensor=2)
-PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [40, 41, 42])
+PROMPTS = ([5, 6, 7, 5, 6, 7, 5], [40, 41, 42])
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
 SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.9, repetition_penalty=1.2)
+NGRAM = SpeculationOptions(max_tokens=2)
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "head_dim": 32, "vocab_size": 251}
 """The vocabulary has an odd size, so that the ranks have shares of different sizes."""
 CASES = {
@@ -56,10 +60,19 @@ def config_of(folder: Path, parallel: ParallelOptions = ONE, **device: Any) -> E
 
 
 def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], int]:
-    """Return the tokens and logprobs of a greedy and a sampled request, and the bytes of the weights."""
+    """Return the tokens and logprobs of a greedy and a sampled request, and the bytes of the weights.
+
+    With speculation, all possible drafts are used.
+    """
     model = load_model(config)
     assert model.asynchronous
-    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache)
+    engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
+    if config.speculation is not None:
+        speculation = engine._scheduler._speculation
+        assert speculation is not None
+        speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
+        speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+        speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     logprobs: list[list[float]] = [[] for _ in PROMPTS]
     try:
@@ -72,18 +85,23 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
                 tokens[key].append(step.output.token_ids[place])
                 assert step.output.logprobs is not None and (entry := step.output.logprobs[place]) is not None
                 logprobs[key] += entry.logprobs
+        assert bool(engine.counters.draft_tokens) == (config.speculation is not None)
     finally:
         engine.close()
     return tokens, logprobs, model.model_bytes
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("llama", {"deterministic": True}), ("mixtral", {})], ids=["llama, in order", "mixtral"]
+    ("name", "speculation", "options"),
+    [("llama", NGRAM, {"deterministic": True}), ("mixtral", None, {})],
+    ids=["llama, in order, with drafts", "mixtral"],
 )
-def test_two_ranks_answer_as_one_process(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_two_ranks_answer_as_one_process(
+    name: str, speculation: SpeculationOptions | None, options: dict[str, Any], tmp_path: Path
+) -> None:
     cases.save(CASES[name], tmp_path)
     alone = answers(config_of(tmp_path, **options))
-    shared = answers(config_of(tmp_path, TWO, **options))
+    shared = answers(replace(config_of(tmp_path, TWO, **options), speculation=speculation))
     assert shared[0] == alone[0]
     for found, expected in zip(shared[1], alone[1], strict=True):
         assert found == pytest.approx(expected, abs=1e-4)

@@ -92,8 +92,7 @@ class HeadCandidate:
         """Read the weights. Raise ModelFolderError."""
         source: TensorSource
         if options.load_format == "dummy":
-            generator = torch.Generator(options.device).manual_seed(options.seed)
-            source = RandomWeights(_tensor_shapes(self.shape, ()), generator)
+            source = RandomWeights(_tensor_shapes(self.shape, ()), seed=options.seed, device=options.device)
         else:
             source = _HeadTensors(open_checkpoint(self.folder, make_upload(options.device)))
         found = source.shapes()

@@ -77,8 +77,7 @@ class NativeCandidate:
         config, family = self.whole or self.shape, find_family(self.shape.architecture)
         source: TensorSource
         if options.load_format == "dummy":
-            generator = torch.Generator(options.device).manual_seed(options.seed)
-            source = RandomWeights(family.tensor_shapes(config, ()), generator)
+            source = RandomWeights(family.tensor_shapes(config, ()), seed=options.seed, device=options.device)
         else:
             source = open_checkpoint(self.folder, make_upload(options.device))
             source = with_prefixes(source if self.part_of is None else TextTensors(source))

@@ -6,6 +6,7 @@ is ever completely in memory. On a GPU each tensor is uploaded directly, and che
 tensor is read, all must be present with the expected shape, and none may be unexpected.
 """
 
+import hashlib
 import json
 import math
 import time
@@ -128,25 +129,34 @@ def with_prefixes(source: TensorSource) -> TensorSource:
     return UnprefixedTensors(source) if "embed_tokens.weight" in source.shapes() else source
 
 
-@dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """Random values of the right shapes on the generator's device (``--load-format dummy``), for benchmarks."""
+    """Random values of the right shapes on a device (``--load-format dummy``), for benchmarks.
 
-    expected: Mapping[str, tuple[int, ...]]
-    generator: torch.Generator
+    The values of a tensor depend on the seed and its name, so that a part of a model has those of the whole model.
+    """
+
+    def __init__(self, expected: Mapping[str, tuple[int, ...]], *, seed: int, device: torch.device) -> None:
+        self._expected = expected
+        self._seed = seed
+        self._generator = torch.Generator(device)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self.expected
+        return self._expected
 
     def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
-        shape = self.expected[name] if part is None else self.expected[name][1:]
-        device = self.generator.device
+        assert part is None, "a family's own layout has a tensor for each expert"
+        shape, device = self._expected[name], self._generator.device
         if len(shape) == 1:
             tensor = torch.full(shape, 0.0 if name.endswith(".bias") else 1.0, device=device)
         else:
-            tensor = torch.empty(shape, device=device).normal_(std=0.02, generator=self.generator)
+            self._generator.manual_seed(_seed_of(name, self._seed))
+            tensor = torch.empty(shape, device=device).normal_(std=0.02, generator=self._generator)
         # Every rank fills whole tensors, so that all ranks have parts of the same model.
         return tensor if split is None else _join([tensor[index] for index in _indices(None, split)], split.dim).clone()
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:7])
 
 
 def _indices(part: int | None, split: Split) -> list[tuple[int | slice, ...]]:

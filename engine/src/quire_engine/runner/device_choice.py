@@ -104,7 +104,8 @@ def _of_one_kind(usable: Sequence[Gpu], count: int, found: FoundDevices) -> OnGp
             return OnGpu(gpu=gpus[0], others=tuple(gpus[1:count]))
     seen = " and ".join(f"{len(gpus)} × {name}" for (name, _), gpus in kinds.items())
     most = max(len(gpus) for gpus in kinds.values())
-    visible = "" if found.visible is None else f" (CUDA_VISIBLE_DEVICES is {found.visible!r})"
+    variables = ", ".join(f"{name} is {value!r}" for name, value in found.visible)
+    visible = f" ({variables})" if variables else ""
     return NoDevice(
         message=f"--tensor-parallel-size {count} needs as many GPUs of one kind, and this process may use {seen}"
         f"{visible}: {'leave it out' if most == 1 else f'use at most {most}'}, give the process more GPUs, or use"

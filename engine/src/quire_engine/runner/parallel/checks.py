@@ -29,8 +29,6 @@ def parallel_problems(
     flag = parallel.flags
     if device is not None:
         yield from device_problems(parallel, device, device_type, find)
-        if config.speculation is not None:
-            yield f"{flag} and speculation (--spec-method, --speculative-config) exclude each other on {device}"
     if not candidate.is_native:
         yield f"{flag} is for quire's own model families, and this is {candidate.served_by}: leave it out"
         return

@@ -1,5 +1,7 @@
 """The tensor group of ranks on GPUs: torch.distributed with NCCL, or with gloo where CPU tensors stand for a GPU's.
 
+torch's build for ROCm has RCCL under the name of NCCL, and reads the same variables.
+
 The ranks meet at a store in memory without a name, which only they have, as a descriptor from the process that started
 them. All connections are made over loopback.
 """
@@ -43,7 +45,8 @@ def collectives_problem(device_type: str, found: FoundCollectives) -> str | None
     """Return why ranks on such devices cannot exchange data with this torch, or None."""
     if device_type == "cuda" and not found.nccl:
         return (
-            f"torch {found.torch_version} is built without NCCL, by which GPUs exchange data: install a build with it"
+            f"torch {found.torch_version} is built without NCCL (RCCL for GPUs of AMD), by which GPUs exchange data:"
+            " install a build with it"
         )
     if device_type != "cuda" and not found.gloo:
         return (
