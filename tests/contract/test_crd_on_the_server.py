@@ -123,6 +123,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "a cache of so many bytes": {"engine": {"kvCache": {"size": 4294967296}}},
     "resources": {"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}, "requests": {"cpu": "500m"}}},
+    "several GPUs": {"resources": {"limits": {"nvidia.com/gpu": 4}}, "parallelism": {"tensor": 4}},
     "ranks": {"parallelism": {"tensor": 2}, "resources": {"limits": {"cpu": 2, "memory": "64Gi"}}},
     "ranks of as many CPUs as the node has": {"parallelism": {"tensor": 64}},
     "ranks on several nodes": {"parallelism": {"tensor": 2, "pipeline": 4, "nodes": 4}},
@@ -305,12 +306,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "spec.resources.limits",
         "nvidia.com/gpu must be a whole number",
     ),
-    "two GPUs": (
-        {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+    "half a GPU of AMD": (
+        {"resources": {"limits": {"amd.com/gpu": "500m"}}},
         "spec.resources.limits",
-        "nvidia.com/gpu must be 1",
+        "amd.com/gpu must be a whole number",
     ),
-    "two AMD GPUs": ({"resources": {"limits": {"amd.com/gpu": 2}}}, "spec.resources.limits", "amd.com/gpu must be 1"),
     "GPUs of both kinds": (
         {"resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"amd.com/gpu": 1}}},
         "spec.resources.limits",

@@ -146,16 +146,28 @@ def test_plan_computes_what_fits_on_a_gpu(quire: Quire) -> None:
     assert "fits" in out
 
 
-def test_plan_counts_ranks_on_a_cpu_and_refuses_them_on_a_gpu(quire: Quire) -> None:
+def test_plan_counts_the_ranks_of_a_cpu(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "parallelism: {tensor: 16}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "64Gi")
     assert code == 0
     assert "16, each with 957 MiB of the weights" in out
     assert "256 KiB = 2 × 32 layers × 16 KV heads × 128 × 2 bytes" in out
     assert "about 13.4 GiB" in out
+
+
+def test_plan_counts_the_gpus_of_a_replica(quire: Quire) -> None:
+    gpus = "parallelism: {tensor: 2}\n  resources: {limits: {nvidia.com/gpu: 2}}"
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", gpus))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 0
+    assert "2, each with 7.48 GiB of the weights, on a GPU of its own; together they use the memory below" in out
+    assert "2 × T4 16GB" in out and "2 × H100 80GB" in out
+    code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H200 141GB")
+    assert code == 0 and "2 × H200 141GB" in out
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "parallelism: {pipeline: 2}"))
     code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
     assert code == 2
-    assert "spec.parallelism is for CPUs in this version" in err
+    assert "spec.parallelism.pipeline and nodes are for CPUs in this version" in err
 
 
 def test_plan_refuses_a_tensor_size_that_does_not_divide(quire: Quire) -> None:
@@ -225,7 +237,11 @@ def test_plan_exits_with_1_and_a_remedy_if_nothing_fits(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192", "resources: {limits: {nvidia.com/gpu: 1}}"))
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "T4")
     assert code == 1
-    assert "It does not fit. Possible remedies: give a replica 19.9 GiB; use a GPU such as A10G 24GB." in out
+    remedies = (
+        "give a replica 19.9 GiB; use a GPU such as A10G 24GB; set spec.parallelism.tensor and the GPUs in "
+        "spec.resources to 2."
+    )
+    assert f"It does not fit. Possible remedies: {remedies}" in " ".join(out.split())
     code, out, _ = quire("plan", "-f", "f.yaml", "--memory", "19Gi")
     assert code == 1
     assert "set spec.engine.maxModelLength to 1744 or less" in out

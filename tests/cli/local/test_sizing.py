@@ -7,6 +7,7 @@ import pytest
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
+from quire_cli.local.replicas import LocalDeployment
 from quire_cli.local.sizing import Share, share_of
 from quire_operator.domain.resource import Spec
 
@@ -47,6 +48,31 @@ def test_gpus_of_both_kinds_are_counted_apart() -> None:
     assert [share_of(spec, specs, both).gpus for spec in SPECS] == [(0,), (), (1, 2), (3,)]
     with pytest.raises(CapacityProblem, match="need 1 GPU .spec.resources., but /sys/class/drm shows none"):
         share_of(on_amd, specs, machine(4))
+
+
+def test_each_rank_has_a_gpu_and_a_thread() -> None:
+    divided = spec_of("divided", gpus=2, replicas=2, parallelism={"tensor": 2})
+    six = replace(machine(0), gpu_memory_bytes=(80,) * 6)
+    specs = (SPECS[0], divided)
+    assert share_of(divided, specs, six) == Share(memory_bytes=160, threads=2, gpus=(1, 2, 3, 4))
+    with pytest.raises(CapacityProblem, match="the replicas need 5 GPUs .spec.resources., but nvidia-smi shows only 4"):
+        share_of(divided, specs, machine(4))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_replica", "expected"),
+    [((), 1, [(), ()]), ((3, 4), 1, [(3,), (4,), (3,)]), ((1, 2, 3, 4), 2, [(1, 2), (3, 4), (1, 2)])],
+)
+def test_replicas_use_separate_gpus(gpus: tuple[int, ...], per_replica: int, expected: list[tuple[int, ...]]) -> None:
+    deployment = LocalDeployment(
+        name="chat",
+        served_name="chat",
+        command=lambda port: [],
+        kill_grace_seconds=1.0,
+        gpus=gpus,
+        gpus_per_replica=per_replica,
+    )
+    assert [deployment.gpus_of(number) for number in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize(("tensor", "threads"), [(1, 8), (2, 8), (16, 16)])

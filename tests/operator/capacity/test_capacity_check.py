@@ -67,6 +67,7 @@ def selecting(**labels: str) -> dict[str, Any]:
         ({"resources": AMD}, [T4, H100, MI300X], 192 << 10),
         ({"resources": AMD}, [T4, {"amd.com/gpu.vram": "much"}, {"amd.com/gpu.vram": "-1G"}], None),
         ({"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}}, [T4], 15360),
+        ({"resources": {"limits": {"nvidia.com/gpu": 4}}, "parallelism": {"tensor": 4}}, [T4], 4 * 15360),
         (selecting(pool="small"), [T4, H100], 15360),
         (selecting(pool="to-be-made"), [T4, H100], None),
         (
@@ -118,8 +119,23 @@ def test_capacity_message_has_need_limit_and_remedy() -> None:
     assert refused.message == (
         "a replica needs 19.9 GiB and the largest GPU of this cluster's nodes (Tesla-T4) is 15 GiB, of which it may "
         "fill 90 %: weights 15 GiB (bfloat16), working space 1.93 GiB, KV cache 1 GiB for one sequence of 8,192 "
-        "tokens; give a replica 19.9 GiB"
+        "tokens; give a replica 19.9 GiB, or set spec.parallelism.tensor and the GPUs in spec.resources to 2"
     )
+
+
+def test_gpus_of_a_replica_are_counted_together() -> None:
+    def refused(gpus: int, **engine: Any) -> str | None:
+        resources = {"limits": {"nvidia.com/gpu": gpus}}
+        spec = spec_of(resources=resources, parallelism={"tensor": gpus}, engine={"maxModelLength": 8192} | engine)
+        found = judge(spec, facts(), replica_memory(spec, [T4]))
+        return None if found is None else found.message
+
+    assert refused(2) is None
+    message = refused(2, maxModelLength=131072)
+    assert message is not None and "the memory of 2 GPUs like the largest GPU of this cluster's nodes" in message
+    assert "set spec.parallelism.tensor and the GPUs in spec.resources to 4" in message
+    adapted = refused(1, adapters={})
+    assert adapted is not None and "spec.parallelism.tensor" not in adapted
 
 
 @pytest.mark.parametrize("memory", [None, ReplicaMemory(size_bytes=2**40, on_gpu=False, where="it")])

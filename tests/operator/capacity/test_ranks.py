@@ -28,14 +28,16 @@ def config_of(**changes: object) -> ModelConfig:
     return config
 
 
-def needs_of(tensor: int, *, shape: dict[str, int] | None = None, **engine: object) -> Footprint:
+def needs_of(
+    tensor: int, *, shape: dict[str, int] | None = None, device: capacity.Device = "cpu", **engine: object
+) -> Footprint:
     body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
     spec = Spec.parse(
         body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape or {"tensor": tensor}, "engine": engine}}
     )
     assert isinstance(spec, Spec), spec
     config = config_of()
-    return capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device="cpu")
+    return capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device=device)
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4, 8, 16, 32])
@@ -75,6 +77,17 @@ def test_ranks_beyond_the_kv_heads_keep_copies(tensor: int, copies: int) -> None
 def test_ranks_count_as_processes_and_share_weights() -> None:
     one, four = needs_of(1), needs_of(4)
     assert four.workspace_bytes == 4 * one.workspace_bytes
+    assert four.weight_bytes == one.weight_bytes
+
+
+def test_feed_forward_layers_are_divided_among_gpus() -> None:
+    """Each GPU has its own runtime and all logits, and gathers them from a second copy."""
+    one, four = (needs_of(tensor, device="gpu", maxBatchedTokens=1000, maxSequences=10) for tensor in (1, 4))
+    inner, hidden, vocabulary = 14336, 4096, 128256
+    sampling = 10 * vocabulary * 4 * 2
+    assert one.workspace_bytes == 2**30 + sampling + 1000 * 2 * (3 * inner + 2 * hidden + vocabulary)
+    per_gpu = 3 * inner // 4 + 2 * hidden + 2 * vocabulary
+    assert four.workspace_bytes == 4 * (2**30 + sampling + 1000 * 2 * per_gpu)
     assert four.weight_bytes == one.weight_bytes
 
 

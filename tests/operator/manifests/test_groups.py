@@ -180,7 +180,7 @@ def test_secret_may_not_be_replaced_by_a_pod_template(problems: Callable[..., di
         ({"parallelism": {"tensor": 2, "nodes": 0}}, "spec.parallelism.nodes"),
         ({"rollout": {"strategy": "Canary"}}, "spec.rollout.strategy"),
         ({"resources": {"limits": {"cpu": 1}}}, "spec.parallelism.tensor"),
-        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.parallelism.tensor"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.parallelism.nodes"),
         ({"engine": {"adapters": {}}}, "spec.parallelism.tensor"),
         ({"engine": {"extraArgs": ["--nnodes", "2"]}}, "spec.engine.extraArgs[0]"),
         ({"engine": {"extraArgs": ["--distributed-timeout-seconds", "2"]}}, "spec.engine.extraArgs[0]"),

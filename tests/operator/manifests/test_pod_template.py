@@ -65,8 +65,29 @@ def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
     made = pod()
     (spread,) = made["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == ("kubernetes.io/hostname", "ScheduleAnyway")
-    (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
-    assert shm["emptyDir"]["medium"] == "Memory" and "/dev/shm" in mounts(engine_of(made))
+    assert "/dev/shm" in mounts(engine_of(made))
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit"),
+    [
+        ({}, "256Mi"),
+        ({"parallelism": {"tensor": 4}}, "256Mi"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "256Mi"),
+        ({"parallelism": {"tensor": 4}, "resources": {"limits": {"nvidia.com/gpu": 4}}}, "4Gi"),
+        ({"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 2}}}, "2Gi"),
+    ],
+)
+def test_ranks_on_gpus_have_more_shared_memory(pod: Pod, spec: dict[str, Any], limit: str) -> None:
+    (shm,) = (volume for volume in pod(**spec)["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
+
+
+def test_each_rank_on_gpus_of_a_pod_has_one(pod: Pod) -> None:
+    engine = engine_of(pod(parallelism={"tensor": 4}, resources={"limits": {"nvidia.com/gpu": 4}}))
+    assert engine["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
+    args = engine["args"]
+    assert [args[args.index(flag) + 1] for flag in ("--device", "--tensor-parallel-size")] == ["cuda", "4"]
 
 
 def test_resources_and_images_follow_the_spec(pod: Pod) -> None:

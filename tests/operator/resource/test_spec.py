@@ -301,10 +301,25 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"parallelism": {"data": 2}}, "spec.parallelism.data: unknown field"),
         ({"parallelism": {"tensor": 0}}, "spec.parallelism.tensor: must be >= 1, got 0"),
         ({"parallelism": {"tensor": 65}}, "spec.parallelism.tensor: must be <= 64, got 65"),
-        ({"resources": {"limits": {"nvidia.com/gpu": 2}}}, "must be 1: a replica uses one GPU"),
+        (
+            {"resources": {"limits": {"nvidia.com/gpu": 2}}},
+            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
+        ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
-            "spec.parallelism.tensor: is for CPUs in this version",
+            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
+        ),
+        (
+            {"parallelism": {"pipeline": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}},
+            "spec.parallelism.pipeline: is for CPUs in this version: use tensor with as many GPUs",
+        ),
+        (
+            {"parallelism": {"tensor": 4, "nodes": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}},
+            "spec.parallelism.nodes: is for CPUs in this version, because GPUs exchange data only within a pod",
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": 1}}},
+            "spec.parallelism.tensor: must be at most resources.limits.cpu",
         ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"cpu": "1500m"}}},
@@ -330,10 +345,9 @@ def test_existing_claim_can_be_the_cache() -> None:
             {"engine": {"extraArgs": ["--quantization=fp8"]}, "resources": {"limits": {"amd.com/gpu": 1}}},
             "spec.engine.extraArgs: has --quantization fp8, which is for GPUs of NVIDIA in this version",
         ),
-        ({"resources": {"limits": {"amd.com/gpu": 2}}}, "spec.resources.limits[amd.com/gpu]: must be 1"),
         (
-            {"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
-            "spec.resources.limits: has nvidia.com/gpu and amd.com/gpu, and a replica uses one GPU: remove one of them",
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
+            "spec.resources.limits: has nvidia.com/gpu and amd.com/gpu, and a replica uses GPUs of one kind",
         ),
         (
             {"resources": {"limits": {"nvidia.com/gpu": 1}, "requests": {"amd.com/gpu": 1}}},
@@ -341,7 +355,7 @@ def test_existing_claim_can_be_the_cache() -> None:
         ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 1}}},
-            "spec.parallelism.tensor: is for CPUs in this version",
+            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
         ),
         ({"resources": {"limits": {"memory": "4Gb"}}}, "spec.resources.limits[memory]: must be a quantity"),
         ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),

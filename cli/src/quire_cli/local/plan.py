@@ -18,7 +18,7 @@ from quire_operator.domain.capacity.gpus import GPUS, Gpu, find_gpu
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import DTYPE_BYTES, ModelFacts
 from quire_operator.domain.capacity.ranks import kv_copies
-from quire_operator.domain.capacity.remedies import remedies
+from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.resource import Spec
 
 
@@ -33,6 +33,10 @@ class Place:
     """True if it is one replica's share of a memory that all replicas use."""
     nodes: int = 1
     """The number of pods that have the memory together."""
+    gpu: Gpu | None = None
+    """The kind of its GPUs, if it is known."""
+    gpus: int = 1
+    """The number of GPUs that have the memory together."""
     cpu: str | None = None
     """The instructions of the machine's CPU that work, if they are known."""
 
@@ -74,17 +78,19 @@ def places(
                 f"--quantization fp8 needs compute capability 8.9, and {found.name} has less",
                 hint="remove it from spec.engine.extraArgs, or name a GPU such as L4, L40S or H100",
             )
-        if spec.parallelism.ranks > 1:
+        if not spec.parallelism.suits_gpus:
             raise CapacityProblem(
-                "spec.parallelism is for CPUs in this version", hint="remove it from the spec, or do not use --gpu"
+                "spec.parallelism.pipeline and nodes are for CPUs in this version",
+                hint="use spec.parallelism.tensor alone, or do not use --gpu",
             )
-        return [Place(label=found.name, memory_bytes=found.memory_bytes, on_gpu=True)]
+        return [_gpus_of(spec, found)]
     on_gpu = spec.resources.gpus > 0
     if memory_bytes is not None:
         label = f"{format_bytes(memory_bytes)} of {'GPU memory' if on_gpu else 'memory'}"
-        return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu)]
+        gpus = max(1, spec.resources.gpus)
+        return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu, gpus=gpus)]
     if on_gpu:
-        return [Place(label=each.name, memory_bytes=each.memory_bytes, on_gpu=True) for each in _usable_gpus(spec)]
+        return [_gpus_of(spec, each) for each in _usable_gpus(spec)]
     limit = spec.resources.memory_limit_bytes
     nodes = spec.parallelism.nodes
     limits = "a pod's memory limit" if nodes == 1 else f"{nodes} pods' memory limits"
@@ -95,6 +101,13 @@ def places(
         *pod,
         Place(label=label, memory_bytes=machine.memory_bytes // replicas, on_gpu=False, divided=True, cpu=machine.cpu),
     ]
+
+
+def _gpus_of(spec: Spec, gpu: Gpu) -> Place:
+    """Return as many GPUs of one kind as a replica has ranks."""
+    count = spec.parallelism.tensor
+    label = gpu.name if count == 1 else f"{count} × {gpu.name}"
+    return Place(label=label, memory_bytes=count * gpu.memory_bytes, on_gpu=True, gpu=gpu, gpus=count)
 
 
 def _usable_gpus(spec: Spec) -> list[Gpu]:
@@ -124,7 +137,7 @@ def render(
     spec: Spec, facts: ModelFacts, found: Sequence[Answer], *, draft: ModelFacts | None = None
 ) -> RenderableType:
     """Return the tables: what the model needs, where it fits, and what would make it fit."""
-    return Group(_needs(spec, facts, draft, found[0]), Text(), _fits(spec, found), *_advice(spec, found))
+    return Group(_needs(spec, facts, draft, found[0]), Text(), _fits(spec, found), *_advice(spec, facts, found))
 
 
 def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answer) -> Table:
@@ -154,7 +167,7 @@ def _needs(spec: Spec, facts: ModelFacts, draft: ModelFacts | None, answer: Answ
             f"{config.layers} layers{windows}, {config.heads} heads on {config.kv_heads} KV heads of "
             f"{config.head_dim}{experts}",
         ),
-        *([("Ranks", _ranks(spec, needs))] if spec.parallelism.ranks > 1 else []),
+        *([("Ranks", _ranks(spec, answer))] if spec.parallelism.ranks > 1 else []),
         (
             "Memory per token",
             f"{format_bytes(alone.kv_bytes_per_token)} = 2 × {per_token} × {needs.kv_width} bytes ({needs.kv_dtype})",
@@ -184,11 +197,13 @@ def _draft(spec: Spec, draft: ModelFacts, needs: Footprint) -> str:
     )
 
 
-def _ranks(spec: Spec, needs: Footprint) -> str:
-    shape = spec.parallelism
+def _ranks(spec: Spec, answer: Answer) -> str:
+    shape, needs = spec.parallelism, answer.needs
     share = format_bytes(needs.weight_bytes // shape.ranks)
     stages = f" in {shape.pipeline} stages of {shape.tensor}" if shape.pipeline > 1 else ""
     ranks = f"{shape.ranks}{stages}, each with {'about ' if stages else ''}{share} of the weights"
+    if answer.place.on_gpu:
+        return f"{ranks}, on a GPU of its own; together they use the memory below"
     if not shape.is_group:
         return f"{ranks}; together they use the memory below"
     node = format_bytes(needs.weight_bytes // shape.nodes)
@@ -228,7 +243,7 @@ def _fits(spec: Spec, found: Sequence[Answer]) -> Table:
     return table
 
 
-def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
+def _advice(spec: Spec, facts: ModelFacts, found: Sequence[Answer]) -> list[Text]:
     small = [answer for answer in found if isinstance(answer.outcome, TooSmall)]
     share = spec.engine.kv_cache
     lines: list[Text] = []
@@ -240,17 +255,20 @@ def _advice(spec: Spec, found: Sequence[Answer]) -> list[Text]:
         )
     lines += [Text(f"CPU of this machine: {answer.place.cpu}.", "dim") for answer in found if answer.place.cpu]
     if len(small) == len(found):
-        lines.append(Text(f"It does not fit. Possible remedies: {'; '.join(_remedies(spec, small[-1]))}.", "bold"))
+        advice = "; ".join(_remedies(spec, facts, small[-1]))
+        lines.append(Text(f"It does not fit. Possible remedies: {advice}.", "bold"))
     return lines
 
 
-def _remedies(spec: Spec, answer: Answer) -> list[str]:
+def _remedies(spec: Spec, facts: ModelFacts, answer: Answer) -> list[str]:
     place, needs, outcome = answer.place, answer.needs, answer.outcome
     assert isinstance(outcome, TooSmall)
     advice = remedies(spec, needs, answer.limits, outcome, shared=place.divided)
-    larger = [gpu.name for gpu in _usable_gpus(spec) if gpu.memory_bytes >= outcome.needed_bytes]
+    larger = [gpu.name for gpu in _usable_gpus(spec) if place.gpus * gpu.memory_bytes >= outcome.needed_bytes]
     if place.on_gpu and larger:
-        advice.append(f"use a GPU such as {larger[0]}")
+        advice.append(f"use {'a GPU' if place.gpus == 1 else 'GPUs'} such as {larger[0]}")
+    if place.on_gpu and (count := gpus_that_fit(spec, facts, gpu_bytes=place.memory_bytes // place.gpus)) is not None:
+        advice.append(f"set spec.parallelism.tensor and the GPUs in spec.resources to {count}")
     if place.on_gpu and needs.dtype == "float32":
         advice.append("set spec.engine.dtype to BFloat16, which halves weights and KV cache")
     return advice

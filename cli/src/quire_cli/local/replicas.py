@@ -44,7 +44,14 @@ class LocalDeployment:
     adapters: tuple[str, ...] = ()
     """The names of its adapters in requests."""
     gpus: tuple[int, ...] = ()
-    """The GPUs of this machine that its replicas use, one each; empty means the CPU."""
+    """The GPUs of this machine that its replicas use; empty means the CPU."""
+    gpus_per_replica: int = 1
+
+    def gpus_of(self, number: int) -> tuple[int, ...]:
+        """Return the GPUs of a replica. The next replica that has a number gets the same ones."""
+        sets = len(self.gpus) // self.gpus_per_replica
+        first = number % sets * self.gpus_per_replica if sets else 0
+        return self.gpus[first : first + self.gpus_per_replica]
 
 
 class LocalCluster:
@@ -156,14 +163,14 @@ class LocalCluster:
             write_atomically(self._targets_file, json.dumps(targets, indent=1))
 
     def _launch(self, deployment: LocalDeployment, number: int) -> Launch:
-        name, gpus = f"{deployment.name}-{number}", deployment.gpus
+        name = f"{deployment.name}-{number}"
         return Launch(
             name=name,
             command=deployment.command,
             ready_path=READY_PATH,
             log=self._logs / f"{name}.log",
             kill_grace_seconds=deployment.kill_grace_seconds,
-            environment={"CUDA_VISIBLE_DEVICES": str(gpus[number % len(gpus)]) if gpus else ""},
+            environment={"CUDA_VISIBLE_DEVICES": ",".join(map(str, deployment.gpus_of(number)))},
         )
 
     def _staying(self, name: str) -> dict[int, KeptProcess]:

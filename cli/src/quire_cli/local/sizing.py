@@ -26,7 +26,8 @@ class Share:
     threads: int
     """The compute threads of the replica, of which each rank needs one."""
     gpus: tuple[int, ...] = ()
-    """The GPUs of this machine for all replicas of the LLMDeployment, one for each of them; empty means the CPU."""
+    """The GPUs of this machine for all replicas of the LLMDeployment, one for each of their ranks; empty means the
+    CPU."""
 
     @property
     def on_gpu(self) -> bool:
@@ -53,12 +54,16 @@ class Sized:
 
 
 def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
-    """Return a replica's share: all possible replicas divide CPUs and memory, and a GPU belongs to one replica."""
+    """Return a replica's share: all possible replicas divide CPUs and memory, and a GPU belongs to one rank of one."""
     if spec.resources.gpus:
         kind = [other for other in specs if other.resources.on_amd == spec.resources.on_amd]
         memory = _gpu_memory(kind, machine)
         first = sum(_gpus(other) for other in kind[: kind.index(spec)])
-        return Share(memory_bytes=memory, threads=1, gpus=tuple(range(first, first + _gpus(spec))))
+        return Share(
+            memory_bytes=memory * spec.resources.gpus,
+            threads=spec.parallelism.ranks,
+            gpus=tuple(range(first, first + _gpus(spec))),
+        )
     replicas = replicas_on_cpus(specs)
     threads = max(spec.parallelism.ranks, machine.cpus // replicas)
     return Share(memory_bytes=machine.memory_bytes // replicas, threads=threads)
@@ -159,11 +164,11 @@ def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:
         has, noun = "none" if found == 0 else f"only {found}", "GPU" if wanted == 1 else "GPUs"
         raise CapacityProblem(
             f"the replicas need {wanted} {noun} (spec.resources), but {witness} shows {has} on this machine",
-            hint="remove spec.resources to run on the CPU, or use fewer replicas",
+            hint="remove spec.resources to run on the CPU, or use fewer replicas or a smaller spec.parallelism.tensor",
         )
     return min(sizes)
 
 
 def _gpus(spec: Spec) -> int:
     """Return the number of GPUs of an LLMDeployment, with room for a replica if it has none yet."""
-    return max(1, spec.max_replicas) if spec.resources.gpus else 0
+    return max(1, spec.max_replicas) * spec.resources.gpus

@@ -317,14 +317,15 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
         ) from error
     for answer in found:
         if isinstance(answer.outcome, Fits):
-            hardware = speed.GPUS.get(answer.place.label, speed.CPU)
+            place = answer.place
+            hardware = speed.CPU if place.gpu is None else speed.several(speed.GPUS[place.gpu.name], place.gpus)
             guess = speed.estimated(
                 answer.needs,
                 hardware,
                 kv_tokens=answer.outcome.kv_tokens,
                 max_model_length=facts.config.max_positions,
             )
-            return guess, answer.place.label
+            return guess, place.label
     raise SimulationProblem(
         f"{spec.name} fits nowhere, so its speed cannot be estimated", hint=f"see quire plan -f {policy}; {hint}"
     )

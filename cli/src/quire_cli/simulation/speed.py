@@ -53,6 +53,11 @@ CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)
 """Two server cores or so: little more than a guess."""
 
 
+def several(one: Hardware, count: int) -> Hardware:
+    """Return GPUs that share each layer, as if they exchanged data in no time."""
+    return Hardware(teraflops=count * one.teraflops, gigabytes_per_second=count * one.gigabytes_per_second)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
     """The known figures of an engine; None is unknown."""

@@ -2,8 +2,9 @@
 
 ``quire plan`` uses it, ``quire up`` before it starts processes, and the operator before it creates pods. One replica
 may fill the share ``kvCache.memoryPercent`` altogether: weights, workspace and swap space first, and the KV cache gets
-the rest. Ranks of a replica share this memory, so that the needs are those of all; a group of pods has the memory of
-all its pods. ``kv_groups`` divides the cache among layers with and without a sliding window.
+the rest. Ranks of a replica share this memory, so that the needs are those of all; ranks on GPUs have the memory of all
+their GPUs, and a group of pods has that of all its pods. ``kv_groups`` divides the cache among layers with and without
+a sliding window.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ Device = Literal["gpu", "cpu"]
 _CPU_RUNTIME_BYTES = 900 * 10**6
 """The memory of a rank's process without weights and KV cache, most of it torch itself."""
 _GPU_RUNTIME_BYTES = 2**30
-"""CUDA context, workspaces of libraries and captured graphs."""
+"""CUDA context, workspaces of libraries, and captured graphs or NCCL's buffers, of each GPU."""
 _LOGITS_COPIES = 2
 """Float32 logits of every sequence, and a copy while tokens are sampled."""
 _FP8_BYTES = 1
@@ -146,10 +147,7 @@ def footprint(
     in_fp8, copies = spec.engine.kv_cache_in_fp8, kv_copies(config, spec.parallelism)
     workspace = _CPU_RUNTIME_BYTES * spec.parallelism.ranks
     if device == "gpu":
-        # A client may request the logprobs of every prompt token, and each then has logits.
-        per_token = (2 * config.hidden_size + 3 * config.intermediate_size + config.vocab_size) * width
-        logits = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
-        workspace = _GPU_RUNTIME_BYTES + spec.engine.max_batched_tokens * per_token + logits
+        workspace = _gpu_workspace(spec, config, width)
 
     def weights(config: ModelConfig, parameters: int) -> int:
         return _quantized_bytes(config, parameters, width) if spec.engine.quantization else parameters * width
@@ -182,6 +180,19 @@ def footprint(
         kv_in_fp8=in_fp8,
         quantization=spec.engine.quantization,
     )
+
+
+def _gpu_workspace(spec: Spec, config: ModelConfig, width: int) -> int:
+    """Return the runtime and the activations of the largest step on all GPUs of a replica.
+
+    A client may request the logprobs of every prompt token, and each then has logits. Feed-forward layers are divided
+    among the ranks; each rank has all logits, and gathers them from a second copy.
+    """
+    ranks = spec.parallelism.tensor
+    logits_copies = 1 if ranks == 1 else 2
+    per_token = ranks * (2 * config.hidden_size + logits_copies * config.vocab_size) + 3 * config.intermediate_size
+    sampling = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
+    return ranks * (_GPU_RUNTIME_BYTES + sampling) + spec.engine.max_batched_tokens * per_token * width
 
 
 def _second_table(spec: Spec, config: ModelConfig, width: int) -> int:

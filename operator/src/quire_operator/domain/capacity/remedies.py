@@ -1,10 +1,17 @@
 """Changes of a spec that make a model fit, for ``quire plan``, ``quire up`` and the operator's capacity check."""
 
+from dataclasses import replace
+
 from quire_common.kv_size import CacheLimits
 from quire_common.quantities import format_bytes
-from quire_operator.domain.capacity.fit import Footprint, TooSmall
+from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall, fit, measure
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.resource import Spec
+from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.ranks import parallelism_problem
+from quire_operator.domain.resource import Parallelism, Spec
+
+_TENSOR_SIZES = (2, 4, 8)
+"""The usual numbers of GPUs of one machine."""
 
 
 def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall, *, shared: bool) -> list[str]:
@@ -25,3 +32,21 @@ def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall,
         field = "spec.autoscaling.maxReplicas" if spec.autoscaling else "spec.replicas"
         advice.append(f"lower {field}, because the replicas share the memory")
     return [*advice, f"give a replica {format_bytes(small.needed_bytes)}"]
+
+
+def gpus_that_fit(spec: Spec, facts: ModelFacts, *, gpu_bytes: int) -> int | None:
+    """Return how many GPUs of ``gpu_bytes`` each would run the model, if they are more than now and one machine's.
+
+    Return None if none of the usual numbers does, or if ranks exclude another field of the spec.
+    """
+    speculation = spec.engine.speculation
+    if spec.engine.adapters is not None or (speculation is not None and speculation.draft is not None):
+        return None
+    for tensor in _TENSOR_SIZES:
+        divided = replace(spec, parallelism=Parallelism(tensor=tensor))
+        if tensor <= spec.parallelism.tensor or parallelism_problem(divided.parallelism, facts.config) is not None:
+            continue
+        needs, limits = measure(divided, facts, device="gpu", cpu_multiplies_bfloat16=True)
+        if isinstance(fit(divided, needs, limits, memory_bytes=tensor * gpu_bytes), Fits):
+            return tensor
+    return None

@@ -40,7 +40,8 @@ PRE_STOP_SECONDS = 5
 GROUP_SECRET_KEY = "secret"
 """The key of a group's Secret."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
-_SHARED_MEMORY = "256Mi"
+_SHARED_MEMORY, _SHARED_MEMORY_OF_RANK_GIB = "256Mi", 1
+"""NCCL buffers take some hundred MB of each rank where GPUs cannot reach each other directly."""
 # Far above what is needed, so that a bug fills the pod's own limit instead of the node.
 _TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
@@ -338,11 +339,17 @@ def _container_security() -> JSON:
     }
 
 
+def _shared_memory(spec: Spec) -> str:
+    if spec.resources.gpus < 2:
+        return _SHARED_MEMORY
+    return f"{spec.resources.gpus * _SHARED_MEMORY_OF_RANK_GIB}Gi"
+
+
 def _volumes(spec: Spec, volume: ModelVolume, draft: DraftVolume | None) -> list[JSON]:
     volumes: list[JSON] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": _TMP_LIMIT}},
         {"name": "cache", "emptyDir": {"sizeLimit": _CACHE_LIMIT}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory(spec)}},
     ]
     if volume.volume is not None:
         volumes.append({"name": VOLUME, **volume.volume})

@@ -48,8 +48,9 @@ class Spec:
     resources: Annotated[
         Resources,
         Section(
-            "Resources of each replica's engine container. To request a GPU, set the limit "
-            "nvidia.com/gpu or amd.com/gpu. The kernels are compiled for GPUs of AMD, but have not run on one yet.",
+            "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu or "
+            "amd.com/gpu; for several, set parallelism.tensor to the same number. The kernels are compiled for GPUs of "
+            "AMD, but have not run on one yet.",
             flags=("device",),
         ),
     ] = Resources()
@@ -57,7 +58,8 @@ class Spec:
         Parallelism,
         Section(
             "Ranks over which each replica spreads the model, and the pods in which they run. The ranks of a pod share "
-            "its CPUs and memory. On CPUs, for model families that quire implements itself. Default is one rank.",
+            "its CPUs and memory; on GPUs, each rank has one. For model families that quire implements itself. Default "
+            "is one rank.",
             is_default_stored=False,
         ),
     ] = Parallelism()
@@ -165,8 +167,24 @@ class Spec:
         ),
         Rule(
             at="parallelism.tensor",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.ranks == 1,
-            message="is for CPUs in this version, as is pipeline: remove both, or the GPU of spec.resources",
+            holds=lambda spec, document: (
+                # Other divisions have messages of their own.
+                not spec.parallelism.suits_gpus or spec.resources.gpus in (0, spec.parallelism.tensor)
+            ),
+            message="must be the number of GPUs in spec.resources, because each rank uses one GPU: set both to the "
+            "same number",
+        ),
+        Rule(
+            at="parallelism.pipeline",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.pipeline == 1,
+            message="is for CPUs in this version: use tensor with as many GPUs instead, or remove the GPUs of "
+            "spec.resources",
+        ),
+        Rule(
+            at="parallelism.nodes",
+            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.nodes == 1,
+            message="is for CPUs in this version, because GPUs exchange data only within a pod: remove it and set "
+            "tensor to the number of GPUs of one node, or remove the GPUs of spec.resources",
         ),
         Rule(
             at="parallelism.tensor",

@@ -309,13 +309,6 @@ _WHOLE_GPUS = tuple(
     )
     for name in GPU_RESOURCES
 )
-_ONE_GPU = tuple(
-    Rule(
-        cel=f"!('{name}' in self) || quantity(string(self['{name}'])).compareTo(quantity('1')) <= 0",
-        message=f"{name} must be 1, because a replica uses one GPU",
-    )
-    for name in GPU_RESOURCES
-)
 _WITH_ANY = (
     "(has(self.{field}) && '{name}' in self.{field} "
     "&& quantity(string(self.{field}['{name}'])).compareTo(quantity('0')) != 0)"
@@ -326,9 +319,9 @@ _WITH_ANY = (
 class Resources:
     """The resources of the engine's container, with the quantities as the user wrote them."""
 
-    limits: Annotated[
-        Mapping[str, str], Quantities("Maximum amount of each resource.", rules=(*_WHOLE_GPUS, *_ONE_GPU))
-    ] = field(default_factory=dict)
+    limits: Annotated[Mapping[str, str], Quantities("Maximum amount of each resource.", rules=_WHOLE_GPUS)] = field(
+        default_factory=dict
+    )
     requests: Annotated[
         Mapping[str, str], Quantities("Reserved amount of each resource. Default is the limit.", rules=_WHOLE_GPUS)
     ] = field(default_factory=dict)
@@ -341,8 +334,8 @@ class Resources:
                 for name in GPU_RESOURCES
             ),
             holds=lambda resources, document: not all(resources.gpus_of(name) for name in GPU_RESOURCES),
-            message="has nvidia.com/gpu and amd.com/gpu, and a replica uses one GPU: remove one of them, also from "
-            "requests",
+            message="has nvidia.com/gpu and amd.com/gpu, and a replica uses GPUs of one kind: remove one of them, also "
+            "from requests",
         ),
     )
 
@@ -352,12 +345,12 @@ class Resources:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of one replica."""
+        """The number of GPUs of one pod."""
         return sum(map(self.gpus_of, GPU_RESOURCES))
 
     @property
     def on_amd(self) -> bool:
-        """True if the replica's GPU is AMD's."""
+        """True if the replica's GPUs are AMD's."""
         return self.gpus_of(AMD_GPU) > 0
 
     @property
@@ -382,8 +375,6 @@ def _read_amounts(fields: Fields, key: str) -> dict[str, str]:
             fields.problem(where, f'must be a quantity such as 1, "500m" or "16Gi", got {shown(value)}')
         elif name in GPU_RESOURCES and quantity.denominator != 1:
             fields.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
-        elif name in GPU_RESOURCES and quantity > 1:
-            fields.problem(where, "must be 1: a replica uses one GPU")
         else:
             amounts[name] = str(int(quantity)) if name in GPU_RESOURCES else str(value)
     return amounts

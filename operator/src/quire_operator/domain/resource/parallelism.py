@@ -74,6 +74,11 @@ class Parallelism:
         return self.ranks // self.nodes
 
     @property
+    def suits_gpus(self) -> bool:
+        """True if all ranks share each layer in one pod."""
+        return self.pipeline == self.nodes == 1
+
+    @property
     def is_group(self) -> bool:
         """True if a replica is a group of pods."""
         return self.nodes > 1

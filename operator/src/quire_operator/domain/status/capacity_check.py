@@ -15,7 +15,7 @@ from quire_operator.domain.capacity.gpus import MIB
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.ranks import parallelism_problem
-from quire_operator.domain.capacity.remedies import remedies
+from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, Source, Spec
 from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
@@ -37,7 +37,7 @@ class ReplicaMemory:
     """The memory of one replica."""
 
     size_bytes: int
-    """The memory of one of its pods."""
+    """The memory of one of its pods; of GPUs, that of all in the pod."""
     on_gpu: bool
     where: str
     """The memory's name in a sentence."""
@@ -67,7 +67,7 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
     if _sets_resources(spec):
         return None
     if spec.resources.gpus:
-        return _largest_gpu(_pod_spec(spec), nodes or (), amd=spec.resources.on_amd)
+        return _largest_gpus(_pod_spec(spec), nodes or (), amd=spec.resources.on_amd, count=spec.resources.gpus)
     limit = spec.resources.memory_limit_bytes
     where = "spec.resources.limits.memory"
     if spec.parallelism.is_group:
@@ -97,7 +97,12 @@ def judge(
     if outcome.fits_without_draft and spec.engine.speculation is not None and not spec.engine.speculation.required:
         return None  # the engine leaves the draft model out
     reason = INSUFFICIENT_GPU_MEMORY if memory.on_gpu else INSUFFICIENT_MEMORY
-    return BlockingCondition(reason=reason, message=_sentence(spec, needs, asked, outcome, memory))
+    advice = remedies(spec, needs, asked, outcome, shared=False)
+    if memory.on_gpu:
+        gpu_bytes = memory.size_bytes // spec.parallelism.tensor
+        if (count := gpus_that_fit(spec, facts, gpu_bytes=gpu_bytes)) is not None:
+            advice.append(f"set spec.parallelism.tensor and the GPUs in spec.resources to {count}")
+    return BlockingCondition(reason=reason, message=_sentence(needs, asked, outcome, memory, advice, spec))
 
 
 def is_let_in(resource: Resource) -> bool:
@@ -112,7 +117,14 @@ def is_let_in(resource: Resource) -> bool:
     return False
 
 
-def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall, memory: ReplicaMemory) -> str:
+def _sentence(
+    needs: Footprint,
+    asked: CacheLimits,
+    small: TooSmall,
+    memory: ReplicaMemory,
+    advice: Sequence[str],
+    spec: Spec,
+) -> str:
     share = spec.engine.kv_cache
     filled = f", of which it may fill {share.memory_percent} %" if share.size_bytes is None else ""
     parts = [
@@ -123,14 +135,16 @@ def _sentence(spec: Spec, needs: Footprint, asked: CacheLimits, small: TooSmall,
         f"KV cache {format_bytes(sequence_bytes(needs.kv_groups, asked))} for one sequence of "
         f"{asked.sequence_tokens:,} tokens",
     ]
-    advice = remedies(spec, needs, asked, small, shared=False)
     return (
         f"a replica needs {format_bytes(small.needed_bytes)} and {memory.where} is {format_bytes(memory.size_bytes)}"
         f"{filled}: {', '.join(parts)}; {', or '.join(advice)}"
     )
 
 
-def _largest_gpu(pod: Labels | Mapping[str, object], nodes: Sequence[Labels], *, amd: bool) -> ReplicaMemory | None:
+def _largest_gpus(
+    pod: Labels | Mapping[str, object], nodes: Sequence[Labels], *, amd: bool, count: int
+) -> ReplicaMemory | None:
+    """Return the memory of ``count`` GPUs like the largest one of the nodes that a pod may run on; None if unknown."""
     product_label, memory_of = (AMD_PRODUCT_LABEL, _amd_memory) if amd else (GPU_PRODUCT_LABEL, _gpu_memory)
     wanted = pod.get("nodeSelector")
     admitted = [node for node in nodes if _admits(node, wanted)]
@@ -140,7 +154,9 @@ def _largest_gpu(pod: Labels | Mapping[str, object], nodes: Sequence[Labels], *,
     size, product = max(sizes)
     chosen = "of the nodes that podTemplate selects" if wanted else "of this cluster's nodes"
     where = f"the largest GPU {chosen}{f' ({product})' if product else ''}"
-    return ReplicaMemory(size_bytes=size, on_gpu=True, where=where)
+    if count > 1:
+        where = f"the memory of {count} GPUs like {where}"
+    return ReplicaMemory(size_bytes=count * size, on_gpu=True, where=where)
 
 
 def _admits(node: Labels, selector: object) -> bool:
