@@ -55,7 +55,7 @@ def overdue(
 
 
 def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout | None) -> str:
-    """Return how a rollout that lacks a GPU can continue, or ""."""
+    """Return how a rollout that lacks GPUs can continue, or ""."""
     if failure.reason is not FailureReason.INSUFFICIENT_GPU or deployment is None or rules is None:
         return ""
     keeps_all = rules.max_unavailable in (0, "0%")
@@ -63,7 +63,7 @@ def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout 
     if not surges or not deployment.is_rolling or deployment.replicas <= deployment.replicas_asked:
         return ""
     return (
-        f"no node has a free GPU for the additional replica (spec.rollout.maxSurge: {rules.max_surge}); "
+        f"no node has enough free GPUs for the additional replica (spec.rollout.maxSurge: {rules.max_surge}); "
         "set maxSurge: 0 and maxUnavailable: 1 to replace replicas one by one"
     )
 
