@@ -40,7 +40,7 @@ ALWAYS = frozenset(
 )
 """Switches that ask for what quire always does."""
 
-_ONE_DEVICE = "an engine runs on one device; start several engines behind quire-gateway for more throughput"
+_DIVISIONS = "see --tensor-parallel-size and --pipeline-parallel-size; start more engines behind quire-gateway"
 _PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
 _NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
 _LORA = "adapters have the type of the activations and are for linear layers of text models; see --enable-lora"
@@ -63,8 +63,8 @@ _PROFILING = "use a profiler of the operating system, or the times of steps at /
 
 _REASONS = (
     (
-        _ONE_DEVICE,
-        "api-server-count -asc device-ids decode-context-parallel-size -dcp"
+        _DIVISIONS,
+        "api-server-count -asc decode-context-parallel-size -dcp"
         " dcp-comm-backend dcp-q-replicate dcp-kv-cache-interleave-size cp-kv-cache-interleave-size"
         " prefill-context-parallel-size -pcp data-parallel-rank -dpn data-parallel-start-rank -dpr"
         " data-parallel-size-local -dpl data-parallel-address -dpa data-parallel-rpc-port -dpp data-parallel-backend"
@@ -77,6 +77,7 @@ _REASONS = (
         " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
         " enable-scale-out",
     ),
+    ("set CUDA_VISIBLE_DEVICES, of which an engine uses as many as --tensor-parallel-size", "device-ids"),
     ("nodes other than the first never serve the API; see --node-rank", "headless"),
     (
         "processes of one node share memory, and nodes exchange data over TCP; see --nnodes",
