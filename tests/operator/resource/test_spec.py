@@ -346,7 +346,7 @@ def test_existing_claim_can_be_the_cache() -> None:
             "spec.engine.extraArgs: has --quantization fp8, which is for GPUs of NVIDIA in this version",
         ),
         (
-            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
+            {"resources": {"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}},
             "spec.resources.limits: has nvidia.com/gpu and amd.com/gpu, and a replica uses GPUs of one kind",
         ),
         (

@@ -345,8 +345,8 @@ class Resources:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of one pod."""
-        return sum(map(self.gpus_of, GPU_RESOURCES))
+        """The number of GPUs of one pod, which are of one kind."""
+        return max(map(self.gpus_of, GPU_RESOURCES))
 
     @property
     def on_amd(self) -> bool:
