@@ -29,10 +29,10 @@ from quire_engine.runner import load_model
 from quire_kernels.dispatch import INTERPRETED
 
 ONE, TWO = ParallelOptions(), ParallelOptions(tensor=2)
-PROMPTS = ([5, 6, 7, 5, 6, 7, 5], [40, 41, 42])
-GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, logprobs=2)
-SAMPLED = replace(GREEDY, temperature=0.9, top_p=0.9, repetition_penalty=1.2)
-NGRAM = SpeculationOptions(max_tokens=2)
+PROMPTS = ([5, 6, 5, 5, 6, 6, 5], [40, 41, 42])
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, logprobs=2, allowed_token_ids=(5, 6))
+SAMPLED = SamplingParams(max_tokens=3, temperature=0.9, top_p=0.9, repetition_penalty=1.2, ignore_eos=True, logprobs=2)
+NGRAM = SpeculationOptions(max_tokens=2, shortest_match=1)
 ONE_LAYER: dict[str, Any] = {"num_hidden_layers": 1, "head_dim": 32, "vocab_size": 251}
 """The vocabulary has an odd size, so that the ranks have shares of different sizes."""
 CASES = {
