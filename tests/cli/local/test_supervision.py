@@ -12,7 +12,7 @@ import pytest
 from quire_local.harness import FAKE_ENGINE, HURRY, Watch, is_alive, until_dead
 
 from quire_cli.local.process import WatchedProcess, log_tail
-from quire_cli.local.supervision import KeptProcess, Launch, Phase
+from quire_cli.local.supervision import KeptProcess, Launch, Phase, Status, phase_message
 
 
 class Kept:
@@ -82,6 +82,36 @@ async def test_ended_process_is_restarted_and_its_last_lines_kept(http: aiohttp.
         assert (status.exit_code, status.reason, status.restarts) == (3, "CUDA error: out of cookies", 1)
         await it.until(Phase.READY)
         assert it.process.status.identity != first
+
+
+@pytest.mark.parametrize(
+    ("phase", "before", "message"),
+    [
+        (Phase.LOADING, None, "chat-0 is loading"),
+        (Phase.LOADING, Phase.FAILED, "chat-0 is loading"),
+        (Phase.LOADING, Phase.READY, "chat-0 is loading again; its log ends with: lost another rank"),
+        (Phase.READY, Phase.LOADING, "chat-0 is ready"),
+        (Phase.FAILED, Phase.READY, "chat-0 ended with exit code 3 and is restarted: out of cookies"),
+        (Phase.ENDED, Phase.DRAINING, "chat-0 has ended"),
+    ],
+)
+def test_engine_that_loads_again_shows_why(tmp_path: Path, phase: Phase, before: Phase | None, message: str) -> None:
+    log = tmp_path / "chat-0.log"
+    log.write_text("ready\nlost another rank\n")
+    status = Status(
+        name="chat-0",
+        phase=phase,
+        url=None,
+        stopping=False,
+        identity=None,
+        restarts=0,
+        reason="out of cookies",
+        exit_code=3,
+        ever_ready=True,
+        log=log,
+        log_start=0,
+    )
+    assert phase_message(status, before) == message
 
 
 @pytest.mark.parametrize(

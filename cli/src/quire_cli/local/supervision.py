@@ -226,6 +226,22 @@ class KeptProcess:
             self._changed(self)
 
 
+def phase_message(status: Status, before: Phase | None) -> str:
+    """Return a change of phase as text.
+
+    A process that was ready and loads again, as an engine does whose engine process or rank has ended, has written the
+    reason into its log.
+    """
+    match status.phase:
+        case Phase.FAILED:
+            return f"{status.name} ended with exit code {status.exit_code} and is restarted: {status.reason}"
+        case Phase.ENDED:
+            return f"{status.name} has ended"
+        case Phase.LOADING if before is Phase.READY and (words := status.last_lines(1)):
+            return f"{status.name} is loading again; its log ends with: {words[0]}"
+    return f"{status.name} is {status.phase.value.lower()}"
+
+
 def how_it_ended(exit_code: int | None) -> str:
     """Return the exit code, or the name of the signal, as text."""
     if exit_code is None or exit_code >= 0:

@@ -28,7 +28,7 @@ from quire_cli.local.scaling import LocalScaling
 from quire_cli.local.sizing import Sized, share_of, size
 from quire_cli.local.snapshot import DeploymentView, Snapshot, TokenRates, as_state, replica_views
 from quire_cli.local.state import RunFolder, run_folder, state_home
-from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended
+from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended, phase_message
 from quire_cli.local.views import View
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
 from quire_common.contract.gateway import LIVE_PATH
@@ -294,16 +294,14 @@ class _Run:
     def _on_change(self, status: Status) -> None:
         self._write_state()
         self._changed.set()
-        if self._shown_phases.get(status.name) is status.phase:
+        before = self._shown_phases.get(status.name)
+        if before is status.phase:
             return
         self._shown_phases[status.name] = status.phase
-        ended = status.phase is Phase.ENDED
-        message = f"{status.name} {'has ended' if ended else f'is {status.phase.value.lower()}'}"
         fields: dict[str, object] = {"process": status.name, "phase": status.phase.value, "url": status.url}
         if status.phase is Phase.FAILED:
-            message = f"{status.name} ended with exit code {status.exit_code} and is restarted: {status.reason}"
             fields |= {"exitCode": status.exit_code, "reason": status.reason, "restarts": status.restarts}
-        self._view.event("phase", message, fields)
+        self._view.event("phase", phase_message(status, before), fields)
 
     def _on_decision(self, spec: Spec, decision: Tick) -> None:
         self._write_state()

@@ -110,7 +110,7 @@ class Ended:
     def reason(self) -> str:
         """The reason of the end as text."""
         if self.status == GROUP_LOST:
-            return "the engine process ended, because it lost another rank of its group; the log above says which"
+            return "the engine process ended, because it lost another rank of its group"
         if self.status >= 0:
             return f"the engine process ended with exit status {self.status}; its own words are above"
         name = signal.Signals(-self.status).name
