@@ -413,9 +413,7 @@ def test_dummy_weights_of_a_stage_are_those_of_the_model(tied: bool, tmp_path: P
         "tie_word_embeddings": tied,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    options = BuildOptions(
-        load_format="dummy", seed=3, dtype=torch.float32, backend=TorchLinearBackend(torch.float32)
-    )
+    options = BuildOptions(load_format="dummy", seed=3, dtype=torch.float32, backend=TorchLinearBackend(torch.float32))
     candidate = find_native_candidate(tmp_path)
     whole: Any = candidate.build(options).model
     part = ModelPart(stage=1, stages=2)
