@@ -99,6 +99,10 @@ class Material:
         ]
         return [*pieces, *chats]
 
+    def stream(self, seed: int) -> RowStream:
+        """Return the rows of all epochs."""
+        return RowStream(lambda number, row_tokens: self.epoch(number, row_tokens, seed), self.ids.pad, seed)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
@@ -129,27 +133,32 @@ def run(settings: Settings, console: Console) -> int:
     except OSError as error:
         console.print(f"cannot write to --out {settings.out}: {error.strerror}. Choose a writable folder.")
         return 2
-    torch.use_deterministic_algorithms(True)
-    # Filling new memory protects against reads of uninitialized values. It takes a tenth of a step and is not needed
-    # here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    train_deterministically()
     started = time.monotonic()
     material = prepare(console)
     target = build_model(TARGET, VOCAB_SIZE, MAX_LENGTH, material.ids, settings.seed)
-    target_time = _train("target", target, material, Schedule(steps=settings.steps, learning_rate=8e-3), settings)
+    target_time = train_with_progress(
+        "target",
+        target,
+        material.stream(settings.seed),
+        Schedule(steps=settings.steps, learning_rate=8e-3),
+        settings.precision,
+    )
     draft = build_model(DRAFT, VOCAB_SIZE, MAX_LENGTH, material.ids, settings.seed)
     draft_schedule = Schedule(steps=settings.draft_steps, learning_rate=1e-2)
-    draft_time = _train("draft", draft, material, draft_schedule, settings, teacher=target)
+    draft_time = train_with_progress(
+        "draft", draft, material.stream(settings.seed), draft_schedule, settings.precision, teacher=target
+    )
     sizes = {MODEL_FOLDER: count_parameters(target), DRAFT_FOLDER: count_parameters(draft)}
     save(settings.out / MODEL_FOLDER, target, material.tokenizer, material.ids)
     save(settings.out / DRAFT_FOLDER, draft, material.tokenizer, material.ids)
     console.print("evaluating the saved models")
     record = {
-        "made_with": _versions(settings),
+        "made_with": versions(settings.precision, settings.threads, settings.seed),
         "steps": {"target": settings.steps, "draft": settings.draft_steps},
         "seconds": {"target": asdict(target_time), "draft": asdict(draft_time)},
         "parameters": sizes,
-        "weights_sha256": {name: _sha256(settings.out / name / "model.safetensors") for name in sizes},
+        "weights_sha256": {name: sha256(settings.out / name / "model.safetensors") for name in sizes},
         **evaluate(settings, material),
     }
     (settings.out / RECORD_NAME).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -158,17 +167,20 @@ def run(settings: Settings, console: Console) -> int:
     return 0
 
 
+def train_deterministically() -> None:
+    """Let the same settings give the same weights."""
+    torch.use_deterministic_algorithms(True)
+    # Filling new memory protects against reads of uninitialized values. It takes a tenth of a step and is not needed
+    # here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 def prepare(console: Console) -> Material:
     corpus = build_corpus(topics, HELD_OUT_SHARE)
     subjects = build_subjects(corpus.train)
     texts = [section.text for section in corpus.train]
     tokenizer = train_tokenizer(texts, VOCAB_SIZE, MAX_LENGTH)
-    ids = TokenIds(
-        bos=tokenizer.bos_token_id,
-        eos=tokenizer.eos_token_id,
-        pad=tokenizer.pad_token_id,
-        turn_end=tokenizer.get_vocab()[TURN_END],
-    )
+    ids = token_ids(tokenizer)
     text_examples = [encode_text(tokenizer, text) for text in texts]
     tokens = sum(len(example.tokens) for example in text_examples)
     console.print(
@@ -176,6 +188,16 @@ def prepare(console: Console) -> Material:
         f"{len(corpus.held_out)} sections held out"
     )
     return Material(corpus=corpus, subjects=subjects, tokenizer=tokenizer, ids=ids, text_examples=tuple(text_examples))
+
+
+def token_ids(tokenizer: PreTrainedTokenizerFast) -> TokenIds:
+    """Return the ids that the configuration of a model names."""
+    return TokenIds(
+        bos=tokenizer.bos_token_id,
+        eos=tokenizer.eos_token_id,
+        pad=tokenizer.pad_token_id,
+        turn_end=tokenizer.get_vocab()[TURN_END],
+    )
 
 
 def evaluate(settings: Settings, material: Material) -> dict[str, Any]:
@@ -223,19 +245,16 @@ def _print_sample(console: Console, shown: Sample) -> None:
     console.print("" if shown.stopped else "(cut at its length limit)", style="dim")
 
 
-def _train(
+def train_with_progress(
     name: str,
     model: LlamaForCausalLM,
-    material: Material,
+    stream: RowStream,
     schedule: Schedule,
-    settings: Settings,
+    precision: torch.dtype,
     teacher: LlamaForCausalLM | None = None,
 ) -> TimeTaken:
-    """Train with a progress bar."""
+    """Train with a progress bar, or with lines of text if there is no terminal."""
     started, cpu_started = time.monotonic(), time.process_time()
-    stream = RowStream(
-        lambda number, row_tokens: material.epoch(number, row_tokens, settings.seed), material.ids.pad, settings.seed
-    )
     columns = (
         TextColumn(f"{name:6}"),
         BarColumn(),
@@ -254,7 +273,7 @@ def _train(
             if not console.is_terminal:
                 plain(progress)
 
-        train(model, stream, schedule, precision=settings.precision, report=report, teacher=teacher)
+        train(model, stream, schedule, precision=precision, report=report, teacher=teacher)
     return TimeTaken(wall=round(time.monotonic() - started), cpu=round(time.process_time() - cpu_started))
 
 
@@ -269,19 +288,21 @@ def _plain_report(name: str, steps: int, console: Console) -> Callable[[Progress
     return report
 
 
-def _versions(settings: Settings) -> dict[str, str | int]:
+def versions(precision: torch.dtype, threads: int, seed: int) -> dict[str, str | int]:
+    """Return what the weights depend on: versions, arithmetic, number of threads, and seed."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
-        "precision": str(settings.precision).removeprefix("torch."),
-        "threads": settings.threads,
-        "seed": settings.seed,
+        "precision": str(precision).removeprefix("torch."),
+        "threads": threads,
+        "seed": seed,
     }
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the hash of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -293,7 +314,8 @@ def precision_of(name: str) -> torch.dtype:
     return precision
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Return the number that an option has."""
     value = int(text) if text.isdigit() else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
@@ -310,9 +332,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out", type=Path, default=Path("out/models"), help="output folder for both models and training.json"
     )
-    parser.add_argument("--steps", type=_positive, default=800, help="steps of the target, 1,920 tokens each")
-    parser.add_argument("--draft-steps", type=_positive, default=800, help="steps of the draft")
-    parser.add_argument("--threads", type=_positive, default=2, help="number of torch threads; it affects the weights")
+    parser.add_argument("--steps", type=positive, default=800, help="steps of the target, 1,920 tokens each")
+    parser.add_argument("--draft-steps", type=positive, default=800, help="steps of the draft")
+    parser.add_argument("--threads", type=positive, default=2, help="number of torch threads; it affects the weights")
     parser.add_argument(
         "--precision", choices=("auto", "bfloat16", "float32"), default="auto", help="arithmetic of the training steps"
     )

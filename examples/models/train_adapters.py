@@ -9,10 +9,8 @@ same weights.
 """
 
 import argparse
-import hashlib
 import json
 import os
-import platform
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +33,7 @@ from learning import RowStream, step_loss
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from train import HELD_OUT_SHARE, RECORD_NAME
+from train import HELD_OUT_SHARE, RECORD_NAME, positive, sha256, versions
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vocabulary import Example, encode_dialogue
 
@@ -176,15 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
     record: dict[str, object] = {
-        "made_with": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": given.threads,
-            "seed": given.seed,
-        },
+        "made_with": versions(torch.float32, given.threads, given.seed),
         "steps": given.steps,
-        "base_sha256": _sha256(given.model / "model.safetensors"),
+        "base_sha256": sha256(given.model / "model.safetensors"),
     }
     for name in STYLES:
         adapted, tokenizer, loss = train_adapter(name, given.model, given.steps, given.seed)
@@ -193,23 +185,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in shown:
             print(f"{name}: {one.question} -> {one.answer}", flush=True)
         record[name] = {
-            "weights_sha256": _sha256(given.out / name / "adapter_model.safetensors"),
+            "weights_sha256": sha256(given.out / name / "adapter_model.safetensors"),
             "loss": loss,
             "samples": [asdict(one) for one in shown],
         }
     (given.out / RECORD_NAME).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     return 0
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -221,8 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, default=HERE / "quire-demo", help="folder of the demo model")
     parser.add_argument("--out", type=Path, default=Path("out/adapters"), help="output folder, one folder per adapter")
-    parser.add_argument("--steps", type=_positive, default=80, help="steps per adapter, 1,024 tokens each")
-    parser.add_argument("--threads", type=_positive, default=2, help="number of torch threads; it affects the weights")
+    parser.add_argument("--steps", type=positive, default=80, help="steps per adapter, 1,024 tokens each")
+    parser.add_argument("--threads", type=positive, default=2, help="number of torch threads; it affects the weights")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and wordings")
     return parser
 

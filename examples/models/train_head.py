@@ -8,10 +8,8 @@ library versions, thread count and processor give the same weights.
 """
 
 import argparse
-import hashlib
 import json
 import os
-import platform
 import random
 import sys
 import time
@@ -30,9 +28,19 @@ import transformers
 from dialogues import held_out_questions
 from evaluation import greedy_answer, load
 from head import EagleHead, greedy_steps, load_head, make_head, save_head, train_head
-from learning import Progress, RowStream, Schedule, count_parameters
+from learning import Progress, Schedule, count_parameters
 from rich.console import Console
-from train import AGREEMENT_QUESTIONS, RECORD_NAME, Material, precision_of, prepare
+from train import (
+    AGREEMENT_QUESTIONS,
+    RECORD_NAME,
+    Material,
+    positive,
+    precision_of,
+    prepare,
+    sha256,
+    train_deterministically,
+    versions,
+)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 HERE = Path(__file__).resolve().parent
@@ -55,8 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(given.threads)
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    train_deterministically()
     loaded, tokenizer = load(given.model)
     target = cast("LlamaForCausalLM", loaded).requires_grad_(False)
     material = prepare(Console(stderr=True))
@@ -70,19 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = {"wall": round(time.monotonic() - wall), "cpu": round(time.process_time() - cpu)}
     save_head(folder, head, target.config.vocab_size)
     record = {
-        "made_with": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "precision": str(precision).removeprefix("torch."),
-            "threads": given.threads,
-            "seed": given.seed,
-        },
+        "made_with": versions(precision, given.threads, given.seed),
         "steps": given.steps,
         "seconds": seconds,
         "parameters": count_parameters(head),
-        "base_sha256": _sha256(given.model / "model.safetensors"),
-        "weights_sha256": _sha256(folder / "model.safetensors"),
+        "base_sha256": sha256(given.model / "model.safetensors"),
+        "weights_sha256": sha256(folder / "model.safetensors"),
         "loss": loss,
         "acceptance": evaluate(load_head(folder), target, tokenizer, material, given.seed),
     }
@@ -96,9 +96,6 @@ def _train(
     head: EagleHead, target: LlamaForCausalLM, material: Material, steps: int, precision: torch.dtype, seed: int
 ) -> float:
     """Train the head, and return the loss of the last step."""
-    stream = RowStream(
-        lambda number, row_tokens: material.epoch(number, row_tokens, seed), cast("int", material.ids.pad), seed
-    )
     losses: list[float] = []
 
     def report(progress: Progress) -> None:
@@ -107,7 +104,7 @@ def _train(
             print(f"head step {progress.step + 1}/{steps} loss {progress.loss:.3f}", file=sys.stderr, flush=True)
 
     schedule = Schedule(steps=steps, learning_rate=1e-2)
-    train_head(head, target, stream, schedule, precision=precision, report=report)
+    train_head(head, target, material.stream(seed), schedule, precision=precision, report=report)
     return losses[-1]
 
 
@@ -132,17 +129,6 @@ def evaluate(
     }
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train_head.py",
@@ -152,8 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, default=HERE / "quire-demo", help="folder of the demo model")
     parser.add_argument("--out", type=Path, default=Path("out/head"), help="output folder")
-    parser.add_argument("--steps", type=_positive, default=800, help="steps, 1,920 tokens each")
-    parser.add_argument("--threads", type=_positive, default=2, help="number of torch threads; it affects the weights")
+    parser.add_argument("--steps", type=positive, default=800, help="steps, 1,920 tokens each")
+    parser.add_argument("--threads", type=positive, default=2, help="number of torch threads; it affects the weights")
     parser.add_argument(
         "--precision", choices=("auto", "bfloat16", "float32"), default="auto", help="arithmetic of the training steps"
     )

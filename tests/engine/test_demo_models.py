@@ -1,18 +1,17 @@
 """The demo models in examples/models: the committed pair is complete and generates text, and its script is correct."""
 
 import hashlib
-import importlib
 import itertools
 import json
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from example_scripts import MODELS, example_modules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +30,6 @@ from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
 
-MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 PAIR = ("quire-demo", "quire-demo-draft")
 HEAD = "quire-demo-eagle"
 MAX_PAIR_BYTES, MAX_HEAD_BYTES = 16_000_000, 1_000_000
@@ -44,15 +42,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[SimpleNamespace]:
-    """Yield the modules of the training script, which are next to it and not in a package."""
     names = ("corpus", "dialogues", "vocabulary", "learning", "checkpoint", "evaluation", "train", "head")
-    sys.path.insert(0, str(MODELS))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(MODELS))
-        for name in names:
-            sys.modules.pop(name, None)
+    with example_modules(*names) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")
