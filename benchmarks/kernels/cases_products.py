@@ -1,7 +1,7 @@
 """The cases of the kernels that multiply weights.
 
-They are linear layers whose rows do not depend on the batch, and layers in float8, compared with torch's own, at
-Llama-3.1-8B's sizes, and mixtures of experts at Mixtral 8x7B's.
+They are linear layers whose rows do not depend on the batch, layers of few rows, and layers in float8, compared with
+torch's own, at Llama-3.1-8B's sizes, and mixtures of experts at Mixtral 8x7B's.
 
 Legend: T tokens, K inputs, N outputs, H hidden size, I intermediate size, E experts.
 """
@@ -16,9 +16,14 @@ from quire_kernels.fp8_linear import fp8_linear, quantise_weight
 from quire_kernels.linear import linear
 from quire_kernels.moe import Routes, fused_experts, route_tokens
 from quire_kernels.moe import reference as moe_reference
+from quire_kernels.skinny_linear import skinny_linear
 
 _COMPARED_TOKENS = 8
 """The rows of a mixture of experts that are compared: its reference computes one token at a time."""
+
+
+_FEW_ROWS_SIZES = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (4096, 128_256))
+"""Inputs and outputs of each layer of Llama-3.1-8B, and of its LM head."""
 
 
 def cases() -> list[Case]:
@@ -27,6 +32,8 @@ def cases() -> list[Case]:
         _linear(32, 4096, 28_672, quick=True),
         _linear(256, 4096, 28_672),
         _linear(2048, 4096, 28_672),
+        *(_skinny_linear(tokens, inputs, outputs) for tokens in (1, 4, 16) for inputs, outputs in _FEW_ROWS_SIZES),
+        _skinny_linear(8, 4096, 28_672, quick=True),
         _fp8_linear(1, 4096, 28_672),
         _fp8_linear(32, 4096, 28_672, quick=True),
         _fp8_linear(2048, 4096, 28_672),
@@ -39,6 +46,8 @@ def cases() -> list[Case]:
 def tiny_cases() -> list[Case]:
     return [
         _linear(3, 64, 96),
+        _skinny_linear(3, 64, 96),
+        _skinny_linear(5, 1024, 96),
         _fp8_linear(3, 64, 96),
         _experts(3, hidden=32, intermediate=64, experts=4),
     ]
@@ -58,6 +67,21 @@ def _linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> C
 
     name = f"batch-invariant, {tokens:,} x {inputs:,} -> {outputs:,}"
     return Case(op="linear", name=name, prepare=prepare, quick=quick)
+
+
+def _skinny_linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        x = torch.randn(tokens, inputs, device=device).to(dtype)
+        weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+        return Prepared(
+            call=lambda: skinny_linear(x, weight),
+            expected=lambda: functional.linear(x.float(), weight.float()).to(dtype),
+            bytes=weight.nbytes + x.nbytes + tokens * outputs * x.itemsize,
+            flops=2 * tokens * inputs * outputs,
+            peers={"torch": lambda: functional.linear(x, weight)},
+        )
+
+    return Case(op="skinny_linear", name=f"{tokens:,} x {inputs:,} -> {outputs:,}", prepare=prepare, quick=quick)
 
 
 def _fp8_linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:

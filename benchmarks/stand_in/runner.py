@@ -11,6 +11,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.model.config import ModelConfig, parse_config
 from quire_engine.model.families import FAMILIES
+from quire_engine.model.linear import LinearBackend
 from quire_engine.model.weightless import build_weightless
 from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator
 from quire_engine.runner.device.graphs import GraphSizes
@@ -87,8 +88,12 @@ def make_runner(
     max_model_len: int,
     graph_sizes: GraphSizes,
     accelerator: Accelerator | None = None,
+    backend: LinearBackend | None = None,
 ) -> DeviceRunner:
-    """Return a runner with captured graphs. Memory is allocated, and hardly touched."""
+    """Return a runner with captured graphs. Memory is allocated, and hardly touched.
+
+    backend  of linear layers; without one they compute and launch nothing, as if they were the library's
+    """
     layout = make_layout(config, max_rows=max_rows, max_model_len=max_model_len)
     blocks = layout.groups[0].num_blocks
     caches = tuple(
@@ -103,7 +108,7 @@ def make_runner(
         for _ in range(config.num_layers)
     )
     return DeviceRunner(
-        model=build_weightless(config, torch.bfloat16, max_model_len),
+        model=build_weightless(config, torch.bfloat16, max_model_len, backend),
         caches=caches,
         layout=layout,
         vocab_size=config.vocab_size,

@@ -43,6 +43,7 @@ from quire_engine.runner.device_choice import (
     fp8_weights_problem,
     kv_dtype_problem,
 )
+from quire_engine.runner.device_products import may_time_products, with_fast_few_rows
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, largest_groups, option_problems
@@ -330,7 +331,10 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, t
         deterministic=config.device.deterministic,
         quantization=config.model.quantization,
     )
-    return Arithmetic(dtype=dtype, backend=backend)
+    products: tuple[str, ...] = ()
+    if place.gpu is not None and may_time_products(config):
+        backend, products = with_fast_few_rows(backend, shape, place.device)
+    return Arithmetic(dtype=dtype, backend=backend, products=products)
 
 
 def _attention_problem(
@@ -453,7 +457,7 @@ def _report(
         mixed_graph_sizes=memory.mixed_graph_sizes,
         before=memory.before,
         free=memory.free,
-        arithmetic=tuple(arithmetic.lines) if place.gpu is None else (),
+        arithmetic=tuple(arithmetic.lines),
         cpu=None if place.gpu is not None or config.cpu is None else config.cpu.sentence,
         threads=warm.sharing,
     )
