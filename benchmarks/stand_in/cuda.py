@@ -289,6 +289,16 @@ class RehearsedAccelerator(CudaAccelerator):
         self._standing.copying(self._standing.issue(Work("download")), deliver)
         return target
 
+    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        if not (source.is_contiguous() and target.is_contiguous() and source.shape == target.shape):
+            raise OrderError("a copy engine copies contiguous memory of one size")
+        read, written = (tensor.untyped_storage().data_ptr() for tensor in (source, target))
+
+        def copy() -> None:
+            target.copy_(source)
+
+        self._standing.issue(Work("copy engine", frozenset((read,)), frozenset((written,)), copy))
+
 
 class _Memory(TorchDispatchMode):
     """The storages that torch allocates, so that those used by a graph can be watched."""

@@ -20,6 +20,7 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import DeviceError
 from quire_engine.model.layers import ModelInputs
+from quire_engine.runner.device import swap
 from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator, Mark, make_accelerator
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import (
@@ -31,7 +32,7 @@ from quire_engine.runner.device.graphs import (
 )
 from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
-from quire_engine.runner.device.swap import DeviceSwapper
+from quire_engine.runner.device.swap import DeviceSwapper, runs_of
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.logit_shaping import LogitShaping
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
@@ -160,8 +161,10 @@ def test_host_to_device_batch_preserves_each_array() -> None:
 # --- swap ---
 
 
+@pytest.mark.parametrize("most_copies", [0, 512], ids=["by a kernel", "by copy engines"])
 @pytest.mark.parametrize("staged", [1, 2, 50])
-def test_swapped_blocks_are_restored_unchanged(staged: int) -> None:
+def test_swapped_blocks_are_restored_unchanged(staged: int, most_copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "_MOST_COPIES", most_copies)
     layout = KVCacheLayout(
         block_size=16,
         groups=(
@@ -198,6 +201,19 @@ def test_swapped_blocks_are_restored_unchanged(staged: int) -> None:
         assert torch.equal(caches[layer].values[3:8], values[[5, 0, 7, 2, 1]])
         assert (space[layer].keys[2] == 1.0).all()
     assert torch.equal(caches[1].keys[0], before[1][0][4]) and not caches[1].keys[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "runs"),
+    [
+        ([], []),
+        ([4], [(0, 4, 1)]),
+        ([0, 1, 2, 3], [(0, 0, 4)]),
+        ([0, 2, 3, 7, 8, 9], [(0, 0, 1), (1, 2, 2), (3, 7, 3)]),
+    ],
+)
+def test_adjacent_host_blocks_are_one_run(hosts: list[int], runs: list[tuple[int, int, int]]) -> None:
+    assert [(run.staged, run.host, run.count) for run in runs_of(hosts)] == runs
 
 
 # --- shaping ---

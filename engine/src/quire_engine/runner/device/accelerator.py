@@ -53,6 +53,13 @@ class Accelerator(Protocol):
         """Return a copy in host memory, which is complete when a later mark is reached."""
         ...
 
+    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        """Copy contiguous memory between the device and pinned host memory without blocking the host.
+
+        A copy engine of the device does so: no multiprocessor takes part.
+        """
+        ...
+
     def mark(self) -> Mark: ...
 
     def follow(self, mark: Mark) -> None:
@@ -112,6 +119,9 @@ class CudaAccelerator:
     def download(self, tensor: Tensor) -> Tensor:
         # The target is pinned memory, which torch reuses.
         return tensor.to("cpu", non_blocking=True)
+
+    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
 
     def mark(self) -> CudaMark:
         event = self._cuda.Event(enable_timing=True, blocking=self._blocking)
@@ -174,6 +184,9 @@ class InterpretedAccelerator:
 
     def download(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
+
+    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
 
     def mark(self) -> InterpretedMark:
         return InterpretedMark()

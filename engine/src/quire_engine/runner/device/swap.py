@@ -5,6 +5,10 @@ between staging area and pinned host memory on the side stream, in parallel with
 may therefore be overwritten by the same step, and those that return are fetched while the previous step still runs.
 Copies that exceed the staging area are made in parts, which wait for one another.
 
+The copy engines copy to and from host memory. A kernel would take registers from the model's kernels, which wait for it
+or run fewer at once as long as it copies. Blocks lie in the staging area in the order of their host blocks, so that
+adjacent host blocks are one copy per layer; only if there are too many pieces, one launch of a kernel copies them.
+
 Legend: L layers of a KV cache group, C blocks to copy.
 """
 
@@ -13,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quire_engine.core.batch import Batch, BlockCopies
 from quire_engine.core.kv_layout import KVCacheLayout
@@ -24,6 +29,26 @@ from quire_kernels.swap_blocks import swap_blocks
 
 STAGING_BYTES = 128 << 20
 """The size of the staging area, unless the swap space is smaller: the largest step copies this without waiting."""
+
+
+_MOST_COPIES = 512
+"""The maximum number of copies by engines at once. The host issues each in a few microseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Blocks that are adjacent both in the staging area and in host memory."""
+
+    staged: int
+    host: int
+    count: int
+
+
+def runs_of(hosts: Sequence[int]) -> list[Run]:
+    """Return the runs of host blocks that are staged in this order."""
+    begins = [place for place, host in enumerate(hosts) if not place or host != hosts[place - 1] + 1]
+    ends = [*begins, len(hosts)][1:]
+    return [Run(staged=begin, host=hosts[begin], count=end - begin) for begin, end in zip(begins, ends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +79,16 @@ class _Group:
         return self.staging[0].num_blocks
 
     def swap(
-        self, sources: list[KVCache], targets: list[KVCache], source_blocks: torch.Tensor, target_blocks: torch.Tensor
+        self, sources: list[KVCache], targets: list[KVCache], source_blocks: Tensor, target_blocks: Tensor
     ) -> None:
         """Copy blocks [C] of all layers, in one launch for each shape of them."""
         for layers in self.shapes:
             own, others = ([caches[layer] for layer in layers] for caches in (sources, targets))
             swap_blocks(own, others, source_blocks, target_blocks)
+
+
+def _buffers(caches: Sequence[KVCache]) -> list[Tensor]:
+    return [part for cache in caches for part in (cache.keys, cache.values)]
 
 
 class DeviceSwapper:
@@ -88,20 +117,26 @@ class DeviceSwapper:
     def apply(self, batch: Batch) -> list[TimedCopy]:
         """Copy out before in: a block of the cache may be swapped out and reused in one step."""
         timed = []
-        for group, blocks in self._portions(batch.swap_out):
+        for group, blocks in self._portions(batch.swap_out, to_host=True):
             timed.append(self._copy_out(group, blocks))
-        for group, blocks in self._portions(batch.swap_in):
+        for group, blocks in self._portions(batch.swap_in, to_host=False):
             timed.append(self._copy_in(group, blocks))
         return timed
 
-    def _portions(self, copies: tuple[BlockCopies, ...]) -> Iterator[tuple[_Group, BlockCopies]]:
-        """Yield the copies in portions that fit into the staging area."""
-        if not copies:
-            return
-        for group, blocks in zip(self._groups, copies, strict=True):
-            for begin in range(0, len(blocks.sources), group.staged_blocks):
-                end = begin + group.staged_blocks
-                yield group, BlockCopies(sources=blocks.sources[begin:end], targets=blocks.targets[begin:end])
+    def _portions(self, copies: tuple[BlockCopies, ...], *, to_host: bool) -> Iterator[tuple[_Group, BlockCopies]]:
+        """Yield the copies in portions that fit into the staging area, in the order of their host blocks."""
+        for group, blocks in zip(self._groups, copies, strict=True) if copies else ():
+            hosts = blocks.targets if to_host else blocks.sources
+            order = sorted(range(len(hosts)), key=hosts.__getitem__)
+            for begin in range(0, len(order), group.staged_blocks):
+                part = order[begin : begin + group.staged_blocks]
+                yield (
+                    group,
+                    BlockCopies(
+                        sources=[blocks.sources[place] for place in part],
+                        targets=[blocks.targets[place] for place in part],
+                    ),
+                )
 
     def _copy_out(self, group: _Group, blocks: BlockCopies) -> TimedCopy:
         accelerator, staged = self._accelerator, self._staged[: len(blocks.sources)]
@@ -109,21 +144,27 @@ class DeviceSwapper:
         group.swap(group.caches, group.staging, self._on_device(blocks.sources), staged)
         gathered = self._main_use = accelerator.mark()
         with accelerator.on_side():
-            targets = self._on_device(blocks.targets)
+            pieces = self._pieces(group, blocks.targets)
             accelerator.follow(gathered)
             began = accelerator.mark()
-            group.swap(group.staging, group.space, staged, targets)
+            if isinstance(pieces, Tensor):
+                group.swap(group.staging, group.space, staged, pieces)
+            else:
+                self._copy_runs(pieces, group, to_host=True)
             self._side_use = accelerator.mark()
         return TimedCopy(began=began, ended=self._side_use)
 
     def _copy_in(self, group: _Group, blocks: BlockCopies) -> TimedCopy:
         accelerator, staged = self._accelerator, self._staged[: len(blocks.sources)]
         with accelerator.on_side():
-            sources = self._on_device(blocks.sources)
+            pieces = self._pieces(group, blocks.sources)
             if self._main_use is not None:
                 accelerator.follow(self._main_use)
             began = accelerator.mark()
-            group.swap(group.space, group.staging, sources, staged)
+            if isinstance(pieces, Tensor):
+                group.swap(group.space, group.staging, pieces, staged)
+            else:
+                self._copy_runs(pieces, group, to_host=False)
             fetched = self._side_use = accelerator.mark()
         targets = self._on_device(blocks.targets)
         accelerator.follow(fetched)
@@ -131,11 +172,23 @@ class DeviceSwapper:
         self._main_use = accelerator.mark()
         return TimedCopy(began=began, ended=fetched)
 
+    def _pieces(self, group: _Group, hosts: list[int]) -> list[Run] | Tensor:
+        """Return the runs of host blocks to copy, or if they are too many, the blocks on the device for a kernel."""
+        runs = runs_of(hosts)
+        return runs if len(runs) * 2 * len(group.caches) <= _MOST_COPIES else self._on_device(hosts)
+
+    def _copy_runs(self, runs: list[Run], group: _Group, *, to_host: bool) -> None:
+        for staged, host in zip(_buffers(group.staging), _buffers(group.space), strict=True):
+            for run in runs:
+                here = staged[run.staged : run.staged + run.count]
+                there = host[run.host : run.host + run.count]
+                self._accelerator.copy_bytes(*((here, there) if to_host else (there, here)))
+
     def _main_waits_for_staging(self) -> None:
         if self._side_use is not None:
             self._accelerator.follow(self._side_use)
 
-    def _on_device(self, blocks: list[int]) -> torch.Tensor:
+    def _on_device(self, blocks: list[int]) -> Tensor:
         """Return the block ids on the device, uploaded on the current stream."""
         transfer = HostToDeviceBatch(self._accelerator)
         item = transfer.add(np.asarray(blocks, dtype=np.int64))
