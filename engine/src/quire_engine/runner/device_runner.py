@@ -41,7 +41,7 @@ from quire_engine.runner.logprobs import logits_rows
 from quire_engine.runner.verification import draws_of
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import group_tokens
-from quire_kernels.paged_attention.plan import allocate_workspace, fixed_split_tokens
+from quire_kernels.paged_attention.plan import PromptAttention, allocate_workspace, fixed_split_tokens
 
 _FULL_IN_CAPTURE = (
     "lower --gpu-memory-utilization, so that the KV cache leaves more, or have fewer graphs by"
@@ -64,7 +64,8 @@ class DeviceRunner:
 
     ``caches`` have one block more than the layout says, for padding, and those of the ``draft`` are last.
     ``capture_graphs`` captures those of ``graph_sizes`` that a step can have; ``model`` must then be native.
-    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts.
+    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts. ``prompts``
+    is attention of another library for steps with prompts.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class DeviceRunner:
         accelerator: Accelerator | None = None,
         adapters: RunnerAdapters | None = None,
         draft: DeviceDraft | None = None,
+        prompts: PromptAttention | None = None,
     ) -> None:
         for group in layout.groups:
             assert all(caches[layer].num_blocks > group.num_blocks for layer in group.layers), "no spare block"
@@ -109,6 +111,7 @@ class DeviceRunner:
             head_dim=max(cache.head_dim for cache in caches),
             device=caches[0].keys.device,
             split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
+            prompts=prompts,
         )
         own = len(caches) - (0 if draft is None else draft.layers)
         self._drafter: DeviceDrafter | None = None

@@ -22,6 +22,7 @@ from quire_engine.runner.device.drafting import draft_graph_sizes
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
+from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
@@ -78,6 +79,10 @@ def start_on_device(
     began = time.perf_counter()
     if linked := link_shipped_kernels():
         _log.info("found %d compiled Triton kernels in the image", linked)
+    attention = ""
+    if memory is not None:
+        chosen = choose_prompt_attention(config, model.cached_shape, model.device, model.dtype, model.cache_dtype)
+        model, attention = replace(model, prompts=chosen.attention), chosen.line
     if group is not None:
         group.connect()
     uses = [] if memory is None else _measure_devices(config, model, sizes, memory, group)
@@ -105,6 +110,7 @@ def start_on_device(
         size=size,
         measured=measured,
         memory=_memory_use(uses[0] if uses else None, sizes, free),
+        attention=attention,
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
@@ -200,6 +206,7 @@ def make_device_runner(
             graph_sizes=sizes,
             deterministic=config.device.deterministic,
             adapters=model.adapters,
+            prompts=model.prompts,
             draft=None
             if model.draft is None
             else DeviceDraft(

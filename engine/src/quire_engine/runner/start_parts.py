@@ -12,6 +12,7 @@ from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.cache_size import CacheDemand, CacheSize
 from quire_engine.runner.draft_start import Draft, with_draft_layers
 from quire_engine.runner.warm_up import Measured
+from quire_kernels.paged_attention.plan import PromptAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class ModelInMemory:
     reserved_bytes: int = 0
     """Host memory that is left to adapters which are not loaded yet, and to the states of a draft head."""
     draft: Draft | None = None
+    prompts: PromptAttention | None = None
+    """Attention of another library for steps with prompts, on a GPU."""
 
     @property
     def cached_shape(self) -> ModelShape:
@@ -62,6 +65,8 @@ class WarmRunner:
     memory: MemoryUse
     sharing: str = ""
     """The numbers of tokens from which steps are shared among threads, as text; empty if that does not apply."""
+    attention: str = ""
+    """The attention of steps with prompts, for the start report; empty if there is no choice."""
     cache_seconds: float
     """The seconds to size and allocate the KV cache."""
     warm_up_seconds: float
