@@ -259,6 +259,9 @@ def test_estimate_is_limited_by_compute_and_bandwidth():
     guess = speed.estimated(needs, speed.GPUS["H100 80GB"], kv_tokens=400_000, max_model_length=8192)
     assert 20_000 < guess.prefill_tokens_per_second < 40_000
     assert 0.005 < guess.step_seconds < 0.01
+    shared = speed.several(speed.GPUS["H100 80GB"], 2)
+    halved = speed.estimated(needs, shared, kv_tokens=400_000, max_model_length=8192)
+    assert halved.step_seconds == pytest.approx(guess.step_seconds / 2)
 
 
 def test_help_explains_status_flags_and_examples():
