@@ -285,7 +285,7 @@ def test_ranks_divide_the_threads() -> None:
             ["m", "--device", "rocm", "--quantization", "fp8"],
             "for GPUs of NVIDIA in this version, and --device is rocm",
         ),
-        (["m", "--device", "rocm", "-pp", "2"], "is for CPUs in this version, and --device is rocm"),
+        (["m", "--device", "rocm", "-pp", "2"], "are for CPUs in this version, and --device is rocm"),
         (["m", "--device", "cuda", "--quantization", "int8"], "--quantization int8 is for CPUs, and --device is cuda"),
         (["m", "--device", "cpu", "--quantization", "fp8"], "--quantization fp8 needs a GPU, and --device is cpu"),
         (["m", "--deterministic", "--quantization", "fp8"], "fp8 and --deterministic exclude each other"),
