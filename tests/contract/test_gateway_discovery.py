@@ -105,9 +105,8 @@ def test_operator_and_gateway_agree_on_name_owners(bodies: list[dict[str, Any]],
             "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": {"name": trimmed.key.name}}],
         }
         slices.append(msgspec.convert(endpoints, KubeSlice))
-    rivals = ServedNameClaims(store, lambda key: None)
-    held = {str(key): claim for key in store.all_keys() if (claim := store.claim(key)) is not None}
-    expected = {key: claim.requested_as(scope) for key, claim in held.items() if not rivals.conflict(claim, scope)}
+    claims = ServedNameClaims(store, lambda key: None, lambda: scope)
+    expected = {str(key): name for key in store.all_keys() if (name := claims.requested_name(key)) is not None}
     found = snapshot_of([model for model in models if model is not None], slices, scope)
     assert expected == {endpoint.id: model for model, each in found.items() for endpoint in each.endpoints}
 

@@ -18,6 +18,7 @@ from quire_operator.ports import ClusterError, Conflict
 from quire_operator.reconcile.canaries import Canaries
 from quire_operator.reconcile.reconciler import Reconciler
 from quire_operator.reconcile.store import Store
+from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")
@@ -234,6 +235,14 @@ class World:
             features=lambda: self.features,
         )
         self.show()
+
+    def cluster_scaling(self, prometheus_problem: Callable[[], str | None] | None = None) -> ClusterScaling:
+        return ClusterScaling(
+            store=self.store,
+            pending=self.reconciler.scaling,
+            requested_name=self.reconciler.served_names.requested_name,
+            prometheus_problem=prometheus_problem,
+        )
 
     def show(self) -> None:
         """Deliver all changes to the watches."""

@@ -55,7 +55,7 @@ async def test_children_of_an_older_operator_stay_until_changed(world: Any, monk
     await world.settle()
     assert world.condition("Ready") == "True Serving"
     assert world.condition("Degraded") == "True CacheNotShared"
-    world.reconciler.scale(KEY, replicas=2, victims=())
+    world.reconciler.scaling.scale(KEY, replicas=2, victims=())
     assert f"update {DEPLOYMENT}" in await world.settle(), "it is still scaled"
 
     world.apply(model=cached(), autoscaling={"maxReplicas": 4})

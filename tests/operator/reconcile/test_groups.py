@@ -156,7 +156,7 @@ async def test_victims_are_left_to_the_controller(grouped: Any, pod: MakePod) ->
     grouped.cluster.pods = {f"l{number}": pod(f"l{number}", group=str(number)) for number in range(2)}
     grouped.apply(replicas=2, parallelism=SHAPE, autoscaling={"minReplicas": 1, "maxReplicas": 2})
     await grouped.settle()
-    grouped.reconciler.scale(KEY, replicas=1, victims=("l0",))
+    grouped.reconciler.scaling.scale(KEY, replicas=1, victims=("l0",))
     assert not [write for write in await grouped.settle() if write.startswith("costs")]
 
 

@@ -251,7 +251,7 @@ async def test_decision_is_stored_before_victims_and_the_deployment(world: Any, 
     await world.settle()
     start = len(world.cluster.asked)
 
-    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2, since=3)))
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, record(2, since=3)))
     await asyncio.sleep(0)
     assert world.enqueued == [KEY]
     world.show()
@@ -260,7 +260,7 @@ async def test_decision_is_stored_before_victims_and_the_deployment(world: Any, 
     assert world.status["autoscaling"]["desiredReplicas"] == 2
     assert asked(world) == 3, "what is persisted is acted upon when the autoscaler says so"
 
-    world.reconciler.scale(KEY, replicas=2, victims=["b"])
+    world.reconciler.scaling.scale(KEY, replicas=2, victims=["b"])
     await world.settle(passes=1)
     assert world.cluster.asked[start:] == [
         "status",
@@ -275,7 +275,7 @@ async def test_decision_is_stored_before_victims_and_the_deployment(world: Any, 
 async def test_stored_decision_is_applied_by_the_next_leader(world: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
-    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(5)))
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, record(5)))
     await asyncio.sleep(0)
     await world.reconciler.reconcile(KEY)
     await persisting
@@ -288,7 +288,7 @@ async def test_unwritable_record_stops_the_scaling(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     world.cluster.errors["status"] = [Unavailable("down")]
-    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2)))
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, record(2)))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await world.reconciler.reconcile(KEY)
@@ -303,7 +303,7 @@ async def test_unwritable_record_stops_the_scaling(world: Any) -> None:
 async def test_record_of_a_removed_autoscaler_is_not_applied(world: Any, spec: Any, why: str) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
-    persisting = asyncio.create_task(world.reconciler.persist(KEY, record(2)))
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, record(2)))
     await asyncio.sleep(0)
     world.apply(**spec)
     await world.reconciler.reconcile(KEY)
@@ -313,13 +313,13 @@ async def test_record_of_a_removed_autoscaler_is_not_applied(world: Any, spec: A
 
 async def test_persist_fails_for_a_deleted_resource(world: Any) -> None:
     with pytest.raises(ScalingNotDone):
-        await world.reconciler.persist(KEY, record(2))
+        await world.reconciler.scaling.persist(KEY, record(2))
 
 
 async def test_fixed_replicas_discard_the_scaling_decision(world: Any) -> None:
     world.apply(replicas=1, autoscaling=AUTOSCALING)
     await world.settle()
-    world.reconciler.scale(KEY, replicas=6, victims=[])
+    world.reconciler.scaling.scale(KEY, replicas=6, victims=[])
     await world.settle()
     assert asked(world) == 6
     world.apply(replicas=2)
@@ -335,11 +335,11 @@ async def test_missing_metrics_set_and_clear_the_condition(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
     for _ in range(2):
-        world.reconciler.note_metrics(KEY, MetricsProblem(reason=MetricsReason.STALE, message="none came"))
+        world.reconciler.scaling.note_metrics(KEY, MetricsProblem(reason=MetricsReason.STALE, message="none came"))
     assert world.enqueued == [KEY], "once"
     await world.settle()
     assert world.condition("Autoscaling") == "False MetricsStale"
-    world.reconciler.note_metrics(KEY, None)
+    world.reconciler.scaling.note_metrics(KEY, None)
     await world.settle()
     assert world.condition("Autoscaling") == "True Enforcing"
 
@@ -347,7 +347,7 @@ async def test_missing_metrics_set_and_clear_the_condition(world: Any) -> None:
 async def test_new_leader_repeats_the_metrics_state_until_its_first_poll(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()
-    world.reconciler.note_metrics(
+    world.reconciler.scaling.note_metrics(
         KEY, MetricsProblem(reason=MetricsReason.PROMETHEUS_UNAVAILABLE, message="no answer: refused")
     )
     await world.settle()
@@ -356,7 +356,7 @@ async def test_new_leader_repeats_the_metrics_state_until_its_first_poll(world: 
     await world.settle()
     assert world.condition("Autoscaling") == "False PrometheusUnavailable"
     assert world.message("Autoscaling") == before == "no answer: refused"
-    world.reconciler.note_metrics(KEY, None)
+    world.reconciler.scaling.note_metrics(KEY, None)
     await world.settle()
     assert world.condition("Autoscaling") == "True Enforcing"
 

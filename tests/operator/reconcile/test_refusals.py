@@ -86,6 +86,6 @@ async def test_fewer_replicas_are_requested_without_a_chosen_victim(world: Any, 
     await world.settle()
     world.cluster.pods = {name: pod(name) for name in ("a", "b", "c")}
     world.cluster.errors["costs {'b': '-1000'}"] = [error]
-    world.reconciler.scale(KEY, replicas=2, victims=["b"])
+    world.reconciler.scaling.scale(KEY, replicas=2, victims=["b"])
     await world.settle()
     assert world.cluster.children[DEPLOYMENT].deployment.replicas_asked == 2

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.manifests.served_names import conflict, recorded_claim, wanted_claim
-from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY, OTHER = Key("prod", "chat"), Key("team", "talk")
 CREATED = "2026-01-02T00:00:00Z"
@@ -64,7 +63,7 @@ async def test_younger_rival_gets_a_condition_and_keeps_serving(world: Any) -> N
 async def test_requests_held_for_the_older_do_not_wake_the_younger(world: Any) -> None:
     world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})
     await world.settle()
-    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    scaling = world.cluster_scaling()
     assert [subject.model for subject in scaling.subjects()] == ["chat"]
     meet(world, rival(OLDER))
     assert [subject.model for subject in scaling.subjects()] == [""]
@@ -139,7 +138,7 @@ async def test_names_of_other_namespaces_do_not_compete(world: Any) -> None:
     meet(world, rival(OLDER))
     world.apply(autoscaling={"minReplicas": 0, "maxReplicas": 2})
     await world.settle()
-    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    scaling = world.cluster_scaling()
     assert {subject.model for subject in scaling.subjects()} == {"prod/chat"}
     neighbour = Key(KEY.namespace, "talk")
     world.store.put_resource(rival(OLDER, key=neighbour))

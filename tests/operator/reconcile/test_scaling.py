@@ -11,14 +11,9 @@ from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.scaling.autoscale import observe
-from quire_operator.scaling.cluster_scaling import ClusterScaling
 
 KEY = Key("prod", "chat")
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
-
-
-def scaling(world: Any) -> ClusterScaling:
-    return ClusterScaling(store=world.store, reconciler=world.reconciler)
 
 
 async def test_autoscaled_deployment_is_listed_with_its_replicas(world: Any, pod: Any) -> None:
@@ -32,7 +27,7 @@ async def test_autoscaled_deployment_is_listed_with_its_replicas(world: Any, pod
         "e": pod("e", phase="Failed", ready=False),
     }
     world.show()
-    (subject,) = scaling(world).subjects()
+    (subject,) = world.cluster_scaling().subjects()
     assert (subject.key, subject.model, subject.target) == ("prod/chat", "org/m", 2)
     assert subject.record is not None and subject.record.desired_replicas == 2
     assert [(r.name, r.phase, r.metrics_url) for r in subject.replicas] == [
@@ -50,18 +45,18 @@ async def test_autoscaled_deployment_is_listed_with_its_replicas(world: Any, pod
 async def test_deployments_without_autoscaling_are_not_listed(world: Any, spec: dict[str, Any]) -> None:
     world.apply(**spec)
     await world.settle()
-    assert scaling(world).subjects() == []
+    assert world.cluster_scaling().subjects() == []
 
 
 async def test_deployment_not_yet_created_is_not_listed(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
-    assert scaling(world).subjects() == []
+    assert world.cluster_scaling().subjects() == []
 
 
 async def test_unreadable_metrics_are_reported_without_a_decision(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING | {"metricsSource": "Prometheus"})
     await world.settle()
-    assert scaling(world).subjects() == []
+    assert world.cluster_scaling().subjects() == []
     await world.settle()
     assert world.condition("Autoscaling") == "False PrometheusUnavailable"
     assert "--prometheus-url" in world.message("Autoscaling")
@@ -78,11 +73,7 @@ async def test_metrics_source_follows_the_settings(
     await world.settle()
     world.cluster.pods = {"a": pod("a")}
     world.show()
-    looked = ClusterScaling(
-        store=world.store,
-        reconciler=world.reconciler,
-        prometheus_problem=(lambda: None) if has_prometheus else None,
-    )
+    looked = world.cluster_scaling((lambda: None) if has_prometheus else None)
     (subject,) = looked.subjects()
     assert [replica.by_prometheus for replica in subject.replicas] == [asks_it]
 
@@ -93,7 +84,7 @@ async def test_silent_prometheus_is_named_with_its_reason(world: Any, pod: Any) 
     world.cluster.pods = {"a": pod("a")}
     world.show()
     problems: list[str | None] = ["HTTP 401: who are you"]
-    looked = ClusterScaling(store=world.store, reconciler=world.reconciler, prometheus_problem=lambda: problems[-1])
+    looked = world.cluster_scaling(lambda: problems[-1])
     (subject,) = looked.subjects()
     decision = decide(subject.policy, observe(subject, {}, None), History(), 1_000.0)
     looked.note({subject.key: decision})
@@ -111,7 +102,7 @@ async def test_victims_get_the_deletion_cost_as_pods(world: Any, pod: Any) -> No
     await world.settle()
     world.cluster.pods = {name: pod(name) for name in ("a", "b")}
     world.show()
-    await scaling(world).scale("prod/chat", replicas=1, victims=["prod/b"])
+    await world.cluster_scaling().scale("prod/chat", replicas=1, victims=["prod/b"])
     await world.settle()
     assert world.cluster.costs == {"b": "-1000"}
 
@@ -124,7 +115,7 @@ ASLEEP = {"minReplicas": 0, "maxReplicas": 2}
 async def test_sleeping_deployments_are_listed_between_ticks(world: Any, pod: Any) -> None:
     world.apply(replicas=0, autoscaling=ASLEEP, model={"source": "file:///m", "servedName": "org/m"})
     await world.settle()
-    looked = scaling(world)
+    looked = world.cluster_scaling()
     (subject,) = looked.sleeping()
     assert (subject.key, subject.model, subject.target, subject.replicas) == ("prod/chat", "org/m", 0, ())
     await looked.scale("prod/chat", replicas=1, victims=())
@@ -144,13 +135,13 @@ async def test_sleeping_deployments_are_listed_between_ticks(world: Any, pod: An
 async def test_other_deployments_are_not_woken(world: Any, spec: dict[str, Any]) -> None:
     world.apply(**spec)
     await world.settle()
-    assert scaling(world).sleeping() == []
+    assert world.cluster_scaling().sleeping() == []
 
 
 async def test_missing_gateways_are_reported_only_if_they_stay_away(world: Any) -> None:
     world.apply(replicas=0, autoscaling=ASLEEP)
     await world.settle()
-    looked = scaling(world)
+    looked = world.cluster_scaling()
     history = History()
 
     async def look(now: float, gateway: GatewayRequests | None) -> str:
@@ -173,7 +164,7 @@ async def test_missing_gateways_are_reported_only_if_they_stay_away(world: Any) 
 async def test_changed_resource_is_read_again(world: Any, monkeypatch: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING)
     await world.settle()
-    looked = scaling(world)
+    looked = world.cluster_scaling()
     (before,) = looked.subjects()
     parsed: list[object] = []
     monkeypatch.setattr("quire_operator.scaling.cluster_scaling.Spec.parse", lambda body: parsed.append(body))
@@ -189,7 +180,7 @@ async def test_changed_resource_is_read_again(world: Any, monkeypatch: Any) -> N
 async def test_last_decision_of_a_deleted_resource_is_dropped(world: Any) -> None:
     world.apply(replicas=2, autoscaling=AUTOSCALING)
     await world.settle()
-    looked = scaling(world)
+    looked = world.cluster_scaling()
     (subject,) = looked.subjects()
     looked.note({subject.key: decide(subject.policy, observe(subject, {}, None), History(), 1_000.0)})
     assert looked.latest.keys() == {"prod/chat"}
@@ -202,7 +193,7 @@ async def test_last_decision_of_a_deleted_resource_is_dropped(world: Any) -> Non
 async def test_foreign_deployment_of_the_same_name_is_not_scaled(world: Any) -> None:
     world.apply(autoscaling={"maxReplicas": 3})
     await world.settle()
-    scaling = ClusterScaling(store=world.store, reconciler=world.reconciler)
+    scaling = world.cluster_scaling()
     assert [subject.key for subject in scaling.subjects()] == [str(KEY)]
     ours = world.store.children(KEY)[Ref("Deployment", KEY.name)]
     world.store.put_child(KEY, replace(ours, owner=None, uid="another", version="99999"))

@@ -375,7 +375,8 @@ class Operator:
         sources = MetricsSources(pods=scraper, prometheus=prometheus, gateways=gateways)
         self._scaling = scaling = ClusterScaling(
             store=self._store,
-            reconciler=self._reconciler,
+            pending=self._reconciler.scaling,
+            requested_name=self._reconciler.served_names.requested_name,
             prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
         )
         autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)

@@ -13,7 +13,7 @@ from quire_operator.domain.manifests.objects import Manifest, Manifests, labels,
 from quire_operator.domain.manifests.pod_template import GROUP_SECRET_KEY
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.ports import Cluster, Forbidden, QuotaExceeded, Refused
-from quire_operator.reconcile.state import ReconcileState
+from quire_operator.reconcile.state import ReconcileState, rejection
 
 _SECRET_BYTES = 32
 
@@ -44,11 +44,7 @@ class Groups:
                 await self._cluster.create_secret(resource.key, _secret(resource, name))
                 state.group_secret = name
         except (Refused, QuotaExceeded, Forbidden) as error:
-            return BlockingCondition(
-                reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
-                message=f"the API server rejected {what}: {error}",
-                is_passing=isinstance(error, QuotaExceeded),
-            )
+            return rejection(what, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""The notification of LLMDeployments with one served name about each other's changes.
+"""The claims of LLMDeployments to served names: conflicts, and the notification of others about changes.
 
 ``reconciler`` calls it around each pass: the claim of one LLMDeployment determines the conditions of others.
 """
@@ -15,10 +15,14 @@ class ServedNameClaims:
     """The claims at the last check of each LLMDeployment."""
 
     def __init__(
-        self, store: Store, enqueue: Callable[[Key], None], adapters: Callable[[str], Sequence[Claim]] = lambda name: ()
+        self,
+        store: Store,
+        enqueue: Callable[[Key], None],
+        scope: Callable[[], NameScope | None],
+        adapters: Callable[[str], Sequence[Claim]] = lambda name: (),
     ) -> None:
-        """``adapters`` returns the claims of LLMAdapters to a served name."""
-        self._store, self._enqueue, self._adapters = store, enqueue, adapters
+        """``scope`` is None without gateways; ``adapters`` returns the claims of LLMAdapters to a served name."""
+        self._store, self._enqueue, self._scope, self._adapters = store, enqueue, scope, adapters
         self._known: dict[Key, Claim] = {}
 
     def forget(self) -> None:
@@ -39,8 +43,16 @@ class ServedNameClaims:
                 if key_of(other) != key:
                     self._enqueue(key_of(other))
 
-    def conflict(self, mine: Claim | None, scope: NameScope | None) -> str | None:
+    def conflict(self, mine: Claim | None) -> str | None:
         """Return why requests for a claimed name go to another object; None if they do not."""
+        scope = self._scope()
         if mine is None or scope is None:
             return None
         return conflict(mine, (*self._store.claims(mine.name), *self._adapters(mine.name)), scope)
+
+    def requested_name(self, key: Key) -> str | None:
+        """Return the model name with which gateways send requests here; None if they send none."""
+        claim = self._store.claim(key)
+        if claim is None or self.conflict(claim) is not None:
+            return None
+        return claim.requested_as(self._scope() or NameScope.CLUSTER)

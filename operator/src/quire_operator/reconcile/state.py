@@ -5,19 +5,19 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire_common.served_names import Claim
 from quire_operator.domain.autoscaling.history import ScalingRecord
-from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.observed import Key, Ref, Resource
 from quire_operator.domain.cluster_state.other_autoscalers import OtherAutoscaler
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied
 from quire_operator.domain.convergence.repairs import RepairLog
 from quire_operator.domain.convergence.tracks import Tracked
-from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued
+from quire_operator.domain.status.conditions import BlockingCondition, MetricsProblem, Queued, last_metrics_problem
 from quire_operator.domain.status.groups import GroupFailure
-from quire_operator.ports import ScalingNotDone
+from quire_operator.ports import Forbidden, QuotaExceeded, Refused, ScalingNotDone
 
 REFUSED_SECONDS = 60.0
 """The interval at which a rejected action is tried again."""
@@ -86,6 +86,18 @@ class ReconcileState:
             self.persist = None
 
 
+class ReconcileStates(dict[Key, ReconcileState]):
+    """The reconcile states of all LLMDeployments."""
+
+    def of(self, resource: Resource) -> ReconcileState:
+        """Return the state of this LLMDeployment, which is new if an earlier one had its name."""
+        state = self.get(resource.key)
+        if state is None or state.uid != resource.uid:
+            state = ReconcileState(uid=resource.uid, metrics_problem=last_metrics_problem(resource.status))
+            self[resource.key] = state
+        return state
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileResult:
     """The result of a pass. Without a blocking condition, everything is applied or in progress."""
@@ -101,7 +113,20 @@ class ReconcileResult:
     again_seconds: float | None = None
     """The time of the next pass if nothing changes before."""
 
+    def again_within(self, seconds: float | None) -> "ReconcileResult":
+        """Return the same result with a next pass after ``seconds`` at the latest."""
+        return replace(self, again_seconds=soonest(seconds, self.again_seconds))
 
-def soonest(one: float | None, other: float | None) -> float | None:
-    """Return the shorter of two waits; None means no wait."""
-    return min((seconds for seconds in (one, other) if seconds is not None), default=None)
+
+def rejection(what: str, error: Refused | QuotaExceeded | Forbidden) -> BlockingCondition:
+    """Return the condition for a trial or a write that the API server rejected."""
+    return BlockingCondition(
+        reason="InvalidSpec" if isinstance(error, Refused) else type(error).__name__,
+        message=f"the API server rejected {what}: {error}",
+        is_passing=isinstance(error, QuotaExceeded),
+    )
+
+
+def soonest(*waits: float | None) -> float | None:
+    """Return the shortest of several waits; None means no wait."""
+    return min((seconds for seconds in waits if seconds is not None), default=None)

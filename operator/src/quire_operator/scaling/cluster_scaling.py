@@ -18,7 +18,7 @@ from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
 from quire_operator.domain.status.conditions import MetricsProblem, MetricsReason
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.ports import ReplicaAddress
-from quire_operator.reconcile.reconciler import Reconciler
+from quire_operator.reconcile.pending_scaling import PendingScaling
 from quire_operator.reconcile.store import Store
 from quire_operator.scaling.autoscale import Subject
 
@@ -77,10 +77,11 @@ class ClusterScaling:
         self,
         *,
         store: Store,
-        reconciler: Reconciler,
+        pending: PendingScaling,
+        requested_name: Callable[[Key], str | None],
         prometheus_problem: Callable[[], str | None] | None = None,
     ) -> None:
-        self._store, self._reconciler = store, reconciler
+        self._store, self._pending, self._requested_name = store, pending, requested_name
         self._prometheus_problem = prometheus_problem
         self._by_prometheus: frozenset[str] = frozenset()
         self._known: dict[Key, _Known] = {}
@@ -122,7 +123,7 @@ class ClusterScaling:
         for key, decision in decisions.items():
             self._logs[key] = self._noted(key, decision, silent)
             self.latest[key] = decision
-            self._reconciler.note_metrics(Key.parse(key), self._problem(key, decision, silent))
+            self._pending.note_metrics(Key.parse(key), self._problem(key, decision, silent))
 
     def _problem(self, key: str, decision: Decision, silent: str | None) -> MetricsProblem | None:
         if decision.reason is not Reason.NO_GATEWAY:
@@ -139,12 +140,12 @@ class ClusterScaling:
 
     async def persist(self, key: str, record: ScalingRecord) -> None:
         """See ``ports.ScaleTarget``."""
-        await self._reconciler.persist(Key.parse(key), record)
+        await self._pending.persist(Key.parse(key), record)
 
     async def scale(self, key: str, *, replicas: int, victims: Sequence[str]) -> None:
         """See ``ports.ScaleTarget``."""
         names = tuple(victim.rpartition("/")[2] for victim in victims)
-        self._reconciler.scale(Key.parse(key), replicas=replicas, victims=names)
+        self._pending.scale(Key.parse(key), replicas=replicas, victims=names)
 
     def _noted(self, key: str, decision: Decision, silent: str | None) -> Log:
         by_prometheus = key in self._by_prometheus
@@ -162,7 +163,7 @@ class ClusterScaling:
                 continue
             source = policy.autoscaling.metrics_source
             if source is MetricsSource.PROMETHEUS and self._prometheus_problem is None:
-                self._reconciler.note_metrics(key, _NO_PROMETHEUS)
+                self._pending.note_metrics(key, _NO_PROMETHEUS)
                 continue
             by_prometheus = self._prometheus_problem is not None and source is not MetricsSource.PODS
             state = self._deployment(known)
@@ -190,7 +191,7 @@ class ClusterScaling:
         return Subject(
             key=str(key),
             # Gateways hold no requests for an LLMDeployment whose name another one holds.
-            model=self._reconciler.requested_name(key) or "",
+            model=self._requested_name(key) or "",
             policy=policy,
             replicas=tuple(
                 _address(key, pod, by_prometheus=by_prometheus)

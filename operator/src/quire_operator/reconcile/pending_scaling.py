@@ -1,0 +1,120 @@
+"""The decisions of the autoscaler between the tick that hands them in and the pass that applies them.
+
+``scaling`` hands them in. ``reconciler`` calls the rest in a pass: only passes write, so that a successor finds each
+decision in the status before it is applied.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from quire_operator.domain.autoscaling.history import ScalingRecord
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
+from quire_operator.domain.cluster_state.observed import Child, Key, Ref, Resource, own_deployment
+from quire_operator.domain.convergence.target import Target, target
+from quire_operator.domain.convergence.victims import deletion_costs
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.status.conditions import MetricsProblem
+from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
+from quire_operator.ports import Clock, Cluster, Forbidden, Refused, ScalingNotDone
+from quire_operator.reconcile.reporting import Reporter
+from quire_operator.reconcile.state import Persist, ReconcileState, ReconcileStates
+from quire_operator.reconcile.store import Store
+
+logger = logging.getLogger(__name__)
+
+_PERSIST_SECONDS = 10.0
+
+
+class PendingScaling:
+    """The decisions that wait for the next pass of their LLMDeployment."""
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        clock: Clock,
+        states: ReconcileStates,
+        reporter: Reporter,
+        enqueue: Callable[[Key], None],
+    ) -> None:
+        self._cluster, self._store, self._clock, self._enqueue = cluster, store, clock, enqueue
+        self._states, self._reporter = states, reporter
+
+    async def persist(self, key: Key, record: ScalingRecord) -> None:
+        """Have the next pass write this record, and return afterwards. Raises ``ScalingNotDone``."""
+        resource = self._store.resource(key)
+        if resource is None:
+            raise ScalingNotDone(f"{key} is gone")
+        waiting = Persist(record=record, done=asyncio.get_running_loop().create_future())
+        self._states.of(resource).persist = waiting
+        self._enqueue(key)
+        try:
+            async with asyncio.timeout(_PERSIST_SECONDS):
+                await waiting.done
+        except TimeoutError:
+            raise ScalingNotDone(f"the status was not written within {_PERSIST_SECONDS:g} s") from None
+
+    def scale(self, key: Key, *, replicas: int, victims: Sequence[str]) -> None:
+        """Have the next pass scale to ``replicas``; ``victims`` are the pods to remove, in this order."""
+        if (state := self._states.get(key)) is not None:
+            state.decided, state.victims = replicas, tuple(victims)
+            self._enqueue(key)
+
+    def note_metrics(self, key: Key, problem: MetricsProblem | None) -> None:
+        """Report why the autoscaler holds; None if its metrics are complete."""
+        state = self._states.get(key)
+        if state is not None and state.metrics_problem != problem:
+            state.metrics_problem = problem
+            self._enqueue(key)
+
+    def target(self, resource: Resource, state: ReconcileState, spec: Spec, children: Mapping[Ref, Child]) -> Target:
+        """Return the number of replicas of this pass."""
+        record, now = scaling_record(resource.status), self._clock.now()
+        goal = target(
+            spec,
+            decided=state.decided,
+            record=record,
+            deployment=own_deployment(resource, children),
+            kept=kept_replicas(resource.status, spec),
+            now=now,
+        )
+        if spec.autoscaling is None or spec.only_recommends:
+            state.decided, state.victims = None, ()
+        elif state.decided is None:
+            # From here on only ``scale`` changes it: what ``persist`` writes is applied when ``scale`` is called.
+            state.decided = goal.replicas
+        else:
+            # A minimum that applied for a while leaves its replicas to the autoscaler, which removes them step by step.
+            state.decided = recorded_bounds(spec.autoscaling, record, now).clamp(state.decided)
+        return goal
+
+    async def write(self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target) -> None:
+        """Write the decision before it is applied, so that a successor applies the same after a crash."""
+        if spec.autoscaling is None:
+            state.give_up_persisting("it has a fixed number of replicas")
+            return
+        handed_in = state.persist
+        if handed_in is not None:
+            record = handed_in.record
+        elif goal.persist is not None:
+            record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
+        else:
+            return
+        wanted = {**resource.status, **scaling_sections(record, spec, now=self._clock.now())}
+        await self._reporter.write_status(resource, state, spec, wanted)
+        if handed_in is not None and state.persist is handed_in:
+            state.persist = None
+            handed_in.settle(None)
+
+    async def mark_victims(self, key: Key, state: ReconcileState, replicas: int) -> None:
+        """Have Kubernetes remove the chosen pods first when it scales down to ``replicas``."""
+        pods = [pod for pod in self._store.pods(key) if not pod.group]  # LeaderWorkerSets ignore the cost
+        if state.victims and replicas < sum(not pod.deleting for pod in pods):
+            try:
+                await self._cluster.set_deletion_costs(key, deletion_costs(pods, state.victims))
+            except (Refused, Forbidden) as error:  # Kubernetes then chooses the pods; scaling down matters more
+                logger.warning("%s: could not set pod-deletion-cost of %s: %s", key, ", ".join(state.victims), error)
+        state.victims = ()
