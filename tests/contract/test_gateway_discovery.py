@@ -21,7 +21,7 @@ from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, sn
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
-from quire_operator.domain.cluster_state import observed
+from quire_operator.domain.cluster_state import trimming
 from quire_operator.domain.manifests import desired, engine_contract
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec, names
@@ -92,7 +92,7 @@ def test_operator_and_gateway_agree_on_name_owners(bodies: list[dict[str, Any]],
     """The operator reports no conflict for exactly those LLMDeployments to which the gateway sends requests."""
     store, models, slices = Store(), [], []
     for body in bodies:
-        trimmed = observed.trim_resource(body)
+        trimmed = trimming.trim_resource(body)
         store.put_resource(trimmed)
         models.append(read_model(json.dumps(body).encode()))
         endpoints = {

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from quire_cli.inspection.explain_view import render
 from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource
-from quire_operator.domain.cluster_state.observed import trim_resource
+from quire_operator.domain.cluster_state.trimming import trim_resource
 
 FIGURES = {"count": 812, "p50Microseconds": 181_000, "percentileMicroseconds": 1_420_000}
 ROLLOUT: dict[str, Any] = {

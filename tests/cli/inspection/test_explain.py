@@ -15,7 +15,7 @@ from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, log_json, noted
-from quire_operator.domain.cluster_state.observed import trim_resource
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.resource import MetricsSource, Spec
 
 NOW = datetime.fromtimestamp(1000.0, UTC)

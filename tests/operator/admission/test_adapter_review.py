@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from quire_common.served_names import NameScope
-from quire_operator.domain.cluster_state.observed import Key, Resource, trim_adapter, trim_resource
+from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
 from quire_operator.domain.manifests.adapters import Listing, deployment_key, listings
 from quire_operator.domain.status.review import ALLOWED, Review
 from quire_operator.reconcile.adapter_admission import AdapterReviewer

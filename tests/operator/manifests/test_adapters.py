@@ -7,7 +7,8 @@ import pytest
 
 from quire_common.contract.adapters_file import ADAPTERS_KEY, Placement, parse_adapters
 from quire_common.served_names import Claim, NameScope
-from quire_operator.domain.cluster_state.observed import Key, Resource, trim_adapter, trim_resource
+from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
 from quire_operator.domain.manifests.adapters import ADAPTERS_FILE, Listing, Refusal, deployment_key, listings
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests

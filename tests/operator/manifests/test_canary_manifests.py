@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from quire_operator.domain.cluster_state.observed import Resource, trim_resource
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.manifests.canary import Revision, canary_manifests, revision_manifests
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from quire_common.contract.engine import FETCHED_VERSION
-from quire_operator.domain.cluster_state.observed import Ref, trim_pod, trim_resource
+from quire_operator.domain.cluster_state.observed import Ref
+from quire_operator.domain.cluster_state.trimming import trim_pod, trim_resource
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
 from quire_operator.reconcile.hub_reader import HubReader

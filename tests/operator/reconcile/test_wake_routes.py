@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import Key, trim_resource
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.manifests.wake_route import GatewayAddress, WakeRoute
 from quire_operator.ports import AppliedRoute, ClusterError, Forbidden, PartlyForbidden, Unavailable
 from quire_operator.reconcile.store import Store

@@ -7,7 +7,7 @@ import pytest
 
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure, AdapterReport, AdapterState
 from quire_common.served_names import Claim
-from quire_operator.domain.cluster_state.observed import trim_adapter
+from quire_operator.domain.cluster_state.trimming import trim_adapter
 from quire_operator.domain.manifests.adapters import Listing, Refusal
 from quire_operator.domain.status.adapter_status import ReplicaReport, adapter_events, adapter_status
 

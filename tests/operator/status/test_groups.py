@@ -6,14 +6,8 @@ from typing import Any
 import pytest
 from status_views import pod, spec, view
 
-from quire_operator.domain.cluster_state.observed import (
-    HELD_PARTITION,
-    ContainerState,
-    DeploymentState,
-    Pod,
-    trim_child,
-    trim_pod,
-)
+from quire_operator.domain.cluster_state.observed import HELD_PARTITION, ContainerState, DeploymentState, Pod
+from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.status.conditions import conditions
 from quire_operator.domain.status.groups import INSTALL, GroupFailure, is_settled, judged, kept_failure, missing_kind

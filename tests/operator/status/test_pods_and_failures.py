@@ -5,17 +5,8 @@ from typing import Any
 
 import pytest
 
-from quire_operator.domain.cluster_state.observed import (
-    Condition,
-    DeploymentState,
-    Key,
-    Pod,
-    is_newer,
-    key_of_child,
-    trim_child,
-    trim_pod,
-    trim_resource,
-)
+from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Key, Pod, is_newer
+from quire_operator.domain.cluster_state.trimming import key_of_child, trim_child, trim_pod, trim_resource
 from quire_operator.domain.status.pod_failures import worst_failure
 
 

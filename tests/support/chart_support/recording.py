@@ -29,7 +29,8 @@ from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.domain.autoscaling.demand import Term
 from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
-from quire_operator.domain.cluster_state.observed import Key, trim_child, trim_pod, trim_resource
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod, trim_resource
 from quire_operator.reconcile.store import Store
 
 START, STEP, STEPS = 1_800_000_000, 15, 41

@@ -14,7 +14,8 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from quire_operator.adapters.kubernetes.connection import JSON, Connection, in_cluster, listed, own_namespace
-from quire_operator.domain.cluster_state.observed import Key, Pod, Resource, key_of_child, trim_pod, trim_resource
+from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
+from quire_operator.domain.cluster_state.trimming import key_of_child, trim_pod, trim_resource
 from quire_operator.domain.resource import names
 from quire_operator.errors import ClusterProblem
 

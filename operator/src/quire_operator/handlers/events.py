@@ -16,14 +16,8 @@ from typing import Any, Protocol
 
 import kopf
 
-from quire_operator.domain.cluster_state.observed import (
-    Key,
-    key_of_child,
-    trim_adapter,
-    trim_child,
-    trim_pod,
-    trim_resource,
-)
+from quire_operator.domain.cluster_state.observed import Key
+from quire_operator.domain.cluster_state.trimming import key_of_child, trim_adapter, trim_child, trim_pod, trim_resource
 from quire_operator.domain.manifests.canary import KINDS
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.review import Review

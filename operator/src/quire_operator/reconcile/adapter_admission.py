@@ -7,7 +7,8 @@ later, is a warning and never a rejection; only the leader warns.
 
 from collections.abc import Callable, Mapping
 
-from quire_operator.domain.cluster_state.observed import Resource, trim_adapter
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.cluster_state.trimming import trim_adapter
 from quire_operator.domain.manifests.adapters import Listing, Refusal, source_problem
 from quire_operator.domain.resource import AdapterSpec, Invalid
 from quire_operator.domain.resource.fields import Problem

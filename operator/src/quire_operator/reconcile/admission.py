@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from quire_operator.domain.cluster_state.observed import Resource, trim_resource
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS
 from quire_operator.domain.manifests.desired import all_problems, desired
 from quire_operator.domain.manifests.objects import Manifests

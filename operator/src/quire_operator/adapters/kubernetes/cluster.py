@@ -10,19 +10,9 @@ from uuid import uuid4
 
 from quire_operator.adapters.kubernetes.connection import JSON, Connection, listed
 from quire_operator.adapters.kubernetes.image_volumes import ImageVolumes
-from quire_operator.domain.cluster_state.observed import (
-    LEADER_WORKER_SET,
-    Child,
-    Key,
-    Pod,
-    Ref,
-    Resource,
-    key_of_child,
-    trim_child,
-    trim_pod,
-    trim_resource,
-)
+from quire_operator.domain.cluster_state.observed import LEADER_WORKER_SET, Child, Key, Pod, Ref, Resource
 from quire_operator.domain.cluster_state.ownership import merge_removal
+from quire_operator.domain.cluster_state.trimming import key_of_child, trim_child, trim_pod, trim_resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.canary import KINDS
 from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS

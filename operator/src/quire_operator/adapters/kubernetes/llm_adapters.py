@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Mapping
 
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import Connection
-from quire_operator.domain.cluster_state.observed import Resource, trim_adapter
+from quire_operator.domain.cluster_state.observed import Resource
+from quire_operator.domain.cluster_state.trimming import trim_adapter
 from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 
