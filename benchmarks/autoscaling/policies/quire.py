@@ -8,12 +8,8 @@ from dataclasses import dataclass
 from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
 from quire_operator.domain.autoscaling.autoscaler import Policy
 from quire_operator.domain.autoscaling.tuning import Tuning
-from quire_operator.domain.resource.scaling import (
-    Autoscaling,
-    AutoscalingMode,
-    ScaleDown,
-    ScaleUp,
-)
+from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
+from quire_operator.domain.resource.scaling_limits import ScaleDown, ScaleUp
 from quire_operator.domain.resource.scaling_targets import LatencyTarget, ScalingTargets
 
 

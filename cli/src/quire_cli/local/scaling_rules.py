@@ -5,7 +5,7 @@ import msgspec
 from quire_common.quantities import format_duration
 from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, SelectPolicy
-from quire_operator.domain.resource.scaling import StepLimits
+from quire_operator.domain.resource.scaling_limits import StepLimits
 
 
 class UpRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

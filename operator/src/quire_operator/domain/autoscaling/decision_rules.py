@@ -21,7 +21,8 @@ from quire_operator.domain.autoscaling.limits import (
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
 from quire_operator.domain.autoscaling.schedules import Bounds
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS, Supply
-from quire_operator.domain.resource.scaling import Autoscaling, SelectPolicy, StepLimits
+from quire_operator.domain.resource.scaling import Autoscaling
+from quire_operator.domain.resource.scaling_limits import SelectPolicy, StepLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

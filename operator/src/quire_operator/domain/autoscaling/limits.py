@@ -7,7 +7,8 @@ import math
 from collections.abc import Sequence
 
 from quire_operator.domain.autoscaling.history import Move, Need
-from quire_operator.domain.resource.scaling import Autoscaling, PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
+from quire_operator.domain.resource.scaling import Autoscaling
+from quire_operator.domain.resource.scaling_limits import PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
 
 _EPSILON = 1e-9
 

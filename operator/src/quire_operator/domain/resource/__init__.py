@@ -33,14 +33,10 @@ from quire_operator.domain.resource.scaling import (
     Autoscaling,
     AutoscalingMode,
     MetricsSource,
-    PolicyType,
-    ScaleDown,
     ScaleToZero,
-    ScaleUp,
     Schedule,
-    SelectPolicy,
-    StepPolicy,
 )
+from quire_operator.domain.resource.scaling_limits import PolicyType, ScaleDown, ScaleUp, SelectPolicy, StepPolicy
 from quire_operator.domain.resource.scaling_targets import (
     FirstTokenTarget,
     LatencyTarget,
