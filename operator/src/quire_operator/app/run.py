@@ -12,10 +12,11 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from quire_common.served_names import Claim
 from quire_operator.adapters.hub_facts import HubFacts
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
 from quire_operator.adapters.kubernetes.connection import (
@@ -34,19 +35,17 @@ from quire_operator.adapters.kubernetes.llm_adapters import KubeLLMAdapters
 from quire_operator.adapters.kubernetes.wake_slices import KubeWakeSlices
 from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
-from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.metrics.scrape import Scraper
-from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
+from quire_operator.app.autoscaling import LeadingAutoscaler
 from quire_operator.app.relisting import Relisting
 from quire_operator.app.resource_metrics import ResourceMetrics
 from quire_operator.app.settings import Settings
-from quire_operator.app.telemetry import Server, Telemetry, WatchHealth
-from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.app.telemetry import Server, Telemetry
+from quire_operator.app.watching import Watching
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.errors import ClusterProblem
-from quire_operator.handlers.events import Inbox, Login, Webhook, watch
+from quire_operator.handlers.events import Inbox, Login, Webhook
 from quire_operator.leadership.leader import Elector
 from quire_operator.leadership.write_fence import WriteFence
 from quire_operator.ports import ClusterError, Forbidden, NotLeading
@@ -65,14 +64,10 @@ from quire_operator.reconcile.reconciler import Reconciler, retry_after
 from quire_operator.reconcile.store import Store
 from quire_operator.reconcile.wake_routes import WakeRoutes
 from quire_operator.reconcile.workqueue import Workers
-from quire_operator.scaling.autoscale import Autoscaler
-from quire_operator.scaling.cluster_scaling import ClusterScaling
-from quire_operator.scaling.loop import keep_scaling
 
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 2.0
-_RETRY_SECONDS = 2.0
 _JSON_LEVELS = 20_000
 """Twice the nesting depth that the API server stores. With Python's own limit of 1,000, a spec that is nested more
 deeply would end all watches and so the work for all LLMDeployments.
@@ -142,7 +137,6 @@ class Operator:
             changed=self._enqueue_all,
         )
         self._store, self._clock = Store(self.defaults.apply), WallClock()
-        self._watch_health = WatchHealth(started=time.monotonic())
         self._workers: Workers[Key] = Workers(
             self._reconcile,
             on_error=self._on_error,
@@ -173,22 +167,7 @@ class Operator:
             enqueue=self._workers.add,
             scope=lambda: settings.children.features.served_names,
         )
-        self._reconciler = Reconciler(
-            cluster=self._cluster,
-            store=self._store,
-            clock=self._clock,
-            images=settings.images,
-            enqueue=self._workers.add,
-            cluster_domain=settings.cluster_domain,
-            features=self._features,
-            capacity=self.capacity,
-            download=self._downloads.progress,
-            canaries=self._canaries,
-            max_concurrent_rollouts=settings.max_concurrent_rollouts,
-            revisions=ModelRevisions(self._hub),
-            adapters=self.adapters.entries,
-            adapter_claims=adapter_store.claims,
-        )
+        self._reconciler = self._make_reconciler(adapter_store.claims)
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
             namespace=self._namespace,
@@ -207,8 +186,14 @@ class Operator:
         self._elector = Elector(
             leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
         )
-        self._scaling: ClusterScaling | None = None
-        """Set only while this process leads."""
+        self._autoscaler = LeadingAutoscaler(
+            settings,
+            telemetry,
+            store=self._store,
+            clock=self._clock,
+            reconciler=self._reconciler,
+            gateways=self._gateways.addresses,
+        )
         self._relisting = Relisting(
             cluster=self._cluster,
             store=self._store,
@@ -217,7 +202,42 @@ class Operator:
             period_seconds=settings.resync_seconds,
             reported=telemetry.unlisted,
         )
-        self._stop, self._watching = asyncio.Event(), asyncio.Event()
+        self._stop = asyncio.Event()
+        self._watching = self._make_watching()
+
+    def _make_reconciler(self, adapter_claims: Callable[[str], Sequence[Claim]]) -> Reconciler:
+        return Reconciler(
+            cluster=self._cluster,
+            store=self._store,
+            clock=self._clock,
+            images=self._settings.images,
+            enqueue=self._workers.add,
+            cluster_domain=self._settings.cluster_domain,
+            features=self._features,
+            capacity=self.capacity,
+            download=self._downloads.progress,
+            canaries=self._canaries,
+            max_concurrent_rollouts=self._settings.max_concurrent_rollouts,
+            revisions=ModelRevisions(self._hub),
+            adapters=self.adapters.entries,
+            adapter_claims=adapter_claims,
+        )
+
+    def _make_watching(self) -> Watching:
+        return Watching(
+            inbox=Inbox(
+                store=self._store,
+                adapters=self.adapters,
+                namespaces=frozenset(self._settings.watch_namespaces),
+                enqueue=self._workers.add,
+                relisted=self._relisting.request,
+                lease_seen=self._lease_seen,
+            ),
+            cluster=self._cluster,
+            namespace=self._namespace,
+            lease_name=self._settings.lease_name,
+            started=self._catch_signals,  # kopf has just put its own handlers there
+        )
 
     def _hub_reader(self) -> HubReader:
         endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
@@ -237,11 +257,11 @@ class Operator:
         resources = ResourceMetrics(self._store, leading=self._fence.is_open)
         server = Server(
             self._telemetry,
-            problem=self._problem,
-            ready=self._watching.is_set,
+            problem=self._watching.problem,
+            ready=self._watching.running.is_set,
             shortfall=self._shortfall,
             refresh=self._refresh_gauges,
-            decisions=lambda key: () if self._scaling is None else self._scaling.decisions(key),
+            decisions=self._autoscaler.decisions,
             resources=lambda: resources.text(datetime.now(UTC)),
         )
         self._catch_signals()
@@ -251,10 +271,10 @@ class Operator:
             where = f"{self._settings.host}:{self._settings.port}"
             raise ClusterProblem(f"can't listen on {where}: {error.strerror}", hint="choose another --port") from error
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
-        tasks = [asyncio.create_task(self._watch(login, webhook), name="watches")]
+        tasks = [asyncio.create_task(self._watching.run(login, webhook), name="watches")]
         try:
             # A process without a view of the cluster must not lead: the first list comes before the first campaign.
-            await self._until_stopped(self._watching.wait(), *tasks)
+            await self._until_stopped(self._watching.running.wait(), *tasks)
             tasks.append(asyncio.create_task(self._elector.run(), name="elector"))
             await self._until_stopped(asyncio.Event().wait(), *tasks)
         finally:
@@ -280,58 +300,14 @@ class Operator:
         for key in self._store.live_keys():
             self._workers.add(key)
 
-    # --- watching ---
-
-    async def _watch(self, login: Login, webhook: Webhook | None) -> None:
-        """Watch, and start again whenever the watches end, for example after the CRD was deleted and created again."""
-        inbox = Inbox(
-            store=self._store,
-            adapters=self.adapters,
-            namespaces=frozenset(self._settings.watch_namespaces),
-            enqueue=self._workers.add,
-            relisted=self._relisting.request,
-            lease_seen=self._lease_seen,
-        )
-        lease_name = self._settings.lease_name
-        while True:
-            await self._wait_for_crd()
-            reason = await watch(
-                inbox,
-                login,
-                namespace=self._namespace,
-                lease_name=lease_name,
-                started=self._watches_started,
-                webhook=webhook,
-            )
-            self._watching.clear()
-            logger.warning("watches ended, restarting: %r", reason)
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    def _watches_started(self) -> None:
-        self._catch_signals()  # kopf has just put its own handlers there
-        self._watch_health = WatchHealth(started=time.monotonic())
-        self._watching.set()
-
-    async def _wait_for_crd(self) -> None:
-        told = None
-        while True:
-            try:
-                if await self._cluster.is_established():
-                    return
-                problem = "there is no LLMDeployment kind in this cluster yet: waiting for its CRD"
-            except ClusterError as error:
-                problem = f"waiting for the API server: {error}"
-            if problem != told:
-                logger.warning("%s", problem)
-                told = problem
-            await asyncio.sleep(_RETRY_SECONDS)
+    # --- the Lease ---
 
     def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
-        self._watch_health.note_watch(renewed)
+        self._watching.health.note_watch(renewed)
         self._elector.notice(holder)
 
     def _lease_called(self, renewed: datetime | None) -> None:
-        self._watch_health.note_call(renewed, time.monotonic())
+        self._watching.health.note_call(renewed, time.monotonic())
 
     # --- leading ---
 
@@ -345,8 +321,8 @@ class Operator:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._workers.run(grace_seconds=_GRACE_SECONDS))
             group.create_task(self._relisting.repeat())
-            group.create_task(self._discover())
-            group.create_task(self._autoscale())
+            group.create_task(self._optional_kinds.follow(self._settings.children.discovery_seconds))
+            group.create_task(self._autoscaler.run())
             group.create_task(self._downloads.follow())
             group.create_task(self.adapters.follow())
             group.create_task(self._follow_canaries())
@@ -360,43 +336,8 @@ class Operator:
         finally:
             await gateways.aclose()
 
-    async def _discover(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.children.discovery_seconds * random.uniform(0.9, 1.1))
-            await self._optional_kinds.refresh()
-
     def _features(self) -> ClusterFeatures:
         return replace(self._settings.children.features, served_kinds=self._optional_kinds.served)
-
-    async def _autoscale(self) -> None:
-        options, told = self._settings.prometheus, self._telemetry.scaling
-        prometheus = None if options is None else Prometheus(options, clock=self._clock, failed=told.prometheus_failed)
-        scraper, gateways = Scraper(clock=self._clock, failed=told.scrape_failed), Gateways(self._gateways.addresses)
-        sources = MetricsSources(pods=scraper, prometheus=prometheus, gateways=gateways)
-        self._scaling = scaling = ClusterScaling(
-            store=self._store,
-            pending=self._reconciler.scaling,
-            requested_name=self._reconciler.served_names.requested_name,
-            prometheus_problem=None if prometheus is None else lambda: prometheus.problem,
-        )
-        autoscaler = Autoscaler(metrics=sources, target=scaling, clock=self._clock)
-        told.show(
-            lambda: scaling.latest,
-            last_answer=None if prometheus is None else lambda: prometheus.last_answer,
-            gateways=lambda: None if gateways.asked is None else (gateways.asked, gateways.answered),
-        )
-        try:
-            period = self._settings.autoscaling_period_seconds
-            await keep_scaling(
-                autoscaler, scaling, tick_seconds=period, decided=self._count_decision, ticked=told.ticks.observe
-            )
-        finally:
-            self._scaling = None
-            told.hide()
-            await sources.aclose()
-
-    def _count_decision(self, decision: Decision) -> None:
-        self._telemetry.decisions.labels(reason=decision.reason.value).inc()
 
     async def _reconcile(self, key: Key) -> float | None:
         with self._telemetry.reconciles.time():
@@ -415,11 +356,6 @@ class Operator:
 
     # --- itself ---
 
-    def _problem(self) -> str | None:
-        if not self._watching.is_set():
-            return None  # without the CRD there is nothing to watch; ``ready`` reports that
-        return self._watch_health.problem()
-
     def _shortfall(self) -> str | None:
         """Return what this process cannot do for lack of permissions, or None."""
         if not self._relisting.unlisted_kinds or not self._fence.is_open():
@@ -428,7 +364,7 @@ class Operator:
 
     def _refresh_gauges(self) -> None:
         self._telemetry.stands(leading=self._fence.is_open(), waiting=len(self._workers.queue))
-        self._telemetry.watch_lag.set(self._watch_health.lag() if self._watching.is_set() else 0.0)
+        self._telemetry.watch_lag.set(self._watching.lag())
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()

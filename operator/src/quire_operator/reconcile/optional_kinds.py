@@ -4,7 +4,9 @@
 Their objects are few and change seldom, so each refresh lists them. The operator's own writes update the store at once.
 """
 
+import asyncio
 import logging
+import random
 from collections.abc import Callable
 
 from quire_operator.domain.cluster_state.observed import Key
@@ -23,6 +25,12 @@ class OptionalKinds:
         self._cluster, self._store, self._enqueue = cluster, store, enqueue
         self.served: frozenset[str] = frozenset()
         self._told = ""
+
+    async def follow(self, period_seconds: float) -> None:
+        """Discover and list them at intervals, until cancelled."""
+        while True:
+            await asyncio.sleep(period_seconds * random.uniform(0.9, 1.1))
+            await self.refresh()
 
     async def refresh(self) -> None:
         """Discover and list the optional kinds. It never raises: after an error the earlier result stays."""
