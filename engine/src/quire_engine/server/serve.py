@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from quire_common.tls import ReloadingTls
 from quire_engine import logs
@@ -81,26 +82,17 @@ def serve(
     began = time.monotonic() if began is None else began
     logs.set_up(config.log)
     log_choice(cpu)
-    options = config.server
     try:
         with listener:
-            tls = None if options.tls is None else ReloadingTls(options.tls, time.monotonic)
-            access = Access(
-                options.access,
-                time.monotonic,
-                certificates=tls is not None and tls.asks_for_certificates,
-                local=options.uds is not None,
-            )
-            tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
-            server = _Server(config, folder, text, access, tls, tracing, listener, factory, spawned, cpu, began)
+            server = _Server(config, folder, text, listener, factory=factory, spawned=spawned, cpu=cpu, began=began)
             # What is loaded stays. To look through it, the collector would stop all streams for 50 ms, and each body
             # of many messages would make it do so.
             gc.collect()
             gc.freeze()
             return uvloop.run(server.run())
     finally:
-        if options.uds is not None:
-            options.uds.unlink(missing_ok=True)
+        if config.server.uds is not None:
+            config.server.uds.unlink(missing_ok=True)
 
 
 def _tracing(endpoint: str) -> "OtlpTracing":
@@ -121,45 +113,49 @@ class _Server:
         config: EngineConfig,
         folder: ModelFolder,
         text: ModelText,
-        access: Access,
-        tls: ReloadingTls | None,
-        tracing: "OtlpTracing | None",
         listener: socket.socket,
+        *,
         factory: RunnerFactory | None,
         spawned: Spawned | None,
         cpu: CpuChoice | None,
         began: float,
     ) -> None:
-        self._began = began
-        self._config = config
-        self._text = text
-        self._tls = tls
-        self._tracing = tracing
-        self._listener = listener
-        self._stop = asyncio.Event()
-        self._interrupted = asyncio.Event()
-        names = config.server.served_model_names or (folder.name,)
+        self._config, self._text, self._listener, self._began = config, text, listener, began
+        options = config.server
+        self._tls = None if options.tls is None else ReloadingTls(options.tls, time.monotonic)
+        access = Access(
+            options.access,
+            time.monotonic,
+            certificates=self._tls is not None and self._tls.asks_for_certificates,
+            local=options.uds is not None,
+        )
+        self._tracing = None if options.otlp_traces_endpoint is None else _tracing(options.otlp_traces_endpoint)
+        self._stop, self._interrupted = asyncio.Event(), asyncio.Event()
+        names = options.served_model_names or (folder.name,)
         limit = config.model.max_model_len or folder.max_position_embeddings or 2**17
         self._metrics = Metrics(names[0], limit)
         self._engine = EngineClient(config, factory=factory, observer=self._metrics, spawned=spawned, cpu=cpu)
         self._lifecycle = Lifecycle()
-        options = config.server.admission
         self._queue = QueueLimit(
-            max_requests=options.max_queued_requests, max_tokens=options.max_queued_tokens or limit
+            max_requests=options.admission.max_queued_requests, max_tokens=options.admission.max_queued_tokens or limit
         )
+        self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
+        self._grammars = GrammarPool()
+        self._adapters = self._make_adapters(config, names) if config.adapters.enabled else None
+        self._context = self._make_context(names, folder.vocab_size or text.tokenizer.vocab_size)
+        self._http = _http_server(self._make_app(access), self._tls)
+
+    def _make_context(self, names: tuple[str, ...], vocab_size: int) -> Context:
+        config, text = self._config, self._text
         services = ServerServices(
             engine=self._engine,
             metrics=self._metrics,
             queue=self._queue,
             lifecycle=self._lifecycle,
             now=time.monotonic,
-            max_queue_seconds=options.max_queue_seconds,
+            max_queue_seconds=config.server.admission.max_queue_seconds,
         )
-        self._renderer = None if text.chat_template is None else RenderPool(text.chat_template, _render_limits(config))
-        self._grammars = GrammarPool()
-        self._adapters = self._make_adapters(config, names) if config.adapters.enabled else None
-        vocab_size = folder.vocab_size or text.tokenizer.vocab_size
-        context = self._context = Context(
+        return Context(
             options=config.server,
             model_names=names,
             created=int(time.time()),
@@ -176,26 +172,13 @@ class _Server:
             adapters=self._adapters,
             pooling=None if config.pooling is None else served_pooling(config.pooling, text, vocab_size),
         )
-        expiry = None if tls is None else tls.certificate_expiry
+
+    def _make_app(self, access: Access) -> ASGIApp:
+        config = self._config
+        expiry = None if self._tls is None else self._tls.certificate_expiry
         most_drafts = 0 if config.speculation is None else config.speculation.max_tokens
         exposition = Exposition(self._metrics, config.cache, time.monotonic, expiry, most_drafts, self._adapters)
-        app = create_app(context, exposition, access, log_requests=config.log.requests, tracing=tracing)
-        self._http = UvicornServer(
-            uvicorn.Config(
-                app,
-                http=BoundedHttpProtocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,  # the client is the peer of the connection: see auth.access
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            )
-        )
-        self._http.config.load()
-        self._http.config.ssl = None if tls is None else tls.listener_context
+        return create_app(self._context, exposition, access, log_requests=config.log.requests, tracing=self._tracing)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -306,6 +289,26 @@ class _Server:
         for task in (drained, interrupted):
             task.cancel()
         return status
+
+
+def _http_server(app: ASGIApp, tls: ReloadingTls | None) -> UvicornServer:
+    server = UvicornServer(
+        uvicorn.Config(
+            app,
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # the client is the peer of the connection: see auth.access
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+    )
+    server.config.load()
+    server.config.ssl = None if tls is None else tls.listener_context
+    return server
 
 
 def _render_limits(config: EngineConfig) -> RenderLimits:
