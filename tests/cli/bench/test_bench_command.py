@@ -163,7 +163,7 @@ def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeSer
         (["--trace", "/nowhere.csv"], "cannot read the trace"),
         (["--requests", "0"], "--requests"),
         (["--plot", "out.doc"], "--plot out.doc should end in .png, .svg or .pdf"),
-        (["--json", "/dev/null/out.json"], "cannot write /dev/null/out.json"),
+        (["--json", "/dev/null/out.json"], "/dev/null/out.json cannot be written"),
     ],
 )
 def test_wrong_argument_is_one_error_message(server: FakeServer, arguments: list[str], reported: str) -> None:

@@ -16,11 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quire_cli.bench import client, report
 from quire_cli.bench.summary import Objective, Outcome, Summary, summarise
+from quire_cli.bench.trace_options import (
+    DURATION,
+    DurationOption,
+    MaxInputOption,
+    MaxOutputOption,
+    ScaleInputOption,
+    ScaleOutputOption,
+    SpeedOption,
+    StartOption,
+    trace_option,
+)
 from quire_cli.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
-from quire_cli.plot_formats import plot_problem
+from quire_cli.result_files import results_problem
 from quire_common.names import is_http_url
-from quire_common.quantities import parse_duration_seconds
 
 
 class Endpoint(StrEnum):
@@ -28,13 +38,6 @@ class Endpoint(StrEnum):
 
     completions = "completions"
     chat = "chat"
-
-
-def _seconds(text: str) -> float:
-    seconds = parse_duration_seconds(text)
-    if seconds is None:
-        raise typer.BadParameter(f"{text!r} is not a duration; expected for example 500ms, 30s, 10m or 1h30m")
-    return seconds
 
 
 def _address(text: str) -> str:
@@ -56,7 +59,7 @@ def _token_ids(text: str) -> TokenRange:
     return TokenRange(int(first), int(last))
 
 
-LOAD, LENGTHS, TRACE, RESULT = "Load", "Lengths", "Replaying a trace", "Result"
+LOAD, LENGTHS, RESULT = "Load", "Lengths", "Result"
 
 
 def _load(help: str, **more: Any) -> Any:
@@ -65,10 +68,6 @@ def _load(help: str, **more: Any) -> Any:
 
 def _of_length(help: str, **more: Any) -> Any:
     return typer.Option(help=help, rich_help_panel=LENGTHS, **more)
-
-
-def _of_trace(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=TRACE, **more)
 
 
 def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
@@ -99,7 +98,7 @@ def bench(
     ] = 1.0,
     turns: Annotated[int, _load("Turns per conversation; each turn contains the previous ones.", min=1)] = 1,
     warmup: Annotated[int, _load("Number of warm-up requests, which are not counted.", min=0)] = 1,
-    timeout: Annotated[float, _load("Timeout of one answer.", parser=_seconds, metavar="DURATION")] = "10m",  # type: ignore[assignment]
+    timeout: Annotated[float, _load("Timeout of one answer.", **DURATION)] = "10m",  # type: ignore[assignment]
     seed: Annotated[int, _load("Seed of the workload.")] = 0,
     temperature: Annotated[float, _load("Sampling temperature; 0 is greedy.", min=0.0)] = 0.0,
     ignore_eos: Annotated[
@@ -114,26 +113,19 @@ def bench(
         TokenRange, _of_length("The range of token ids in prompts.", parser=_token_ids, metavar="FIRST:LAST")
     ] = "300:2000",  # type: ignore[assignment]
     trace: Annotated[
-        Path | None, _of_trace("Azure LLM trace (CSV) or Mooncake trace (JSON lines), which sets arrivals and lengths.")
+        Path | None,
+        trace_option("Azure LLM trace (CSV) or Mooncake trace (JSON lines), which sets arrivals and lengths."),
     ] = None,
-    speed: Annotated[float, _of_trace("Replay the trace faster by this factor.", min=0.001)] = 1.0,
-    start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
-    duration: Annotated[
-        float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
-    ] = None,
-    scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
-    scale_output: Annotated[float, _of_trace("Multiply output lengths.", min=0.0001)] = 1.0,
-    max_input_tokens: Annotated[int | None, _of_trace("Truncate longer prompts.", min=1)] = None,
-    max_output_tokens: Annotated[int | None, _of_trace("Limit longer outputs.", min=1)] = None,
-    slo_ttft: Annotated[
-        float | None, _of_result("Goodput: maximum time to first token.", parser=_seconds, metavar="DURATION")
-    ] = None,
-    slo_tpot: Annotated[
-        float | None, _of_result("Goodput: maximum time per output token.", parser=_seconds, metavar="DURATION")
-    ] = None,
-    slo_e2e: Annotated[
-        float | None, _of_result("Goodput: maximum end-to-end latency.", parser=_seconds, metavar="DURATION")
-    ] = None,
+    speed: SpeedOption = 1.0,
+    start: StartOption = "0s",  # type: ignore[assignment]
+    duration: DurationOption = None,
+    scale_input: ScaleInputOption = 1.0,
+    scale_output: ScaleOutputOption = 1.0,
+    max_input_tokens: MaxInputOption = None,
+    max_output_tokens: MaxOutputOption = None,
+    slo_ttft: Annotated[float | None, _of_result("Goodput: maximum time to first token.", **DURATION)] = None,
+    slo_tpot: Annotated[float | None, _of_result("Goodput: maximum time per output token.", **DURATION)] = None,
+    slo_e2e: Annotated[float | None, _of_result("Goodput: maximum end-to-end latency.", **DURATION)] = None,
     json_file: Annotated[Path | None, _of_result("Write all measurements to this file.", names=("--json",))] = None,
     plot: Annotated[Path | None, _of_result("Plot load and latencies to this .png, .svg or .pdf file.")] = None,
 ) -> None:
@@ -150,9 +142,8 @@ def bench(
     Exits with 1 if a request failed.
     """
     arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
-    if plot is not None and (problem := plot_problem(plot)) is not None:
+    if (problem := results_problem(json_file=json_file, plot=plot)) is not None:
         _fail(problem)
-    _check_writable(json_file, plot)
     console = Console(stderr=True)
     alphabet = Alphabet(first_token_id=token_ids.first, last_token_id=token_ids.last, words=endpoint is Endpoint.chat)
     if trace is not None:
@@ -208,18 +199,6 @@ def _show(summary: Summary, title: str) -> None:
     output.print(report.table(summary, title))
     for line in report.lines(summary):
         output.print(line, highlight=False)
-
-
-def _check_writable(*paths: Path | None) -> None:
-    """Check the files before the measurement rather than after it."""
-    for path in paths:
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
-        except OSError as error:
-            _fail(f"cannot write {path}: {error.strerror}")
 
 
 def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> list[Conversation]:

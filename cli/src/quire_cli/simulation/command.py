@@ -11,13 +11,25 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from quire_cli.bench.trace_options import (
+    DURATION,
+    DurationOption,
+    MaxInputOption,
+    MaxOutputOption,
+    ScaleInputOption,
+    ScaleOutputOption,
+    SpeedOption,
+    StartOption,
+    trace_option,
+)
 from quire_cli.bench.traces import Replay, TraceError, read_trace
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
+from quire_cli.inspection.screen import plain_console
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import Document, read_documents
 from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore
-from quire_cli.plot_formats import plot_problem
+from quire_cli.result_files import results_problem
 from quire_cli.simulation import report, speed
 from quire_cli.simulation.run import LATE_SECONDS, Run
 from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
@@ -32,25 +44,17 @@ from quire_operator.domain.autoscaling.autoscaler import Policy
 from quire_operator.domain.autoscaling.schedules import bounds_at
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.scaling import AutoscalingMode, MetricsSource
+from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, MetricsSource
 from quire_operator.domain.status.scaling_status import parse_time
 
 _WAKE_SECONDS = 1.0
-_PLAIN_WIDTH = 120
 _DAY_SECONDS = 86_400
 _MOST_SECONDS = 366 * _DAY_SECONDS
 """The longest trace: its autoscaler evaluations alone take an hour."""
 _POINTS = 600
 """The approximate number of points of the timeline."""
 
-ENGINE, FLEET, TRACE, RESULT = "Engine", "Replicas", "Trace", "Result"
-
-
-def _seconds(text: str) -> float:
-    seconds = parse_duration_seconds(text)
-    if seconds is None:
-        raise typer.BadParameter(f'"{text}" is not a duration such as 500ms, 30s, 5m or 1h30m')
-    return seconds
+ENGINE, FLEET, RESULT = "Engine", "Replicas", "Result"
 
 
 def _date(text: str) -> float:
@@ -88,10 +92,6 @@ def _of_fleet(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=FLEET, **more)
 
 
-def _of_trace(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=TRACE, **more)
-
-
 def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
 
@@ -105,16 +105,15 @@ def simulate(
     ] = None,
     prefill_rate: Annotated[float | None, _of_engine("Prompt tokens per second of one engine.", min=0.1)] = None,
     step_time: Annotated[
-        float | None,
-        _of_engine("Time of a decode step without the time per sequence.", parser=_seconds, metavar="DURATION"),
+        float | None, _of_engine("Time of a decode step without the time per sequence.", **DURATION)
     ] = None,
     decode_time: Annotated[
-        float | None, _of_engine("Time that each sequence adds to a decode step.", parser=_seconds, metavar="DURATION")
+        float | None, _of_engine("Time that each sequence adds to a decode step.", **DURATION)
     ] = None,
     kv_tokens: Annotated[int | None, _of_engine("Size of one engine's KV cache, in tokens.", min=16)] = None,
     gpu: Annotated[str | None, _of_engine('Estimate the speed for this GPU, such as "H100 80GB".')] = None,
     startup_delay: Annotated[
-        float, _of_fleet("Time from the request for a replica until it is ready.", parser=_seconds, metavar="DURATION")
+        float, _of_fleet("Time from the request for a replica until it is ready.", **DURATION)
     ] = "120s",  # type: ignore[assignment]
     initial_replicas: Annotated[
         int | None, _of_fleet("Ready replicas at the start (default: from the spec).", min=0, show_default=False)
@@ -137,27 +136,17 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[int, _of_fleet("Seed of start-up delays and of ties in routing.")] = 0,
-    speed_up: Annotated[
-        float, typer.Option("--speed", help="Replay the trace faster by this factor.", min=0.001, rich_help_panel=TRACE)
-    ] = 1.0,
-    start: Annotated[float, _of_trace("Skip this much of the trace.", parser=_seconds, metavar="DURATION")] = "0s",  # type: ignore[assignment]
-    duration: Annotated[
-        float | None, _of_trace("Use only this much of the trace.", parser=_seconds, metavar="DURATION")
-    ] = None,
-    scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", min=0.0001)] = 1.0,
-    scale_output: Annotated[float, _of_trace("Multiply output lengths.", min=0.0001)] = 1.0,
-    max_input_tokens: Annotated[int | None, _of_trace("Truncate longer prompts.", min=1)] = None,
-    max_output_tokens: Annotated[int | None, _of_trace("Limit longer outputs.", min=1)] = None,
-    warm_up: Annotated[
-        float, _of_trace("Time at the start that is not scored.", parser=_seconds, metavar="DURATION")
-    ] = "0s",  # type: ignore[assignment]
+    speed_up: SpeedOption = 1.0,
+    start: StartOption = "0s",  # type: ignore[assignment]
+    duration: DurationOption = None,
+    scale_input: ScaleInputOption = 1.0,
+    scale_output: ScaleOutputOption = 1.0,
+    max_input_tokens: MaxInputOption = None,
+    max_output_tokens: MaxOutputOption = None,
+    warm_up: Annotated[float, trace_option("Time at the start that is not scored.", **DURATION)] = "0s",  # type: ignore[assignment]
     slo: Annotated[
         float,
-        _of_result(
-            "A first token is late if it comes this long after the end of an immediate prefill.",
-            parser=_seconds,
-            metavar="DURATION",
-        ),
+        _of_result("A first token is late if it comes this long after the end of an immediate prefill.", **DURATION),
     ] = f"{LATE_SECONDS:g}s",  # type: ignore[assignment]
     decisions: Annotated[int, _of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
     json_file: Annotated[Path | None, _of_result("Write all results to this file.", names=("--json",))] = None,
@@ -182,8 +171,8 @@ def simulate(
       quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml --fault outage@20m+5m --decisions 50
     """
     arguments = {key: str(value) for key, value in locals().items() if value is not None}
-    _check_writable(json_file)
-    _check_drawable(plot)
+    if (problem := results_problem(json_file=json_file, plot=plot)) is not None:
+        raise FileProblem(problem)
     faults = tuple(_fault(text) for text in fault or ())
     chosen = _choose(read_documents(policy), policy, name)
     replay = Replay(
@@ -209,23 +198,13 @@ def simulate(
         raise SimulationProblem(f"--warm-up leaves nothing to score: this part of the trace lasts {report.clock(last)}")
     autoscaling = chosen.spec.autoscaling
     assert autoscaling is not None
-    if initial_replicas is not None and initial_replicas > autoscaling.most_replicas:
-        raise SimulationProblem(
-            f"--initial-replicas {initial_replicas} is more than maxReplicas in {policy}: {autoscaling.most_replicas}"
-        )
-    if clock is None and autoscaling.schedules:
-        raise SimulationProblem(
-            f"{policy} has autoscaling.schedules, but the date and time of the trace's start are unknown",
-            hint="add for example --clock 2026-03-02T07:30:00+01:00",
-        )
-    epoch = clock or 0.0
-    bounds = bounds_at(autoscaling, epoch, start_up_seconds=None)
+    epoch = _epoch(autoscaling, clock, policy)
     scenario = Scenario(
         engine=model,
         startup_delay_seconds=startup_delay,
         min_replicas=autoscaling.fewest_replicas,
         max_replicas=autoscaling.most_replicas,
-        initial_replicas=bounds.clamp(chosen.spec.initial_replicas) if initial_replicas is None else initial_replicas,
+        initial_replicas=_initial_replicas(chosen.spec, autoscaling, initial_replicas, epoch, policy),
         drain_seconds=chosen.spec.drain.timeout_seconds,
         faults=faults,
         seed=seed,
@@ -234,7 +213,7 @@ def simulate(
         wake_seconds=_WAKE_SECONDS if autoscaling.may_reach_zero else None,
         timeline_seconds=max(1.0, last / _POINTS),
     )
-    console = _console()
+    console = plain_console()
     console.print(_assumptions(chosen.spec, known, source), highlight=False)
     run = _simulate(requests, scenario, _scaler(chosen.spec, epoch=epoch))
     summary = summarise(run, slo_seconds=slo)
@@ -280,6 +259,26 @@ def _requests(trace: Path, replay: Replay) -> list[Request]:
             hint="check that its times are in milliseconds; --duration selects a part, --speed replays faster",
         )
     return requests
+
+
+def _epoch(autoscaling: Autoscaling, clock: float | None, policy: Path) -> float:
+    """Return the date and time of the trace's start, in Unix seconds; 0 if nothing depends on it."""
+    if clock is None and autoscaling.schedules:
+        raise SimulationProblem(
+            f"{policy} has autoscaling.schedules, but the date and time of the trace's start are unknown",
+            hint="add for example --clock 2026-03-02T07:30:00+01:00",
+        )
+    return clock or 0.0
+
+
+def _initial_replicas(spec: Spec, autoscaling: Autoscaling, chosen: int | None, epoch: float, policy: Path) -> int:
+    if chosen is None:
+        return bounds_at(autoscaling, epoch, start_up_seconds=None).clamp(spec.initial_replicas)
+    if chosen > autoscaling.most_replicas:
+        raise SimulationProblem(
+            f"--initial-replicas {chosen} is more than maxReplicas in {policy}: {autoscaling.most_replicas}"
+        )
+    return chosen
 
 
 def _speed(
@@ -363,25 +362,3 @@ def _assumptions(spec: Spec, known: Speed, source: str) -> str:
         f"One engine: {prefill:,.0f} prompt tokens/s, {step * 1000:,.2f} ms per step + {decode * 1000:,.3f} ms per "
         f"sequence, {known.kv_tokens:,} KV tokens; source: {source}.{mode}"
     )
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
-
-
-def _check_drawable(path: Path | None) -> None:
-    if path is not None and (problem := plot_problem(path)) is not None:
-        raise FileProblem(problem)
-    _check_writable(path)
-
-
-def _check_writable(path: Path | None) -> None:
-    """Check the file before the simulation rather than after it."""
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise FileProblem(f"{path} cannot be written: {error.strerror}") from error
