@@ -157,10 +157,6 @@ class Registry:
         version = self._versions.get(number)
         return None if version is None else version.entry.name
 
-    def all_served(self) -> list[Version]:
-        """Return the versions that answer requests, by name."""
-        return [held.served for _, held in sorted(self._names.items()) if held.served is not None]
-
     def is_served(self, name: str) -> bool:
         """Return whether a request for a name may be answered: now, or once it is loaded."""
         held = self._names.get(name)
