@@ -163,6 +163,9 @@ class LateAccelerator:
         self.under_way.append((target, tensor.clone()))
         return target
 
+    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
+        target.copy_(source)
+
     def mark(self) -> LateMark:
         arriving, self.under_way = self.under_way, []
         return LateMark(arriving)
