@@ -41,8 +41,6 @@ from quire_engine.ipc.process import compute_environment
 
 LOOKUP_TEXTS = ("copy", "novel", "mislead")
 PAIR_TEXTS = ("demo", "padded")
-_ROUNDS = 3
-"""The further answers of each sequence of the demo pair."""
 _SECTION = 128
 """The tokens of a text that repeats itself, and of the prompts of the others."""
 
@@ -229,7 +227,7 @@ def compare_pair(kind: str, arguments: argparse.Namespace) -> Iterator[Result]:
     )
     with pair as both:
         for sequences in arguments.sequences:
-            prompts = both.some_prompts(sequences * (1 + _ROUNDS))
+            prompts = both.some_prompts(sequences * (1 + arguments.rounds))
             first, more = prompts[:sequences], prompts[sequences:]
             found = compare(
                 kind,
@@ -263,6 +261,9 @@ def parse_arguments() -> argparse.Namespace:
         help="the source of drafts for demo and padded: the demo draft model (default) or the demo draft head",
     )
     options.add_argument("--layers", type=int, default=18, help="the further layers of padded (default 18)")
+    options.add_argument(
+        "--rounds", type=int, default=3, help="the further answers of each sequence of a pair (default 3)"
+    )
     options.add_argument("--drafts", type=int, default=SpeculationOptions().max_tokens, help="--spec-tokens")
     options.add_argument("--runs", type=int, default=5, help="pairs of runs (default 5)")
     options.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from example_scripts import MODELS, example_modules
+from fixed_trials import FixedTrials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from quire_engine.config import (
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
@@ -252,7 +252,7 @@ def draft_always(engine: Engine) -> None:
     """Give each sequence as many drafts as it can have, whatever they cost and however often they were right."""
     speculation: Any = engine._scheduler._speculation
     speculation._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
+    speculation._trials = FixedTrials()
     speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None
 
 

@@ -81,6 +81,8 @@ class Engine:
         """It is called with the expected seconds of each step, before the step runs."""
         self.seconds = StepSeconds()
         self.last_step_time = now()
+        self._output_time: float | None = None
+        """The time of the last output; None if there was no work since."""
 
     def add(self, request: Request) -> Refusal | None:
         """Queue a request, or return the reason why it can never run.
@@ -187,8 +189,13 @@ class Engine:
         return bool(self._flights) or self._scheduler.has_unfinished
 
     def step(self) -> Step | None:
-        """Issue a step and return the output of the oldest one, or None while more may be issued before it ends."""
+        """Issue a step and return the output of the oldest one, or None while more may be issued before it ends.
+
+        A step that depends on the one in flight is issued by the next call.
+        """
         began = self._now()
+        if self._scheduler.awaits_commit:
+            return self._finish(self._flights.popleft(), began)
         batch = self._scheduler.schedule()
         scheduled = self._now()
         self.seconds.schedule += scheduled - began
@@ -215,8 +222,10 @@ class Engine:
     def _finish(self, flight: _Flight, scheduled: float) -> Step:
         drawn = flight.pending.wait()
         ran = self._now()
-        output = self._scheduler.commit(flight.batch, drawn)
+        elapsed = ran - (flight.began if self._output_time is None else self._output_time) - drawn.swap_seconds
+        output = self._scheduler.commit(flight.batch, drawn, elapsed=elapsed)
         ended = self._now()
+        self._output_time = ran if self.has_work else None
         seconds = self.seconds
         seconds.prepare += drawn.prepare_seconds
         seconds.swap += drawn.swap_seconds
@@ -332,8 +341,7 @@ def make_engine(
         runner=model.runner,
         matchers=Matchers(model.vocab_size),
         adapters=model.adapters,
-        # What a step with drafts gains is known only after it.
-        overlap=model.asynchronous and drafts is None,
+        overlap=model.asynchronous,
         stages=model.stages,
     )
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from fixed_trials import AlternatingTrials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ worlds = st.fixed_dictionaries(
         "tokens_at_once": st.sampled_from([1, 1, 1, 2, 5]),
         "max_step": st.sampled_from([None, 12.0, 30.0]),
         "drafts": st.sampled_from([0, 0, 1, 3, 7]),
+        "plain_steps": st.sampled_from([None, None, 0, 1, 5]),
         "stages": st.sampled_from([1, 1, 2, 3]),
     }
 )
@@ -138,18 +140,19 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     speed: tuple[float, float],
     script: list[Any],
 ) -> None:
-    shape = {name: value for name, value in world.items() if name not in ("cache_tokens", "drafts")}
+    shape = {name: value for name, value in world.items() if name not in ("cache_tokens", "drafts", "plain_steps")}
     overlap = world["overlap"] and world["stages"] == 1
     shape["overlap"] = overlap
     if overlap or world["drafts"]:
         shape["tokens_at_once"] = 1
     if world["drafts"]:
         # With seven different tokens, one recent token has nearly always occurred before.
-        shape["overlap"] = False
         ngrams = NgramSettings(shortest=1, longest=3)
-        shape["speculation"] = Speculation(
+        shape["speculation"] = speculation = Speculation(
             ngram_proposers(ngrams), max_tokens=world["drafts"], most_drafts=10, costs=FREE_DRAFTS
         )
+        if world["plain_steps"] is not None:
+            speculation._trials = AlternatingTrials(plain=world["plain_steps"])  # type: ignore[assignment]
     num_blocks = world["cache_tokens"] // world["block_size"]
     # Without a start value nothing is swapped, so the speed of copies would never be learned.
     rates = MeasuredRates(

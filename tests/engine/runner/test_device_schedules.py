@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixed_trials import AlternatingTrials, FixedTrials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -25,7 +26,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.speculation import OpenProposer, Speculation
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import Engine
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs
@@ -197,6 +197,8 @@ class World:
     preemption_mode: PreemptionMode
     drafts: int = 0
     """The most drafts of a sequence; 0 runs without speculation."""
+    plain_steps: int = 0
+    """The steps without drafts between two steps with drafts each; 0 has drafts in all steps."""
     drafter: str = "oracle"
     """The source of drafts; for a draft model or head, there is one group of layers, and the last one is its own."""
 
@@ -231,7 +233,8 @@ def speculation_of(world: World) -> Speculation | None:
     )
     speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
     speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)  # type: ignore[assignment]
+    plain = world.plain_steps
+    speculation._trials = AlternatingTrials(plain=plain) if plain else FixedTrials()  # type: ignore[assignment]
     return speculation
 
 
@@ -281,7 +284,7 @@ class Play:
             preemption_mode=world.preemption_mode,
         )
         scheduler = Scheduler(config, layout, speculation=speculation_of(world))
-        self.engine = Engine(scheduler=scheduler, runner=self.runner, overlap=world.overlap and not world.drafts)
+        self.engine = Engine(scheduler=scheduler, runner=self.runner, overlap=world.overlap)
         self.windows = world.windows
         self.expected: dict[int, list[int]] = {}
         self.said: dict[int, list[int]] = {}
@@ -375,6 +378,7 @@ worlds = st.builds(
     ),
     preemption_mode=st.sampled_from(["swap", "swap", "recompute"]),
     drafts=st.sampled_from([0, 0, 1, 4, 15]),
+    plain_steps=st.sampled_from([0, 1, 5, 9]),
 ).flatmap(
     lambda world: st.sampled_from(
         ["oracle", "oracle", "model", "head"] if world.windows == (None,) else ["oracle"]
@@ -389,6 +393,38 @@ def test_any_schedule_answers_as_alone(world: World, script: list[Any]) -> None:
     for number, (kind, *arguments) in enumerate(script):
         getattr(play, kind)(number, *arguments)
     play.finish()
+
+
+@pytest.mark.parametrize("drafter", ["oracle", "model", "head"])
+def test_steps_without_drafts_run_ahead_between_drafts(drafter: str) -> None:
+    """A draft model and a head that know the text stay right: they learn the tokens that were sampled meanwhile."""
+    world = World(
+        num_blocks=12,
+        num_swap_blocks=0,
+        windows=(None,),
+        max_rows=2,
+        budget=16,
+        overlap=True,
+        caching=False,
+        graph_sizes=GraphSizes(),
+        preemption_mode="recompute",
+        drafts=3,
+        plain_steps=6,
+        drafter=drafter,
+    )
+    play = Play(world)
+    for key, prompt in enumerate(([1, 2, 3], [4, 5])):
+        play.add(key, prompt, SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True), 1, False)
+    depths = []
+    while play.engine.has_work:
+        play.one_step()
+        depths.append(len(play.engine._flights))
+    play.finish()
+    counters = play.engine.counters
+    # A call leaves a step in flight if the next one need not wait for it.
+    assert depths.count(1) > counters.steps / 2
+    assert counters.draft_tokens > 20
+    assert (counters.accepted_tokens == counters.draft_tokens) == (drafter != "oracle")
 
 
 @pytest.mark.parametrize("drafter", ["oracle", "model", "head"])

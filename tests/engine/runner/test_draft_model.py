@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from adapter_support.folders import linear_shapes, make_adapter, of_kinds
+from fixed_trials import FixedTrials
 from quire_parity.answering import Answering
 
 from quire_common.errors import FlagsError
@@ -86,7 +87,7 @@ def eager(running: Any) -> Any:
     speculation._seconds_per_pass = 1e-9
     speculation.observe_step = lambda tokens, seconds, **_: None
     speculation.observe_prompts = lambda **_: None
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)
+    speculation._trials = FixedTrials()
     return running
 
 
@@ -121,7 +122,7 @@ def test_draft_model_catches_up_on_tokens_decoded_during_a_pause(
         running.add(key, prompt, SamplingParams(max_tokens=70, temperature=0.0, ignore_eos=True))
     for number in range(60):
         pays = number < 4 or number > 40
-        trials.mode, trials.pays = (lambda sequences, pays=pays: Mode.ON if pays else Mode.OFF), pays
+        trials.fixed, trials.pays = Mode.ON if pays else Mode.OFF, pays
         running.step()
         drafter = running.model.runner._drafter
         assert (len(drafter._rows._noted) > 0) == (not pays and number > 4)

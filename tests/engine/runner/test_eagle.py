@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fixed_trials import FixedTrials
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
@@ -53,7 +54,7 @@ def eager(running: Any, recorded: list[tuple[list[int], list[int]]] | None = Non
     """Give each sequence as many drafts as it can have; record each drafted text, and its drafts."""
     speculation = running.engine._scheduler._speculation
     speculation._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
+    speculation._trials = FixedTrials()
     speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None
     drafter = running.model.runner._drafter
     if recorded is None:
@@ -138,12 +139,12 @@ def test_drafts_after_skipped_prompts_use_the_kept_states(
     recorded: list[tuple[list[int], list[int]]] = []
     running = eager(start(folder, speculation=options), recorded)
     speculation = running.engine._scheduler._speculation
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.OFF, pays=False)
+    speculation._trials = FixedTrials(fixed=Mode.OFF, pays=False)
     running.add(0, PROMPTS[0], SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True))
     for _ in range(40):
         running.step()
     assert not recorded
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)
+    speculation._trials = FixedTrials()
     running.finish()
     assert len(recorded) > 5
     drafter = running.model.runner._drafter
@@ -211,6 +212,29 @@ def test_a_broken_head_stops_the_start_only_if_required(
     running.add(1, [3, 4, 5], SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True))
     running.finish()
     assert len(running.tokens[1]) == 9 and running.engine.counters.num_drafts == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}, "an EAGLE-3 head"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"medusa_num_heads": 5, "model_type": "medusa"}, "Medusa heads"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}, "an MLP speculator"),
+        ({"architectures": ["DeepSeekMTPModel"], "model_type": "deepseek_mtp"}, "multi-token prediction"),
+    ],
+)
+def test_other_kinds_of_heads_are_refused_by_name(
+    make_folder: Callable[..., Path], start: Callable[..., Any], tmp_path: Path, config: dict[str, Any], kind: str
+) -> None:
+    """They are neither EAGLE-1 heads nor draft models."""
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, **config}))
+    for method in ("eagle", "draft_model"):
+        options = SpeculationOptions(method=method, model=tmp_path)  # type: ignore[arg-type]
+        with pytest.raises(FlagsError) as caught:
+            start(make_folder(), speculation=options)
+        assert kind in caught.value.problems[0], caught.value.problems
 
 
 def test_a_head_named_as_a_draft_model_is_refused_with_the_remedy(

@@ -6,11 +6,11 @@ kernels, and finds accesses that no event orders; the second half of this file s
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixed_trials import FixedTrials
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
@@ -28,7 +28,6 @@ from quire_engine.core.speculation.speculation import (
     Speculation,
     ngram_proposers,
 )
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine
 from quire_engine.model.adapters.slots import with_adapter_slots
@@ -218,7 +217,7 @@ def every_draft(proposers: ProposerFactory, *, passes: bool = False) -> Speculat
         proposers, max_tokens=3, most_drafts=DRAFTS, costs=None, seconds_per_pass=1.0 if passes else None
     )
     speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+    speculation._trials = FixedTrials()  # type: ignore[assignment]
     speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
     return speculation
 

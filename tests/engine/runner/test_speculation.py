@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fixed_trials import FixedTrials
 
 from quire_engine.config import SchedulerOptions, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.runner.logprobs import before_and_at_drafts
 from quire_engine.runner.verification import verify
 
@@ -51,7 +51,7 @@ def speculating(start: Callable[..., Any], folder: Path, options: SpeculationOpt
     speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)
     speculation.observe_step = lambda tokens, seconds, **_: None
     speculation.observe_prompts = lambda **_: None
-    speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)
+    speculation._trials = FixedTrials()
     if speculation._seconds_per_pass is not None:
         speculation._seconds_per_pass = 1e-9
     return running

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_trials import FixedTrials
 from quire_parity import cases
 from quire_parity.answering import Answering
 from quire_parity.cases import Case
@@ -23,7 +24,6 @@ from quire_engine.core.ports import Runner
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import Engine
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
@@ -120,7 +120,7 @@ class World:
         speculation = Speculation(found, max_tokens=self.drafts, most_drafts=self.most_drafts, costs=None)
         speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
         speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
-        speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True, refused=lambda: None)  # type: ignore[assignment]
+        speculation._trials = FixedTrials()  # type: ignore[assignment]
         return speculation
 
     @property

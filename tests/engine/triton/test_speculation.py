@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fixed_trials import FixedTrials
 from quire_parity import cases
 from quire_parity.answering import Answering
 from quire_parity.cases import Case
@@ -23,7 +23,6 @@ from quire_engine.config import (
     SpeculationOptions,
 )
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 from quire_engine.runner.device.graphs import GraphSizes
@@ -96,7 +95,7 @@ def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> N
             chosen = engine._scheduler._speculation
             assert chosen is not None
             chosen._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-            chosen._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+            chosen._trials = FixedTrials()  # type: ignore[assignment]
             chosen.observe_step = chosen.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
         running = Answering(engine)
         for key, temperature in enumerate((0.0, 1.0)):

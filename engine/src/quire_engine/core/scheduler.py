@@ -5,7 +5,8 @@ sequences first, in order, then waiting ones. Chunked prefill is the rest of a p
 is a sequence that lacks one token; a preempted sequence lacks all its tokens again; a prefix in the cache is already
 computed. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``. ``schedule`` may
 run once ahead of the previous commit, and then counts pending samples as unknown tokens. With several stages it runs
-ahead by as many steps, and no sequence is in a step while its sample is pending.
+ahead by as many steps, and no sequence is in a step while its sample is pending. With speculation it runs ahead while
+no sequence has drafts: ``awaits_commit`` says when a step depends on the one in flight.
 
 Nothing here knows tensors, messages or the clock.
 """
@@ -79,7 +80,7 @@ class Scheduler:
     """The scheduler. ``rates`` are the initial rates for preemption by measured cost.
 
     Without rates it recomputes until steps were measured. Without a ``stall_bound``, prompts use the rest of the token
-    budget in order, however long that takes. With ``speculation`` each step must be committed before the next.
+    budget in order, however long that takes. With ``speculation``, see ``awaits_commit``.
     """
 
     def __init__(
@@ -201,6 +202,17 @@ class Scheduler:
             self._kv.release(sequence)
             self._rows.take_back(sequence)
 
+    @property
+    def awaits_commit(self) -> bool:
+        """True if the steps in flight must be committed before the next one is scheduled.
+
+        That is so if one of them has drafts, because only its output says how far sequences advance, and if the next
+        one may have drafts, because these continue known tokens.
+        """
+        if self._speculation is None or not self._in_flight or self._config.stages > 1:
+            return False
+        return bool(self._in_flight[-1].batch.num_drafts) or self._speculation.awaits_commit(len(self._running))
+
     def schedule(self) -> Batch | None:
         """Return the next step, or None if no sequence can continue before a commit or a new request."""
         assert len(self._in_flight) < self._most_in_flight, "schedule() runs too far ahead of commit()"
@@ -212,7 +224,8 @@ class Scheduler:
         self._displace()
         self._kv.leave_behind(self._running)
         plan.bound = self._deferral.step_bound(self._running)
-        self._serve_running(plan, self._running if self._config.stages == 1 else self._turn())
+        running = self._running if self._config.stages == 1 else self._turn()
+        self._serve_running(plan, running, self._plan_drafts(running))
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
@@ -244,6 +257,7 @@ class Scheduler:
                 first_scheduled_keys=plan.first_scheduled_keys,
                 first_scheduled_cached=plan.first_scheduled_cached,
                 prompts=plan.prompts,
+                load=0 if self._speculation is None else self._speculation.load,
             )
         )
         self.counters.steps += 1
@@ -260,15 +274,31 @@ class Scheduler:
         most = -(-len(self._running) // self._config.stages)
         return [sequence for sequence in self._running if not sequence.num_pending][:most]
 
-    def _serve_running(self, plan: Plan, running: list[Sequence]) -> None:
-        """Let these running sequences, which are in order, catch up.
+    def _plan_drafts(self, running: list[Sequence]) -> dict[int, list[int]] | None:
+        """Return the drafts of running sequences by their key; None without any."""
+        speculation = self._speculation
+        if speculation is None:
+            return None
+        ahead = self._config.stages == 1 and bool(self._in_flight)
+        assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
+        has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)
+        return speculation.plan(running, self.counters, ahead=ahead, has_prompts=has_prompts)
+
+    def _expects_prompts(self, running: list[Sequence]) -> bool:
+        """Return whether the next step probably computes prompts, of running sequences or of the first in the queue."""
+        first = self._waiting.first()
+        if first is not None and self._rows.any_free and not self._admission.is_blocked(first):
+            return True
+        return any(sequence.num_computed < sequence.num_prefill for sequence in running)
+
+    def _serve_running(self, plan: Plan, running: list[Sequence], drafts: dict[int, list[int]] | None) -> None:
+        """Let these running sequences, which are in order, catch up; ``drafts`` are those that they may get.
 
         This loop dominates the step's cost: one pass, plain attributes, no calls.
         """
         budget = plan.budget
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
-        drafts = None if self._speculation is None else self._speculation.plan(running, self.counters)
         behind = len(running)
         # Preemption removes from the end of ``_running``, never what this loop has passed.
         for sequence in running if running is self._running else _with_rows(running):
@@ -378,17 +408,18 @@ class Scheduler:
         self._parked.admitted(sequence)
         self._release_children()
 
-    def commit(self, batch: Batch, output: RunnerOutput) -> StepOutput:
+    def commit(self, batch: Batch, output: RunnerOutput, *, elapsed: float = 0.0) -> StepOutput:
         """Apply the tokens that a step sampled: sequences grow and end.
 
-        Tokens of sequences that have ended are discarded.
+        Tokens of sequences that have ended are discarded. ``elapsed`` is the time in seconds since the output of the
+        step before, or 0 if it is not known.
         """
         flight = self._in_flight.popleft()
         assert flight.batch is batch, "steps are committed in the order they were scheduled"
         self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
         sampled = flight.sampled if output.counts is None else grown(flight.sampled, output.counts, self._waiting)
         if self._speculation is not None:
-            observe_speculation(self._speculation, flight, output, counters=self.counters)
+            observe_speculation(self._speculation, flight, output, elapsed=elapsed, counters=self.counters)
         self._waiting.record_sampled(sampled)
         if self._stall_bound is not None:
             seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds

@@ -34,6 +34,13 @@ from quire_kernels.kv_cache import KVCache
 _DECODER: Final = "LlamaForCausalLM"
 ARCHITECTURES = ("EagleLlamaForCausalLM", _DECODER)
 """The names of heads over Llama layers: the second is that of the first published ones."""
+_OTHER_KINDS: Final[Mapping[str, str]] = {
+    "eagle3": "an EAGLE-3 head, which reads hidden states of several layers",
+    "medusa": "Medusa heads, which each guess another of the next tokens",
+    "mlpspeculator": "an MLP speculator, which has no attention",
+    "mtp": "layers for multi-token prediction (MTP), which belong to one model family",
+}
+"""Kinds of published heads that are not supported, by a part of their architecture or model type without separators."""
 _TRAITS = Traits(bare_first_layer=True)
 _PREFIX = "model."
 _FUSE, _FUSE_BIAS = "model.fc.weight", "model.fc.bias"
@@ -124,7 +131,7 @@ def find_head(folder: Path) -> HeadCandidate:
     raw = read_config(folder)
     if not raw:
         raise ModelFolderError(f"{folder} has no config.json; a draft head is a folder in Hugging Face layout")
-    problems = [] if _names(raw, ARCHITECTURES) else [_architecture_problem(raw)]
+    problems = [] if _names(raw, ARCHITECTURES) and _other_kind(raw) is None else [_architecture_problem(raw)]
     config = parse_config({**raw, "architectures": [_DECODER]}, {}, (_DECODER,), problems)
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{folder / 'config.json'} cannot be used as a draft head:", *problems]))
@@ -136,14 +143,31 @@ def is_head(folder: Path) -> bool:
     return _names(read_config(folder), ARCHITECTURES[:1])
 
 
+def unsupported_head(folder: Path) -> str | None:
+    """Return the kind of head that a folder is by its config.json, if heads of this kind are not supported."""
+    return _other_kind(read_config(folder))
+
+
+def _other_kind(raw: Mapping[str, Any]) -> str | None:
+    named = raw.get("architectures")
+    names = [*(named if isinstance(named, list) else ()), raw.get("model_type"), raw.get("speculators_model_type")]
+    plain = [name.lower().replace("_", "").replace("-", "") for name in names if isinstance(name, str)]
+    for part, kind in _OTHER_KINDS.items():
+        if any(part in name for name in plain):
+            return kind
+    # Some EAGLE-3 heads have the architecture of their layers; only they have a vocabulary of their own.
+    return _OTHER_KINDS["eagle3"] if "draft_vocab_size" in raw else None
+
+
 def _names(raw: Mapping[str, Any], architectures: tuple[str, ...]) -> bool:
     named = raw.get("architectures")
     return isinstance(named, list) and any(name in architectures for name in named)
 
 
 def _architecture_problem(raw: Mapping[str, Any]) -> str:
-    named = raw.get("architectures")
-    return f"architectures is {named!r}; supported heads are {' and '.join(ARCHITECTURES)} (EAGLE over Llama layers)"
+    named, kind = raw.get("architectures"), _other_kind(raw)
+    found = f"architectures is {named!r}" if kind is None else f"it is {kind} (architectures is {named!r})"
+    return f"{found}; supported heads are {' and '.join(ARCHITECTURES)} (EAGLE-1 over Llama layers)"
 
 
 def head_problems(target: Candidate, head: ModelShape) -> list[str]:

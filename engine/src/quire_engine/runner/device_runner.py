@@ -233,7 +233,7 @@ class DeviceRunner:
             report=None if report is None else report.download(self._accelerator),
             prompts=prompts,
             proposed=forward.proposed,
-            learn=None if self._drafter is None else self._drafter.learn,
+            drafter=self._drafter,
             copies=forward.copies,
             clock=self._clock,
             marks=forward.marks,

@@ -11,7 +11,7 @@ from quire_engine.config import EngineConfig, SpeculationOptions
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
-from quire_engine.model.eagle import EagleHead, HeadCandidate, find_head, head_problems, is_head
+from quire_engine.model.eagle import EagleHead, HeadCandidate, find_head, head_problems, is_head, unsupported_head
 from quire_engine.model.family import CausalLM
 from quire_engine.model.layers import DecoderStack
 from quire_engine.model.loader import find_candidate
@@ -70,6 +70,8 @@ def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> Draf
             problems = head_problems(target, found.shape)
         elif is_head(options.model):
             raise ModelFolderError("it is a draft head, and no model: use --spec-method eagle")
+        elif (kind := unsupported_head(options.model)) is not None:
+            raise ModelFolderError(f"it is {kind}, and no model; heads of this kind are not supported")
         else:
             found = find_candidate(options.model, impl="native", trust_remote_code=False)
             problems = []

@@ -66,8 +66,11 @@ class DraftedRows:
         self._filled = np.zeros(layout.groups[0].num_blocks, dtype=np.int32)
         """The first tokens of each block that have keys and values."""
         self._filled_swapped = np.zeros(max(1, layout.groups[0].num_swap_blocks), dtype=np.int32)
-        self._noted: deque[Batch] = deque(maxlen=MOST_MISSED)
-        """The most recent steps of which ``history`` has no tokens yet."""
+        self._noted: deque[tuple[Batch, list[int] | None]] = deque(maxlen=2 * MOST_MISSED)
+        """The most recent steps of which ``history`` has no tokens yet, in the order in which they became known: with
+        their sampled tokens, or None for their inputs."""
+        self._admitted = np.full(max_rows, -1, dtype=np.int64)
+        """The step that admitted the sequence of each row."""
         self._idle = False
 
     def skip(self, batch: Batch) -> bool:
@@ -86,14 +89,32 @@ class DraftedRows:
                 return False
         if appended := batch.block_updates[0].blocks:
             self._filled[appended] = 0
-        self._noted.append(batch)
+        self._noted.append((batch, None))
         return True
+
+    def note_sampled(self, batch: Batch, token_ids: list[int]) -> None:
+        """Note what a batch without drafts has sampled: the next one may have been issued before, without its tokens.
+
+        This costs next to nothing, as ``skip``.
+        """
+        self._noted.append((batch, token_ids))
+
+    def _read_notes(self) -> None:
+        """Add the noted tokens to ``history``; rows may have another sequence since."""
+        for batch, token_ids in self._noted:
+            if token_ids is None:
+                self.history[batch.rows, batch.num_computed] = batch.token_ids
+                continue
+            samples = np.asarray(batch.samples)
+            rows = np.asarray(batch.rows)[samples]
+            own = self._admitted[rows] <= batch.step
+            ends = np.add(batch.num_computed, batch.num_scheduled)[samples]
+            self.history[rows[own], ends[own]] = np.asarray(token_ids)[own]
+        self._noted.clear()
 
     def begin(self, batch: Batch, table: np.ndarray) -> DraftColumns:
         """Apply a batch, whose target computes its tokens after this; ``table`` [rows, M] includes it already."""
-        for noted in self._noted:
-            self.history[noted.rows, noted.num_computed] = noted.token_ids
-        self._noted.clear()
+        self._read_notes()
         for copies, sources, targets in (
             (batch.swap_out, self._filled, self._filled_swapped),
             (batch.swap_in, self._filled_swapped, self._filled),
@@ -105,6 +126,7 @@ class DraftedRows:
             self.history[admission.row, : len(known)] = known
             self.stored[admission.row] = self.firsts[admission.row] = 0
             self._is_new[admission.row] = True
+            self._admitted[admission.row] = batch.step
         rows = np.asarray(batch.rows, dtype=np.int64)
         computed = np.asarray(batch.num_computed, dtype=np.int64)
         scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)

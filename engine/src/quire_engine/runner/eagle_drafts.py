@@ -55,6 +55,8 @@ class KeptRows:
 
     def begin(self, batch: Batch) -> None:
         """Forget the states of the rows that a batch admits."""
+        if not batch.admitted:
+            return
         starts_of = dict(zip(batch.rows, batch.num_computed, strict=True))
         for admission in batch.admitted:
             row = admission.row
@@ -90,6 +92,17 @@ class PromptPairs:
     """[T] the places of kept states; -1 for those that the step computed."""
     newer: np.ndarray
     """[T] the places in the batch of the others; -1 for the kept ones."""
+
+
+def computed_tokens(batch: Batch, columns: DraftColumns | None, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and the positions of the tokens at ``places`` [N] in a batch, both [N] int64.
+
+    Without ``columns``, each sequence of the batch has one token.
+    """
+    if columns is None:
+        return np.asarray(batch.rows, dtype=np.int64)[places], np.asarray(batch.num_computed, dtype=np.int64)[places]
+    owners = np.repeat(np.arange(len(columns.rows)), columns.scheduled)[places]
+    return columns.rows[owners], columns.computed[owners] + places - columns.begins[owners]
 
 
 class StartsOf(Protocol):
@@ -146,13 +159,13 @@ class EagleDrafts:
         self._kept = KeptRows(max_rows=max_rows, tokens=tokens)
         self._states = torch.zeros((max_rows * tokens, embedding.shape[1]), dtype=embedding.dtype)  # [rows W, H]
         self._columns: DraftColumns | None = None
+        """Those of the last batch; None if there was nothing to do before its target ran: see ``DraftedRows.skip``."""
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the pairs of the drafts that were accepted before."""
         self._kept.begin(batch)
-        self._columns = columns = self._rows.begin(batch, table)
-        still = np.flatnonzero(columns.drafts)
-        if not len(still):
+        self._columns = columns = None if self._rows.skip(batch) else self._rows.begin(batch, table)
+        if columns is None or not len(still := np.flatnonzero(columns.drafts)):
             return batch
         rows, ends, drafts = columns.rows[still], columns.computed[still], columns.drafts[still]
         starts = self._rows.starts(table, rows, ends, self._kept.begins[rows])
@@ -177,19 +190,14 @@ class EagleDrafts:
 
     def wants_all(self, batch: Batch) -> bool:
         """Return whether ``observe`` needs the hidden states of all tokens of a batch, not only those with logits."""
-        assert self._columns is not None
-        return batch.prepares_drafts and bool(is_prompt(self._columns).any())
+        return batch.prepares_drafts and self._columns is not None and bool(is_prompt(self._columns).any())
 
     def observe(self, batch: Batch, table: np.ndarray, computed: HiddenRows) -> None:
         """Keep the hidden states of a step, and compute the pairs of its prompts if those of all tokens are given."""
-        columns = self._columns
-        assert columns is not None
-        owners = np.repeat(np.arange(len(columns.rows)), columns.scheduled)[computed.places]
-        positions = columns.computed[owners] + computed.places - columns.begins[owners]
+        rows, positions = computed_tokens(batch, self._columns, computed.places)
         if self.wants_all(batch):
             self._compute_prompts(batch, table, computed.states)
-        if len(owners):
-            rows = columns.rows[owners]
+        if len(rows):
             new = self._kept.keep(rows, positions)
             places = torch.from_numpy(self._kept.places(rows[new], positions[new]))
             states = computed.states if len(new) == len(rows) else computed.states[torch.from_numpy(new)]

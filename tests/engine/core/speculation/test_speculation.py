@@ -167,7 +167,7 @@ def test_skipped_drafts_are_retried_periodically_if_promising(speculating: Calla
 
 def test_steps_without_drafts_measure_the_baseline_speed(speculating: Callable[..., Any]) -> None:
     here, _ = speculating([[1, 2, 3]], plain(190))
-    here.runner.token_seconds = 1e-6
+    here.runner.token_seconds = 1.0
     here.scheduler._speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0, observe=lambda *_: None)
     here.run()
     # A step takes its number of tokens, so that drafts that are always right gain nothing: the trial fails.

@@ -4,6 +4,7 @@
 more or less, and one in twenty takes up to four times as long, as on a busy machine.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ class Machine:
     per_token: float = 0.01
     per_pass: float = 0.1
     accepted: float = 0.8
+    catch_up: float = 0.0
+    """What the first step with drafts after others takes in addition, per 64 steps without drafts."""
     noisy: bool = True
 
     def seconds(self, tokens: int, passes: int, chance: random.Random) -> float:
@@ -77,6 +80,7 @@ def simulate(
     )
     running = [_sequence(key) for key in range(sequences)]
     counters, found = Counters(), Simulated()
+    missed = 0
     for step in range(steps):
         machine = machine_at(step)
         drafts = speculation.plan(running, counters)
@@ -88,12 +92,15 @@ def simulate(
             speculation.verified(running[key], len(proposed), accepted)
             sampled += accepted
         tokens, passes = sequences + sum(map(len, drafts.values())), max(map(len, drafts.values()), default=0)
-        seconds = machine.seconds(tokens, passes, chance)
-        drafting = machine.per_pass * passes * seconds / machine.true_seconds(tokens, passes)
+        seconds, true = machine.seconds(tokens, passes, chance), machine.true_seconds(tokens, passes)
+        drafting = machine.per_pass * passes * seconds / true
+        catch_up = machine.catch_up * min(missed, 64) / 64 if drafts else 0.0
+        # The first prompts are computed for drafts.
+        missed = 0 if drafts or not found.drafted_steps else missed + 1
+        seconds, drafting, true = seconds + catch_up, drafting + catch_up, true + catch_up
         speculation.observe_step(
             tokens, seconds - drafting, sequences=sequences, sampled=sampled, passes=passes, draft_seconds=drafting
         )
-        true = machine.true_seconds(tokens, passes)
         found.seconds += true
         found.plain_seconds += machine.true_seconds(sequences, 0) * sampled / sequences
         if drafts:
@@ -128,6 +135,14 @@ def test_unprofitable_drafts_take_under_one_percent_of_step_time(name: str, sequ
     assert found.ratio > 0.99
     # The pauses between trials grow: the second half has fewer drafts than the first.
     assert sum(step >= 5_000 for step in found.drafted_steps) < len(found.drafted_steps) / 2
+
+
+@pytest.mark.parametrize("sequences", [1, 4, 32])
+def test_trials_that_begin_with_much_to_compute_cost_under_one_percent(sequences: int) -> None:
+    machine = Machine(per_pass=1.0, catch_up=8.0)
+    found = simulate(lambda step: machine, sequences=sequences, steps=10_000)
+    assert found.ratio > 0.99
+    assert sum(step >= 500 for step in found.drafted_steps) > 0, "drafts are tried again"
 
 
 PAYING = {
@@ -202,6 +217,60 @@ def test_each_load_has_its_own_trial() -> None:
                 trials.observe_drafted(seconds, expected=1.0, yielded=2.0, sequences=sequences)
     assert trials.mode(1) is Mode.ON and trials.pays
     assert trials.mode(32) is Mode.OFF and not trials.pays
+
+
+def test_a_dip_between_two_sequences_keeps_the_load() -> None:
+    """When a sequence ends, there is one less for a step, also at the edge of a load."""
+    trials = DraftTrials(most_sequences=64)
+    loads = []
+    for sequences in (32, 31, 32, 30, 32, 27, 31, 27, 32, 36):
+        trials.mode(sequences)
+        loads.append(trials.load)
+    assert len(set(loads[:5])) == 1 and loads[5] != loads[0]
+    assert len(set(loads[5:9])) == 1 and loads[9] == loads[0]
+
+
+def test_late_output_is_learned_for_the_load_of_its_step() -> None:
+    trials = DraftTrials(most_sequences=64)
+    trials.mode(1)
+    load = trials.load
+    trials.mode(32)
+    trials.observe_plain(7.0, load=load)
+    assert list(trials._loads[load].plain) == [7.0] and not trials._loads[trials.load].plain
+
+
+def test_steps_with_prompts_take_part_in_no_trial() -> None:
+    trials = DraftTrials(most_sequences=8)
+    assert [trials.mode(4, has_prompts=True) for _ in range(4)] == [Mode.OFF] * 4
+    assert trials.pays, "the first trial is to find prompts computed"
+    assert [trials.mode(4) for _ in range(3)] == [Mode.PLAIN, Mode.PLAIN, Mode.FIRST]
+    assert trials.mode(4, has_prompts=True) is Mode.OFF
+    for _ in range(trial_steps(4)):
+        trials.observe_plain(1.0)
+        trials.mode(4)
+        trials.observe_drafted(1.0, expected=1.0, yielded=2.0, sequences=4)
+    assert trials.mode(4, has_prompts=True) is Mode.ON
+
+
+def test_next_trial_waits_until_its_cost_is_saved() -> None:
+    """A trial that loses three steps' time is repeated after some 300 steps that pay for it, and 300 that save for it.
+
+    The next ones find as much saved.
+    """
+    trials = DraftTrials(most_sequences=64)
+    begun, was_trial = [], False
+    for step in range(4_000):
+        mode = trials.mode(32)
+        is_trial = mode in (Mode.FIRST, Mode.TRIAL)
+        if is_trial:
+            trials.observe_drafted(8 / 3, expected=8 / 3, yielded=1.0, sequences=32)
+        else:
+            trials.observe_plain(1.0)
+        if is_trial and not was_trial:
+            begun.append(step)
+        was_trial = is_trial
+    pauses = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert 300 < pauses[0] < 1_100 and all(300 < pause < 600 for pause in pauses[1:3])
 
 
 @pytest.mark.parametrize(("sequences", "then"), [(1, Mode.TRIAL), (4, Mode.TRIAL), (16, Mode.OFF)])

@@ -5,7 +5,8 @@ samples after each of them with the seed and the position that the sequence has 
 tokens up to the first that differs from its draft. So the answer is the one without speculation; drafts only decide how
 many steps it takes.
 
-The scheduler calls ``plan`` before each step and ``verified`` after it. Nothing here knows tensors or the clock.
+The scheduler calls ``plan`` before each step and ``verified`` after it. A step without drafts may be planned while the
+one before it runs; ``awaits_commit`` says when not. Nothing here knows tensors or the clock.
 """
 
 from collections import Counter
@@ -158,6 +159,24 @@ class Speculation:
         self._rate = AcceptanceRate(_FIRST_RATE, weight=10.0, memory=_ENGINE_MEMORY)
         self._passes = 0
         self._trials = DraftTrials(most_sequences=_MOST_SEQUENCES)
+        self._finds_none = False
+        """True if no sequence had a proposal when the last step was planned."""
+
+    @property
+    def load(self) -> int:
+        """The number of the load of the step that was planned last, for ``observe_step``."""
+        return self._trials.load
+
+    def awaits_commit(self, sequences: int) -> bool:
+        """Return whether the next step, of so many running sequences, may have drafts.
+
+        All tokens of its sequences must be known then, so that the step in flight is to be committed first.
+        """
+        return not self._finds_none and self._trials.may_draft(sequences)
+
+    def is_paused(self, sequences: int) -> bool:
+        """Return whether the next step, of so many running sequences, has no drafts, and nothing is measured by it."""
+        return self._trials.is_paused(sequences)
 
     @property
     def pays(self) -> bool:
@@ -168,17 +187,28 @@ class Speculation:
         """Forget a sequence that has ended."""
         self._states.pop(sequence.key, None)
 
-    def plan(self, running: list[Sequence], counters: Counters) -> dict[int, list[int]]:
-        """Return the drafts that the next step should verify, by the key of their sequence."""
+    def plan(
+        self, running: list[Sequence], counters: Counters, *, ahead: bool = False, has_prompts: bool = False
+    ) -> dict[int, list[int]]:
+        """Return the drafts that the next step should verify, by the key of their sequence.
+
+        A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none. ``has_prompts`` says
+        that the step is known to compute prompts.
+        """
         if not running:
             return {}
-        mode = self._trials.mode(len(running))
-        if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN):
+        # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
+        undecided = ahead and self._trials.may_draft(len(running))
+        mode = Mode.OFF if undecided else self._trials.mode(len(running), has_prompts=has_prompts)
+        if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
             counters.undrafted_sequences["cost"] += len(running)
             return {}
         without: Counter[str] = Counter()
-        candidates = self._candidates(running, without)
-        lengths = self._choose(candidates, mode, others=without.total()) if candidates else []
+        candidates = self._candidates(running, without, ahead=ahead)
+        self._finds_none = not candidates
+        lengths = [0] * len(candidates)
+        if candidates and not undecided:
+            lengths = self._choose(candidates, mode, others=without.total())
         drafts: dict[int, list[int]] = {}
         for candidate, length in zip(candidates, lengths, strict=True):
             if length:
@@ -186,15 +216,18 @@ class Speculation:
             else:
                 without["cost"] += 1
                 if self._seconds_per_pass is None:
-                    candidate.state.expected = (candidate.sequence.num_tokens, candidate.proposal[0])
+                    candidate.state.expected = (len(candidate.sequence.token_ids), candidate.proposal[0])
         counters.undrafted_sequences.update(without)
         return drafts
 
-    def _candidates(self, running: list[Sequence], without: Counter[str]) -> list[_Candidate]:
-        """Return the decoding sequences with a proposal, and count the others in ``without`` by reason."""
+    def _candidates(self, running: list[Sequence], without: Counter[str], *, ahead: bool) -> list[_Candidate]:
+        """Return the decoding sequences with a proposal, and count the others in ``without`` by reason.
+
+        Those of a step that is planned ``ahead`` continue the known tokens, without the pending one.
+        """
         candidates: list[_Candidate] = []
         for sequence in running:
-            if sequence.num_pending or not sequence.decodes or sequence.num_tokens - sequence.num_computed != 1:
+            if sequence.num_pending > ahead or not sequence.decodes or sequence.num_tokens - sequence.num_computed != 1:
                 continue
             state = self._state(sequence)
             if state.proposer is None:
@@ -281,22 +314,29 @@ class Speculation:
         sampled: int,
         passes: int = 0,
         draft_seconds: float = 0.0,
+        elapsed: float | None = None,
+        load: int | None = None,
     ) -> None:
         """Learn from a step without prompts, in which ``sequences`` gained ``sampled`` tokens.
 
         ``passes`` is the largest number of drafts that a sequence had, and ``draft_seconds`` the time of a draft model.
+        Trials compare the ``elapsed`` seconds between the outputs of the step before and of this one: the scheduling is
+        in them unless it was done ahead. If they are not known, the other times stand for them. ``load`` is the load
+        when the step was planned.
         """
         if seconds <= 0.0 or not sequences:
             return
+        whole = seconds + draft_seconds if elapsed is None else elapsed
         if not passes:
-            self._trials.observe_plain(seconds + draft_seconds)
+            self._trials.observe_plain(whole, load=load)
             self._curve.observe(tokens, seconds)
             return
         self._trials.observe_drafted(
-            seconds + draft_seconds,
+            whole,
             expected=self._curve.seconds(tokens) + passes * (self._seconds_per_pass or 0.0),
             yielded=sampled / sequences,
             sequences=sequences,
+            load=load,
         )
         self._curve.observe(tokens, seconds)
         if self._seconds_per_pass is not None and draft_seconds > 0.0:

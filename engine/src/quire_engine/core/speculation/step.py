@@ -50,9 +50,12 @@ def grown(sampled: list[Sequence], counts: list[int], waiting: Policy) -> list[S
 
 
 def observe_speculation(
-    speculation: Speculation, flight: InFlight, output: RunnerOutput, *, counters: Counters
+    speculation: Speculation, flight: InFlight, output: RunnerOutput, *, elapsed: float, counters: Counters
 ) -> None:
-    """Advance sequences by their accepted drafts, and learn from the step."""
+    """Advance sequences by their accepted drafts, and learn from the step.
+
+    ``elapsed`` is the time since the output of the step before, or 0 if it is not known.
+    """
     if flight.batch.num_drafts:
         assert output.counts is not None
         columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)
@@ -74,4 +77,7 @@ def observe_speculation(
         sampled=len(output.token_ids),
         passes=passes,
         draft_seconds=output.draft_seconds,
+        # The inputs of a step may be prepared while the one before it runs, but no step takes less than its own time.
+        elapsed=max(elapsed, output.run_seconds + output.sample_seconds + output.draft_seconds),
+        load=flight.load,
     )

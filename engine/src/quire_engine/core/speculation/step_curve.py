@@ -6,7 +6,7 @@ steps, such as longer contexts or a busy machine, and keeps the parts of the cur
 """
 
 from bisect import bisect_right
-from math import exp, log
+from math import exp, inf, log
 
 from quire_engine.core.stall_bound import StepCosts
 
@@ -71,6 +71,11 @@ class StepCurve:
 def knot(tokens: int) -> int:
     """Return the number of the part of the curve to which a number of tokens belongs."""
     return bisect_right(_KNOTS, tokens) - 1
+
+
+def bounds(place: int) -> tuple[int, float]:
+    """Return the least number of tokens that belongs to a part of the curve, and the first one above it."""
+    return _KNOTS[place], _KNOTS[place + 1] if place + 1 < len(_KNOTS) else inf
 
 
 def _between(tokens: int) -> tuple[int, float]:

@@ -8,8 +8,10 @@ measured:
 
 A load begins with steps without drafts, then has a trial of a few steps with drafts. Drafts stay while the gain is at
 least ``_STOP``, and need ``_START`` to begin. After a trial without success, the next one waits for a number of steps
-that doubles with each failure, and until the time that drafts have lost is at most ``_LOST_SHARE`` of all decoding.
-While a load waits, its steps cost nothing but a count.
+that doubles with each failure, and until the time that drafts have lost, and that the next trial will lose if it fails
+like the last one, is at most ``_LOST_SHARE`` of all decoding. While a load waits, its steps cost nothing but a count.
+
+Steps with prompts take part in no trial: their times say nothing, so that a trial of such steps would never end.
 
 Times of steps have outliers upwards. So a low quantile stands for them, for steps with drafts relative to the expected
 time, because these differ in their numbers of drafts.
@@ -20,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from quire_engine.core.speculation.step_curve import knot
+from quire_engine.core.speculation.step_curve import bounds, knot
 
 _START, _STOP = 1.08, 1.03
 """The gain of a trial from which on drafts are used, and the least one with which they stay. Their scheduling is not in
@@ -37,8 +39,12 @@ _LASTING = 64
 """The steps with drafts after which a success forgets the failures before it."""
 _MOST_REFUSALS = 4
 _LOST_SHARE = 0.01
-_LARGEST_LOSS = 3.0
-"""The most that one step counts as lost, as a multiple of the expected time of the step."""
+_LARGEST_LOSS = 16.0
+"""The most that one step counts as lost, as a multiple of the expected time of the step. The first step of a trial also
+computes what the draft model has missed of every sequence."""
+_TOLERANCE = 0.125
+"""The share by which the number of sequences may leave a load's range without a change of the load: between the end of
+a sequence and the start of the next one, there is one less for a step."""
 _FIRST_PLAIN_STEPS, _PLAIN_STEPS = 2, 3
 _FIRST_DISTANCE, _LONGEST_DISTANCE = 32, 128
 """The steps without drafts that are measured at first and later, and the steps with drafts between such measurements.
@@ -89,9 +95,11 @@ class _Load:
     """The measurements of one range of numbers of sequences, and what follows from them."""
 
     __slots__ = (
+        "cost",
         "distance",
         "drafted",
         "forced",
+        "loss",
         "pause",
         "plain",
         "plain_left",
@@ -116,6 +124,10 @@ class _Load:
         self.sequences = 0
         """The sequences of the last measured step with drafts."""
         self.refusals = 0
+        self.loss = 0.0
+        """The seconds that drafts have lost since the trial began."""
+        self.cost = 0.0
+        """The seconds that the last trial lost; 0 if it was a success, or the first one is to come."""
         self.pause = _FIRST_PAUSE
         self.plain_left, self.distance = _FIRST_PLAIN_STEPS, _FIRST_DISTANCE
 
@@ -127,11 +139,13 @@ class _Load:
 
     def begin_trial(self) -> None:
         self.drafted.clear()
-        self.wait, self.uses, self.forced, self.steps, self.refusals = None, False, True, 0, 0
+        self.wait, self.uses, self.forced, self.steps, self.refusals, self.loss = None, False, True, 0, 0, 0.0
 
     def end(self, *, failed: bool) -> None:
         """Do without drafts for a while, longer after each failure."""
         self.wait = self.pause if failed else _FIRST_PAUSE
+        if failed and not self.uses:
+            self.cost = max(0.0, self.loss)
         self.uses = False
         if failed:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
@@ -158,7 +172,7 @@ class _Load:
             if gain(self.plain, late) < _START:
                 self.end(failed=True)
             else:
-                self.uses = True
+                self.uses, self.cost = True, 0.0
                 self.drafted = deque(late, maxlen=_REMEMBERED_DRAFTED)
         elif self.steps > 1 and found < _HOPELESS:
             self.end(failed=True)
@@ -170,35 +184,68 @@ def trial_steps(sequences: int) -> int:
 
 
 class DraftTrials:
-    """The kind of each step, by the number of running sequences. Each step is committed before the next one."""
+    """The kind of each step, by the number of running sequences.
 
-    __slots__ = ("_beside", "_load", "_loads", "_lost", "_unmeasured")
+    A step with drafts is committed before the next one is planned; other steps may be committed later.
+    """
+
+    __slots__ = ("_beside", "_loads", "_lost", "_most_saved", "_place", "_unmeasured")
 
     def __init__(self, *, most_sequences: int) -> None:
         self._loads = [_Load() for _ in range(knot(most_sequences) + 1)]
-        self._load = self._loads[0]
+        self._place = 0
         self._lost = 0.0
-        """The seconds that drafts have lost, minus the tolerated share of all seconds; never negative."""
+        """The seconds that drafts have lost, minus the tolerated share of all seconds. Negative ones are saved for the
+        next trial, as many as the dearest one of all loads has lost."""
+        self._most_saved = 0.0
         self._beside, self._unmeasured = 0.0, 0
         """The seconds in which prompts were computed for drafts since the last measured step with drafts, and the steps
         with drafts whose times were not measured meanwhile."""
 
     @property
+    def load(self) -> int:
+        """The number of the load of the step that was planned last, which ``observe_plain`` and others need."""
+        return self._place
+
+    @property
     def pays(self) -> bool:
         """True if prompts should be computed for drafts: not in a pause, nor in the trial after one."""
-        load = self._load
+        load = self._loads[self._place]
         return load.wait is None and (load.uses or not load.forced)
 
-    def mode(self, sequences: int) -> Mode:
+    def _place_of(self, sequences: int) -> int:
+        """Return the load of a number of sequences, which is the present one if it is almost in its range."""
+        place = self._place
+        first, end = bounds(place)
+        if first * (1.0 - _TOLERANCE) <= sequences < end * (1.0 + _TOLERANCE):
+            return place
+        return min(knot(max(1, sequences)), len(self._loads) - 1)
+
+    def is_paused(self, sequences: int) -> bool:
+        """Return whether the next step has no drafts and decides nothing. The state does not change."""
+        load = self._loads[self._place_of(sequences)]
+        return load.wait is not None and (load.wait > 0 or not self._affords(load))
+
+    def may_draft(self, sequences: int) -> bool:
+        """Return whether the next step may have drafts. The state does not change."""
+        return not self.is_paused(sequences) and not self._loads[self._place_of(sequences)].plain_left
+
+    def _affords(self, load: _Load) -> bool:
+        return self._lost + load.cost <= 0.0
+
+    def mode(self, sequences: int, *, has_prompts: bool = False) -> Mode:
         """Return the kind of the next step, which has ``sequences`` running sequences, at least 1."""
-        load = self._load = self._loads[min(knot(sequences), len(self._loads) - 1)]
+        self._place = self._place_of(sequences)
+        load = self._loads[self._place]
         if load.wait is not None:
             if load.wait > 0:
                 load.wait -= 1
                 return Mode.OFF
-            if self._lost > 0.0:
+            if has_prompts or not self._affords(load):
                 return Mode.OFF
             load.begin_trial()
+        if has_prompts:
+            return Mode.ON if load.uses else Mode.OFF
         if load.plain_left:
             load.plain_left -= 1
             return Mode.PLAIN
@@ -208,12 +255,13 @@ class DraftTrials:
 
     def hasten(self) -> None:
         """Shorten a long pause, because drafts look good again; the limit on lost time still holds."""
-        if self._load.wait is not None:
-            self._load.wait = min(self._load.wait, _FIRST_PAUSE)
+        load = self._loads[self._place]
+        if load.wait is not None:
+            load.wait = min(load.wait, _FIRST_PAUSE)
 
     def refused(self) -> None:
         """Note that a step with candidates has no drafts, because the expected costs were against all of them."""
-        load = self._load
+        load = self._loads[self._place]
         load.refusals += 1
         if load.wait is not None:
             return
@@ -227,26 +275,34 @@ class DraftTrials:
         self._beside += seconds
         self._unmeasured += drafted
 
-    def observe_plain(self, seconds: float) -> None:
-        """Learn the time of a step without drafts and without prompts."""
-        self._load.plain.append(seconds)
+    def observe_plain(self, seconds: float, *, load: int | None = None) -> None:
+        """Learn the time of a step without drafts and without prompts; ``load`` is that of the last one if None."""
+        self._loads[self._place if load is None else load].plain.append(seconds)
         self._pay_off(seconds)
 
-    def observe_drafted(self, seconds: float, *, expected: float, yielded: float, sequences: int) -> None:
+    def observe_drafted(
+        self, seconds: float, *, expected: float, yielded: float, sequences: int, load: int | None = None
+    ) -> None:
         """Learn from a step with drafts and without prompts, see ``DraftedStep``, of ``sequences`` sequences."""
-        load = self._load
+        own = self._loads[self._place if load is None else load]
         # Prompts that are computed while nothing is known yet would let every first trial fail.
-        beside = self._beside / (1 + self._unmeasured) if load.uses else 0.0
+        beside = self._beside / (1 + self._unmeasured) if own.uses else 0.0
         self._beside, self._unmeasured = 0.0, 0
         step = DraftedStep(seconds=seconds, expected=expected, yielded=yielded, beside=beside)
-        load.drafted.append(step)
-        if load.plain:
+        own.drafted.append(step)
+        if own.plain:
             spent = min(seconds, _LARGEST_LOSS * expected) + beside
-            self._lost = max(0.0, self._lost + spent - yielded * low_quantile(load.plain))
+            loss = spent - yielded * low_quantile(own.plain)
+            own.loss += loss
+            self._lost = self._bounded(self._lost + loss)
         self._pay_off(seconds)
-        if load.wait is None:
-            load.judge(sequences)
+        if own.wait is None:
+            own.judge(sequences)
+            if own.wait is not None or own.uses:
+                self._most_saved = max(each.cost for each in self._loads)
 
     def _pay_off(self, seconds: float) -> None:
-        if self._lost:
-            self._lost = max(0.0, self._lost - _LOST_SHARE * seconds)
+        self._lost = self._bounded(self._lost - _LOST_SHARE * seconds)
+
+    def _bounded(self, lost: float) -> float:
+        return max(lost, -self._most_saved)

@@ -18,7 +18,7 @@ class DeviceDraftModel:
         self._drafting = drafting
         self._rows = drafting.rows
         self._columns: DraftColumns | None = None
-        self.apply, self.learn = drafting.apply, drafting.learn
+        self.apply, self.learn, self.note_sampled = drafting.apply, drafting.learn, drafting.note_sampled
         self.capture_graphs, self.close = drafting.capture_graphs, drafting.close
 
     def stage(self, batch: Batch, table: np.ndarray, transfer: HostToDeviceBatch) -> None:
@@ -28,9 +28,7 @@ class DeviceDraftModel:
     def propose(self, batch: Batch, table: np.ndarray, token_ids: Tensor) -> Proposed | None:
         """See ``DeviceDrafter``; this also computes the batch's prompts."""
         columns, drafting = self._columns, self._drafting
-        assert columns is not None
-        chosen = columns.for_draft_model(batch)
-        if not chosen.any():
+        if columns is None or not (chosen := columns.for_draft_model(batch)).any():
             return None
         rows, ends, guessing = columns.rows[chosen], columns.known_ends[chosen], columns.drafts[chosen] > 0
         lowest = np.where(guessing, ends, columns.computed[chosen]) - MOST_MISSED

@@ -96,6 +96,10 @@ class DeviceDrafter(Protocol):
         """Note the drafts of a step, which have arrived. The next step is staged after this."""
         ...
 
+    def note_sampled(self, batch: Batch, token_ids: list[int]) -> None:
+        """Note the sampled tokens of a step without drafts. The next step may have been staged before."""
+        ...
+
     def capture_graphs(self, captured: Callable[[], None]) -> None:
         """Capture the graphs of the passes, and call ``captured`` after each."""
         ...
@@ -163,10 +167,12 @@ class Drafting:
             graph_sizes=draft_graph_sizes(graph_sizes),
             in_flight=max_drafts + 2,
         )
+        self.note_sampled = self.rows.note_sampled
         self._guesses = torch.zeros((max_drafts, max_rows + 1), dtype=torch.int64, device=accelerator.device)
 
-    def stage(self, batch: Batch, table: np.ndarray, transfer: HostToDeviceBatch) -> DraftColumns:
-        columns = self.rows.begin(batch, table)
+    def stage(self, batch: Batch, table: np.ndarray, transfer: HostToDeviceBatch) -> DraftColumns | None:
+        """Stage a batch; return its columns, or None if there is nothing to do for it: see ``DraftedRows.skip``."""
+        columns = None if self.rows.skip(batch) else self.rows.begin(batch, table)
         self._device_rows.stage_shifted(batch, self.rows.firsts, transfer)
         return columns
 

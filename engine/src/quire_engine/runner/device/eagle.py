@@ -16,7 +16,7 @@ from quire_engine.runner.device.accelerator import Accelerator
 from quire_engine.runner.device.drafting import Drafting, Proposed
 from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.drafted_rows import DraftColumns, positions_of
-from quire_engine.runner.eagle_drafts import KeptRows, is_prompt, kept_tokens, prompt_pairs
+from quire_engine.runner.eagle_drafts import KeptRows, computed_tokens, is_prompt, kept_tokens, prompt_pairs
 from quire_kernels.kv_cache import KVCache
 
 
@@ -61,7 +61,7 @@ class DeviceEagle:
         self._kept = KeptRows(max_rows=max_rows, tokens=tokens)
         self._states = self._input.new_zeros((max_rows * tokens, self._input.shape[1]))  # [N W, H]
         self._columns: DraftColumns | None = None
-        self.apply, self.learn = drafting.apply, drafting.learn
+        self.apply, self.learn, self.note_sampled = drafting.apply, drafting.learn, drafting.note_sampled
         self.capture_graphs, self.close = drafting.capture_graphs, drafting.close
 
     def stage(self, batch: Batch, table: np.ndarray, transfer: HostToDeviceBatch) -> None:
@@ -72,9 +72,7 @@ class DeviceEagle:
     def propose(self, batch: Batch, table: np.ndarray, token_ids: Tensor) -> Proposed | None:
         """See ``DeviceDrafter``; this also computes the pairs of the drafts that were accepted before."""
         columns, drafting = self._columns, self._drafting
-        assert columns is not None
-        still = np.flatnonzero(columns.drafts)
-        if not len(still):
+        if columns is None or not len(still := np.flatnonzero(columns.drafts)):
             return None
         rows, drafts = columns.rows[still], columns.drafts[still]
         ends = columns.known_ends[still] - 1
@@ -122,21 +120,21 @@ class DeviceEagle:
 
     def wants_all(self, batch: Batch) -> bool:
         """See ``DeviceDrafter``."""
-        assert self._columns is not None
         # Positions of prompts that are reported have logits too, but are no consecutive tokens up to the last one.
-        return bool(batch.prompt_logprobs) or batch.prepares_drafts and bool(is_prompt(self._columns).any())
+        return bool(batch.prompt_logprobs) or self._prepares(batch)
+
+    def _prepares(self, batch: Batch) -> bool:
+        """Return whether the staged batch has prompts that are computed for drafts."""
+        return batch.prepares_drafts and self._columns is not None and bool(is_prompt(self._columns).any())
 
     def observe(self, batch: Batch, table: np.ndarray, hidden: Tensor, places: np.ndarray) -> None:
         """Keep the hidden states of a step, and compute the pairs of its prompts while drafts pay."""
         columns = self._columns
-        assert columns is not None
-        if batch.prepares_drafts and is_prompt(columns).any():
+        if columns is not None and self._prepares(batch):
             self._compute_prompts(batch, table, hidden, columns)
-        owners = np.repeat(np.arange(len(columns.rows)), columns.scheduled)[places]
-        if not len(owners):
+        rows, positions = computed_tokens(batch, columns, places)
+        if not len(rows):
             return
-        rows = columns.rows[owners]
-        positions = columns.computed[owners] + places - columns.begins[owners]
         new = self._kept.keep(rows, positions)
         transfer = HostToDeviceBatch(self._accelerator)
         sources, targets = transfer.add(new), transfer.add(self._kept.places(rows[new], positions[new]))

@@ -1,6 +1,5 @@
 """A step in flight on the device: its later output, and the only place where the host waits for it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenLogprobs
 from quire_engine.runner.device.accelerator import Mark
-from quire_engine.runner.device.drafting import Proposed
+from quire_engine.runner.device.drafting import DeviceDrafter, Proposed
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.reports import PendingReport, read_prompts, spread
 from quire_engine.runner.device.sampler import DrawPlan
@@ -47,8 +46,8 @@ class PendingStep:
     prompts: PendingReport | None
     proposed: Proposed | None
     """The drafts of a draft model or head."""
-    learn: Callable[[Proposed], None] | None
-    """It takes them when they have arrived."""
+    drafter: DeviceDrafter | None
+    """It takes the drafts, and what was sampled, when they have arrived."""
     copies: list[TimedCopy]
     marks: PassMarks
     done: Mark
@@ -85,14 +84,17 @@ class PendingStep:
         if self.token_ids is None:
             return _Sampled(token_ids=[], logprobs=logprobs)
         if not self.batch.num_drafts:
-            return _Sampled(token_ids=self.token_ids.tolist(), logprobs=logprobs)
+            sampled = self.token_ids.tolist()
+            if self.drafter is not None:
+                self.drafter.note_sampled(self.batch, sampled)
+            return _Sampled(token_ids=sampled, logprobs=logprobs)
         token_ids = self.token_ids.numpy()
         if self.proposed is None:
             inputs = np.asarray(self.batch.token_ids, dtype=np.int64)
         else:
-            assert self.learn is not None
+            assert self.drafter is not None
             inputs = self.proposed.inputs_of(self.batch)
-            self.learn(self.proposed)
+            self.drafter.learn(self.proposed)
         found = verified(self.batch, token_ids, inputs)
         return _Sampled(
             token_ids=token_ids[found.kept].tolist(),
