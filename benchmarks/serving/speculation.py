@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from benchmarks.models.shapes import SHAPES
 from benchmarks.models.successor_model import write_successor_model
@@ -53,6 +53,8 @@ class Result:
     speculating_tokens_per_second: float
     ratio: float
     lowest_ratio: float
+    cpu_ratio: float
+    """The ratio of the tokens per CPU second of the process; other work on the machine changes it less."""
     tokens_per_step: float
     """The tokens that each sequence gains in a step with speculation."""
     accepted_share: float
@@ -65,6 +67,7 @@ class Result:
 class Run:
     answers: list[list[int]]
     tokens_per_second: float
+    tokens_per_cpu_second: float
     tokens_per_step: float
     accepted_share: float
 
@@ -148,7 +151,7 @@ def measure(
         step()
     counters = engine.counters
     before, steps = counters.generation_tokens, counters.steps
-    began = perf_counter()
+    began, cpu_began = perf_counter(), process_time()
     waiting = list(enumerate(more, start=len(prompts)))
     while engine.has_work:
         ended = step()
@@ -156,11 +159,12 @@ def measure(
             break
         for _ in range(ended if more else 0):
             add(*waiting.pop(0))
-    seconds = perf_counter() - began
+    seconds, cpu_seconds = perf_counter() - began, process_time() - cpu_began
     tokens = counters.generation_tokens - before
     return Run(
         answers=answers,
         tokens_per_second=tokens / seconds,
+        tokens_per_cpu_second=tokens / cpu_seconds,
         tokens_per_step=tokens / len(prompts) / max(1, counters.steps - steps),
         accepted_share=counters.accepted_tokens / max(1, counters.draft_tokens),
     )
@@ -174,7 +178,8 @@ def compare(kind: str, measure_plain: Callable[[], Run], measure_speculating: Ca
         # Either order, so that neither always runs on the warmer machine.
         for speculates in (False, True) if number % 2 else (True, False):
             (speculating if speculates else plain).append(measure_speculating() if speculates else measure_plain())
-    ratios = [one.tokens_per_second / other.tokens_per_second for one, other in zip(speculating, plain, strict=True)]
+    pairs = list(zip(speculating, plain, strict=True))
+    ratios = [one.tokens_per_second / other.tokens_per_second for one, other in pairs]
     return Result(
         text=kind,
         sequences=len(plain[0].answers),
@@ -182,6 +187,7 @@ def compare(kind: str, measure_plain: Callable[[], Run], measure_speculating: Ca
         speculating_tokens_per_second=statistics.median(run.tokens_per_second for run in speculating),
         ratio=statistics.median(ratios),
         lowest_ratio=min(ratios),
+        cpu_ratio=statistics.median(one.tokens_per_cpu_second / other.tokens_per_cpu_second for one, other in pairs),
         tokens_per_step=statistics.median(run.tokens_per_step for run in speculating),
         accepted_share=statistics.median(run.accepted_share for run in speculating),
     )
@@ -280,7 +286,18 @@ def main() -> None:
         results.append(result)
     show_table(
         f"speculation, up to {arguments.drafts} drafts; lookup with {arguments.shape}, pairs with {arguments.method}",
-        ["text", "sequences", "plain tokens/s", "speculating", "ratio", "lowest", "tokens/step", "accepted", "step"],
+        [
+            "text",
+            "sequences",
+            "plain tokens/s",
+            "speculating",
+            "ratio",
+            "lowest",
+            "CPU",
+            "tokens/step",
+            "accepted",
+            "step",
+        ],
         [
             [
                 result.text,
@@ -289,6 +306,7 @@ def main() -> None:
                 f"{result.speculating_tokens_per_second:,.0f}",
                 f"{result.ratio:.2f}",
                 f"{result.lowest_ratio:.2f}",
+                f"{result.cpu_ratio:.2f}",
                 f"{result.tokens_per_step:.2f}",
                 f"{result.accepted_share:.0%}",
                 "" if result.step_ratio is None else f"{result.step_ratio:.1f}x",
@@ -297,7 +315,7 @@ def main() -> None:
         ],
         (
             f"dtype {arguments.dtype}, answers of {arguments.answer} tokens, {arguments.runs} pairs of runs",
-            "step: the time of a target's step over the draft model's",
+            "CPU: the ratio of tokens per CPU second; step: the time of a target's step over the draft model's",
             machine(),
         ),
     )

@@ -127,7 +127,7 @@ class _Load:
         self.loss = 0.0
         """The seconds that drafts have lost since the trial began."""
         self.cost = 0.0
-        """The seconds that the last trial lost; 0 if it was a success, or the first one is to come."""
+        """The seconds that the next trial probably loses, as the last one did; 0 if that was a success or too small."""
         self.pause = _FIRST_PAUSE
         self.plain_left, self.distance = _FIRST_PLAIN_STEPS, _FIRST_DISTANCE
 
@@ -144,7 +144,8 @@ class _Load:
     def end(self, *, failed: bool) -> None:
         """Do without drafts for a while, longer after each failure."""
         self.wait = self.pause if failed else _FIRST_PAUSE
-        if failed and not self.uses:
+        # A first trial of few sequences is repeated soon: noise decides it, and the next one has little to catch up on.
+        if failed and not self.uses and (self.forced or self.sequences >= _TRIAL_SEQUENCES):
             self.cost = max(0.0, self.loss)
         self.uses = False
         if failed:
