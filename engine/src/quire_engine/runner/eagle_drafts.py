@@ -159,7 +159,7 @@ class EagleDrafts:
         self._kept = KeptRows(max_rows=max_rows, tokens=tokens)
         self._states = torch.zeros((max_rows * tokens, embedding.shape[1]), dtype=embedding.dtype)  # [rows W, H]
         self._columns: DraftColumns | None = None
-        """Those of the last batch; None if there was nothing to do before its target ran: see ``DraftedRows.skip``."""
+        """The columns of the last batch; None if it needed nothing before its target ran: see ``DraftedRows.skip``."""
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the pairs of the drafts that were accepted before."""

@@ -93,7 +93,7 @@ def test_engine_with_preemption_and_cancels_answers_as_alone(speculating: Callab
 
 @pytest.mark.parametrize(("since", "drafts"), [(1000, False), (40, True)])
 def test_engine_runs_ahead_until_there_are_proposals(speculating: Callable[..., Any], since: int, drafts: bool) -> None:
-    """Drafts pay, but there are none to propose before ``since`` tokens."""
+    """Drafts pay, but no sequence has a proposal before ``since`` tokens."""
     here, expected = speculating(since=since)
     here.scheduler._speculation._trials = FixedTrials()
     found = depths(here)

@@ -29,7 +29,7 @@ class Machine:
     per_pass: float = 0.1
     accepted: float = 0.8
     catch_up: float = 0.0
-    """What the first step with drafts after others takes in addition, per 64 steps without drafts."""
+    """The additional time of the first step with drafts after 64 steps without drafts; after fewer, a part of it."""
     noisy: bool = True
 
     def seconds(self, tokens: int, passes: int, chance: random.Random) -> float:
@@ -138,7 +138,7 @@ def test_unprofitable_drafts_take_under_one_percent_of_step_time(name: str, sequ
 
 
 @pytest.mark.parametrize("sequences", [1, 4, 32])
-def test_trials_that_begin_with_much_to_compute_cost_under_one_percent(sequences: int) -> None:
+def test_trials_with_much_to_catch_up_cost_under_one_percent(sequences: int) -> None:
     machine = Machine(per_pass=1.0, catch_up=8.0)
     found = simulate(lambda step: machine, sequences=sequences, steps=10_000)
     assert found.ratio > 0.99
