@@ -194,8 +194,6 @@ class InFlight:
     first_scheduled_keys: list[int]
     first_scheduled_cached: list[int]
     prompts: PromptWork
-    load: int
-    """The load of the step for speculation, see ``DraftTrials``."""
 
     def drafts_of_sampled(self) -> list[int]:
         """Return the number of drafts of each sequence in ``sampled``."""

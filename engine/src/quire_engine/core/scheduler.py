@@ -224,8 +224,7 @@ class Scheduler:
         self._displace()
         self._kv.leave_behind(self._running)
         plan.bound = self._deferral.step_bound(self._running)
-        running = self._running if self._config.stages == 1 else self._turn()
-        self._serve_running(plan, running, self._plan_drafts(running))
+        self._serve_running(plan, self._running if self._config.stages == 1 else self._turn())
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
@@ -257,7 +256,6 @@ class Scheduler:
                 first_scheduled_keys=plan.first_scheduled_keys,
                 first_scheduled_cached=plan.first_scheduled_cached,
                 prompts=plan.prompts,
-                load=0 if self._speculation is None else self._speculation.load,
             )
         )
         self.counters.steps += 1
@@ -274,15 +272,12 @@ class Scheduler:
         most = -(-len(self._running) // self._config.stages)
         return [sequence for sequence in self._running if not sequence.num_pending][:most]
 
-    def _plan_drafts(self, running: list[Sequence]) -> dict[int, list[int]] | None:
-        """Return the drafts of running sequences by their key; None without any."""
-        speculation = self._speculation
-        if speculation is None:
-            return None
+    def _plan_drafts(self, speculation: Speculation, running: list[Sequence]) -> dict[int, list[int]]:
+        """Return the drafts that running sequences may get in the next step, by their key."""
         ahead = self._config.stages == 1 and bool(self._in_flight)
         assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
         has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)
-        return speculation.plan(running, self.counters, ahead=ahead, has_prompts=has_prompts)
+        return speculation.plan(running, self.counters, step=self._step + 1, ahead=ahead, has_prompts=has_prompts)
 
     def _expects_prompts(self, running: list[Sequence]) -> bool:
         """Return whether the next step probably computes prompts, of running sequences or of the first in the queue."""
@@ -291,14 +286,15 @@ class Scheduler:
             return True
         return any(sequence.num_computed < sequence.num_prefill for sequence in running)
 
-    def _serve_running(self, plan: Plan, running: list[Sequence], drafts: dict[int, list[int]] | None) -> None:
-        """Let these running sequences, which are in order, catch up; ``drafts`` are those that they may get.
+    def _serve_running(self, plan: Plan, running: list[Sequence]) -> None:
+        """Let these running sequences, which are in order, catch up.
 
         This loop dominates the step's cost: one pass, plain attributes, no calls.
         """
         budget = plan.budget
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
+        drafts = None if self._speculation is None else self._plan_drafts(self._speculation, running)
         behind = len(running)
         # Preemption removes from the end of ``_running``, never what this loop has passed.
         for sequence in running if running is self._running else _with_rows(running):

@@ -159,13 +159,10 @@ class Speculation:
         self._rate = AcceptanceRate(_FIRST_RATE, weight=10.0, memory=_ENGINE_MEMORY)
         self._passes = 0
         self._trials = DraftTrials(most_sequences=_MOST_SEQUENCES)
+        self._loads: dict[int, int] = {}
+        """The load of each step in flight for which it was planned."""
         self._finds_none = False
         """True if no sequence had a proposal when the last step was planned."""
-
-    @property
-    def load(self) -> int:
-        """The number of the load of the step that was planned last, for ``observe_step``."""
-        return self._trials.load
 
     def awaits_commit(self, sequences: int) -> bool:
         """Return whether the next step, of so many running sequences, may have drafts.
@@ -188,9 +185,15 @@ class Speculation:
         self._states.pop(sequence.key, None)
 
     def plan(
-        self, running: list[Sequence], counters: Counters, *, ahead: bool = False, has_prompts: bool = False
+        self,
+        running: list[Sequence],
+        counters: Counters,
+        *,
+        step: int = 0,
+        ahead: bool = False,
+        has_prompts: bool = False,
     ) -> dict[int, list[int]]:
-        """Return the drafts that the next step should verify, by the key of their sequence.
+        """Return the drafts that the next step, of this number, should verify, by the key of their sequence.
 
         A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none. ``has_prompts`` says
         that the step is known to compute prompts.
@@ -200,6 +203,7 @@ class Speculation:
         # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
         undecided = ahead and self._trials.may_draft(len(running))
         mode = Mode.OFF if undecided else self._trials.mode(len(running), has_prompts=has_prompts)
+        self._loads[step] = self._trials.load
         if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
             counters.undrafted_sequences["cost"] += len(running)
             return {}
@@ -300,8 +304,9 @@ class Speculation:
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
 
-    def observe_prompts(self, *, passes: int, draft_seconds: float) -> None:
+    def observe_prompts(self, *, passes: int, draft_seconds: float, step: int = 0) -> None:
         """Learn the cost of a step with prompts, in which a draft model may have computed these, too."""
+        self._loads.pop(step, None)
         drafting = passes * (self._seconds_per_pass or 0.0)
         self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0)
 
@@ -315,15 +320,16 @@ class Speculation:
         passes: int = 0,
         draft_seconds: float = 0.0,
         elapsed: float | None = None,
-        load: int | None = None,
+        step: int = 0,
     ) -> None:
         """Learn from a step without prompts, in which ``sequences`` gained ``sampled`` tokens.
 
         ``passes`` is the largest number of drafts that a sequence had, and ``draft_seconds`` the time of a draft model.
         Trials compare the ``elapsed`` seconds between the outputs of the step before and of this one: the scheduling is
-        in them unless it was done ahead. If they are not known, the other times stand for them. ``load`` is the load
-        when the step was planned.
+        in them unless it was done ahead. If they are not known, the other times stand for them. ``step`` is the number
+        with which it was planned.
         """
+        load = self._loads.pop(step, None)
         if seconds <= 0.0 or not sequences:
             return
         whole = seconds + draft_seconds if elapsed is None else elapsed

@@ -68,7 +68,7 @@ def observe_speculation(
                 counters.count_drafts(drafts, count - 1)
     passes = max(flight.batch.num_drafts, default=0)
     if flight.prompts.tokens:
-        speculation.observe_prompts(passes=passes, draft_seconds=output.draft_seconds)
+        speculation.observe_prompts(passes=passes, draft_seconds=output.draft_seconds, step=flight.batch.step)
         return
     speculation.observe_step(
         flight.batch.num_tokens,
@@ -79,5 +79,5 @@ def observe_speculation(
         draft_seconds=output.draft_seconds,
         # The inputs of a step may be prepared while the one before it runs, but no step takes less than its own time.
         elapsed=max(elapsed, output.run_seconds + output.sample_seconds + output.draft_seconds),
-        load=flight.load,
+        step=flight.batch.step,
     )
