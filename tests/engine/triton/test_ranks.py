@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fixed_trials import FixedTrials
 from quire_parity import cases
 from quire_parity.cases import Case
 
@@ -23,7 +23,6 @@ from quire_engine.config import (
 )
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 from quire_kernels.dispatch import INTERPRETED
@@ -68,7 +67,7 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
         speculation = engine._scheduler._speculation
         assert speculation is not None
         speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-        speculation._trials = SimpleNamespace(mode=lambda sequences: Mode.ON, pays=True)  # type: ignore[assignment]
+        speculation._trials = FixedTrials()  # type: ignore[assignment]
         speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     logprobs: list[list[float]] = [[] for _ in PROMPTS]
