@@ -39,8 +39,8 @@ def test_a_layer_takes_the_product_that_was_chosen_for_its_rows(monkeypatch: pyt
     backend = SkinnyLinearBackend(TorchLinearBackend(torch.float32), {(6, 4): rows})
     weight, bias = torch.randn(6, 4), torch.randn(6)
     layer = backend.pack(weight, bias)
-    for count in (0, 1, 2, 3, 16, 17):
-        x = torch.randn(count, 4)
+    views = [torch.randn(count, 4) for count in (0, 1, 2, 3, 16, 17)]
+    for x in (*views, torch.randn(4, 2).t()):
         torch.testing.assert_close(layer(x), functional.linear(x, weight, bias))
     assert by_kernel == [1, 2]
     assert not isinstance(backend.pack(torch.randn(4, 6), None), SkinnyLinear), "a size that was not timed"

@@ -59,7 +59,8 @@ class SkinnyLinear:
     otherwise: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= MAX_ROWS and self.rows[x.shape[0]]:
+        # Layers of transformers' models may give views that only the library accepts.
+        if x.shape[0] <= MAX_ROWS and self.rows[x.shape[0]] and x.stride(-1) == 1:
             return skinny_linear(x, self.weight, self.bias)
         return self.otherwise(x)
 
