@@ -22,6 +22,7 @@ from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.linear.skinny import TIMED_ROWS, ProductTimes, SkinnyLinearBackend
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner import device_products
+from quire_engine.runner.device.measuring import REPLAYS
 from quire_engine.runner.device_products import (
     SizeTimes,
     may_time_products,
@@ -69,7 +70,7 @@ def test_a_kernel_with_other_results_is_never_used(stand_in: StandIn, tmp_path: 
 
 
 def test_times_are_kept_and_decide(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device_products, "_error", lambda found, expected: 0.0)
+    monkeypatch.setattr(device_products, "largest_error", lambda found, expected: 0.0)
     times = iter([10.0, 10.0, 10.0, 10.0, 10.0, 8.0, 8.0, 8.0, 11.0, 11.0] * len(SIZES))
     monkeypatch.setattr(device_products, "_time", lambda accelerator, multiply, x, weights: next(times))
     backend, lines = with_fast_few_rows(BACKEND, SHAPE, CPU)
@@ -88,12 +89,12 @@ def test_times_are_kept_and_decide(stand_in: StandIn, monkeypatch: pytest.Monkey
 
 
 def test_products_are_launched_as_graphs_of_all_copies(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_products, "_error", lambda found, expected: 0.0)
+    monkeypatch.setattr(device_products, "largest_error", lambda found, expected: 0.0)
     monkeypatch.setattr(device_products, "_READ_BYTES", 4 * 128 * 128 * 2)
     times = device_products.time_products(device_products.make_accelerator(CPU), (128, 128), torch.bfloat16)
     assert times.problem == "" and len(times.skinny) == len(times.library) == len(TIMED_ROWS)
     # One comparison for each number of rows, then replays over all copies; a capture itself launches nothing here.
-    assert stand_in.launches == len(TIMED_ROWS) * (1 + 4 * device_products._REPLAYS)
+    assert stand_in.launches == len(TIMED_ROWS) * (1 + 4 * REPLAYS)
 
 
 def test_other_types_and_modes_keep_the_library(stand_in: StandIn) -> None:

@@ -88,7 +88,7 @@ def test_a_library_with_other_results_is_not_used(flash: Flash) -> None:
 
 
 def test_the_faster_one_is_chosen_by_tokens_and_kept(flash: Flash, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_prompts, "_error", lambda found, expected: 0.0)
+    monkeypatch.setattr(device_prompts, "largest_error", lambda found, expected: 0.0)
     times = iter([10.0, 9.9, 20.0, 18.0, 80.0, 60.0])
     monkeypatch.setattr(device_prompts, "_time", lambda accelerator, attend: next(times))
     choice = choose(flash.make())

@@ -22,6 +22,7 @@ from quire_engine.model.linear.skinny import TIMED_ROWS, ProductTimes, Size, Ski
 from quire_engine.model.linear.timing import layer_sizes
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
+from quire_engine.runner.device.measuring import LARGEST_ERROR, largest_error, least_microseconds
 from quire_kernels.skinny_linear import DTYPES, skinny_linear
 from quire_kernels.triton_runtime.shipped import link_shipped_kernels
 
@@ -30,9 +31,6 @@ _KIND = "gpu-timings"
 _READ_BYTES = 256 << 20
 """The weights of different layers that a timed graph reads at least: several times the L2 cache."""
 _MOST_COPIES = 64
-_REPLAYS = 5
-_LARGEST_ERROR = 0.02
-"""The error of a row, ||found - expected|| / ||expected||, above which the kernel is not used: bfloat16's rounding."""
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -170,8 +168,8 @@ def _time_products(accelerator: Accelerator, size: Size, dtype: torch.dtype) -> 
     copies = min(_MOST_COPIES, max(1, _READ_BYTES // (outputs * inputs * dtype.itemsize)))
     weights = torch.empty((copies, outputs, inputs), dtype=dtype, device=accelerator.device).uniform_(-0.05, 0.05)
     xs = [torch.empty((rows, inputs), dtype=dtype, device=accelerator.device).uniform_(-1, 1) for rows in TIMED_ROWS]
-    error = max(_error(skinny_linear(x, weights[0]), functional.linear(x, weights[0])) for x in xs)
-    if not error <= _LARGEST_ERROR:  # NaN is not
+    error = max(largest_error(skinny_linear(x, weights[0]), functional.linear(x, weights[0])) for x in xs)
+    if not error <= LARGEST_ERROR:  # NaN is not
         raise ArithmeticError(f"its results differ from torch's by {error:.2g}")
     return ProductTimes(
         library=tuple(_time(accelerator, functional.linear, x, weights) for x in xs),
@@ -179,25 +177,11 @@ def _time_products(accelerator: Accelerator, size: Size, dtype: torch.dtype) -> 
     )
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest error of a row; NaN stays NaN."""
-    wide = expected.float()
-    return float(((found.float() - wide).norm(dim=1) / wide.norm(dim=1)).max())
-
-
 def _time(accelerator: Accelerator, multiply: Product, x: Tensor, weights: Tensor) -> float:
-    """Return the least microseconds of one product over several replays of a graph that reads all weights."""
+    """Return the least microseconds of one product, in a graph that reads all weights."""
 
     def work() -> None:
         for weight in weights:
             multiply(x, weight)
 
-    graph = accelerator.capture(work)
-    taken = []
-    for _ in range(_REPLAYS):
-        began = accelerator.mark()
-        graph.replay()
-        ended = accelerator.mark()
-        ended.wait()
-        taken.append(ended.seconds_since(began))
-    return min(taken) * 1e6 / len(weights)
+    return least_microseconds(accelerator, work) / len(weights)

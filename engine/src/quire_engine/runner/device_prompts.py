@@ -22,6 +22,7 @@ from quire_engine import __version__, kept
 from quire_engine.config import EngineConfig
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
+from quire_engine.runner.device.measuring import LARGEST_ERROR, largest_error, least_microseconds
 from quire_kernels.kv_cache import allocate_kv_cache
 from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_attention.flash import NAME, FlashAttention, find_flash_attention, flash_problem
@@ -32,10 +33,8 @@ _KIND = "gpu-attention-timings"
 _TOKENS = (64, 256, 1024, 4096)
 _BEFORE = 2048
 """The tokens of context before the timed chunk, as of a prompt whose first chunks are computed."""
-_REPLAYS = 5
 _WORTH_LEAVING = 1.03
 """The factor by which the library must be faster, because times differ from run to run."""
-_LARGEST_ERROR = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,16 +222,10 @@ def time_attention(
         return attend
 
     for window in dict.fromkeys((None, *shape.kv_groups)):
-        error = _error(attend_with(library, window)(), attend_with(None, window)())
-        if not error <= _LARGEST_ERROR:  # NaN is not
+        error = largest_error(attend_with(library, window)(), attend_with(None, window)())
+        if not error <= LARGEST_ERROR:  # NaN is not
             raise ArithmeticError(f"its results differ from quire's by {error:.2g} (window {window})")
     return _time(accelerator, attend_with(None)), _time(accelerator, attend_with(library))
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest error of a head's result; NaN stays NaN."""
-    wide = expected.float()
-    return float(((found.float() - wide).norm(dim=-1) / wide.norm(dim=-1)).max())
 
 
 def _workspace(shape: ModelShape, tokens: int, device: torch.device, prompts: PromptAttention | None) -> Workspace:
@@ -245,12 +238,4 @@ def _time(accelerator: Accelerator, attend: Callable[[], Tensor]) -> float:
     def work() -> None:
         attend()
 
-    graph = accelerator.capture(work)
-    taken = []
-    for _ in range(_REPLAYS):
-        began = accelerator.mark()
-        graph.replay()
-        ended = accelerator.mark()
-        ended.wait()
-        taken.append(ended.seconds_since(began))
-    return min(taken) * 1e6
+    return least_microseconds(accelerator, work)
