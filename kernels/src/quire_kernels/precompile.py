@@ -75,6 +75,7 @@ def _compile_workers(level: CpuLevel) -> None:
 
     root = Path(__file__).parent
     modules = [importlib.import_module(f"quire_kernels.{source.parent.name}.cpu") for source in root.glob("*/cpu.py")]
+    modules.append(importlib.import_module("quire_kernels.cpu_runtime"))
     for worker in (found for module in modules for found in vars(module).values() if isinstance(found, Worker)):
         for storage in level.storage:
             worker.address(getattr(torch, storage))

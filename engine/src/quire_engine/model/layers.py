@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from quire_engine.model.linear import Fp8Linear, Linear
+from quire_engine.model.linear import Fp8Linear, Linear, is_packed
 from quire_kernels.activation import (
     gelu_tanh_and_mul,
     gelu_tanh_and_mul_fp8,
@@ -57,6 +57,11 @@ class AdaptedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         return self.base(x)
 
+
+# With many rows, the time between two launches does not matter, but the memory of all results until they run does.
+_MOST_DEFERRED_ROWS = 64
+# Threads that wait while Python prepares so many layers are still spinning, or have just fallen asleep.
+_LAYERS_DEFERRED = int(__import__("os").environ.get("QLD", "2"))
 
 Activations = Tensor | Fp8Rows
 """Rows that enter a linear layer; quantized already only for an ``Fp8Linear`` that has no adapters."""
@@ -224,15 +229,37 @@ def run_layers(
 
     ``addend`` is None before the first layer of a model; ``residual`` is changed.
     """
-    for layer, cache in zip(layers, caches, strict=True):
-        x: Activations = residual
-        if layer.attention_norm is not None:
-            x = _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
-        addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
-        reader = layer.mlp.gate_up if isinstance(layer.mlp, GatedMlp) else layer.mlp.router
-        x = _normalise_for(reader, addend, residual, layer.mlp_norm)
-        addend = _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
+    if len(residual) > _MOST_DEFERRED_ROWS or inputs.adapters is not None or not all(map(_can_be_deferred, layers)):
+        for layer, cache in zip(layers, caches, strict=True):
+            addend = _run_layer(layer, addend, residual, inputs, cache)
+        return addend, residual
+    from quire_kernels.cpu_runtime import deferred  # needs numba, which a machine with a GPU may lack
+
+    with deferred() as queue:
+        for index, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
+            addend = _run_layer(layer, addend, residual, inputs, cache)
+            if index % _LAYERS_DEFERRED == 0:
+                queue.run()
     return addend, residual
+
+
+def _run_layer(
+    layer: DecoderLayer, addend: Tensor | None, residual: Tensor, inputs: ModelInputs, cache: KVCache
+) -> Tensor:
+    """Run one layer: change ``residual``, and return what remains to be added to it."""
+    x: Activations = residual
+    if layer.attention_norm is not None:
+        x = _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
+    addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
+    reader = layer.mlp.gate_up if isinstance(layer.mlp, GatedMlp) else layer.mlp.router
+    x = _normalise_for(reader, addend, residual, layer.mlp_norm)
+    return _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
+
+
+def _can_be_deferred(layer: DecoderLayer) -> bool:
+    """Return whether all ops of a layer without adapters can be deferred: only launches read or write its tensors."""
+    attention, mlp = layer.attention, layer.mlp
+    return isinstance(mlp, GatedMlp) and all(map(is_packed, (attention.qkv, attention.out, mlp.gate_up, mlp.down)))
 
 
 def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:

@@ -85,5 +85,5 @@ def _run(worker: Worker, gate_up: Tensor) -> Tensor:
     rows_each = max(1, min(2 * _ITEM_ELEMENTS // columns, rows // (4 * torch.get_num_threads())))
     arguments = (columns // 2, gate_up.data_ptr(), gate_up.stride(0) * size, out.data_ptr(), size, rows, rows_each)
     parallel = out.numel() >= _PARALLEL_ELEMENTS
-    launch(worker, gate_up.dtype, -(-rows // rows_each), arguments, parallel=parallel)
+    launch(worker, gate_up.dtype, -(-rows // rows_each), arguments, parallel=parallel, keeps=(gate_up, out))
     return out

@@ -106,7 +106,8 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
         cut.chunk_rows,
         cut.panels,
     )
-    launch(INT8, x.dtype, quantising + cut.items, arguments, parallel=cut.parallel)
+    keeps = (x, weights, levels, out)
+    launch(INT8, x.dtype, quantising + cut.items, arguments, parallel=cut.parallel, keeps=keeps)
     return out
 
 
@@ -145,7 +146,7 @@ def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor)
         cut.panels,
         x.element_size(),
     )
-    launch(VECTORS, x.dtype, cut.items, arguments, parallel=cut.parallel)
+    launch(VECTORS, x.dtype, cut.items, arguments, parallel=cut.parallel, keeps=(x, weights, out))
     return out
 
 
@@ -194,7 +195,8 @@ def _by_tiles(x: Tensor, weights: Int8Weights | BFloat16Weights, units: int, out
         threads,
         *(0,) * threads,
     )
-    launch(TILES, x.dtype, laying + cut.items, arguments, parallel=cut.parallel)
+    keeps = (x, weights, laid, out)
+    launch(TILES, x.dtype, laying + cut.items, arguments, parallel=cut.parallel, keeps=keeps)
     return out
 
 

@@ -111,8 +111,13 @@ def paged_attention(
         int(plan.chunked),
     )
     parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
-    if launch(_WORKER, q.dtype, plan.items.shape[1] * cache.kv_heads, arguments, parallel=parallel):
+
+    def refuse_tables(fault: int) -> None:
         refuse("paged_attention", "block_tables", f"name a block outside the cache of {cache.num_blocks} blocks")
+
+    keeps = (q, cache, plan, sinks, alibi_slopes, out, partials, finished)
+    items = plan.items.shape[1] * cache.kv_heads
+    launch(_WORKER, q.dtype, items, arguments, parallel=parallel, keeps=keeps, refuse=refuse_tables)
     return out
 
 

@@ -78,5 +78,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> 
         rows_each,
     )
     parallel = rows * width >= _PARALLEL_ELEMENTS
-    launch(_WORKER, x.dtype, -(-rows // rows_each), arguments, parallel=parallel)
+    keeps = (x, weight, residual, out)
+    launch(_WORKER, x.dtype, -(-rows // rows_each), arguments, parallel=parallel, keeps=keeps)
     return out

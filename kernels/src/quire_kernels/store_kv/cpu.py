@@ -201,11 +201,16 @@ def store_kv(
         tokens,
         per_item,
     )
-    fault = launch(_WORKER, q.dtype, -(-tokens // per_item), arguments, parallel=parallel)
-    if fault == _POSITION_FAULT:
-        refuse("store_kv", "positions", f"leave the table of {cos_sin.shape[0]} positions")
-    if fault == _SLOT_FAULT:
+
+    def refuse_fault(fault: int) -> None:
+        if fault == _POSITION_FAULT:
+            refuse("store_kv", "positions", f"leave the table of {cos_sin.shape[0]} positions")
+        assert fault == _SLOT_FAULT
         refuse("store_kv", "slots", f"leave the cache of {cache.num_blocks} blocks of {cache.block_size} tokens")
+
+    keeps = (q, k, v, cos_sin, positions, slots, cache, q_norm, k_norm)
+    items = -(-tokens // per_item)
+    launch(_WORKER, q.dtype, items, arguments, parallel=parallel, keeps=keeps, refuse=refuse_fault)
 
 
 def _norm_arguments(norm: HeadNorm | None) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from quire_engine.model.linear.backends import (
     PairLinearBackend,
     TorchLinearBackend,
     filled_up,
+    is_packed,
 )
 from quire_engine.model.linear.selection import Quantization, candidates, choose_linear_backend
 
@@ -32,4 +33,5 @@ __all__ = [
     "candidates",
     "choose_linear_backend",
     "filled_up",
+    "is_packed",
 ]

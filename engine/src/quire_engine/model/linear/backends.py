@@ -39,6 +39,14 @@ _log = logging.getLogger(__name__)
 _WEIGHT_NAMES = {torch.float32: "float32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
+_PACKED = (bfloat16_linear, float_linear, int8_linear)
+
+
+def is_packed(linear: Linear) -> bool:
+    """Return whether a layer multiplies by our own packed weights on a CPU, which is one launch."""
+    return type(linear) is functools.partial and linear.func in _PACKED
+
+
 class LinearBackend(Protocol):
     @property
     def name(self) -> str:

@@ -1,0 +1,43 @@
+"""The worker that runs a chain of launches, one after the other; see ``workers.deferred``."""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from quire_kernels.cpu_runtime.scalars import as_int64_pointer
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
+_FIELDS = 3
+"""The numbers of a launch: the address of its worker, that of its argument block, and its threads."""
+
+
+@intrinsic
+def _run(typingctx: Any, enter: Any, worker: Any, block: Any, threads: Any) -> Any:
+    """Run a worker on one thread, or on several in a parallel region."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        enter, worker, block, threads = args
+        given = builder.inttoptr(block, _BYTES)
+        body = ir.FunctionType(ir.VoidType(), [_BYTES]).as_pointer()
+        with builder.if_else(builder.icmp_signed(">", threads, ir.Constant(_I64, 1))) as (together, alone):
+            with together:
+                region = ir.FunctionType(ir.VoidType(), [_BYTES, _BYTES, _I32, _I32]).as_pointer()
+                count, flags = builder.trunc(threads, _I32), ir.Constant(_I32, 0)
+                builder.call(builder.inttoptr(enter, region), [builder.inttoptr(worker, _BYTES), given, count, flags])
+            with alone:
+                builder.call(builder.inttoptr(worker, body), [given])
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 4), codegen
+
+
+def chain_worker(block: Any) -> None:
+    """Run the launches of a block: [1] their number, [3] the address of GOMP_parallel, [4:] the launches."""
+    head = carray(as_int64_pointer(block), 4)
+    a = carray(as_int64_pointer(block), 4 + head[1] * _FIELDS)
+    for launch in range(a[1]):
+        place = 4 + launch * _FIELDS
+        _run(a[3], a[place], a[place + 1], a[place + 2])
