@@ -14,7 +14,7 @@ import pytest
 import torch
 from numba import carray, njit
 
-from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime import Worker, deferred, float_bits, launch
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
     exp_float32,
@@ -98,6 +98,72 @@ def test_calling_thread_works_alone_without_openmp(monkeypatch: pytest.MonkeyPat
     done = np.zeros(100, dtype=np.int64)
     launch(Worker(_count_worker), torch.float32, 100, (done.ctypes.data,), parallel=True)
     assert (done == 1).all()
+
+
+def _double_worker(block: Any) -> None:
+    counter = as_int64_pointer(block)
+    a = carray(counter, 4)
+    while True:
+        i = fetch_add(counter, 0)
+        if i >= a[1]:
+            break
+        value = carray(int64_pointer(a[3]), a[1])
+        value[i] = 2 * value[i] + 1
+        if value[i] > 100:
+            a[2] = 5
+
+
+_DOUBLE = Worker(_double_worker)
+
+
+def _double(values: Any, *, keeps: bool = True, refuse: Any = None) -> int:
+    kept = (values,) if keeps else None
+    return launch(_DOUBLE, torch.float32, len(values), (values.ctypes.data,), parallel=True, keeps=kept, refuse=refuse)
+
+
+def test_deferred_launches_run_in_order_when_the_queue_runs(threads: int) -> None:
+    values = np.arange(40, dtype=np.int64)
+    with deferred() as queue:
+        assert [_double(values), _double(values)] == [0, 0]
+        assert values[3] == 3
+        queue.run()
+        assert values[3] == 4 * 3 + 3
+        _double(values)
+    assert (values == 8 * np.arange(40) + 7).all()
+    _double(values)
+    assert values[0] == 15, "a launch after the scope runs at once"
+
+
+def test_launch_that_keeps_nothing_runs_those_before_it_first() -> None:
+    values = np.ones(5, dtype=np.int64)
+    with deferred():
+        _double(values)
+        _double(values, keeps=False)
+        assert (values == 7).all()
+
+
+def test_first_error_of_deferred_launches_is_raised_after_all_have_run() -> None:
+    refused: list[int] = []
+
+    def refuse(code: int) -> None:
+        refused.append(code)
+        raise ValueError(code)
+
+    values = np.full(3, 60, dtype=np.int64)
+    with pytest.raises(ValueError, match="5"), deferred():
+        _double(values, refuse=refuse)
+        _double(values, refuse=refuse)
+    assert refused == [5] and (values == 243).all()
+
+
+def test_launches_are_discarded_if_the_body_of_their_scope_raises() -> None:
+    values = np.ones(3, dtype=np.int64)
+    with pytest.raises(KeyError), deferred():
+        _double(values)
+        raise KeyError
+    assert (values == 1).all()
+    _double(values)
+    assert (values == 3).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GOMP_parallel on Linux")

@@ -8,7 +8,7 @@ vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn import functional
@@ -58,10 +58,10 @@ class AdaptedLinear:
         return self.base(x)
 
 
-# With many rows, the time between two launches does not matter, but the memory of all results until they run does.
 _MOST_DEFERRED_ROWS = 64
-# Threads that wait while Python prepares so many layers are still spinning, or have just fallen asleep.
-_LAYERS_DEFERRED = int(__import__("os").environ.get("QLD", "2"))
+"""With more rows, the time between two launches matters little, but the memory of their results does."""
+_LAYERS_DEFERRED = 2
+"""The layers that one native call runs on a CPU. Threads that wait while Python prepares them still spin."""
 
 Activations = Tensor | Fp8Rows
 """Rows that enter a linear layer; quantized already only for an ``Fp8Linear`` that has no adapters."""
@@ -178,6 +178,15 @@ class DecoderLayer:
     mlp_norm: Norm
     mlp: GatedMlp | SparseMlp
     mlp_out_norm: Norm | None
+    can_be_deferred: bool = field(init=False)
+    """True if without adapters only launches on a CPU read or write the layer's tensors."""
+
+    def __post_init__(self) -> None:
+        linears = (self.attention.qkv, self.attention.out)
+        if isinstance(self.mlp, GatedMlp):
+            linears += (self.mlp.gate_up, self.mlp.down)
+        packed = all(is_packed(layer.base if isinstance(layer, AdaptedLinear) else layer) for layer in linears)
+        object.__setattr__(self, "can_be_deferred", packed and isinstance(self.mlp, GatedMlp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +238,8 @@ def run_layers(
 
     ``addend`` is None before the first layer of a model; ``residual`` is changed.
     """
-    if len(residual) > _MOST_DEFERRED_ROWS or inputs.adapters is not None or not all(map(_can_be_deferred, layers)):
+    may_defer = residual.shape[0] <= _MOST_DEFERRED_ROWS and inputs.adapters is None
+    if not may_defer or not all(layer.can_be_deferred for layer in layers):
         for layer, cache in zip(layers, caches, strict=True):
             addend = _run_layer(layer, addend, residual, inputs, cache)
         return addend, residual
@@ -254,12 +264,6 @@ def _run_layer(
     reader = layer.mlp.gate_up if isinstance(layer.mlp, GatedMlp) else layer.mlp.router
     x = _normalise_for(reader, addend, residual, layer.mlp_norm)
     return _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
-
-
-def _can_be_deferred(layer: DecoderLayer) -> bool:
-    """Return whether all ops of a layer without adapters can be deferred: only launches read or write its tensors."""
-    attention, mlp = layer.attention, layer.mlp
-    return isinstance(mlp, GatedMlp) and all(map(is_packed, (attention.qkv, attention.out, mlp.gate_up, mlp.down)))
 
 
 def _normalise_output(x: Tensor, norm: Norm | None) -> Tensor:
