@@ -142,7 +142,7 @@ def test_launch_that_keeps_nothing_runs_those_before_it_first() -> None:
         assert (values == 7).all()
 
 
-def test_first_error_of_deferred_launches_is_raised_after_all_have_run() -> None:
+def test_deferred_launches_all_run_before_an_error_is_raised() -> None:
     refused: list[int] = []
 
     def refuse(code: int) -> None:
