@@ -182,7 +182,7 @@ class DecoderLayer:
     """True if without adapters only launches on a CPU read or write the layer's tensors."""
 
     def __post_init__(self) -> None:
-        linears = (self.attention.qkv, self.attention.out)
+        linears: tuple[Linear, ...] = (self.attention.qkv, self.attention.out)
         if isinstance(self.mlp, GatedMlp):
             linears += (self.mlp.gate_up, self.mlp.down)
         packed = all(is_packed(layer.base if isinstance(layer, AdaptedLinear) else layer) for layer in linears)
