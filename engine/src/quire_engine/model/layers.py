@@ -20,6 +20,7 @@ from quire_kernels.activation import (
     silu_and_mul,
     silu_and_mul_fp8,
 )
+from quire_kernels.dispatch import runs_triton
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import LayerSlots, TokenGroups, add_adapters
@@ -239,6 +240,7 @@ def run_layers(
     ``addend`` is None before the first layer of a model; ``residual`` is changed.
     """
     may_defer = residual.shape[0] <= _MOST_DEFERRED_ROWS and inputs.adapters is None
+    may_defer = may_defer and not runs_triton(residual.device.type)  # interpreted kernels run at once
     if not may_defer or not all(layer.can_be_deferred for layer in layers):
         for layer, cache in zip(layers, caches, strict=True):
             addend = _run_layer(layer, addend, residual, inputs, cache)
