@@ -93,6 +93,6 @@ def with_linears(node: Any, change: Callable[[Callable[..., Any]], Callable[...,
     if isinstance(node, tuple):
         return tuple(with_linears(item, change) for item in node)
     if type(node).__module__ == "quire_engine.model.layers":
-        parts = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
+        parts = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
         return dataclasses.replace(node, **{name: with_linears(part, change) for name, part in parts.items()})
     return change(node) if callable(node) else node

@@ -31,7 +31,7 @@ def test_garbage_collector_skips_objects_loaded_before_serving(monkeypatch: pyte
     frozen: list[int] = []
 
     class Server:
-        def __init__(self, *_: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None: ...
 
         async def run(self) -> int:
             frozen.append(gc.get_freeze_count())

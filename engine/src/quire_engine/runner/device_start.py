@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
@@ -26,12 +27,14 @@ from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
-from quire_engine.runner.parallel.group import RankGroup
 from quire_engine.runner.parallel.lockstep import LockstepRunner
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 from quire_kernels.triton_runtime.shipped import link_shipped_kernels
+
+if TYPE_CHECKING:
+    from quire_engine.runner.parallel.group import RankGroup
 
 _log = logging.getLogger(__name__)
 _PROFILED_BLOCKS = 4
@@ -68,7 +71,7 @@ def start_on_device(
     *,
     sizes: GraphSizes,
     memory: DeviceMemory | None,
-    group: RankGroup | None = None,
+    group: "RankGroup | None" = None,
 ) -> WarmRunner:
     """Return a warm runner, which with ``group`` runs the other ranks too.
 
@@ -117,7 +120,7 @@ def start_on_device(
 
 
 def _measure_devices(
-    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, group: RankGroup | None
+    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, group: "RankGroup | None"
 ) -> list[DeviceUse]:
     """Return the use of each rank's GPU."""
 

@@ -5,16 +5,19 @@ sent between GPUs, and a step may begin before the host knows the tokens of the 
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.ports import ForwardPass, PendingOutput, Runner
-from quire_engine.runner.parallel.group import RankGroup
+
+if TYPE_CHECKING:
+    from quire_engine.runner.parallel.group import RankGroup
 
 
 class LockstepRunner:
     """A ``core.ports.Runner`` that lets the other ranks run and sample each batch too."""
 
-    def __init__(self, runner: Runner, group: RankGroup) -> None:
+    def __init__(self, runner: Runner, group: "RankGroup") -> None:
         self._runner = runner
         self._group = group
 
@@ -32,7 +35,7 @@ class LockstepForward:
     """A ``core.ports.ForwardPass`` of all ranks."""
 
     forward: ForwardPass
-    group: RankGroup
+    group: "RankGroup"
 
     @property
     def token_ids(self) -> list[int]:
