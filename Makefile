@@ -34,9 +34,12 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
   $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
   tests/cli/bench tests/cli/inspection tests/tools
+# The two halves of `make test`, which run at the same time.
+ENGINE_TESTS := tests/engine tests/kernels
+OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test test-engine test-others test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs chart-snapshots lock clean
 
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -71,9 +74,15 @@ $(CLIENTS)/.done: $(BIN)/uv requirements/clients.lock
 up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT; Ctrl-C drains and stops
 	@exec $(BIN)/quire up -f $(FILE) --port $(PORT)
 
-test: $(VENV)/.dev $(CLIENTS)/.done lint kernels-interpreted kernels-aot ## Run all checks and tests
+test: $(VENV)/.dev $(CLIENTS)/.done lint ## Run all checks and tests; two halves of them run at the same time
+	$(MAKE) --no-print-directory -j2 test-engine test-others
+
+test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the tests of the engine and of the CPU kernels
+	@set -o pipefail; $(BIN)/pytest $(ENGINE_TESTS) | sed -u 's/^/engine | /'
+
+test-others: $(VENV)/.dev $(CLIENTS)/.done kernels-interpreted kernels-aot ## Test and compile the Triton kernels; run the tests of all other parts
 	$(MAKE) --no-print-directory kernels-aot TRITON=3.6 AOT_TARGETS=sm_90
-	$(BIN)/pytest
+	@set -o pipefail; $(BIN)/pytest $(OTHER_TESTS) | sed -u 's/^/others | /'
 
 test-fast: $(VENV)/.dev ## Run the tests of pure logic, without torch, servers and Kubernetes (under two minutes)
 	$(BIN)/pytest -q -m 'not slow' -p no:cacheprovider $(FAST)

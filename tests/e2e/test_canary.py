@@ -42,6 +42,7 @@ JUDGED_SECONDS = 900.0 + 200.0 * (GOOD - 1)
 """The limit for giving up. The times are measured; a minute of them is the warm-up of replicas."""
 pytestmark = pytest.mark.timeout(STARTED_SECONDS + JUDGED_SECONDS)
 TAKEOVER_SECONDS = 60.0
+REPORTED_SECONDS = 30.0
 COUNTED = 100
 # The replicas share two cores with their clients, so that tails say little.
 FIRST_TOKEN, STRICT_FIRST_TOKEN = (
@@ -216,9 +217,18 @@ class Lane:
         answered = course.flow.live().completed
         course.flow.wait_for(lambda live: live.completed >= answered + 4, 60, "answers after the verdict")
         course.flow.stop()
-        course.conditions, course.after = self._chat.conditions(), self._chat.pods()
+        course.conditions, course.after = self._settled_conditions(found), self._chat.pods()
         if self._left:
             self.change()
+
+    def _settled_conditions(self, end: Progress) -> dict[str, Condition]:
+        """Return the conditions; those of a rollback are written at the end of the pass that stored the verdict."""
+
+        def look() -> dict[str, Condition] | None:
+            found = self._chat.conditions()
+            return found if found["Degraded"].is_true or end.phase != "RolledBack" else None
+
+        return self._chat.until(look, what="the conditions report the rollback", seconds=REPORTED_SECONDS)
 
     def _is_of_the_last(self, found: Progress) -> bool:
         """Return whether the status still shows the canary before the current one."""
