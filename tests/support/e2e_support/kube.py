@@ -20,7 +20,7 @@ from kubernetes.config.config_exception import ConfigException
 from e2e_support.errors import ApiError, CommandFailed, NotFound, TargetUnavailable
 
 JSON = dict[str, Any]
-CALL_SECONDS: Final = 15.0
+CALL_SECONDS: Final = 45.0
 KUBECTL_SECONDS: Final = 240.0
 MERGE: Final = "application/merge-patch+json"
 LLMDEPLOYMENTS: Final = "/apis/quire.dev/v1alpha1"

@@ -8,6 +8,7 @@ from pathlib import Path
 from e2e_support.capabilities import EVERYTHING
 from e2e_support.errors import TargetUnavailable
 from e2e_support.kube import Kube
+from e2e_support.space import SPACE_SELECTOR
 from e2e_support.target import Target
 from quire_cluster.binaries import ensure
 from quire_cluster.errors import ClusterError
@@ -24,7 +25,9 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     found = RealCluster.load(default_state())
     if found is not None:
         _start(found, progress)
-        yield _target(found, _images(found, progress), progress)
+        target = _target(found, _images(found, progress), progress)
+        _delete_spaces(target.kube, progress)
+        yield target
         return
     cluster = RealCluster.create(default_state(), Programs.ensure(progress))
     _start(cluster, progress)
@@ -49,6 +52,14 @@ def _start(cluster: RealCluster, progress: Progress) -> None:
         cluster.start(progress)
     except ClusterError as error:
         raise TargetUnavailable(f"{error}\nTo run on a cluster that you have, set KUBECONFIG.") from error
+
+
+def _delete_spaces(kube: Kube, progress: Progress) -> None:
+    """Delete the namespaces of a run that was killed, whose pods would disturb drains and evictions."""
+    left = [body["metadata"]["name"] for body in kube.items("/api/v1/namespaces", selector=SPACE_SELECTOR)]
+    if left:
+        progress.say(f"==> deleting {len(left)} namespaces of a run that did not end: {', '.join(left)}")
+        kube.kubectl("delete", "namespace", *left, "--ignore-not-found", "--timeout=180s")
 
 
 def _images(cluster: RealCluster, progress: Progress) -> Images:

@@ -17,6 +17,9 @@ from e2e_support.waiting import until
 
 READY_SECONDS: Final = 200.0
 CONDITION_SECONDS: Final = 60.0
+_LABEL: Final = "quire.dev/e2e"
+SPACE_SELECTOR: Final = f"{_LABEL}=true"
+"""The selector of all namespaces that scenarios create."""
 T = TypeVar("T")
 Words = Callable[[], Sequence[str]]
 
@@ -112,8 +115,7 @@ class Space:
         self.kube, self.name, self._operator_log = kube, name, operator_log
 
     def create(self) -> None:
-        labels = {"quire.dev/e2e": "true"}
-        self.kube.create("/api/v1/namespaces", {"metadata": {"name": self.name, "labels": labels}})
+        self.kube.create("/api/v1/namespaces", {"metadata": {"name": self.name, "labels": {_LABEL: "true"}}})
 
     def delete(self) -> None:
         """Delete the namespace in the background."""
