@@ -1,25 +1,13 @@
 """The division of a model among ranks, and the memory of a replica that consists of several."""
 
 import pytest
+from model_configs import LLAMA_3_8B
 
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
 from quire_operator.domain.resource import Parallelism, Spec
-
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
 
 
 def config_of(**changes: object) -> ModelConfig:
