@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
 from quire_operator.domain.capacity import fit as capacity
@@ -51,16 +52,7 @@ def spec_on_a_gpu(**engine: object) -> Spec:
 
 
 def parsed(fields: dict[str, object]) -> Spec:
-    spec = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "hf://a/b"}, **fields},
-        }
-    )
-    assert isinstance(spec, Spec)
-    return spec
+    return valid_spec(model={"source": "hf://a/b"}, **fields)
 
 
 @pytest.mark.parametrize(

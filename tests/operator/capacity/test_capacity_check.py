@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_cli.local import plan
 from quire_cli.local.machine import Machine
@@ -31,11 +32,7 @@ def facts() -> ModelFacts:
 
 
 def spec_of(source: str = "hf://a/b", **spec: Any) -> Spec:
-    model = {"source": source} | spec.pop("model", {})
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-    parsed = Spec.parse(body | {"spec": {"model": model} | spec})
-    assert isinstance(parsed, Spec), parsed
-    return parsed
+    return valid_spec(model={"source": source} | spec.pop("model", {}), **spec)
 
 
 def selecting(**labels: str) -> dict[str, Any]:

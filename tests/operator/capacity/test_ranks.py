@@ -2,12 +2,13 @@
 
 import pytest
 from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
-from quire_operator.domain.resource import Parallelism, Spec
+from quire_operator.domain.resource import Parallelism
 
 
 def config_of(**changes: object) -> ModelConfig:
@@ -19,11 +20,7 @@ def config_of(**changes: object) -> ModelConfig:
 def needs_of(
     tensor: int, *, shape: dict[str, int] | None = None, device: capacity.Device = "cpu", **engine: object
 ) -> Footprint:
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-    spec = Spec.parse(
-        body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape or {"tensor": tensor}, "engine": engine}}
-    )
-    assert isinstance(spec, Spec), spec
+    spec = valid_spec(model={"source": "hf://a/b"}, parallelism=shape or {"tensor": tensor}, engine=engine)
     config = config_of()
     return capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device=device)
 
@@ -99,9 +96,7 @@ def test_last_stage_has_a_copy_of_a_tied_table() -> None:
     tied = config_of(tie_word_embeddings=True)
 
     def weights(**shape: int) -> int:
-        body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-        spec = Spec.parse(body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape}})
-        assert isinstance(spec, Spec)
+        spec = valid_spec(model={"source": "hf://a/b"}, parallelism=shape)
         needs = capacity.footprint(spec, tied, parameters=tied.parameters, dtype="bfloat16", device="cpu")
         return needs.weight_bytes
 
