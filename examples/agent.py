@@ -108,7 +108,7 @@ def declaration(tool: Callable[..., str]) -> dict[str, Any]:
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """Return the result of a call, or its error in words that the model can use."""
+    """Return the result of a call, or its error as text for the model."""
     try:
         if name not in TOOLS:
             raise ToolError(f"unknown tool {name}")

@@ -58,9 +58,7 @@ def evaluate(
         found = results(model, tokenizer, list(trials(choice, count, random.Random(f"{seed}/evaluation/{name}"))))
         shares[name] = shares_of(found)
         failed = [result for result in found if not result.right]
-        failures += [
-            {"set": name, "messages": result.trial.messages, "chosen": result.chosen} for result in failed[:4]
-        ]
+        failures += [{"set": name, "messages": result.trial.messages, "chosen": result.chosen} for result in failed[:4]]
     return {"questions_per_case": count, "right": shares, "failures": failures}
 
 
@@ -97,9 +95,7 @@ def _of_exchange(case: str, tools: tuple[Tool, ...], exchange: Exchange) -> Iter
 
 
 @torch.inference_mode()
-def results(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Trial]
-) -> list[Result]:
+def results(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, asked: Sequence[Trial]) -> list[Result]:
     """Judge the greedy answers of a model.
 
     Greedy decoding gives the right answer exactly if each of its tokens is the most likely one after those before it,

@@ -5,7 +5,8 @@
     python examples/models/train_tools.py --check       evaluate the model next to this script on held-out questions
 
 The stages in order: tool_dialogues (chats) > tool_vocabulary (tokens) > induction (first weights) > learning (model) >
-checkpoint (folder) > tool_evaluation (figures). The same Python, library versions, thread count and processor give the same weights.
+checkpoint (folder) > tool_evaluation (figures). The same Python, library versions, thread count and processor give the
+same weights.
 """
 
 import argparse
