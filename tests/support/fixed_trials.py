@@ -12,6 +12,7 @@ class FixedTrials:
     fixed: Mode = Mode.ON
     pays: bool = True
     load: int = 0
+    holds_prompts: bool = False
 
     def is_paused(self, sequences: int) -> bool:
         return self.fixed is Mode.OFF
@@ -19,7 +20,7 @@ class FixedTrials:
     def may_draft(self, sequences: int) -> bool:
         return self.fixed not in (Mode.OFF, Mode.PLAIN)
 
-    def mode(self, sequences: int, *, has_prompts: bool = False) -> Mode:
+    def mode(self, sequences: int, *, has_prompts: bool = False, decodes: bool = True) -> Mode:
         return self.fixed
 
     def observe_plain(self, *_: object, **__: object) -> None:
@@ -52,7 +53,7 @@ class AlternatingTrials(FixedTrials):
     def may_draft(self, sequences: int) -> bool:
         return self._drafts
 
-    def mode(self, sequences: int, *, has_prompts: bool = False) -> Mode:
+    def mode(self, sequences: int, *, has_prompts: bool = False, decodes: bool = True) -> Mode:
         mode = Mode.ON if self._drafts else Mode.OFF
         self._planned += 1
         self.pays = mode is Mode.ON

@@ -49,7 +49,9 @@ class Plan:
     admitted: list[Admission] = field(default_factory=list)
     first_scheduled_keys: list[int] = field(default_factory=list)
     first_scheduled_cached: list[int] = field(default_factory=list)
-    preempted: bool = False
+    admits: bool = True
+    """False after a preemption, and in a step without prompts that measures drafts."""
+    holds_prompts: bool = False
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
     pooled: list[PooledPositions] = field(default_factory=list)

@@ -43,7 +43,7 @@ class Preemptor:
         while not self._kv.extend(sequence, end):
             assert len(self._running) > 1 or self._running[-1] is not sequence, "alone it should have been refused"
             victim = self.preempt_last()
-            plan.preempted = True
+            plan.admits = False
             if victim is sequence:
                 return False
         return True

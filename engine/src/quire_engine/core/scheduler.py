@@ -228,7 +228,7 @@ class Scheduler:
         self._release_children()
         if plan.deferred:
             self._serve_deferred(plan)
-        if not plan.preempted:
+        if plan.admits:
             self._admit_waiting(plan)
         if not plan.sequences:
             return None
@@ -272,12 +272,15 @@ class Scheduler:
         most = -(-len(self._running) // self._config.stages)
         return [sequence for sequence in self._running if not sequence.num_pending][:most]
 
-    def _plan_drafts(self, speculation: Speculation, running: list[Sequence]) -> dict[int, list[int]]:
+    def _plan_drafts(self, speculation: Speculation, running: list[Sequence], plan: Plan) -> dict[int, list[int]]:
         """Return the drafts that running sequences may get in the next step, by their key."""
         ahead = self._config.stages == 1 and bool(self._in_flight)
         assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
         has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)
-        return speculation.plan(running, self.counters, step=self._step + 1, ahead=ahead, has_prompts=has_prompts)
+        drafts = speculation.plan(running, self.counters, step=self._step + 1, ahead=ahead, has_prompts=has_prompts)
+        if has_prompts and speculation.holds_prompts:
+            plan.holds_prompts, plan.admits = True, False
+        return drafts
 
     def _expects_prompts(self, running: list[Sequence]) -> bool:
         """Return whether the next step probably computes prompts, of running sequences or of the first in the queue."""
@@ -294,7 +297,7 @@ class Scheduler:
         budget = plan.budget
         sequences, sampled, samples = plan.sequences, plan.sampled, plan.samples
         num_computed, num_scheduled, token_ids = plan.num_computed, plan.num_scheduled, plan.token_ids
-        drafts = None if self._speculation is None else self._plan_drafts(self._speculation, running)
+        drafts = None if self._speculation is None else self._plan_drafts(self._speculation, running, plan)
         behind = len(running)
         # Preemption removes from the end of ``_running``, never what this loop has passed.
         for sequence in running if running is self._running else _with_rows(running):
@@ -346,7 +349,7 @@ class Scheduler:
     def _serve_deferred(self, plan: Plan) -> None:
         """Admit short prompts, and give the long ones the rest. This preempts no other sequence of the plan."""
         before = plan.prompts.tokens
-        if not plan.preempted:
+        if plan.admits:
             self._admit_waiting(plan, short=True)
         plan.short_tokens = plan.prompts.tokens - before
         self._deferral.serve_deferred(plan)

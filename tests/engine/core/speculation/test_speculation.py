@@ -48,20 +48,22 @@ def speculating(
 
     def make(
         prompts: Sequence[list[int]],
-        params: SamplingParams,
+        params: SamplingParams | Callable[[int], SamplingParams],
         *,
         wrong: int = 0,
         costs: StepCosts = CHEAP,
         max_tokens: int = 3,
         **world: Any,
     ) -> tuple[Any, dict[int, list[int]]]:
+        own = params if callable(params) else lambda key: params
         expected = {
-            key: expected_tokens(prompt, params, vocab_size=50, max_model_len=200) for key, prompt in enumerate(prompts)
+            key: expected_tokens(prompt, own(key), vocab_size=50, max_model_len=200)
+            for key, prompt in enumerate(prompts)
         }
         speculation = Speculation(Oracle(expected, wrong), max_tokens=max_tokens, most_drafts=256, costs=costs)
         here = make_world(speculation=speculation, **world)
         for key, prompt in enumerate(prompts):
-            assert here.add(key, prompt, params=params) is None
+            assert here.add(key, prompt, params=own(key)) is None
         return here, expected
 
     return make
@@ -97,6 +99,22 @@ def test_rejected_drafts_change_no_answer(speculating: Callable[..., Any], wrong
     counters = here.engine.counters
     assert counters.accepted_tokens < counters.draft_tokens
     assert counters.steps <= 52
+
+
+def test_drafts_are_tried_while_every_step_has_prompts(speculating: Callable[..., Any]) -> None:
+    prompts = [[1, 2, 3], *([key, *range(100)] for key in range(1, 13))]
+    here, expected = speculating(
+        prompts,
+        lambda key: plain(150 if key == 0 else 1),
+        num_blocks=200,
+        max_num_seqs=3,
+        budget=8,
+    )
+    here.run()
+    assert here.tokens == expected
+    assert here.engine.counters.accepted_tokens > 0
+    # The prompts, and one token of the first sequence in each step, take longer than its answer.
+    assert here.engine.counters.steps > 150
 
 
 def test_stop_token_among_drafts_ends_the_output(speculating: Callable[..., Any]) -> None:

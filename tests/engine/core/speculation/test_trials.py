@@ -252,6 +252,53 @@ def test_steps_with_prompts_take_part_in_no_trial() -> None:
     assert trials.mode(4, has_prompts=True) is Mode.ON
 
 
+@pytest.mark.parametrize(
+    ("yielded", "uses", "most_held"),
+    [
+        (2.0, True, 0.04),  # held again for a measurement after each 512 steps
+        (1.0, False, 0.01),
+    ],
+)
+def test_prompts_wait_for_trials_if_every_step_has_some(yielded: float, uses: bool, most_held: float) -> None:
+    """Steps with prompts take 5 s, and those without 1 s, with drafts or without."""
+    trials = DraftTrials(most_sequences=8)
+    modes: list[Mode] = []
+    held = whole = 0.0
+    for _ in range(4_000):
+        mode = trials.mode(4, has_prompts=True)
+        modes.append(mode)
+        whole += 1.0 if trials.holds_prompts else 5.0
+        held += trials.holds_prompts
+        if not trials.holds_prompts:
+            trials.observe_prompts(0.0, drafted=mode is Mode.ON, whole=5.0)
+        elif mode is Mode.PLAIN:
+            trials.observe_plain(1.0)
+        else:
+            trials.observe_drafted(1.0, expected=1.0, yielded=yielded, sequences=4)
+    first = modes.index(Mode.PLAIN)
+    assert modes[:first] == [Mode.OFF] * 63
+    assert modes[first : first + 3] == [Mode.PLAIN, Mode.PLAIN, Mode.FIRST]
+    assert (modes[-1] is Mode.ON) is uses
+    assert 0.0 < held / whole < most_held
+
+
+def test_prompts_do_not_wait_without_a_sequence_that_decodes() -> None:
+    trials = DraftTrials(most_sequences=8)
+    for _ in range(200):
+        assert trials.mode(4, has_prompts=True, decodes=False) is Mode.OFF
+        assert not trials.holds_prompts
+
+
+def test_prompts_wait_for_a_bounded_number_of_steps_without_drafts() -> None:
+    """No sequence has a proposal, so that the trial finds no result."""
+    trials = DraftTrials(most_sequences=8)
+    held = []
+    for _ in range(400):
+        trials.mode(4, has_prompts=True)
+        held.append(trials.holds_prompts)
+    assert sum(held[:90]) == 12 and not any(held[75:138])
+
+
 def test_next_trial_waits_until_its_cost_is_saved() -> None:
     """A trial that loses three steps' time is repeated after some 300 steps that pay for it, and 300 that save for it.
 

@@ -176,6 +176,11 @@ class Speculation:
         return self._trials.is_paused(sequences)
 
     @property
+    def holds_prompts(self) -> bool:
+        """True if the step with prompts that was planned last is to leave them out, so that it can be measured."""
+        return self._trials.holds_prompts
+
+    @property
     def pays(self) -> bool:
         """False if drafts do not pay at the present load, so that computing prompts for them is probably in vain."""
         return self._trials.pays
@@ -196,13 +201,20 @@ class Speculation:
         """Return the drafts that the next step, of this number, should verify, by the key of their sequence.
 
         A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none. ``has_prompts`` says
-        that the step is known to compute prompts.
+        that the step is known to compute prompts; see ``holds_prompts``.
         """
         if not running:
             return {}
         # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
         undecided = ahead and self._trials.may_draft(len(running))
-        mode = Mode.OFF if undecided else self._trials.mode(len(running), has_prompts=has_prompts)
+        if undecided:
+            mode = Mode.OFF
+            self._trials.holds_prompts = False
+        elif has_prompts:
+            decodes = any(sequence.decodes for sequence in running)
+            mode = self._trials.mode(len(running), has_prompts=True, decodes=decodes)
+        else:
+            mode = self._trials.mode(len(running))
         self._loads[step] = self._trials.load
         if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
             counters.undrafted_sequences["cost"] += len(running)
@@ -304,11 +316,11 @@ class Speculation:
             state.rate.observe(accepted, 1)
             self._rate.observe(accepted, 1)
 
-    def observe_prompts(self, *, passes: int, draft_seconds: float, step: int = 0) -> None:
+    def observe_prompts(self, *, passes: int, draft_seconds: float, elapsed: float = 0.0, step: int = 0) -> None:
         """Learn the cost of a step with prompts, in which a draft model may have computed these, too."""
         self._loads.pop(step, None)
         drafting = passes * (self._seconds_per_pass or 0.0)
-        self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0)
+        self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0, whole=elapsed)
 
     def observe_step(
         self,

@@ -68,7 +68,9 @@ def observe_speculation(
                 counters.count_drafts(drafts, count - 1)
     passes = max(flight.batch.num_drafts, default=0)
     if flight.prompts.tokens:
-        speculation.observe_prompts(passes=passes, draft_seconds=output.draft_seconds, step=flight.batch.step)
+        speculation.observe_prompts(
+            passes=passes, draft_seconds=output.draft_seconds, elapsed=elapsed, step=flight.batch.step
+        )
         return
     speculation.observe_step(
         flight.batch.num_tokens,

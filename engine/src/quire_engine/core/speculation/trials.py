@@ -11,7 +11,9 @@ least ``_STOP``, and need ``_START`` to begin. After a trial without success, th
 that doubles with each failure, and until the time that drafts have lost, and that the next trial will lose if it fails
 like the last one, is at most ``_LOST_SHARE`` of all decoding. While a load waits, its steps cost nothing but a count.
 
-Steps with prompts take part in no trial: their times say nothing, so that a trial of such steps would never end.
+Steps with prompts take part in no trial: their times say nothing, so that a trial of such steps would never end. Under
+a load in which every step has prompts, prompts therefore wait for the few steps of a trial. These steps' whole time
+counts as lost.
 
 Times of steps have outliers upwards. So a low quantile stands for them, for steps with drafts relative to the expected
 time, because these differ in their numbers of drafts.
@@ -45,6 +47,9 @@ computes what the draft model has missed of every sequence."""
 _TOLERANCE = 0.125
 """The share by which the number of sequences may leave a load's range without a change of the load: between the end of
 a sequence and the start of the next one, there is one less for a step."""
+_CROWDED_STEPS, _CROWDED_STEPS_IN_USE, _HELD_STEPS = 64, 512, 12
+"""The steps with prompts in a row after which prompts wait for a trial, or for a measurement while drafts are used; and
+the most steps for which they wait: those without drafts and those of the longest trial."""
 _FIRST_PLAIN_STEPS, _PLAIN_STEPS = 2, 3
 _FIRST_DISTANCE, _LONGEST_DISTANCE = 32, 128
 """The steps without drafts that are measured at first and later, and the steps with drafts between such measurements.
@@ -96,9 +101,11 @@ class _Load:
 
     __slots__ = (
         "cost",
+        "crowded",
         "distance",
         "drafted",
         "forced",
+        "held_left",
         "loss",
         "pause",
         "plain",
@@ -129,6 +136,8 @@ class _Load:
         self.cost = 0.0
         """The seconds that the next trial probably loses, as the last one did; 0 if that was a success or too small."""
         self.pause = _FIRST_PAUSE
+        self.crowded = self.held_left = 0
+        """The steps with prompts in a row that were not measured, and the steps for which prompts still wait."""
         self.plain_left, self.distance = _FIRST_PLAIN_STEPS, _FIRST_DISTANCE
 
     @property
@@ -144,12 +153,26 @@ class _Load:
     def end(self, *, failed: bool) -> None:
         """Do without drafts for a while, longer after each failure."""
         self.wait = self.pause if failed else _FIRST_PAUSE
+        self.held_left = 0
         # A first trial of few sequences is repeated soon: noise decides it, and the next one has little to catch up on.
         if failed and not self.uses and (self.forced or self.sequences >= _TRIAL_SEQUENCES):
             self.cost = max(0.0, self.loss)
         self.uses = False
         if failed:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+
+    def hold(self) -> bool:
+        """Return whether prompts wait for the next step, so that it can be measured."""
+        if not self.held_left:
+            self.crowded += 1
+            if self.crowded < (_CROWDED_STEPS_IN_USE if self.uses else _CROWDED_STEPS):
+                return False
+            self.crowded, self.held_left = 0, _HELD_STEPS
+            if self.uses:
+                self.drafted.clear()
+                self.plain_left = _PLAIN_STEPS
+        self.held_left -= 1
+        return True
 
     def judge(self, sequences: int) -> None:
         """Draw the conclusion from one more step with drafts."""
@@ -173,7 +196,7 @@ class _Load:
             if gain(self.plain, late) < _START:
                 self.end(failed=True)
             else:
-                self.uses, self.cost = True, 0.0
+                self.uses, self.cost, self.held_left = True, 0.0, 0
                 self.drafted = deque(late, maxlen=_REMEMBERED_DRAFTED)
         elif self.steps > 1 and found < _HOPELESS:
             self.end(failed=True)
@@ -190,11 +213,13 @@ class DraftTrials:
     A step with drafts is committed before the next one is planned; other steps may be committed later.
     """
 
-    __slots__ = ("_beside", "_loads", "_lost", "_most_saved", "_place", "_unmeasured")
+    __slots__ = ("_beside", "_loads", "_lost", "_most_saved", "_place", "_unmeasured", "holds_prompts")
 
     def __init__(self, *, most_sequences: int) -> None:
         self._loads = [_Load() for _ in range(knot(most_sequences) + 1)]
         self._place = 0
+        self.holds_prompts = False
+        """True if a step that ``mode`` was asked about with prompts is to leave them out."""
         self._lost = 0.0
         """The seconds that drafts have lost, minus the tolerated share of all seconds. Negative ones are saved for the
         next trial, as many as the dearest one of all loads has lost."""
@@ -234,19 +259,26 @@ class DraftTrials:
     def _affords(self, load: _Load) -> bool:
         return self._lost + load.cost <= 0.0
 
-    def mode(self, sequences: int, *, has_prompts: bool = False) -> Mode:
-        """Return the kind of the next step, which has ``sequences`` running sequences, at least 1."""
+    def mode(self, sequences: int, *, has_prompts: bool = False, decodes: bool = True) -> Mode:
+        """Return the kind of the next step, which has ``sequences`` running sequences, at least 1.
+
+        ``decodes`` says that a step without its prompts would compute some of them; see ``holds_prompts``.
+        """
         self._place = self._place_of(sequences)
         load = self._loads[self._place]
-        if load.wait is not None:
-            if load.wait > 0:
-                load.wait -= 1
-                return Mode.OFF
-            if has_prompts or not self._affords(load):
-                return Mode.OFF
-            load.begin_trial()
+        if load.wait is not None and (load.wait > 0 or not self._affords(load)):
+            load.wait = max(0, load.wait - 1)
+            self.holds_prompts = False
+            return Mode.OFF
         if has_prompts:
-            return Mode.ON if load.uses else Mode.OFF
+            self.holds_prompts = decodes and load.hold()
+            if not self.holds_prompts:
+                return Mode.ON if load.uses else Mode.OFF
+        else:
+            self.holds_prompts = False
+            load.crowded = 0
+        if load.wait is not None:
+            load.begin_trial()
         if load.plain_left:
             load.plain_left -= 1
             return Mode.PLAIN
@@ -271,14 +303,20 @@ class DraftTrials:
         elif not load.uses or load.refusals >= _MOST_REFUSALS:
             load.end(failed=False)
 
-    def observe_prompts(self, seconds: float, *, drafted: bool) -> None:
-        """Note the seconds in which a step computed prompts for drafts, and whether it had drafts, too."""
+    def observe_prompts(self, seconds: float, *, drafted: bool, whole: float = 0.0) -> None:
+        """Note the seconds in which a step computed prompts for drafts, and whether it had drafts, too.
+
+        ``whole`` is the time of the step.
+        """
         self._beside += seconds
         self._unmeasured += drafted
+        self._pay_off(whole)
 
     def observe_plain(self, seconds: float, *, load: int | None = None) -> None:
         """Learn the time of a step without drafts and without prompts; ``load`` is that of the last one if None."""
-        self._loads[self._place if load is None else load].plain.append(seconds)
+        own = self._loads[self._place if load is None else load]
+        own.plain.append(seconds)
+        self._count_held(own, seconds)
         self._pay_off(seconds)
 
     def observe_drafted(
@@ -296,11 +334,18 @@ class DraftTrials:
             loss = spent - yielded * low_quantile(own.plain)
             own.loss += loss
             self._lost = self._bounded(self._lost + loss)
+        self._count_held(own, seconds)
         self._pay_off(seconds)
         if own.wait is None:
             own.judge(sequences)
             if own.wait is not None or own.uses:
                 self._most_saved = max(each.cost for each in self._loads)
+
+    def _count_held(self, load: _Load, seconds: float) -> None:
+        """Count the time of a step as lost if prompts waited for it."""
+        if self.holds_prompts:
+            load.loss += seconds
+            self._lost = self._bounded(self._lost + seconds)
 
     def _pay_off(self, seconds: float) -> None:
         self._lost = self._bounded(self._lost - _LOST_SHARE * seconds)
