@@ -1,5 +1,6 @@
 """The runtime of the CPU ops: exponential, rounding to storage, threads, the cache of machine code."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from numba import carray, njit
 
 from quire_kernels.cpu_runtime import Worker, deferred, float_bits, launch
+from quire_kernels.cpu_runtime.compile_lock import CompileLocks
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
     exp_float32,
@@ -178,7 +180,12 @@ def cache_folder(monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     cache = import_module("quire_kernels.cpu_runtime.cache")
     monkeypatch.setattr(cache, "_folder", cache._folder.__wrapped__)
-    return lambda: bool(cache.use_cache_folder("float32"))
+
+    def is_kept() -> bool:
+        with cache.cache_folder("float32", "worker") as kept:
+            return bool(kept)
+
+    return is_kept
 
 
 def test_machine_code_is_kept_in_the_cache_folder(
@@ -232,7 +239,8 @@ def test_no_worker_is_a_closure() -> None:
 
 
 _COMPILES = """
-import sys, torch
+import logging, sys, torch
+logging.basicConfig(level="INFO", stream=sys.stdout)
 from quire_kernels.rms_norm.cpu import rms_norm
 print("imported", flush=True)
 sys.stdin.readline()
@@ -241,7 +249,7 @@ print(float(rms_norm(x, torch.ones(16), 1e-6, None).sum().round()))
 """
 
 
-def test_simultaneous_first_starts_leave_a_complete_cache(tmp_path: Path) -> None:
+def test_simultaneous_first_starts_compile_each_worker_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _COMPILES]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
@@ -249,8 +257,11 @@ def test_simultaneous_first_starts_leave_a_complete_cache(tmp_path: Path) -> Non
     def begin() -> "subprocess.Popen[str]":
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
 
+    compiled: list[str] = []
+
     def result(process: "subprocess.Popen[str]") -> str:
         out, _ = process.communicate(timeout=120)
+        compiled.extend(line.rpartition(" in ")[0] for line in out.splitlines() if ":compiled " in line)
         return out.splitlines()[-1]
 
     with begin() as first, begin() as second:
@@ -266,6 +277,63 @@ def test_simultaneous_first_starts_leave_a_complete_cache(tmp_path: Path) -> Non
     with begin() as third:
         assert result(third) == "48.0"
     assert kept and [file.stat().st_mtime_ns for file in kept] == written  # it compiled nothing
+    assert compiled and len(compiled) == len(set(compiled))
+
+
+_HOLDS = """
+import multiprocessing, sys
+from pathlib import Path
+from quire_kernels.cpu_runtime.compile_lock import CompileLocks
+multiprocessing.current_process().name = "rank 1"
+with CompileLocks().hold(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_process_waits_for_a_holder_until_that_is_killed(tmp_path: Path) -> None:
+    lock = tmp_path / "worker.lock"
+    command = [sys.executable, "-c", _HOLDS, str(lock)]
+    waits: list[str] = []
+
+    class KillsTheHolder(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            waits.append(record.getMessage())
+            holder.kill()
+
+    logger, handler = logging.getLogger(CompileLocks.__module__), KillsTheHolder()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            with CompileLocks(first_report_seconds=0.0).hold(lock):
+                assert f"process {os.getpid()}" in lock.read_text()
+        finally:
+            logger.removeHandler(handler)
+            logger.setLevel(logging.NOTSET)
+    assert waits == [f"waits for rank 1 (process {holder.pid}), which compiles the CPU kernels"]
+
+
+def test_process_compiles_itself_when_its_patience_ends(tmp_path: Path) -> None:
+    lock, entered = tmp_path / "worker.lock", []
+    with CompileLocks().hold(lock), CompileLocks(longest_wait_seconds=0.0).hold(lock):
+        entered.append(lock.read_text())
+    assert entered == [f"process {os.getpid()}"]
+
+
+def test_process_compiles_without_a_lock_where_none_can_be_had(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    entered = []
+    for place in (tmp_path / "missing" / "worker.lock", tmp_path / "folder"):
+        with CompileLocks().hold(place):
+            entered.append(place)
+    assert len(entered) == 2
+
+
+def test_error_of_the_compilation_is_not_hidden_by_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="no space"), CompileLocks().hold(tmp_path / "worker.lock"):
+        raise OSError("no space")
 
 
 OPS = ["rms_norm", "rotary", "store_kv", "activation", "paged_attention", "sampling"]

@@ -61,6 +61,8 @@ def _compile_level(level: CpuLevel, out: Path) -> bool:
             print(f"{level.name}: its process ended with status {child.returncode}", file=sys.stderr)
             return False
         (filled,) = Path(made).iterdir()  # The only folder is that of this CPU's fingerprint.
+        for lock in filled.glob("*.lock"):
+            lock.unlink()
         shutil.rmtree(target, ignore_errors=True)
         filled.rename(target)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import importlib
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -271,6 +272,8 @@ def main() -> int:
     wanted = start_up.decode(line)
     _end_with_parent(cast("BinaryIO", parent_pipe))
     logs.set_up_engine(wanted.config.log)
+    if wanted.config.parallel.ranks > 1:
+        multiprocessing.current_process().name = "rank 0"  # Ranks that wait for its compilation log this name.
     return serve(wanted)
 
 

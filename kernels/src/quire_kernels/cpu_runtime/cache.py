@@ -7,33 +7,44 @@ By default numba writes next to the sources, which may be read-only, and notices
 function itself, not in the functions that it calls. The fingerprint therefore covers all CPU sources of this package,
 so that old code never runs for changed sources. It also covers the CPU, because numba writes the index of a folder
 without a lock: if two processes with different CPUs filled one folder, either result could end up under the other's
-key. With one folder per CPU and storage type, both processes write the same content.
+key. With one folder per CPU and storage type, both processes write the same content. Usually one of them compiles and
+the others wait for it, see ``compile_lock``.
 """
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numba
 from numba.core.registry import cpu_target
 
+from quire_kernels.cpu_runtime.compile_lock import CompileLocks
 from quire_kernels.precompiled import NotUsable, Precompiled, build, link_all, taken
 
 _log = logging.getLogger(__name__)
 
 
-def use_cache_folder(storage: str) -> bool:
-    """Set numba's cache folder; call this before each compilation.
+_LOCKS = CompileLocks()
 
-    Return False, and log it once, if no folder is writable.
+
+@contextlib.contextmanager
+def cache_folder(storage: str, worker: str) -> Iterator[bool]:
+    """Set numba's cache folder for the compilation of a worker, which no other process compiles meanwhile.
+
+    Yield False, and log it once, if no folder is writable.
     """
     folder = _folder()
-    if folder is not None:
-        numba.config.CACHE_DIR = str(folder / storage)
-    return folder is not None
+    if folder is None:
+        yield False
+        return
+    numba.config.CACHE_DIR = str(folder / storage)
+    with _LOCKS.hold(folder / f"{storage}.{worker}.lock"):
+        yield True
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from numba import cfunc, types
 
-from quire_kernels.cpu_runtime.cache import use_cache_folder
+from quire_kernels.cpu_runtime.cache import cache_folder
 from quire_kernels.cpu_runtime.chain import chain_worker
 from quire_kernels.cpu_runtime.scalars import FAST
 
@@ -57,10 +57,10 @@ class Worker:
         began = time.perf_counter()
         storage = str(dtype).removeprefix("torch.")
         signature = types.void(types.CPointer(_STORAGE[dtype]))
-        compile_with = cfunc(signature, cache=use_cache_folder(storage), error_model="numpy", fastmath=FAST)
-        compiled = compile_with(self._function)
+        name = f"{self._function.__module__.removeprefix('quire_kernels.')}.{self._function.__name__}"
+        with cache_folder(storage, name) as is_kept:
+            compiled = cfunc(signature, cache=is_kept, error_model="numpy", fastmath=FAST)(self._function)
         if not compiled.cache_hits:
-            name = f"{self._function.__module__.removeprefix('quire_kernels.')}.{self._function.__name__}"
             _log.info("compiled %s for %s in %.1f s", name, storage, time.perf_counter() - began)
         return compiled
 

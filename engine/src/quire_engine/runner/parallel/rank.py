@@ -8,6 +8,7 @@ its node as a line of standard input. The first rank of the last stage samples, 
 import argparse
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -85,7 +86,8 @@ def main() -> int:
     arguments = parser.parse_args()
     _end_with(arguments.parent)
     config = config_json.decode(sys.stdin.buffer.readline(), EngineConfig)
-    set_up_logging(config.log.level, config.log.format, process=f"rank {arguments.rank}")
+    name = multiprocessing.current_process().name = f"rank {arguments.rank}"
+    set_up_logging(config.log.level, config.log.format, process=name)
     frames = Frames(socket.socket(fileno=arguments.connection))
     try:
         links = connect_links(
