@@ -58,8 +58,18 @@ class Replica:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def endpoint(self, *, ready: bool = True, terminating: bool = False, track: str = STABLE) -> Endpoint:
-        return Endpoint(id=self.name, url=self.url, ready=ready, serving=ready, terminating=terminating, track=track)
+    def endpoint(
+        self, *, ready: bool = True, terminating: bool = False, starting: bool = False, track: str = STABLE
+    ) -> Endpoint:
+        return Endpoint(
+            id=self.name,
+            url=self.url,
+            ready=ready,
+            serving=ready,
+            terminating=terminating,
+            starting=starting,
+            track=track,
+        )
 
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)

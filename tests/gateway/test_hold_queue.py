@@ -69,6 +69,28 @@ async def test_no_replica_in_time_is_503_with_retry_after(start_gateway):
     assert await gateway.metric("quire_gateway_hold_failures_total", reason="timeout") == 1
 
 
+@pytest.mark.parametrize(("becomes_ready", "expected"), [(True, 200), (False, 503)])
+async def test_request_waits_longer_while_a_replica_starts(start_gateway, replicas, becomes_ready, expected):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint(ready=False, starting=True)])
+    call = asyncio.create_task(gateway.complete())
+    await asyncio.sleep(0.2)  # long enough to see no effect
+    assert not call.done()
+
+    await gateway.push(chat=[chat.endpoint(ready=becomes_ready)])
+
+    assert (await call)[0] == expected
+
+
+async def test_hold_timeout_error_says_what_is_missing(start_gateway, replicas):
+    gateway = await start_gateway(hold_timeout_seconds=0.05)
+    loading = (await replicas("chat-0")).endpoint(ready=False)
+    for endpoints, missing in (([], "none runs"), ([loading], "1 run, but are not ready")):
+        await gateway.push(chat=endpoints)
+        assert missing in (await gateway.complete())[1]["error"]["message"]
+
+
 async def test_requests_beyond_the_hold_limit_are_refused_at_once(start_gateway):
     gateway = await start_gateway(hold_limit=2)
     await gateway.push(chat=[])

@@ -266,6 +266,10 @@ class Pool:
         """Return whether a ready replica has not failed recently."""
         return any(b.is_ready and not b.is_suspect(now) for b in self.backends.values())
 
+    def awaits_start(self, now: float) -> bool:
+        """Return whether no ready replica can be trusted and one is known to be starting."""
+        return any(b.endpoint.starting for b in self.backends.values()) and not self.has_trusted(now)
+
     def is_leaving(self, backend: Backend, now: float) -> bool:
         """Return whether a replica terminates or is gone, and another one is ready and did not fail recently."""
         known = self.backends.get(backend.endpoint.id)

@@ -2,7 +2,8 @@
 
 Under ``proxy``. The queue is bounded in number per model and in time; ``bodies`` bounds its memory. Requests leave in
 the order in which they came, as many as the ready replicas can run at once: a replica that has just started would
-otherwise get all of them together. While no replica can be trusted, the first request tries one every half second,
+otherwise get all of them together. Their time does not end while a replica is known to be starting, as ``quire up``
+knows of its own replicas. While no replica can be trusted, the first request tries one every half second,
 because a replica that failed may answer again unannounced.
 """
 
@@ -87,13 +88,15 @@ class HoldQueue:
     def time_out(self, pool: Pool, cause: str | None) -> NoReplica:
         """Count a request that waited too long, and return its error."""
         self._metrics.hold_failures.labels(pool.model, "timeout").inc()
-        message = f"no replica of {pool.model} became ready within {self.timeout_seconds(pool):g} s"
-        if cause:
-            message += f"; the last replica tried {cause}"
+        known = len(pool.backends)
+        state = (
+            f"the last replica tried {cause}" if cause else f"{known} run, but are not ready" if known else "none runs"
+        )
+        message = f"no replica of {pool.model} became ready within {self.timeout_seconds(pool):g} s; {state}"
         return NoReplica(message, retry_after_seconds=self._retry_after_seconds(pool))
 
     async def turn(self, pool: Pool, *, seconds: float, is_first: bool) -> bool:
-        """Wait for a turn to choose a replica; return False when the time is up."""
+        """Wait for a turn to choose a replica; return False when the time is up and no replica is starting."""
         line = self._lines.setdefault(pool, _Line())
         turn = asyncio.get_running_loop().create_future()
         if is_first:
@@ -105,11 +108,10 @@ class HoldQueue:
         # Without this, a request that comes while there is room would wait for the next event.
         self._release(pool, line)
         try:
-            async with asyncio.timeout(seconds):
-                await turn
-            return True
-        except TimeoutError:
-            return False
+            await asyncio.wait((turn,), timeout=seconds)
+            while not turn.done() and pool.awaits_start(monotonic()):
+                await asyncio.wait((turn,), timeout=_RETRY_SECONDS)
+            return turn.done()
         finally:
             # Nothing is awaited before the request chooses a replica, so it counts as released until then.
             if turn in line.waiting:
@@ -174,7 +176,9 @@ class HoldTicket:
             self._queue.count_in(self._pool)
             self._is_held = True
         left = self._deadline - monotonic()
-        has_turn = left > 0 and await self._queue.turn(self._pool, seconds=left, is_first=was_held)
+        has_turn = (left > 0 or self._pool.awaits_start(monotonic())) and await self._queue.turn(
+            self._pool, seconds=max(0.0, left), is_first=was_held
+        )
         if not self._queue.is_known(self._pool):
             raise UnknownModel(f"the model {self._pool.model!r} is no longer served")
         if not has_turn and (cause is not None or not self._pool.has_trusted(monotonic())):

@@ -87,6 +87,17 @@ async def test_scale_down_removes_victims_first_and_reuses_numbers(cluster: Clus
     await cluster.until("chat-0", "chat-2")
 
 
+async def test_replica_is_announced_as_starting_while_it_loads(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add(replicas=1)
+    await cluster.until("chat-0")
+    monkeypatch.setenv("FAKE_LOAD_SECONDS", "600")
+    cluster.local.scale("chat", replicas=2)
+    await cluster.watch.until(lambda: cluster.phases().get("chat-1") is Phase.LOADING)
+    assert {name: e["starting"] for name, e in cluster.endpoints().items()} == {"chat-0": False, "chat-1": True}
+
+
 async def test_unready_then_youngest_replicas_are_removed_first(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_engine_that_loads_again_shows_why(tmp_path: Path, phase: Phase, before:
     log = tmp_path / "chat-0.log"
     log.write_text("ready\nlost another rank\n")
     status = Status(
+        failures_in_row=0,
         name="chat-0",
         phase=phase,
         url=None,
@@ -112,6 +113,36 @@ def test_engine_that_loads_again_shows_why(tmp_path: Path, phase: Phase, before:
         log_start=0,
     )
     assert phase_message(status, before) == message
+
+
+@pytest.mark.parametrize(
+    ("phase", "failures_in_row", "starts"),
+    [
+        (Phase.LOADING, 0, True),
+        (Phase.LOADING, 1, True),
+        (Phase.LOADING, 2, False),
+        (Phase.FAILED, 1, False),
+        (Phase.READY, 0, False),
+    ],
+)
+def test_loading_counts_as_a_start_until_it_fails_repeatedly(
+    tmp_path: Path, phase: Phase, failures_in_row: int, starts: bool
+) -> None:
+    status = Status(
+        failures_in_row=failures_in_row,
+        name="chat-0",
+        phase=phase,
+        url=None,
+        stopping=False,
+        identity=None,
+        restarts=0,
+        reason=None,
+        exit_code=None,
+        ever_ready=False,
+        log=tmp_path / "chat-0.log",
+        log_start=0,
+    )
+    assert status.starts is starts
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,17 @@ async def test_decisions_are_printed_and_stored(tmp_path: Path) -> None:
         assert deployments["chat"]["decisions"][-1]["last"]["message"]
 
 
+async def test_long_start_is_reported_until_the_replica_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOAD_SECONDS", "600")
+    run = Run(tmp_path, document())
+    async with running(run):
+        await run.lines.until(lambda: len(run.lines.of("loading")) > 1)
+        assert {line["process"] for line in run.lines.of("loading")} == {"chat-0"}
+        assert not run.lines.of("ready")
+
+
 async def test_first_request_starts_a_replica_between_two_ticks(tmp_path: Path) -> None:
     run = Run(tmp_path, document(replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 2}))
     async with running(run), aiohttp.ClientSession() as http:

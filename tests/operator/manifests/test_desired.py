@@ -8,7 +8,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from specs import valid_spec
 
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests.desired import child_refs, desired
@@ -55,7 +54,15 @@ def test_dependencies_of_pods_precede_the_deployment(children: Children) -> None
 @pytest.mark.parametrize("cache", [{}, {"size": "1Gi"}, {"claimName": "models"}])
 def test_child_names_are_known_in_advance(children: Children, cache: dict[str, str]) -> None:
     model = {"source": "hf://a/b"} | ({"cache": cache} if cache else {})
-    assert {manifest.ref for manifest in children(model=model)} == set(child_refs(valid_spec(model=model)))
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"},
+        "spec": {"model": model},
+    }
+    spec = Spec.parse(body)
+    assert isinstance(spec, Spec)
+    assert {manifest.ref for manifest in children(model=model)} == set(child_refs(spec))
 
 
 @pytest.mark.parametrize("target", [0, 1, 7])
@@ -200,7 +207,14 @@ def test_equal_specs_have_equal_digests_and_others_have_not(children: Children) 
 
 @given(st.integers(0, 1000), st.integers(1, 3600))
 def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: int) -> None:
-    spec = valid_spec(drain={"timeout": f"{seconds}s"})
+    body = {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat"},
+        "spec": {"model": {"source": "file:///m"}, "drain": {"timeout": f"{seconds}s"}},
+    }
+    spec = Spec.parse(body)
+    assert isinstance(spec, Spec)
     manifests = desired(spec, target, uid="u", images=Images(engine="e"))
     assert isinstance(manifests, Manifests)
     deployment: Any = manifests.workload.body

@@ -15,6 +15,7 @@ HURRY = Pace(
     poll_loading_seconds=0.02,
     poll_ready_seconds=0.05,
     deregister_seconds=0.05,
+    report_loading_seconds=0.1,
 )
 
 

@@ -242,6 +242,7 @@ def _endpoint(status: Status) -> Endpoint | None:
         ready=status.phase is Phase.READY and not draining,
         serving=status.phase in (Phase.READY, Phase.DRAINING),
         terminating=draining,
+        starting=status.starts and not draining,
     )
 
 

@@ -47,6 +47,8 @@ class Pace:
     probe_timeout_seconds: float = 2.0
     deregister_seconds: float = 0.3
     """The time between the removal from the endpoints file and SIGTERM."""
+    report_loading_seconds: float = 30.0
+    """The time between two reports of processes that are still loading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,18 @@ class Status:
     restarts: int
     reason: str | None
     """The reason why it last ended."""
+    failures_in_row: int
+    """The times that it ended by itself since it was last ready for a while."""
     exit_code: int | None
     ever_ready: bool
     log: Path
     log_start: int
     """The bytes of the log that earlier starts wrote."""
+
+    @property
+    def starts(self) -> bool:
+        """True while it loads, unless it ends again and again."""
+        return self.phase is Phase.LOADING and self.failures_in_row <= 1
 
     def last_lines(self, lines: int) -> list[str]:
         """Return its last log lines since its last start."""
@@ -120,6 +129,7 @@ class KeptProcess:
             identity=self._identity,
             restarts=self._restarts,
             reason=self._reason,
+            failures_in_row=self._failures_in_row,
             exit_code=self._exit_code,
             ever_ready=self._ever_ready,
             log=self.launch.log,

@@ -195,7 +195,12 @@ class _Run:
                 "nothing to compare it with; in a cluster, a changed spec starts a canary"
             )
             self._view.event("note", text, {"name": name})
-        await race(self._serve_and_drain(stop, kill), self._show_forever(), self._cluster.until_broken())
+        await race(
+            self._serve_and_drain(stop, kill),
+            self._show_forever(),
+            self._report_loading_forever(),
+            self._cluster.until_broken(),
+        )
 
     async def end_at_once(self) -> None:
         """Kill the processes that still run, which after a drain is no process."""
@@ -256,6 +261,20 @@ class _Run:
             f"ready after {took:.1f} s: OpenAI-compatible API at {base_url}",
             {"address": self._address, "baseUrl": base_url, "curl": curl, "seconds": round(took, 3)},
         )
+
+    async def _report_loading_forever(self) -> None:
+        """Report the processes that were loading at the last report, too, with what they wrote last."""
+        before: set[str] = set()
+        while True:
+            await asyncio.sleep(self._options.pace.report_loading_seconds)
+            statuses = [status for spec in self._specs for status in self._cluster.statuses(spec.name)]
+            loading = {status.name: status for status in statuses if status.phase is Phase.LOADING}
+            for name, status in loading.items():
+                if name in before:
+                    lines = status.last_lines(1)
+                    ends = f"; its log ends with: {lines[0]}" if lines else ""
+                    self._view.event("loading", f"{name} is still loading{ends}", {"process": name})
+            before = set(loading)
 
     async def _show_forever(self) -> None:
         rates = TokenRates()

@@ -1,7 +1,8 @@
 """The interface of the gateway, and the file from which it reads endpoints in local mode.
 
 {"models": [{"name": "chat", "endpoints": [{"id": "chat-0", "url": "http://127.0.0.1:40001",
-                                            "ready": true, "serving": true, "terminating": false}]}]}
+                                            "ready": true, "serving": true, "terminating": false,
+                                            "starting": false}]}]}
 """
 
 import json
@@ -37,6 +38,8 @@ class Endpoint:
     serving: bool = True
     """True if it answers requests; it may be terminating."""
     terminating: bool = False
+    starting: bool = False
+    """True while its start is known to go on: requests wait for it however long it takes."""
     track: str = STABLE
 
 
