@@ -90,6 +90,29 @@ class Replica:
     async def say_name(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "text_completion", "served_by": self.name})
 
+    def answer_after(self, released: asyncio.Event) -> None:
+        """Let requests wait until ``released`` is set."""
+
+        async def wait(request: web.Request) -> web.StreamResponse:
+            await released.wait()
+            return await self.say_name(request)
+
+        self.behaviour = wait
+
+    def break_after(self, data: bytes, content_type: str = "text/event-stream") -> None:
+        """Let answers consist of ``data`` and the end of the connection."""
+
+        async def break_off(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": content_type})
+            await response.prepare(request)
+            await response.write(data)
+            await asyncio.sleep(0)
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+
+        self.behaviour = break_off
+
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(json.loads(await request.read() or b"{}"))
         self.headers.append(request.headers.copy())

@@ -61,12 +61,7 @@ async def test_unloaded_adapter_is_loaded_by_one_replica(gateway, replicas):
 async def test_autoscaler_counts_requests_of_adapters_for_the_model(gateway, replicas):
     chat = await replicas("chat-0")
     release = asyncio.Event()
-
-    async def wait(request):
-        await release.wait()
-        return await chat.say_name(request)
-
-    chat.behaviour = wait
+    chat.answer_after(release)
     await gateway.push(chat=[chat.endpoint()], adapters={"legal": "chat", "medical": "chat"})
     requests = [asyncio.create_task(gateway.complete(name)) for name in ("legal", "medical", "chat")]
     while len(chat.bodies) < 3:

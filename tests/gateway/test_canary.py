@@ -252,16 +252,7 @@ async def test_canary_errors_are_counted_separately(both: Any, behaviour: Any, s
 
 async def test_broken_stream_is_an_error_of_its_track(both: Any) -> None:
     gateway, _, canary = both
-
-    async def die(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b"data: 1\n\n")
-        assert request.transport is not None
-        request.transport.abort()
-        return response
-
-    canary.behaviour = die
+    canary.break_after(b"data: 1\n\n")
     await send(gateway, 1, stream=True, prompt_cache_key=session_of(CANARY))
     assert (await tracks_page(gateway))["chat"]["tracks"][CANARY]["errors"] == 1
 

@@ -93,12 +93,7 @@ async def test_longest_idle_connection_is_closed_first(start_gateway):
 async def test_probes_are_answered_when_all_connections_are_busy(start_gateway, replicas):
     gateway = await start_gateway(max_connections=2)
     chat, go_on = await replicas("chat-0"), asyncio.Event()
-
-    async def stall(request: web.Request) -> web.StreamResponse:
-        await go_on.wait()
-        return await chat.say_name(request)
-
-    chat.behaviour = stall
+    chat.answer_after(go_on)
     await gateway.push(chat=[chat.endpoint()])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(2)]
     while len(chat.bodies) < 2:

@@ -149,12 +149,7 @@ async def test_hold_timeout_error_has_the_reason_of_the_replica(start_gateway, r
 async def test_held_and_active_requests_are_reported(gateway, replicas):
     """The autoscaler polls this twice a second: small, whatever the number of models."""
     busy, go_on = await replicas("busy-0"), asyncio.Event()
-
-    async def stall(request):
-        await go_on.wait()
-        return await busy.say_name(request)
-
-    busy.behaviour = stall
+    busy.answer_after(go_on)
     await gateway.push(chat=[], busy=[busy.endpoint()], idle=[])
     calls = [asyncio.create_task(gateway.complete(model)) for model in ("chat", "chat", "busy")]
     await until_held(gateway, 2)
@@ -241,12 +236,7 @@ async def test_request_at_the_hold_timeout_joins_a_replica_queue(start_gateway, 
     gateway = await start_gateway(hold_timeout_seconds=0.3)
     chat, go_on = await replicas("chat-0"), asyncio.Event()
     chat.told = {"quire_max_running_requests": 1}
-
-    async def stall(request: web.Request) -> web.StreamResponse:
-        await go_on.wait()
-        return await chat.say_name(request)
-
-    chat.behaviour = stall
+    chat.answer_after(go_on)
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(3)]
     await until_held(gateway, 3)

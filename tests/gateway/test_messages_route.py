@@ -1,9 +1,6 @@
 """Anthropic's Messages API through the gateway: routing, keys, limits and errors."""
 
-import asyncio
-
 import pytest
-from aiohttp import web
 
 from quire_gateway.limits import Charge
 from quire_gateway.prompt import peek_request
@@ -84,16 +81,7 @@ def test_usage_is_read_at_the_end_of_a_message(answer: bytes, tokens: float) -> 
 
 async def test_broken_stream_ends_with_an_anthropic_error(gateway, replicas) -> None:
     chat = await replicas("chat-0")
-
-    async def die(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(b'event: message_start\ndata: {"type":"message_start"}\n\n')
-        await asyncio.sleep(0.05)
-        request.transport.abort()
-        return response
-
-    chat.behaviour = die
+    chat.break_after(b'event: message_start\ndata: {"type":"message_start"}\n\n')
     await gateway.push(chat=[chat.endpoint()])
     text = b""
     async with gateway.client.post(f"{gateway.url}/v1/messages", json={"model": "chat", "stream": True}) as response:

@@ -56,15 +56,7 @@ async def test_errors_raise_the_clients_error_classes(gateway, client):
 
 async def test_broken_stream_raises_in_the_client(gateway, replicas, client):
     chat = await replicas("chat-0")
-
-    async def die(request):
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await response.write(sse(chunk("Hel")) + b'data: {"id"')
-        request.transport.abort()
-        return response
-
-    chat.behaviour = die
+    chat.break_after(sse(chunk("Hel")) + b'data: {"id"')
     await gateway.push(chat=[chat.endpoint()])
 
     stream = await client.chat.completions.create(model="chat", messages=[], stream=True)

@@ -75,12 +75,7 @@ async def test_hot_prompt_spreads_over_replicas(gateway, replicas):
     fleet = [await replicas(name) for name in "abc"]
     gate = asyncio.Event()
     for replica in fleet:
-
-        async def hold(request, replica=replica):
-            await gate.wait()
-            return await replica.say_name(request)
-
-        replica.behaviour = hold
+        replica.answer_after(gate)
     await gateway.push(chat=[replica.endpoint() for replica in fleet])
 
     calls = [asyncio.create_task(gateway.complete(messages=chat(LONG))) for _ in range(12)]

@@ -241,12 +241,7 @@ async def test_requests_spread_over_idle_replicas(gateway, replicas):
     gate = asyncio.Event()
 
     for replica in fleet:
-
-        async def hold(request, replica=replica):
-            await gate.wait()
-            return await replica.say_name(request)
-
-        replica.behaviour = hold
+        replica.answer_after(gate)
     await gateway.push(chat=[replica.endpoint() for replica in fleet])
 
     calls = [asyncio.create_task(gateway.complete()) for _ in range(9)]

@@ -92,16 +92,7 @@ async def test_client_disconnect_cancels_at_the_replica_at_once(gateway, replica
 
 async def test_replica_crash_ends_the_stream_with_an_error(gateway, replicas):
     chat = await replicas("chat-0")
-
-    async def die(request):
-        response = web.StreamResponse(headers=EVENT)
-        await response.prepare(request)
-        await response.write(event(0) + b'data: {"half an ev')
-        await asyncio.sleep(0)
-        request.transport.abort()
-        return response
-
-    chat.behaviour = die
+    chat.break_after(event(0) + b'data: {"half an ev')
     await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
@@ -120,16 +111,7 @@ async def test_replica_crash_ends_the_stream_with_an_error(gateway, replicas):
 async def test_error_of_a_replica_in_its_stream_is_passed_on(gateway, replicas):
     chat = await replicas("chat-0")
     said = b'event: error\ndata: {"error": {"code": "engine_stopped"}}\n\n'
-
-    async def stop(request):
-        response = web.StreamResponse(headers=EVENT)
-        await response.prepare(request)
-        await response.write(event(0) + said)
-        await asyncio.sleep(0)
-        request.transport.abort()
-        return response
-
-    chat.behaviour = stop
+    chat.break_after(event(0) + said)
     await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True}) as response:
@@ -139,16 +121,7 @@ async def test_error_of_a_replica_in_its_stream_is_passed_on(gateway, replicas):
 
 async def test_broken_answer_without_events_is_not_ended_properly(gateway, replicas):
     chat = await replicas("chat-0")
-
-    async def die(request):
-        response = web.StreamResponse(headers={"Content-Type": "audio/wav"})
-        await response.prepare(request)
-        await response.write(b"half")
-        await asyncio.sleep(0)
-        request.transport.abort()
-        return response
-
-    chat.behaviour = die
+    chat.break_after(b"half", "audio/wav")
     await gateway.push(chat=[chat.endpoint()])
 
     async with gateway.client.post(f"{gateway.url}/v1/audio/speech", json={"model": "chat"}) as response:
