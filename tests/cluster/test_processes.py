@@ -1,7 +1,6 @@
 """Processes by name: their life cycle and identity, and that none of them outlives its run."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_ends import process_ends
 
 from quire_cluster.errors import ComponentFailed
 from quire_cluster.guard import birth_of
@@ -24,18 +24,6 @@ def sleeper(tmp_path: Path) -> Iterator[Process]:
     process.start()
     yield process
     process.kill()
-
-
-def await_end(pid: int) -> bool:
-    """Return False if the process still runs after ten seconds."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 10)[0])
-    finally:
-        os.close(descriptor)
 
 
 def test_killed_process_can_be_started_again(sleeper: Process) -> None:
@@ -125,6 +113,6 @@ def test_components_end_with_their_owner(tmp_path: Path, ending: signal.Signals)
         process, guard = map(int, owner.stdout.readline().split())
         assert birth_of(process) is not None
         owner.send_signal(ending)
-    assert await_end(process)
-    assert await_end(guard)
+    assert process_ends(process, 10)
+    assert process_ends(guard, 10)
     assert not state.exists()

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_ends import process_ends
 
 from quire_engine.core.fake_runner import draw, next_digest
 from quire_engine.core.sampling_params import SamplingParams
@@ -51,18 +51,6 @@ async def read_all(stream: Stream) -> list[int]:
         if update.finished is not None:
             assert update.finished.reason == "length"
             return token_ids
-
-
-def process_ends(pid: int, timeout: float) -> bool:
-    """Wait for the end of any process and return True if it came in time."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
-    finally:
-        os.close(descriptor)
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes by pidfd, which is Linux's")

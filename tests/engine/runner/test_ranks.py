@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from process_ends import process_ends
 
 from quire_common.errors import FlagsError
 from quire_engine.config import (
@@ -189,18 +189,6 @@ def children(pid: int) -> Iterator[int]:
                 yield int(child)
 
 
-def ends(pid: int, timeout: float = 30.0) -> bool:
-    """Wait for the end of any process and return True if it came in time."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], timeout)[0])
-    finally:
-        os.close(descriptor)
-
-
 @pytest.fixture
 def config(make_folder: Folder, engine_config: Config) -> EngineConfig:
     return engine_config(make_folder(), parallel=TWO, kv_cache_memory_bytes=1 << 20)
@@ -225,7 +213,7 @@ async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfi
         with pytest.raises(Unavailable, match="lost another rank of its group"):
             while True:
                 await stream.read()
-        assert ends(engine) and ends(rank)
+        assert process_ends(engine, 30) and process_ends(rank, 30)
         async with asyncio.timeout(240):
             while client.ready is None or client.ready.pid == engine:
                 await asyncio.sleep(0.05)
@@ -233,7 +221,7 @@ async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfi
         assert (await client.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids
     finally:
         await client.close()
-    assert ends(other)
+    assert process_ends(other, 30)
 
 
 async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineConfig) -> None:
@@ -252,7 +240,7 @@ async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineCon
         with pytest.raises(Unavailable, match="made no step"):
             while True:
                 await stream.read()
-        assert ends(engine) and ends(rank)
+        assert process_ends(engine, 30) and process_ends(rank, 30)
     finally:
         await client.close()
 
@@ -264,7 +252,7 @@ async def test_rank_ends_with_a_killed_engine_process(config: EngineConfig) -> N
         assert client.ready is not None
         (rank,) = children(client.ready.pid)
         os.kill(client.ready.pid, signal.SIGKILL)
-        assert ends(rank)
+        assert process_ends(rank, 30)
     finally:
         await client.close()
 
@@ -299,7 +287,7 @@ async def test_nodes_live_and_end_together(
         with pytest.raises(Unavailable, match="lost another rank of its group"):
             while True:
                 await stream.read()
-        assert all(ends(pid) for pid in (rank, *before))
+        assert all(process_ends(pid, 30) for pid in (rank, *before))
         async with asyncio.timeout(240):
             while any(client.ready is None or client.ready.pid in before for client in clients):
                 await asyncio.sleep(0.05)
@@ -308,4 +296,4 @@ async def test_nodes_live_and_end_together(
     finally:
         for client in clients:
             await client.close()
-    assert ends(rank)
+    assert process_ends(rank, 30)

@@ -29,3 +29,15 @@ def device() -> torch.device:
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     chosen: torch.dtype = request.param
     return chosen
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill new memory with NaN or a huge number, which shows reads before a write."""
+    empty = torch.empty
+
+    def poisoned_empty(*shape: object, **options: object) -> torch.Tensor:
+        made: torch.Tensor = empty(*shape, **options)  # type: ignore[call-overload]
+        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max // 3)
+
+    monkeypatch.setattr(torch, "empty", poisoned_empty)

@@ -18,16 +18,7 @@ Strided = Callable[..., Tensor]
 AssertClose = Callable[[Tensor, Tensor], None]
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new memory with NaN or a huge number, which shows reads before a write."""
-    empty = torch.empty
-
-    def poisoned_empty(*shape: object, **options: object) -> Tensor:
-        made: Tensor = empty(*shape, **options)  # type: ignore[call-overload]
-        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max // 3)
-
-    monkeypatch.setattr(torch, "empty", poisoned_empty)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,7 @@ def on_cpu(settings: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: column.cpu() for name, column in settings.items()}
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill new memory with NaN or a huge number, which shows reads before a write."""
-    empty = torch.empty
-
-    def poisoned_empty(*shape: object, **options: object) -> Tensor:
-        made: Tensor = empty(*shape, **options)  # type: ignore[call-overload]
-        return made.fill_(torch.nan if made.is_floating_point() else torch.iinfo(made.dtype).max // 3)
-
-    monkeypatch.setattr(torch, "empty", poisoned_empty)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.mark.parametrize(("vocabulary", "ties"), [(32, True), (1003, False)])
