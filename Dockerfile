@@ -128,6 +128,7 @@ RUN if [ -n "${COMPILER}" ]; then \
 COPY LICENSE /licenses/
 # The paths of file://./models/… in pods, so that the manifests in examples/ work wherever the image runs.
 COPY examples/models/quire-demo /models/models/quire-demo
+COPY examples/models/quire-demo-tools /models/models/quire-demo-tools
 COPY examples/models/adapters /models/models/adapters
 ENV QUIRE_PRECOMPILED_KERNELS=/opt/quire/share/precompiled-kernels
 COPY --from=engine-kernels /precompiled-kernels /opt/quire/share/precompiled-kernels

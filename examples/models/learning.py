@@ -22,13 +22,14 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The parameters in which the two models differ."""
+    """The parameters in which the models differ."""
 
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
+    rope_theta: float = 10_000.0
 
 
 TARGET = Shape(
@@ -89,6 +90,7 @@ def build_model(shape: Shape, vocab_size: int, max_length: int, ids: TokenIds, s
         num_key_value_heads=shape.num_key_value_heads,
         head_dim=shape.hidden_size // shape.num_attention_heads,
         max_position_embeddings=max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
         bos_token_id=ids.bos,

@@ -252,8 +252,9 @@ def train_with_progress(
     schedule: Schedule,
     precision: torch.dtype,
     teacher: LlamaForCausalLM | None = None,
+    observe: Callable[[Progress], None] = lambda _: None,
 ) -> TimeTaken:
-    """Train with a progress bar, or with lines of text if there is no terminal."""
+    """Train with a progress bar, or with lines of text if there is no terminal, and call ``observe`` in each step."""
     started, cpu_started = time.monotonic(), time.process_time()
     columns = (
         TextColumn(f"{name:6}"),
@@ -272,6 +273,7 @@ def train_with_progress(
             bar.update(task, completed=progress.step + 1, loss=progress.loss)
             if not console.is_terminal:
                 plain(progress)
+            observe(progress)
 
         train(model, stream, schedule, precision=precision, report=report, teacher=teacher)
     return TimeTaken(wall=round(time.monotonic() - started), cpu=round(time.process_time() - cpu_started))

@@ -1,7 +1,6 @@
 """Building, inspecting and pushing images, with a script instead of buildah and a registry in a thread."""
 
 import fcntl
-import http.server
 import io
 import json
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from page_server import page_server
 
 from quire_cluster.errors import BinaryUnavailable, ImageBuildFailed
 from quire_cluster.images import ensure, store, tools
@@ -119,36 +119,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         (checkout / name).write_text(text)
     monkeypatch.setattr(ensure, "CONTEXT", checkout)
     known: dict[str, str] = {}
-    with registry_of(known) as address:
-        yield Machine(home, checkout, address, known)
 
+    def answer(path: str) -> tuple[int, str]:
+        return (200 if path in known or path == "/v2/" else 404), known.get(path, "{}")
 
-class registry_of:
-    """A registry whose contents are a dictionary."""
-
-    def __init__(self, known: dict[str, str]) -> None:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = known.get(self.path, "{}").encode()
-                self.send_response(200 if self.path in known or self.path == "/v2/" else 404)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever)
-
-    def __enter__(self) -> str:
-        self._thread.start()
-        return f"127.0.0.1:{self._server.server_address[1]}"
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    with page_server(answer) as url:
+        yield Machine(home, checkout, url.removeprefix("http://"), known)
 
 
 @pytest.fixture

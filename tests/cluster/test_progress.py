@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from set_clock import SetClock
 
 from quire_cluster.progress import LOG_INTERVAL_SECONDS, Progress, minutes_and_seconds
 
@@ -12,16 +13,8 @@ class Terminal(io.StringIO):
         return True
 
 
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_progress_in_a_log_is_printed_periodically() -> None:
-    log, clock = io.StringIO(), FakeClock()
+    log, clock = io.StringIO(), SetClock()
     progress = Progress(log, clock)
     for second in range(int(2 * LOG_INTERVAL_SECONDS) + 1):
         clock.now = float(second)
@@ -30,7 +23,7 @@ def test_progress_in_a_log_is_printed_periodically() -> None:
 
 
 def test_a_terminal_has_one_line_rewritten_and_final_lines_stay() -> None:
-    terminal, clock = Terminal(), FakeClock()
+    terminal, clock = Terminal(), SetClock()
     progress = Progress(terminal, clock)
     for text in ("one", "two"):
         clock.now += 1

@@ -4,18 +4,12 @@ import hashlib
 from pathlib import Path
 
 import pytest
+from set_clock import SetClock
 
 from quire_common.errors import KeyFileError
 from quire_common.key_file import KeyFile, KeyLimits, bearer_token, parse_keys
 
 KEY, OTHER = "sk-0123456789", "sk-9876543210"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -32,7 +26,7 @@ def test_keys_are_reloaded_when_the_file_changes(tmp_path: Path, caplog: pytest.
         (tmp_path / "new").rename(data)
 
     point_to(folders[0])
-    clock = Clock()
+    clock = SetClock()
     keys = KeyFile(tmp_path / "keys", clock)
     assert keys.find(KEY)
     point_to(folders[1])
@@ -65,26 +59,57 @@ def test_problems_name_lines_without_quoting_keys(text: str, parts: list[str]) -
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("name=team-a requests_per_minute=600", "line 1: the key is missing"),
+        ("name=team-a", "the key is missing"),
+        (f"requests_per_minute=0 {KEY}", "requests_per_minute must be a whole number of at least 1"),
+        (f"requests_per_minute=many {KEY}", "requests_per_minute must be a whole number"),
+        (f"requests_per_hour=5 {KEY}", "line 1: expected KEY"),
+        (f"tenant={KEY}", "line 1: expected KEY"),
+        (f"name=a name=b {KEY}", "name is set twice"),
+        (f"name=a b:{KEY}", "the name is set twice"),
+        (f"name=ä {KEY}", "a name of 1 to 64 letters"),
+        (f"a:{KEY}\n\nmax_concurrent=2 a:{OTHER}", "lines 1 and 3: keys of one name"),
+    ],
+)
+def test_wrong_line_is_explained(text: str, part: str) -> None:
+    with pytest.raises(KeyFileError, match=part) as caught:
+        parse_keys(text, "keys")
+    assert KEY not in str(caught.value)
+
+
 HASHED = f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
 
 
 @pytest.mark.parametrize(
-    ("line", "tenant", "limits"),
+    ("line", "name", "limits"),
     [
-        (KEY, f"key-{HASHED[7:15]}", {}),
-        (HASHED, f"key-{HASHED[7:15]}", {}),
+        (KEY, None, {}),
+        (HASHED, None, {}),
+        (f"max_concurrent=3 {HASHED}", None, {"max_concurrent": 3}),
         (f"team-a:{KEY}", "team-a", {}),
+        (f"team-a:{HASHED}", "team-a", {}),
+        (f"name=team-a {KEY}", "team-a", {}),
+        (f"requests_per_minute=6 team-a:{KEY}", "team-a", {"requests_per_minute": 6}),
         (f"  name=team-a requests_per_minute=600 {HASHED}  ", "team-a", {"requests_per_minute": 600}),
         (
             f"max_concurrent=2 tokens_per_minute=5 team-b:{HASHED}",
             "team-b",
             {"max_concurrent": 2, "tokens_per_minute": 5},
         ),
+        (
+            f"name=team-a requests_per_minute=600   tokens_per_minute=200000\tmax_concurrent=32 {HASHED}",
+            "team-a",
+            {"requests_per_minute": 600, "tokens_per_minute": 200000, "max_concurrent": 32},
+        ),
     ],
 )
-def test_line_is_a_key_with_its_settings(line: str, tenant: str, limits: dict[str, int]) -> None:
+def test_line_is_a_key_with_its_settings(line: str, name: str | None, limits: dict[str, int]) -> None:
     (key,) = parse_keys(f"# comment\n\n{line}\n", "keys")
-    assert (key.tenant, key.limits) == (tenant, KeyLimits(**limits))
+    assert (key.name, key.limits) == (name, KeyLimits(**limits))
+    assert key.tenant == (name or f"key-{HASHED[7:15]}")
     assert key.digest == hashlib.sha256(KEY.encode()).digest()
 
 
@@ -92,9 +117,9 @@ def test_line_is_a_key_with_its_settings(line: str, tenant: str, limits: dict[st
 def test_limits_can_be_forbidden(tmp_path: Path, line: str) -> None:
     file = tmp_path / "keys"
     file.write_text(line)
-    KeyFile(file, Clock())
+    KeyFile(file, SetClock())
     with pytest.raises(KeyFileError):
-        KeyFile(file, Clock(), no_limits="only the keys of --api-key-file can have limits")
+        KeyFile(file, SetClock(), no_limits="only the keys of --api-key-file can have limits")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from specs import valid_spec
 
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
@@ -32,15 +33,7 @@ def promtool() -> Path:
 
 def spec_of(threshold: str) -> Spec:
     targets = {"timeToFirstToken": {"percentile": 95, "threshold": threshold}}
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": {"source": "file:///m"}, "autoscaling": {"maxReplicas": 2, "targets": targets}},
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
+    return valid_spec(autoscaling={"maxReplicas": 2, "targets": targets})
 
 
 def series(name: str, values: str, *, deployment: str = "chat", **labels: str) -> dict[str, str]:

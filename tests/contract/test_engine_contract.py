@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
+from specs import valid_spec
 from starlette.datastructures import Headers
 
 from quire_cli.local.machine import this_machine
@@ -32,15 +33,7 @@ from quire_operator.domain.resource.engine import BLOCK_SIZES
 
 
 def spec_of(engine: dict[str, object], **spec: object) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "hf://a/b", "servedName": "org/Chat"}, "engine": engine, **spec},
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
+    return valid_spec(model={"source": "hf://a/b", "servedName": "org/Chat"}, engine=engine, **spec)
 
 
 def engine_reads(args: list[str]) -> EngineConfig:

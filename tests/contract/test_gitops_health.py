@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lupa import lua51
-from status_views import BROKEN_POD, deployment, spec, view
+from specs import valid_spec
+from status_views import BROKEN_POD, deployment, view
 
 from quire_operator.domain.cluster_state.observed import (
     Condition,
@@ -33,15 +34,15 @@ CASES: dict[str, tuple[View, str]] = {
     "loading": (view(deployment=deployment(2, 0)), "InProgress"),
     "rolling out": (view(deployment=deployment(2, 2, replicas=3, updated=1)), "InProgress"),
     "scaling up while enough serve": (
-        view(spec=spec(autoscaling={"maxReplicas": 8}), target=5, deployment=deployment(5, 2)),
+        view(spec=valid_spec(autoscaling={"maxReplicas": 8}), target=5, deployment=deployment(5, 2)),
         "Current",
     ),
-    "replicas 0": (view(spec=spec(replicas=0), target=0, deployment=deployment(0, 0)), "Current"),
-    "scaled to zero": (view(spec=spec(**FROM_ZERO), target=0, deployment=deployment(0, 0)), "Current"),
+    "replicas 0": (view(spec=valid_spec(replicas=0), target=0, deployment=deployment(0, 0)), "Current"),
+    "scaled to zero": (view(spec=valid_spec(**FROM_ZERO), target=0, deployment=deployment(0, 0)), "Current"),
     "to zero, not applied yet": (view(target=2, deployment=deployment(0, 0)), "InProgress"),
     "scaled to zero without a gateway": (
         view(
-            spec=spec(**FROM_ZERO),
+            spec=valid_spec(**FROM_ZERO),
             target=0,
             deployment=deployment(0, 0),
             metrics_problem=MetricsProblem(reason=MetricsReason.GATEWAY_UNAVAILABLE, message="no answer"),
@@ -126,7 +127,7 @@ def test_argo_cd_shows_a_paused_deployment_as_suspended() -> None:
 COUNTS = st.integers(0, 3)
 VIEWS = st.builds(
     view,
-    spec=st.sampled_from([None, spec(replicas=2), spec(replicas=0), spec(**FROM_ZERO)]),
+    spec=st.sampled_from([None, valid_spec(replicas=2), valid_spec(replicas=0), valid_spec(**FROM_ZERO)]),
     blocking=st.sampled_from([None, BLOCKED, BlockingCondition(reason="QuotaExceeded", message="x", is_passing=True)]),
     target=st.none() | COUNTS,
     rival=st.sampled_from([None, "team-a/chat serves it"]),

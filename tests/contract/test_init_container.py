@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from fetch_support.hub_stub import HubStub, safetensors, serving
+from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
-from quire_operator.domain.resource.names import API_VERSION, KIND
 
 WEIGHTS = safetensors(1000)
 FILES = {"config.json": json.dumps({"a": 1}).encode(), "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
@@ -38,15 +37,7 @@ def run(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedPro
 
 
 def test_init_container_stores_the_model_where_the_engine_reads(environment: dict[str, str], tmp_path: Path) -> None:
-    spec = Spec.parse(
-        {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": "chat", "namespace": "prod"},
-            "spec": {"model": {"source": "hf://org/tiny@main", "cache": {"claimName": "c"}}},
-        }
-    )
-    assert isinstance(spec, Spec)
+    spec = valid_spec(model={"source": "hf://org/tiny@main", "cache": {"claimName": "c"}})
     manifests = desired(spec, 1, uid="uid", images=Images(engine="engine:1"))
     assert isinstance(manifests, Manifests)
     body: Any = manifests.workload.body

@@ -26,7 +26,7 @@ from quire_cluster.binaries import ensure
 from quire_cluster.group_controller import GroupController
 from quire_cluster.progress import Progress
 
-pytestmark = [pytest.mark.needs("machine", "two-nodes"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.needs("machine", "two-nodes"), pytest.mark.timeout(1500)]
 GROUPS = "/apis/leaderworkerset.x-k8s.io/v1"
 INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
 DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
@@ -123,7 +123,7 @@ def test_groups_scale_and_survive_a_worker_a_rollout_and_a_drain(
         traffic.mark("spec.engine.maxSequences: 2 → 3")
         watch = Stopwatch()
         chat.patch(engine={"maxSequences": 3})
-        wait_groups(chat, 2, without=before, seconds=300)
+        wait_groups(chat, 2, without=before, seconds=480)
         report.figure("rollout of 2 groups", watch.seconds)
 
         node = next(pod.node for pod in pods_by_index(chat, 1) if pod.node is not None)

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from aiohttp import web
+from set_clock import SetClock
 
 from quire_common.contract.engine import USAGE_HEADER
 from quire_common.errors import KeyFileError
@@ -20,14 +21,7 @@ KEY = "sk-0123456789"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def allowance(clock: Clock, *, gateways: int = 1, **limits: int) -> Allowance:
+def allowance(clock: SetClock, *, gateways: int = 1, **limits: int) -> Allowance:
     found = Limits(clock, lambda: gateways).of(Key(name="a", digest=b"", limits=KeyLimits(**limits)))
     assert found is not None
     return found
@@ -39,7 +33,7 @@ def allowance(clock: Clock, *, gateways: int = 1, **limits: int) -> Allowance:
 @pytest.mark.parametrize(("limit", "gateways"), [(6, 1), (6, 2), (6, 4), (1, 3)])
 def test_gateways_together_enforce_the_request_limit(limit, gateways):
     """The limit holds over ten minutes after the first burst, however clients spread their requests."""
-    clock = Clock()
+    clock = SetClock()
     each = [allowance(clock, gateways=gateways, requests_per_minute=limit) for _ in range(gateways)]
     allowed = []
     for second in range(900):
@@ -54,7 +48,7 @@ def test_gateways_together_enforce_the_request_limit(limit, gateways):
 
 
 def test_tokens_are_charged_when_the_answer_ends():
-    clock = Clock()
+    clock = SetClock()
     one = allowance(clock, gateways=2, tokens_per_minute=200)
     with one.admit(sequences=1, prompt_tokens=50) as charge:
         charge.read(b'{"usage": {"prompt_tokens": 60, "total_tokens": 160}}')
@@ -69,7 +63,7 @@ def test_tokens_are_charged_when_the_answer_ends():
 
 def test_concurrency_is_divided_and_each_gateway_allows_one():
     for limit, gateways, share in ((4, 1, 4), (4, 2, 2), (5, 2, 2), (1, 3, 1)):
-        one = allowance(Clock(), gateways=gateways, max_concurrent=limit)
+        one = allowance(SetClock(), gateways=gateways, max_concurrent=limit)
         full = one.admit(sequences=share, prompt_tokens=0)
         with full, pytest.raises(RateLimited), one.admit(sequences=1, prompt_tokens=0):
             pass
@@ -80,7 +74,7 @@ def test_concurrency_is_divided_and_each_gateway_allows_one():
 
 def test_limits_follow_the_key_file_and_the_number_of_gateways():
     number = [1]
-    limits = Limits(Clock(), lambda: number[0])
+    limits = Limits(SetClock(), lambda: number[0])
     key = Key(name="a", digest=b"", limits=KeyLimits(requests_per_minute=4))
     found = limits.of(key)
     assert found is not None and found.headers()["x-ratelimit-remaining-requests"] == "4"

@@ -3,31 +3,22 @@
 import asyncio
 import hashlib
 import socket
-import ssl
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 import trustme
-from cryptography.hazmat.primitives import serialization
+from set_clock import SetClock
+from tls_files import issue, trusting
 
 from quire_cluster.waiting import eventually
-from quire_common.errors import TlsError
-from quire_common.tls import ReloadingTls, TlsFiles
 from quire_gateway.__main__ import main
 from quire_gateway.app import OPEN_PATHS
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
@@ -35,65 +26,14 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def issue(authority: trustme.CA, folder: Path) -> TlsFiles:
-    """Return a certificate for this machine, as cert-manager writes it to a Secret."""
-    leaf = authority.issue_cert("127.0.0.1")
-    (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
-    (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
-    return TlsFiles(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
-
-
-def encrypted(key: Path) -> bytes:
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    return loaded.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"sesame")
-    )
-
-
-def trusting(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
-
-
 # --- certificates ---
-
-
-@pytest.mark.parametrize(
-    ("spoil", "part"),
-    [
-        (lambda folder: (folder / "tls.crt").unlink(), "--ssl-certfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.key").unlink(), "--ssl-keyfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.crt").write_text("no"), "do not contain a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "--ssl-keyfile .* cannot be read: it is not text"),
-        (lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key")), "is encrypted: decrypt it"),
-        (
-            lambda folder: (folder / "tls.key").write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()),
-            "does not belong to the certificate",
-        ),
-    ],
-)
-def test_unusable_certificates_stop_the_start(
-    authority: trustme.CA, tmp_path: Path, spoil: Callable[[Path], object], part: str
-) -> None:
-    options = issue(authority, tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(TlsError, match=part):
-        ReloadingTls(options, Clock())
-
-
-def test_one_file_may_contain_certificate_and_key(authority: trustme.CA, tmp_path: Path) -> None:
-    options = issue(authority, tmp_path)
-    both = tmp_path / "both.pem"
-    both.write_bytes(options.certfile.read_bytes() + options.key.read_bytes())
-    ReloadingTls(TlsFiles(certfile=both, keyfile=None), Clock())
 
 
 async def test_new_connections_get_the_current_certificate(
     start_gateway, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A half-written rotation is logged and changes nothing; then the new pair applies."""
-    clock = Clock()
+    clock = SetClock()
     monkeypatch.setattr("quire_gateway.__main__.monotonic", clock)
     harness = await start_gateway(tls=issue(authority, tmp_path))
     trust = trusting(authority)

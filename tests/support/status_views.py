@@ -2,22 +2,10 @@
 
 from typing import Any
 
+from specs import valid_spec
+
 from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
-from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.conditions import View
-
-
-def spec(**fields: Any) -> Spec:
-    """Return the smallest spec with these fields."""
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": {"source": "file:///m"}} | fields,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
 
 
 def deployment(asked: int, ready: int, **changes: Any) -> DeploymentState:
@@ -63,7 +51,7 @@ BROKEN_POD = pod(waiting_reason="ImagePullBackOff", waiting_message="no such ima
 def view(**changes: Any) -> View:
     """Return a view of two replicas that serve, with changes."""
     fields: dict[str, Any] = {
-        "spec": spec(replicas=2),
+        "spec": valid_spec(replicas=2),
         "blocking": None,
         "target": 2,
         "deployment": deployment(2, 2),

@@ -2,17 +2,16 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from page_server import page_server
+from run_quire import run_quire
 
-from quire_cli import app as cli
 from quire_cli.local.process import identify
 from quire_cli.local.run_state import ProcessRecord, RunState, ServedState
 from quire_cli.local.state import boot_id, run_folder, state_home
@@ -77,31 +76,21 @@ class FakeApiServer:
 def api_answers(tmp_path: Path) -> Iterator[FakeApiServer]:
     fake = FakeApiServer(tmp_path / "kubeconfig")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = fake[self.path.partition("?")[0]]
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
+    def answer(path: str) -> tuple[int, str]:
+        status, body = fake[path.partition("?")[0]]
+        return status, body if isinstance(body, str) else json.dumps(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with page_server(answer) as url:
         config = {
             "apiVersion": "v1",
             "kind": "Config",
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}],
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "gpu-cluster", "context": {"cluster": "c", "user": "u", "namespace": "prod"}}],
             "current-context": "gpu-cluster",
         }
         fake.kubeconfig.write_text(json.dumps(config))
         yield fake
-        server.shutdown()
-        thread.join()
 
 
 Quire = Callable[..., tuple[int, str, str]]
@@ -112,12 +101,7 @@ def quire(machine: Machine, capfd: pytest.CaptureFixture[str]) -> Quire:
     """Return a function that runs the command on that machine and returns exit code, output and errors."""
 
     def run(*args: object) -> tuple[int, str, str]:
-        code = 0
-        try:
-            cli.main([str(each) for each in args])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        return code, captured.out, " ".join(captured.err.split())
+        code, out, err = run_quire(capfd, *args)
+        return code, out, " ".join(err.split())
 
     return run

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from specs import valid_spec
 
 from quire_cli.inspection.explain_view import fresh_stretches, line, render
 from quire_cli.inspection.explanation import Explanation, OperatorReport, key_inputs, of_resource, of_run
@@ -16,7 +17,7 @@ from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, log_json, noted
 from quire_operator.domain.cluster_state.trimming import trim_resource
-from quire_operator.domain.resource import MetricsSource, Spec
+from quire_operator.domain.resource import MetricsSource
 
 NOW = datetime.fromtimestamp(1000.0, UTC)
 PROD = "/apis/quire.dev/v1alpha1/namespaces/prod/llmdeployments"
@@ -52,15 +53,9 @@ def log() -> Log:
 
 
 def rules() -> Rules:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file://./m"}, "autoscaling": {"maxReplicas": 3}},
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec) and spec.autoscaling is not None
-    return Rules.of(spec.autoscaling, recorded_bounds(spec.autoscaling, None, 0.0))
+    autoscaling = valid_spec(autoscaling={"maxReplicas": 3}).autoscaling
+    assert autoscaling is not None
+    return Rules.of(autoscaling, recorded_bounds(autoscaling, None, 0.0))
 
 
 def served(**more: Any) -> ServedState:

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import valid_spec
 
 from quire_operator.app.telemetry import Server, Telemetry
 from quire_operator.domain.autoscaling.autoscaler import Policy, decide
@@ -22,7 +23,7 @@ from quire_operator.domain.autoscaling.ticks import (
     read_log,
     tick_of,
 )
-from quire_operator.domain.resource import MetricsSource, Spec
+from quire_operator.domain.resource import MetricsSource
 
 
 def tick(second: int, *, to: int = 2, reason: str = "Steady", was: int = 2) -> Tick:
@@ -75,19 +76,7 @@ def test_data_of_another_version_is_ignored(written: object) -> None:
 
 
 def test_decision_is_reported_with_all_terms_and_their_age() -> None:
-    spec = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat"},
-            "spec": {
-                "model": {"source": "file://./m"},
-                "autoscaling": {"maxReplicas": 3, "targets": {"queueDepth": 4}},
-            },
-        }
-    )
-    assert isinstance(spec, Spec)
-    policy = Policy.of(spec)
+    policy = Policy.of(valid_spec(autoscaling={"maxReplicas": 3, "targets": {"queueDepth": 4}}))
     assert policy is not None
     sample = ReplicaSample(
         time=98.0,

@@ -2,12 +2,11 @@
 
 import json
 import math
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from page_server import page_server
 from rich.console import Console
 
 from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Replica, Sort
@@ -133,22 +132,8 @@ def test_no_deployments_message_is_shown() -> None:
 @pytest.fixture
 def engine() -> Iterator[str]:
     """Yield the address of an engine's metrics."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(PAGE.encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with page_server(lambda _: (200, PAGE)) as url:
+        yield url
 
 
 def test_replicas_of_a_local_run_are_polled_directly(quire: Any, machine: Any, engine: str) -> None:

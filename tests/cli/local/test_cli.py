@@ -3,9 +3,11 @@
 import json
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from run_quire import run_quire
 
 from quire_cli import app as cli
 from quire_cli.local.machine import Machine
@@ -40,16 +42,7 @@ def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
 
-    def run(*args: str) -> tuple[int, str, str]:
-        code = 0
-        try:
-            cli.main(args)
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return partial(run_quire, capfd)
 
 
 def write(text: str, name: str = "f.yaml") -> None:

@@ -4,23 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from specs import valid_spec
 
 from quire_cli.errors import SpecProblem
 from quire_cli.local.keys import check_key_file, key_file
-from quire_operator.domain.resource import Spec
-
-
-def spec_of(**spec: object) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file://./m"}, **spec},
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
-
 
 KEYED = {"auth": {"secretName": "team-keys"}}
 
@@ -29,9 +16,9 @@ def test_key_file_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("a-key-of-mine")
     environ = {"QUIRE_API_KEY_FILE": "keys"}
-    check_key_file([spec_of(), spec_of(**KEYED)], environ)
-    assert key_file(spec_of(**KEYED), environ) == str(tmp_path / "keys")
-    assert key_file(spec_of(), environ) is None, "it is open to all, whatever the environment holds"
+    check_key_file([valid_spec(), valid_spec(**KEYED)], environ)
+    assert key_file(valid_spec(**KEYED), environ) == str(tmp_path / "keys")
+    assert key_file(valid_spec(), environ) is None, "it is open to all, whatever the environment holds"
 
 
 @pytest.mark.parametrize(
@@ -43,8 +30,8 @@ def test_key_file_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_missing_key_file_is_an_error_with_a_hint(environ: Mapping[str, str], says: str) -> None:
-    check_key_file([spec_of()], environ)
+    check_key_file([valid_spec()], environ)
     with pytest.raises(SpecProblem) as caught:
-        check_key_file([spec_of(), spec_of(**KEYED)], environ)
+        check_key_file([valid_spec(), valid_spec(**KEYED)], environ)
     assert caught.value.message.startswith("chat: spec.auth names the Secret team-keys")
     assert says in caught.value.message and "QUIRE_API_KEY_FILE=FILE" in str(caught.value.hint)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
@@ -14,10 +15,7 @@ from quire_operator.domain.resource import Spec
 
 def spec_of(name: str, *, gpus: int = 0, **spec: Any) -> Spec:
     limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}} if gpus else {}
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}}
-    parsed = Spec.parse(body | {"spec": {"model": {"source": "hf://a/b"}, **limits, **spec}})
-    assert isinstance(parsed, Spec), parsed
-    return parsed
+    return valid_spec(name=name, model={"source": "hf://a/b"}, **limits, **spec)
 
 
 def machine(gpus: int) -> Machine:

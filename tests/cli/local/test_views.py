@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from specs import valid_spec
 
 from quire_cli.local.host import logging_to
 from quire_cli.local.process import ProcessIdentity
@@ -19,7 +20,7 @@ from quire_cli.local.views import JsonLines, LiveTable, render
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.autoscaling.ticks import MetricsState, Tick, noted
-from quire_operator.domain.resource import MetricsSource, Spec
+from quire_operator.domain.resource import MetricsSource
 
 FULL = Path("/dev/full")
 
@@ -54,15 +55,7 @@ def sample(time: float = 0.0, tokens: float = 0.0) -> ReplicaSample:
 
 
 def snapshot() -> Snapshot:
-    spec = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "file://./m"}, "autoscaling": {"maxReplicas": 3}},
-        }
-    )
-    assert isinstance(spec, Spec)
+    spec = valid_spec(autoscaling={"maxReplicas": 3})
     ready = ReplicaView(status=status("chat-0", Phase.READY), sample=sample(), tokens_per_second=1234.5)
     failed = ReplicaView(
         status=status("chat-1", Phase.FAILED, reason="out of [memory]", restarts=2),

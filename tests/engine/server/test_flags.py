@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import FlagsError
-from quire_common.flags.kinds import Duration, Size
 from quire_engine.config import SpeculationOptions
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
@@ -312,29 +311,6 @@ def test_any_command_line_parses_or_raises_flags_error(argv: list[str], environ:
         parse(argv, environ)
     except FlagsError as error:
         assert error.problems
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1", 1),
-        ("512MiB", 2**29),
-        ("4GiB", 2**32),
-        ("1.5GiB", 3 * 2**29),
-        ("1 kb", 1000),
-        ("2Gi", 2**31),
-        ("3TB", 3 * 10**12),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert Size().parse(text) == size
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("120", 120), ("1.5s", 1.5), ("250ms", 0.25), ("2m", 120), ("1h30m", 5400), ("0", 0)]
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert Duration().parse(text) == seconds
 
 
 def test_the_schema_describes_every_flag_and_its_default() -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
 from quire_operator.domain.capacity import fit as capacity
@@ -17,18 +19,6 @@ from quire_operator.domain.capacity.model_config import ModelConfig, parse_model
 from quire_operator.domain.resource import DType, Spec
 
 GIB = 2**30
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
 LLAMA_7B = {
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -62,16 +52,7 @@ def spec_on_a_gpu(**engine: object) -> Spec:
 
 
 def parsed(fields: dict[str, object]) -> Spec:
-    spec = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "hf://a/b"}, **fields},
-        }
-    )
-    assert isinstance(spec, Spec)
-    return spec
+    return valid_spec(model={"source": "hf://a/b"}, **fields)
 
 
 @pytest.mark.parametrize(

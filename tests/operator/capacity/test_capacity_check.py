@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_cli.local import plan
 from quire_cli.local.machine import Machine
@@ -15,18 +17,6 @@ from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.capacity_check import ReplicaMemory, hub_source, is_let_in, judge, replica_memory
 
 MIB = 2**20
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
 GPU = {"limits": {"nvidia.com/gpu": 1}}
 T4 = {"nvidia.com/gpu.memory": "15360", "nvidia.com/gpu.product": "Tesla-T4", "pool": "small"}
 H100 = {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "pool": "large"}
@@ -42,11 +32,7 @@ def facts() -> ModelFacts:
 
 
 def spec_of(source: str = "hf://a/b", **spec: Any) -> Spec:
-    model = {"source": source} | spec.pop("model", {})
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-    parsed = Spec.parse(body | {"spec": {"model": model} | spec})
-    assert isinstance(parsed, Spec), parsed
-    return parsed
+    return valid_spec(model={"source": source} | spec.pop("model", {}), **spec)
 
 
 def selecting(**labels: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_cli.errors import CapacityProblem
 from quire_cli.local.machine import Machine
@@ -38,20 +39,12 @@ def facts(body: dict[str, Any], **changes: Any) -> ModelFacts:
 
 def spec_of(*, required: bool = True, memory: str = "24Gi", draft: dict[str, Any] | None = None, **more: Any) -> Spec:
     speculation = {"method": "DraftModel", "draft": draft or {"source": "hf://a/small"}, "required": required}
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {
-            "model": {"source": "hf://a/b"},
-            "engine": {"speculation": speculation, "maxModelLength": 4096},
-            "resources": {"limits": {"memory": memory}},
-            **more,
-        },
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec), str(spec)
-    return spec
+    return valid_spec(
+        model={"source": "hf://a/b"},
+        engine={"speculation": speculation, "maxModelLength": 4096},
+        resources={"limits": {"memory": memory}},
+        **more,
+    )
 
 
 def measured(draft: ModelFacts | None, spec: Spec | None = None) -> Any:

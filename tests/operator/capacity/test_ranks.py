@@ -1,25 +1,14 @@
 """The division of a model among ranks, and the memory of a replica that consists of several."""
 
 import pytest
+from model_configs import LLAMA_3_8B
+from specs import valid_spec
 
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
-from quire_operator.domain.resource import Parallelism, Spec
-
-LLAMA_3_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": 128256,
-}
+from quire_operator.domain.resource import Parallelism
 
 
 def config_of(**changes: object) -> ModelConfig:
@@ -31,11 +20,7 @@ def config_of(**changes: object) -> ModelConfig:
 def needs_of(
     tensor: int, *, shape: dict[str, int] | None = None, device: capacity.Device = "cpu", **engine: object
 ) -> Footprint:
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-    spec = Spec.parse(
-        body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape or {"tensor": tensor}, "engine": engine}}
-    )
-    assert isinstance(spec, Spec), spec
+    spec = valid_spec(model={"source": "hf://a/b"}, parallelism=shape or {"tensor": tensor}, engine=engine)
     config = config_of()
     return capacity.footprint(spec, config, parameters=config.parameters, dtype="bfloat16", device=device)
 
@@ -111,9 +96,7 @@ def test_last_stage_has_a_copy_of_a_tied_table() -> None:
     tied = config_of(tie_word_embeddings=True)
 
     def weights(**shape: int) -> int:
-        body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-        spec = Spec.parse(body | {"spec": {"model": {"source": "hf://a/b"}, "parallelism": shape}})
-        assert isinstance(spec, Spec)
+        spec = valid_spec(model={"source": "hf://a/b"}, parallelism=shape)
         needs = capacity.footprint(spec, tied, parameters=tied.parameters, dtype="bfloat16", device="cpu")
         return needs.weight_bytes
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
@@ -12,7 +13,6 @@ from quire_operator.domain.convergence.victims import deletion_costs
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
 
 UID = "uid-1"
 OWNER = Owner(kind="LLMDeployment", name="chat", uid=UID)
@@ -21,15 +21,7 @@ REPLICAS = ("f:spec", "f:replicas")
 
 
 def manifests(target: int = 1) -> Manifests:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file:///m"}},
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec)
-    made = desired(spec, target, uid=UID, images=Images(engine="e"))
+    made = desired(valid_spec(), target, uid=UID, images=Images(engine="e"))
     assert isinstance(made, Manifests)
     return made
 

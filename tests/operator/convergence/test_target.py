@@ -5,25 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import valid_spec
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.cluster_state.observed import DeploymentState
 from quire_operator.domain.convergence.target import Target, target
-from quire_operator.domain.resource import Spec
 
 AUTOSCALING = {"minReplicas": 2, "maxReplicas": 8}
-
-
-def spec(**fields: Any) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file:///m"}} | fields,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec)
-    return parsed
 
 
 def running(asked: int, *, old: int = 0) -> DeploymentState:
@@ -77,12 +65,12 @@ def test_target(
     wanted: int,
     persist: int | None,
 ) -> None:
-    found = target(spec(**fields), decided=decided, record=record(persisted), deployment=deployment, now=0.0)
+    found = target(valid_spec(**fields), decided=decided, record=record(persisted), deployment=deployment, now=0.0)
     assert found == Target(replicas=wanted, persist=persist)
 
 
 def test_a_removed_autoscaler_leaves_its_replicas() -> None:
-    found = target(spec(replicas=1), decided=None, record=record(8), deployment=running(8), kept=8, now=0.0)
+    found = target(valid_spec(replicas=1), decided=None, record=record(8), deployment=running(8), kept=8, now=0.0)
     assert found == Target(replicas=8, persist=None)
 
 
@@ -94,6 +82,6 @@ def test_target_is_within_bounds_after_any_decision(
     decided: int | None, persisted: int | None, deployment: DeploymentState | None
 ) -> None:
     found = target(
-        spec(autoscaling=AUTOSCALING), decided=decided, record=record(persisted), deployment=deployment, now=0.0
+        valid_spec(autoscaling=AUTOSCALING), decided=decided, record=record(persisted), deployment=deployment, now=0.0
     )
     assert 2 <= found.replicas <= 8

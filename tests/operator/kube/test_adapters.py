@@ -1,13 +1,12 @@
 """LLMAdapters on a real API server: the list that pods read, the reports of engines, and the status."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from page_server import page_server
 
 from quire_common.contract.adapters_file import (
     ADAPTERS_PATH,
@@ -37,34 +36,16 @@ class Engine:
             name=entry.name, generation=entry.generation, state=state, rank=8, **more
         )
 
-    def body(self) -> bytes:
+    def answer(self, path: str) -> tuple[int, str]:
         report = AdaptersReport(adapters=list(self.adapters.values()), slots=Slots(total=2, used=0), loads_total=0)
-        return json.dumps(render_report(report)).encode()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ThreadingHTTPServer]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path == ADAPTERS_PATH
-            self.send_response(200 if found else 404)
-            self.end_headers()
-            self.wfile.write(self.server.engine.body() if found else b"")  # type: ignore[attr-defined]
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer((ADDRESS, 8000), Handler) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+        return (200, json.dumps(render_report(report))) if path == ADAPTERS_PATH else (404, "")
 
 
 @pytest.fixture
-def engine(server: ThreadingHTTPServer) -> Engine:
-    server.engine = Engine()  # type: ignore[attr-defined]
-    return server.engine  # type: ignore[attr-defined, no-any-return]
+def engine() -> Iterator[Engine]:
+    found = Engine()
+    with page_server(found.answer, address=ADDRESS, port=8000):
+        yield found
 
 
 @pytest.fixture

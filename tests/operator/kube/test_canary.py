@@ -1,16 +1,14 @@
 """A canary on a real API server: two tracks, promotion and rollback, and an operator that is killed at every write."""
 
 import json
-import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
+from page_server import page_server
 
 from quire_cluster.control_plane import ControlPlane
 from quire_common.contract.gateway import TRACKS_PATH
@@ -42,31 +40,9 @@ class Page:
         self.revision = ""
         self.url = ""
 
-
-@contextmanager
-def gateway() -> Iterator[Page]:
-    page = Page()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            chat = {"revision": page.revision, "tracks": page.tracks}
-            models = {"chat": chat} if self.path == TRACKS_PATH and page.tracks else {}
-            self.wfile.write(json.dumps({"models": models}).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        page.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield page
-        finally:
-            server.shutdown()
-            thread.join()
+    def answer(self, path: str) -> tuple[int, str]:
+        chat = {"revision": self.revision, "tracks": self.tracks}
+        return 200, json.dumps({"models": {"chat": chat} if path == TRACKS_PATH and self.tracks else {}})
 
 
 def rollout(space: Namespace) -> dict[str, Any]:
@@ -96,7 +72,8 @@ def reaches(space: Namespace, phase: str, *, sequences_of_stable: str, why: Any 
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    with gateway() as found:
+    found = Page()
+    with page_server(found.answer) as found.url:
         yield found
 
 

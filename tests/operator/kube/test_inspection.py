@@ -2,17 +2,17 @@
 
 import json
 import socket
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
+from page_server import page_server
+from run_quire import run_quire
 
-from quire_cli import app as cli
 from quire_common.contract import engine
 
 Quire = Callable[..., tuple[int, str, str]]
@@ -38,55 +38,13 @@ def own_address() -> str:
         return address
 
 
-class Page(BaseHTTPRequestHandler):
-    """An engine's metrics page."""
-
-    def do_GET(self) -> None:
-        self.answer(PAGE.encode())
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[int, type[Page]], str]]:
-    """Yield a function that serves pages on this machine's address in place of pods and returns the address."""
-    servers: list[ThreadingHTTPServer] = []
-    address = own_address()
-
-    def start(port: int, handler: type[Page]) -> str:
-        server = ThreadingHTTPServer((address, port), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return address
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.fixture
 def quire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Quire:
     """Return a function that runs the command without local runs and returns exit code, output and errors."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("KUBECONFIG", raising=False)
 
-    def run(*args: object) -> tuple[int, str, str]:
-        code = 0
-        try:
-            cli.main([str(each) for each in args])
-        except SystemExit as error:
-            code = int(error.code or 0)
-        captured = capfd.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+    return partial(run_quire, capfd)
 
 
 def running(address: str, container: str) -> dict[str, Any]:
@@ -101,20 +59,25 @@ def operator_port(operator: OperatorProcess) -> int:
     return int(told[0].partition("on port ")[2].partition(",")[0])
 
 
+@pytest.fixture
+def address(operator: OperatorProcess) -> Iterator[str]:
+    """Yield this machine's address, at which an engine and the operator answer in place of pods."""
+    port, found = operator_port(operator), own_address()
+
+    def relay(path: str) -> tuple[int, str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+            return 200, answer.read().decode()
+
+    with (
+        page_server(lambda _: (200, PAGE), address=found, port=engine.HTTP_PORT),
+        page_server(relay, address=found, port=OPERATOR_PORT),
+    ):
+        yield found
+
+
 def test_a_decision_is_explained_and_its_figures_shown(
-    shared_space: Namespace, operator: OperatorProcess, serve: Callable[[int, type[Page]], str], quire: Quire
+    shared_space: Namespace, operator: OperatorProcess, address: str, quire: Quire
 ) -> None:
-    port = operator_port(operator)
-
-    class Relay(Page):
-        """The operator's process at the address of its pod."""
-
-        def do_GET(self) -> None:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{self.path}") as answer:
-                self.answer(answer.read())
-
-    address = serve(engine.HTTP_PORT, Page)
-    serve(OPERATOR_PORT, Relay)
     limits = {"minReplicas": 1, "maxReplicas": 2, "targets": {"queueDepth": 4}}
     shared_space.apply("explained", replicas=1, autoscaling=limits)
     shared_space.wait_settled("explained")

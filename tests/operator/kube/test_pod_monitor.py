@@ -16,6 +16,7 @@ import pytest
 import yaml
 from aiohttp import web
 from kube_support.operators import Namespace, OperatorProcess
+from specs import valid_spec
 
 from quire_cluster.debian import debian_programs
 from quire_cluster.errors import ClusterError
@@ -28,7 +29,6 @@ from quire_operator.domain.autoscaling.prometheus_series import PrometheusOption
 from quire_operator.domain.manifests import monitoring
 from quire_operator.domain.manifests.cluster_features import Monitoring
 from quire_operator.domain.manifests.objects import all_tracks
-from quire_operator.domain.resource import Spec
 from quire_operator.ports import ReplicaAddress
 
 POD_IP = "127.9.8.7"
@@ -164,14 +164,7 @@ async def test_series_have_the_names_that_are_queried(
 
 def full(namespace: str, *, most: int) -> str:
     """Return the expression of QuireAtMaxReplicas."""
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "scraped", "namespace": namespace},
-        "spec": {"model": {"source": "file:///m"}, "autoscaling": {"maxReplicas": most}},
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec)
+    spec = valid_spec(name="scraped", namespace=namespace, autoscaling={"maxReplicas": most})
     rule: Any = monitoring.prometheus_rule(spec, Monitoring())
     expressions = {entry["alert"]: entry["expr"] for entry in rule["groups"][0]["rules"]}
     return str(expressions["QuireAtMaxReplicas"])

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from kube_support.operators import Namespace, OperatorProcess
 from kube_support.pod_security import CASES, SAFE
+from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_security import EXCEPTIONS
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
 
 IMAGES = Images(engine="engine", allowed_exceptions=EXCEPTIONS)
 
@@ -31,15 +31,8 @@ def restricted(shared_space: Namespace) -> Iterator[Namespace]:
 
 def admission(space: Namespace, **spec: Any) -> str:
     """Return why the server rejects a replica of this spec; empty if it accepts it."""
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": space.name},
-        "spec": {"model": {"source": "hf://a/b"}, "auth": {"secretName": "keys"}} | spec,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    manifests = desired(parsed, 1, uid="u", images=IMAGES)
+    fields = {"model": {"source": "hf://a/b"}, "auth": {"secretName": "keys"}} | spec
+    manifests = desired(valid_spec(namespace=space.name, **fields), 1, uid="u", images=IMAGES)
     assert isinstance(manifests, Manifests), str(manifests)
     template: Any = manifests.workload.body["spec"]
     pod = {"apiVersion": "v1", "kind": "Pod", **template["template"]}

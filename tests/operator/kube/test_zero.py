@@ -1,15 +1,13 @@
 """To zero replicas and back on a real API server: the gateway is a pod there and answers here."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 
 import pytest
 from kube_support.operators import Namespace, OperatorProcess, until
 from kube_support.replicas import IDLE, engines_at
+from page_server import page_server
 
 from quire_common.contract import engine
 from quire_common.contract.gateway import REQUESTS_PATH
@@ -18,26 +16,22 @@ GATEWAY_IP, ENGINE_IP = "127.0.78.1", "127.0.78.2"
 PORT = engine.HTTP_PORT
 
 
-class Gateway(BaseHTTPRequestHandler):
+class Gateway:
     """A gateway with the endpoint that the operator polls."""
 
-    held: ClassVar[dict[str, int]] = {}
-    in_flight: ClassVar[dict[str, int]] = {}
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.in_flight: dict[str, int] = {}
 
-    def do_GET(self) -> None:
+    def answer(self, path: str) -> tuple[int, str]:
         names = self.held.keys() | self.in_flight.keys()
         models = {n: {"held": self.held.get(n, 0), "inFlight": self.in_flight.get(n, 0)} for n in names}
-        self.send_response(200 if self.path == REQUESTS_PATH else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps({"models": models}).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
+        return (200 if path == REQUESTS_PATH else 404), json.dumps({"models": models})
 
 
 @pytest.fixture
-def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[type[Gateway]]:
-    """Yield the handler of the only pod with the gateway's labels."""
+def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[Gateway]:
+    """Yield the only pod with the gateway's labels."""
     container = {"name": "engine", "image": "x", "ports": [{"name": "http", "containerPort": PORT}]}
     pod = {
         "metadata": {"name": "gateway-0", "labels": {"app": "gateway"}},
@@ -47,13 +41,9 @@ def gateway(shared_space: Namespace, operator: OperatorProcess) -> Iterator[type
     ready = [{"type": "Ready", "status": "True"}]
     status = {"phase": "Running", "podIP": GATEWAY_IP, "conditions": ready}
     shared_space.patch("pods", "gateway-0/status", {"status": status})
-    Gateway.held, Gateway.in_flight = {}, {}
-    with ThreadingHTTPServer((GATEWAY_IP, PORT), Gateway) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield Gateway
-        server.shutdown()
-        thread.join()
+    found = Gateway()
+    with page_server(found.answer, address=GATEWAY_IP, port=PORT):
+        yield found
     shared_space.delete("pods", "gateway-0?gracePeriodSeconds=0")
 
 
@@ -68,7 +58,7 @@ def asked(space: Namespace, name: str) -> int:
 
 
 def test_held_request_starts_a_replica_and_idleness_removes_it(
-    shared_space: Namespace, gateway: type[Gateway], idle_engine: None
+    shared_space: Namespace, gateway: Gateway, idle_engine: None
 ) -> None:
     space = shared_space
     down = {"window": "3s", "period": "1s"}

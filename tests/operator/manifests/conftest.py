@@ -4,26 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Invalid, Spec
+from quire_operator.domain.resource import Invalid
 
 IMAGES = Images(engine="registry.example/engine:1")
 MODEL = {"source": "file:///models/demo"}
-
-
-def parse(**spec: Any) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": MODEL} | spec,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
 
 
 @pytest.fixture
@@ -31,7 +20,7 @@ def make() -> Callable[..., Manifests | Invalid]:
     """Return a function that renders a spec with these fields."""
 
     def made(*, target: int = 2, images: Images = IMAGES, **spec: Any) -> Manifests | Invalid:
-        return desired(parse(**spec), target, uid="uid-1", images=images)
+        return desired(valid_spec(**{"model": MODEL} | spec), target, uid="uid-1", images=images)
 
     return made
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
 from quire_operator.domain.manifests.desired import child_refs, desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
 
 IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
@@ -35,20 +35,8 @@ def child(manifests: Manifests, kind: str, name: str = "") -> Any:
     return found[0] if found else None
 
 
-def spec_of(**spec: Any) -> Spec:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": {"source": "file:///m"}} | spec,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
-
-
 def made(features: ClusterFeatures, **spec: Any) -> Manifests:
-    manifests = desired(spec_of(**spec), 1, uid="u", images=IMAGES, features=features)
+    manifests = desired(valid_spec(**spec), 1, uid="u", images=IMAGES, features=features)
     assert isinstance(manifests, Manifests)
     return manifests
 
@@ -85,7 +73,7 @@ def test_no_policy_and_no_monitor_by_default() -> None:
 @pytest.mark.parametrize("features", [ClusterFeatures(), EVERYTHING])
 @pytest.mark.parametrize("spec", [{}, {"autoscaling": {"maxReplicas": 2}}])
 def test_optional_child_names_are_known_in_advance(features: ClusterFeatures, spec: dict[str, Any]) -> None:
-    assert {m.ref for m in made(features, **spec)} == set(child_refs(spec_of(**spec), features))
+    assert {m.ref for m in made(features, **spec)} == set(child_refs(valid_spec(**spec), features))
 
 
 def test_replicas_are_scraped_at_their_port_with_their_labels() -> None:
@@ -127,7 +115,7 @@ def test_alert_expressions_follow_the_spec() -> None:
 
 
 def test_service_annotation_has_the_creation_time() -> None:
-    manifests = desired(spec_of(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
+    manifests = desired(valid_spec(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
     assert isinstance(manifests, Manifests)
     body: Any = child(manifests, "Service", "chat").body
     assert body["metadata"]["annotations"] == {

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import valid_spec
 
 from quire_operator.domain.manifests import engine_contract
 from quire_operator.domain.manifests.desired import child_refs, desired
@@ -54,15 +55,7 @@ def test_dependencies_of_pods_precede_the_deployment(children: Children) -> None
 @pytest.mark.parametrize("cache", [{}, {"size": "1Gi"}, {"claimName": "models"}])
 def test_child_names_are_known_in_advance(children: Children, cache: dict[str, str]) -> None:
     model = {"source": "hf://a/b"} | ({"cache": cache} if cache else {})
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": model},
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec)
-    assert {manifest.ref for manifest in children(model=model)} == set(child_refs(spec))
+    assert {manifest.ref for manifest in children(model=model)} == set(child_refs(valid_spec(model=model)))
 
 
 @pytest.mark.parametrize("target", [0, 1, 7])
@@ -207,14 +200,7 @@ def test_equal_specs_have_equal_digests_and_others_have_not(children: Children) 
 
 @given(st.integers(0, 1000), st.integers(1, 3600))
 def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: int) -> None:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file:///m"}, "drain": {"timeout": f"{seconds}s"}},
-    }
-    spec = Spec.parse(body)
-    assert isinstance(spec, Spec)
+    spec = valid_spec(drain={"timeout": f"{seconds}s"})
     manifests = desired(spec, target, uid="u", images=Images(engine="e"))
     assert isinstance(manifests, Manifests)
     deployment: Any = manifests.workload.body

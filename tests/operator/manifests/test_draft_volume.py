@@ -4,27 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 
 
 def deployment(model: dict[str, Any], draft: dict[str, Any], *, image_volumes: bool = False, **more: Any) -> Any:
     speculation = {"method": "DraftModel", "draft": draft, **more}
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat"},
-        "spec": {"model": model, "engine": {"speculation": speculation}},
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
+    spec = valid_spec(model=model, engine={"speculation": speculation})
     images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
-    made = desired(parsed, 1, uid="uid", images=images)
+    made = desired(spec, 1, uid="uid", images=images)
     assert isinstance(made, Manifests), str(made)
     return made.workload.body["spec"]
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from specs import parsed
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, Ref
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
@@ -20,13 +21,7 @@ Children = Callable[..., Manifests]
 
 
 def spec_of(name: str = "chat", **spec: Any) -> Spec | Invalid:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": name, "namespace": "prod"},
-        "spec": {"model": {"source": "file:///m"}, "parallelism": TWO} | spec,
-    }
-    return Spec.parse(body)
+    return parsed(name=name, **{"parallelism": TWO} | spec)
 
 
 def groups_of(manifests: Manifests) -> Any:

@@ -3,27 +3,19 @@
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Spec
 
 DIGEST = f"sha256:{'a' * 64}"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_ENDPOINT_URL")
 
 
 def deployment(model: dict[str, Any], *, image_volumes: bool | None = None, **spec: Any) -> Any:
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": {"model": model, **spec},
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
     images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
-    made = desired(parsed, 1, uid="uid", images=images)
+    made = desired(valid_spec(model=model, **spec), 1, uid="uid", images=images)
     assert isinstance(made, Manifests), str(made)
     return made.workload.body["spec"]
 

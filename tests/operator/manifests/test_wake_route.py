@@ -3,28 +3,15 @@
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_common.contract.kubernetes import LABEL_DEPLOYMENT
 from quire_operator.domain.cluster_state.observed import Pod
 from quire_operator.domain.manifests.wake_route import GatewayAddress, WakeRoute, needs_route, wake_route
-from quire_operator.domain.resource import Spec
 
 NOW = 1_767_225_600.0  # 2026-01-01T00:00:00Z
 LONG_AGO, JUST_NOW = "2025-12-31T23:59:00Z", "2025-12-31T23:59:58Z"
 ZERO: dict[str, Any] = {"minReplicas": 0, "maxReplicas": 2}
-
-
-def parse(**spec: Any) -> Spec:
-    parsed = Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat", "namespace": "prod"},
-            "spec": {"model": {"source": "file:///m"}} | spec,
-        }
-    )
-    assert isinstance(parsed, Spec), str(parsed)
-    return parsed
 
 
 def pod(*, ready: bool = True, since: str = LONG_AGO, deleting: bool = False) -> Pod:
@@ -61,7 +48,7 @@ def pod(*, ready: bool = True, since: str = LONG_AGO, deleting: bool = False) ->
     ],
 )
 def test_a_route_exists_until_a_replica_has_been_ready(pods: list[Pod], desired: int | None, needed: bool) -> None:
-    assert needs_route(parse(autoscaling=ZERO), pods, desired_replicas=desired, now=NOW) is needed
+    assert needs_route(valid_spec(autoscaling=ZERO), pods, desired_replicas=desired, now=NOW) is needed
 
 
 @pytest.mark.parametrize(
@@ -73,17 +60,17 @@ def test_a_route_exists_until_a_replica_has_been_ready(pods: list[Pod], desired:
     ],
 )
 def test_deployment_that_cannot_scale_to_zero_has_no_wake_route(spec: dict[str, Any]) -> None:
-    assert not needs_route(parse(**spec), [], desired_replicas=0, now=NOW)
+    assert not needs_route(valid_spec(**spec), [], desired_replicas=0, now=NOW)
 
 
 def test_a_schedule_that_reaches_zero_counts() -> None:
     night = {"cron": "0 22 * * *", "duration": "9h", "minReplicas": 0}
-    spec = parse(autoscaling={"minReplicas": 1, "maxReplicas": 2, "schedules": [night]})
+    spec = valid_spec(autoscaling={"minReplicas": 1, "maxReplicas": 2, "schedules": [night]})
     assert needs_route(spec, [], desired_replicas=0, now=NOW)
 
 
 def route(*addresses: tuple[str, int]) -> WakeRoute:
-    return wake_route(parse(autoscaling=ZERO), "uid-1", [GatewayAddress(ip, port) for ip, port in addresses])
+    return wake_route(valid_spec(autoscaling=ZERO), "uid-1", [GatewayAddress(ip, port) for ip, port in addresses])
 
 
 def test_endpoint_slice_belongs_to_service_and_no_replica() -> None:

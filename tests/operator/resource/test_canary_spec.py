@@ -4,19 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from specs import parsed
 
 from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, OnInconclusive, Spec
 
 
 def parse(rollout: Mapping[str, object], **spec: object) -> Spec | Invalid:
-    return Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat"},
-            "spec": {"model": {"source": "file:///m"}, "rollout": rollout, **spec},
-        }
-    )
+    return parsed(rollout=rollout, **spec)
 
 
 def canary(**fields: object) -> dict[str, object]:

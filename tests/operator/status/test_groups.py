@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from status_views import pod, spec, view
+from specs import valid_spec
+from status_views import pod, view
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, ContainerState, DeploymentState, Pod
 from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod
@@ -14,7 +15,7 @@ from quire_operator.domain.status.groups import INSTALL, GroupFailure, is_settle
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
 
 SHAPE = {"tensor": 2, "nodes": 2}
-GROUPED = spec(replicas=2, parallelism=SHAPE)
+GROUPED = valid_spec(replicas=2, parallelism=SHAPE)
 CHANGED, START = "2026-01-01T00:00:00Z", 1_767_225_600.0
 CAUSE = Failure(reason=FailureReason.ENGINE_REFUSED, message="container engine of pod w exited with code 2: no")
 
@@ -209,10 +210,10 @@ def test_missing_kind_is_named_with_its_remedy() -> None:
     found = missing_kind(GROUPED, ClusterFeatures())
     assert found is not None and found.reason == "LeaderWorkerSetMissing" and INSTALL in found.message
     assert missing_kind(GROUPED, ClusterFeatures(served_kinds=frozenset({"LeaderWorkerSet"}))) is None
-    assert missing_kind(spec(parallelism={"tensor": 2}), ClusterFeatures()) is None
+    assert missing_kind(valid_spec(parallelism={"tensor": 2}), ClusterFeatures()) is None
 
 
 def test_autoscaling_message_names_the_removed_group() -> None:
-    scaled = spec(parallelism=SHAPE, autoscaling={"minReplicas": 1, "maxReplicas": 3})
+    scaled = valid_spec(parallelism=SHAPE, autoscaling={"minReplicas": 1, "maxReplicas": 3})
     found = {c.type: c for c in conditions(view(spec=scaled, deployment=groups()))}
     assert "the group with the highest index" in found["Autoscaling"].message

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
 from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Pod
 from quire_operator.domain.resource import Spec
@@ -21,13 +22,7 @@ OVERDUE = Condition(
 
 
 def spec(**rollout: Any) -> Spec:
-    metadata = {"name": "chat", "namespace": "prod"}
-    body = {"model": {"source": "file:///m"}, "replicas": 2, "rollout": {"progressDeadline": "90s"} | rollout}
-    parsed = Spec.parse(
-        {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": metadata, "spec": body}
-    )
-    assert isinstance(parsed, Spec)
-    return parsed
+    return valid_spec(replicas=2, rollout={"progressDeadline": "90s"} | rollout)
 
 
 def pod(name: str, revision: str, *, created: str, ready: bool = True, unschedulable: str = "") -> Pod:

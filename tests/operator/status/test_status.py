@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from status_views import BROKEN_POD, deployment, pod, spec, view
+from specs import valid_spec
+from status_views import BROKEN_POD, deployment, pod, view
 
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
@@ -33,14 +34,14 @@ TYPES = [
 ]
 
 
-ASLEEP = spec(autoscaling={"minReplicas": 0, "maxReplicas": 2})
+ASLEEP = valid_spec(autoscaling={"minReplicas": 0, "maxReplicas": 2})
 
 
 LOADING = pod()
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 8}
 STALE = MetricsProblem(reason=MetricsReason.STALE, message="none: for 50 s")
 ADDED = ForeignField(path=("f:spec", "f:paused"), manager="kubectl")
-SCALED = spec(autoscaling=AUTOSCALING)
+SCALED = valid_spec(autoscaling=AUTOSCALING)
 
 CASES: dict[str, tuple[View, dict[str, str]]] = {
     "serving": (
@@ -120,7 +121,7 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
     ),
     "none, and none would be started": (
         view(
-            spec=spec(autoscaling={"minReplicas": 0, "maxReplicas": 2, "mode": "Recommend"}),
+            spec=valid_spec(autoscaling={"minReplicas": 0, "maxReplicas": 2, "mode": "Recommend"}),
             target=0,
             deployment=deployment(0, 0),
             pods=(),
@@ -159,11 +160,11 @@ CASES: dict[str, tuple[View, dict[str, str]]] = {
         {"Ready": "True Serving", "Degraded": "False AsExpected", "ForeignFields": "True FieldsAdded"},
     ),
     "recommending": (
-        view(spec=spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
+        view(spec=valid_spec(autoscaling=AUTOSCALING | {"mode": "Recommend"})),
         {"Autoscaling": "True Recommending"},
     ),
     "recommending more than there are": (
-        view(spec=spec(autoscaling={"minReplicas": 3, "maxReplicas": 8, "mode": "Recommend"})),
+        view(spec=valid_spec(autoscaling={"minReplicas": 3, "maxReplicas": 8, "mode": "Recommend"})),
         {"Ready": "True Serving", "Autoscaling": "True Recommending"},
     ),
     "without metrics": (
@@ -336,17 +337,17 @@ def test_status_keeps_the_record_only_while_it_autoscales() -> None:
     assert kept["autoscaling"] == sections["autoscaling"] and kept["capacity"] == sections["capacity"]
     invalid = made(view(spec=None, blocking=BlockingCondition(reason="InvalidSpec", message="x")), status=sections)
     assert invalid["autoscaling"] == sections["autoscaling"]
-    changed = made(view(spec=spec(replicas=2)), status=sections)
+    changed = made(view(spec=valid_spec(replicas=2)), status=sections)
     assert not {"autoscaling", "capacity"} & changed.keys()
 
 
 @pytest.mark.parametrize(
     ("now", "kept"),
     [
-        (spec(replicas=1), 3),
-        (spec(replicas=2), None),
-        (spec(replicas=5), None),
-        (spec(replicas=1, autoscaling=AUTOSCALING), None),
+        (valid_spec(replicas=1), 3),
+        (valid_spec(replicas=2), None),
+        (valid_spec(replicas=5), None),
+        (valid_spec(replicas=1, autoscaling=AUTOSCALING), None),
     ],
     ids=["the same spec.replicas", "a lower one", "a higher one", "with an autoscaler again"],
 )
@@ -360,8 +361,8 @@ def test_replicas_stay_when_autoscaling_is_removed(now: Spec, kept: int | None) 
 
 
 def test_a_recommendation_is_not_kept() -> None:
-    sections = scaling_sections(RECORD, spec(autoscaling=AUTOSCALING | {"mode": "Recommend"}), now=0.0)
-    assert kept_replicas(sections, spec(replicas=1)) is None
+    sections = scaling_sections(RECORD, valid_spec(autoscaling=AUTOSCALING | {"mode": "Recommend"}), now=0.0)
+    assert kept_replicas(sections, valid_spec(replicas=1)) is None
 
 
 def test_events_report_only_condition_changes() -> None:

@@ -5,11 +5,12 @@ They are written as text, because a thousand LLMDeployments have twelve thousand
 takes four times as long.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource, own_deployment
+from quire_operator.domain.resource.untyped import items_of, section_of
 from quire_operator.reconcile.store import Store
 
 _CONDITION = "quire_operator_llmdeployment_condition"
@@ -47,7 +48,7 @@ class ResourceMetrics:
         who = f'namespace="{key.namespace}",name="{key.name}"'
         families[_INFO].append(f'{_INFO}{{{who},model_name="{_escaped(_served_name(resource))}"}} 1\n')
         conditions = families[_CONDITION]
-        for condition in _conditions(resource):
+        for condition in items_of(resource.status, "conditions"):
             type_, status, reason = (_escaped(str(condition.get(label, ""))) for label in ("type", "status", "reason"))
             conditions.append(f'{_CONDITION}{{{who},type="{type_}",status="{status}",reason="{reason}"}} 1\n')
         pods = [pod for pod in self._store.pods(key) if pod.phase not in ("Failed", "Succeeded")]
@@ -73,17 +74,8 @@ def _family(name: str, lines: list[str]) -> str:
 
 def _served_name(resource: Resource) -> str:
     """Return the served name, also of an invalid spec."""
-    spec = resource.body.get("spec")
-    model = spec.get("model") if isinstance(spec, Mapping) else None
-    name = model.get("servedName") if isinstance(model, Mapping) else None
+    name = section_of(resource.body, "spec", "model").get("servedName")
     return name if isinstance(name, str) else resource.key.name
-
-
-def _conditions(resource: Resource) -> Iterator[Mapping[str, object]]:
-    conditions = resource.status.get("conditions")
-    for condition in conditions if isinstance(conditions, list) else ():
-        if isinstance(condition, Mapping):
-            yield condition
 
 
 @lru_cache(maxsize=4096)

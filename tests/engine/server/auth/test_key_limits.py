@@ -1,19 +1,16 @@
 """The limits of a key: the syntax of its line, its token buckets, and the answers to clients."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from set_clock import SetClock
 from starlette.datastructures import Headers
 
 from quire_common.errors import KeyFileError
-from quire_common.key_file import UNLIMITED, KeyLimits, parse_keys
-from quire_common.rate_limits import Bucket, charged, missing, refilled, written_duration
+from quire_common.key_file import KeyLimits
 from quire_engine.config import AccessOptions
 from quire_engine.errors import InvalidRequest, Overloaded, Unavailable
 from quire_engine.server.auth.access import Access
@@ -23,113 +20,10 @@ Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-# --- the syntax of a line ---
-
-DIGEST = hashlib.sha256(b"plain-key-1").hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("line", "name", "limits"),
-    [
-        ("plain-key-1", None, UNLIMITED),
-        ("team-a:plain-key-1", "team-a", UNLIMITED),
-        (f"team-a:sha256:{DIGEST}", "team-a", UNLIMITED),
-        ("name=team-a plain-key-1", "team-a", UNLIMITED),
-        (f"max_concurrent=3 sha256:{DIGEST}", None, KeyLimits(max_concurrent=3)),
-        ("requests_per_minute=6 team-a:plain-key-1", "team-a", KeyLimits(requests_per_minute=6)),
-        (
-            f"name=team-a requests_per_minute=600   tokens_per_minute=200000\tmax_concurrent=32 sha256:{DIGEST}",
-            "team-a",
-            KeyLimits(requests_per_minute=600, tokens_per_minute=200000, max_concurrent=32),
-        ),
-    ],
-)
-def test_a_line_names_a_key_and_its_limits(line: str, name: str | None, limits: KeyLimits) -> None:
-    (key,) = parse_keys(line, "keys")
-    assert (key.name, key.digest.hex(), key.limits) == (name, DIGEST, limits)
-
-
-@pytest.mark.parametrize(
-    ("content", "part"),
-    [
-        ("name=team-a requests_per_minute=600", "line 1: the key is missing"),
-        ("name=team-a", "the key is missing"),
-        ("requests_per_minute=0 plain-key-1", "requests_per_minute must be a whole number of at least 1"),
-        ("requests_per_minute=many plain-key-1", "requests_per_minute must be a whole number"),
-        ("requests_per_hour=5 plain-key-1", "line 1: expected KEY"),
-        ("tenant=plain-key-1", "line 1: expected KEY"),
-        ("name=a name=b plain-key-1", "name is set twice"),
-        ("name=a b:plain-key-1", "the name is set twice"),
-        ("name=ä plain-key-1", "a name of 1 to 64 letters"),
-        (
-            "a:plain-key-1\n\nmax_concurrent=2 a:other-key-1",
-            "lines 1 and 3: keys of one name",
-        ),
-    ],
-)
-def test_a_wrong_line_is_explained_without_showing_the_key(content: str, part: str) -> None:
-    with pytest.raises(KeyFileError, match=part) as caught:
-        parse_keys(content, "keys")
-    assert "plain-key" not in str(caught.value)
-
-
 def test_only_keys_of_clients_have_limits(tmp_path: Path) -> None:
     (tmp_path / "admin").write_text("max_concurrent=2 admin-key-1")
     with pytest.raises(KeyFileError, match="only the keys of --api-key-file can have limits"):
-        Access(AccessOptions(admin_key_file=tmp_path / "admin"), Clock())
-
-
-# --- buckets ---
-
-
-@pytest.mark.parametrize(
-    ("level", "passed", "per_minute", "expected"),
-    [
-        (0.0, 1.0, 60, 1.0),
-        (0.0, 60.0, 60, 60.0),
-        (0.0, 600.0, 60, 60.0),  # at most the amount of a minute
-        (-30.0, 15.0, 60, -15.0),  # a debt is paid first
-        (50.0, 0.0, 20, 20.0),  # the limit was reduced
-        (5.0, -9.0, 60, 5.0),
-    ],
-)
-def test_a_bucket_fills_evenly_up_to_a_minutes_worth(
-    level: float, passed: float, per_minute: int, expected: float
-) -> None:
-    assert refilled(Bucket(level, 100.0), per_minute, 100.0 + passed).level == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("level", "cost", "lack"), [(10.0, 4, 0.0), (10.0, 12, 2.0), (-5.0, 1, 6.0), (60.0, 500, 0.0), (59.0, 500, 1.0)]
-)
-def test_a_cost_above_the_capacity_needs_a_full_bucket(level: float, cost: float, lack: float) -> None:
-    assert missing(Bucket(level, 0.0), cost, 60) == lack
-
-
-@given(st.lists(st.tuples(st.floats(0, 30), st.integers(1, 40)), max_size=60), st.integers(1, 120))
-def test_token_bucket_never_exceeds_its_refill_rate(events: list[tuple[float, int]], per_minute: int) -> None:
-    bucket, now, used = Bucket(float(per_minute), 0.0), 0.0, 0
-    for passed, cost in events:
-        now += passed
-        bucket = refilled(bucket, per_minute, now)
-        if missing(bucket, cost, per_minute) == 0.0:
-            bucket = charged(bucket, cost)
-            used += cost
-        assert used <= per_minute * (1 + now / 60) + 40 + 1e-6  # one cost beyond it: the debt
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0ms"), (0.25, "250ms"), (7.5, "7.5s"), (12.0, "12s"), (90.0, "1m30s"), (120, "2m0s")]
-)
-def test_reset_times_have_the_openai_format(seconds: float, text: str) -> None:
-    assert written_duration(seconds) == text
+        Access(AccessOptions(admin_key_file=tmp_path / "admin"), SetClock())
 
 
 # --- one tenant ---
@@ -143,7 +37,7 @@ def refused(take: Callable[[], None]) -> int:
 
 
 def test_requests_are_limited_with_retry_after() -> None:
-    clock = Clock()
+    clock = SetClock()
     allowance = Allowance("a", KeyLimits(requests_per_minute=6), clock)
     for _ in range(6):
         allowance.charge_request()
@@ -155,7 +49,7 @@ def test_requests_are_limited_with_retry_after() -> None:
 
 
 def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
-    clock = Clock()
+    clock = SetClock()
     allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
     allowance.charge_sequences(1, 50)
     allowance.charge_tokens(40)
@@ -165,7 +59,7 @@ def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
 
 
 def test_concurrent_sequences_are_released() -> None:
-    allowance = Allowance("a", KeyLimits(max_concurrent=3), Clock())
+    allowance = Allowance("a", KeyLimits(max_concurrent=3), SetClock())
     allowance.charge_sequences(2, 5)
     refused(lambda: allowance.charge_sequences(2, 5))
     allowance.release(1)
@@ -175,7 +69,7 @@ def test_concurrent_sequences_are_released() -> None:
 
 
 def test_a_refused_request_costs_nothing() -> None:
-    allowance = Allowance("a", KeyLimits(tokens_per_minute=60, max_concurrent=1), Clock())
+    allowance = Allowance("a", KeyLimits(tokens_per_minute=60, max_concurrent=1), SetClock())
     allowance.charge_sequences(1, 30)
     refused(lambda: allowance.charge_sequences(1, 30))
     allowance.release(1)
@@ -186,7 +80,7 @@ def test_a_refused_request_costs_nothing() -> None:
 
 
 def test_limits_follow_the_file_while_requests_run(tmp_path: Path) -> None:
-    clock, file = Clock(), tmp_path / "keys"
+    clock, file = SetClock(), tmp_path / "keys"
     file.write_text("max_concurrent=2 a:plain-key-1")
     access = Access(AccessOptions(api_key_file=file), clock)
     headers = Headers({"authorization": "Bearer plain-key-1"})
@@ -210,7 +104,7 @@ def test_limits_follow_the_file_while_requests_run(tmp_path: Path) -> None:
 
 def test_keys_of_one_name_share_one_allowance(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("max_concurrent=2 a:plain-key-1\nmax_concurrent=2 a:other-key-1\n")
-    access = Access(AccessOptions(api_key_file=tmp_path / "keys"), Clock())
+    access = Access(AccessOptions(api_key_file=tmp_path / "keys"), SetClock())
     first, second = (
         access.check("/v1/models", Headers({"authorization": f"Bearer {key}"}), None)
         for key in ("plain-key-1", "other-key-1")

@@ -1,4 +1,4 @@
-"""TLS: unusable files stop the start, a rotation applies to new connections, probes need no certificate."""
+"""TLS of the server: a rotation applies to new connections, and probes need no certificate."""
 
 import asyncio
 import contextlib
@@ -6,144 +6,24 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import trustme
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from hypothesis import given
-from hypothesis import strategies as st
+from set_clock import SetClock
+from tls_files import LATE_END, issue, trusting
 
-from quire_common.certificate import not_after
-from quire_common.errors import TlsError
 from quire_common.tls import ReloadingTls, TlsFiles
 
 Serving = Callable[..., Any]
-END = datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC)
-UNSUPPORTED = datetime(2050, 6, 1, 12, 0, tzinfo=UTC)
-"""From 2050 on, certificates write years with four digits."""
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-def issue(authority: trustme.CA, folder: Path, end: datetime = END) -> TlsFiles:
-    """Return a certificate for this machine, as cert-manager writes it to a Secret."""
-    leaf = authority.issue_cert("127.0.0.1", "localhost", not_after=end)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tls.crt").write_bytes(b"".join(pem.bytes() for pem in leaf.cert_chain_pems))
-    (folder / "tls.key").write_bytes(leaf.private_key_pem.bytes())
-    return TlsFiles(certfile=folder / "tls.crt", keyfile=folder / "tls.key")
-
-
-def encrypted(key: Path, password: bytes) -> bytes:
-    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
-    return loaded.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(password),
-    )
-
-
-def trusting(authority: trustme.CA, identity: Path | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    if identity is not None:
-        context.load_cert_chain(identity / "tls.crt", identity / "tls.key")
-    return context
-
-
-# --- the files ---
-
-
-@pytest.mark.parametrize("end", [END, UNSUPPORTED])
-def test_certificate_expiry_is_read(authority: trustme.CA, tmp_path: Path, end: datetime) -> None:
-    options = issue(authority, tmp_path, end)
-    assert ReloadingTls(options, Clock()).certificate_expiry() == end.timestamp()
-    certificate = x509.load_pem_x509_certificate(options.certfile.read_bytes())
-    assert not_after(certificate.public_bytes(serialization.Encoding.DER)) == certificate.not_valid_after_utc
-
-
-@given(st.data())
-def test_invalid_certificate_raises_value_error(data: st.DataObject) -> None:
-    der = bytearray(CERTIFICATE)
-    cut = data.draw(st.integers(0, len(der)))
-    for place, value in data.draw(st.lists(st.tuples(st.integers(0, len(der) - 1), st.integers(0, 255)), max_size=4)):
-        der[place] = value
-    with contextlib.suppress(ValueError):
-        not_after(bytes(der[:cut]))
-
-
-CERTIFICATE = ssl.PEM_cert_to_DER_cert(trustme.CA().issue_cert("a.example").cert_chain_pems[0].bytes().decode())
-
-
-def test_a_pair_in_one_file_and_an_encrypted_key_are_read(authority: trustme.CA, tmp_path: Path) -> None:
-    options = issue(authority, tmp_path)
-    assert options.keyfile is not None
-    both = tmp_path / "both.pem"
-    both.write_bytes(options.certfile.read_bytes() + options.keyfile.read_bytes())
-    ReloadingTls(TlsFiles(certfile=both), Clock())
-    options.keyfile.write_bytes(encrypted(options.keyfile, b"open sesame"))
-    (tmp_path / "password").write_text("open sesame\n")
-    ReloadingTls(TlsFiles(certfile=both, keyfile=options.keyfile, keyfile_password_file=tmp_path / "password"), Clock())
-
-
-@pytest.mark.parametrize(
-    ("spoil", "part"),
-    [
-        (lambda folder: (folder / "tls.crt").unlink(), "--ssl-certfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.key").unlink(), "--ssl-keyfile .* cannot be read: No such file"),
-        (lambda folder: (folder / "tls.crt").write_text("no"), "do not contain a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_text("no"), "do not contain a certificate and its private key"),
-        (lambda folder: (folder / "tls.key").write_bytes(b"\xff"), "cannot be read: it is not text"),
-        (
-            lambda folder: (folder / "tls.key").write_bytes(encrypted(folder / "tls.key", b"open sesame")),
-            "is encrypted: decrypt it, or set --ssl-keyfile-password-file",
-        ),
-        (
-            lambda folder: (folder / "tls.key").write_bytes(trustme.CA().issue_cert("a").private_key_pem.bytes()),
-            "does not belong to the certificate",
-        ),
-    ],
-)
-def test_files_that_cannot_be_used_stop_the_start(
-    authority: trustme.CA, tmp_path: Path, spoil: Callable[[Path], object], part: str
-) -> None:
-    options = issue(authority, tmp_path)
-    spoil(tmp_path)
-    with pytest.raises(TlsError, match=part) as caught:
-        ReloadingTls(options, Clock())
-    assert caught.value.exit_code == 2
-
-
-def test_a_wrong_password_and_wrong_authorities_stop_the_start(authority: trustme.CA, tmp_path: Path) -> None:
-    options = issue(authority, tmp_path)
-    assert options.keyfile is not None
-    (tmp_path / "wrong").write_text("wrong")
-    with pytest.raises(TlsError, match="contains no certificates in PEM"):
-        ReloadingTls(TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "wrong"), Clock())
-    options.keyfile.write_bytes(encrypted(options.keyfile, b"open sesame"))
-    with pytest.raises(TlsError, match="the password in .* does not open the private key"):
-        ReloadingTls(
-            TlsFiles(certfile=options.certfile, keyfile=options.keyfile, keyfile_password_file=tmp_path / "wrong"),
-            Clock(),
-        )
-
-
-# --- while it serves ---
 
 
 def swap(link: Path, target: Path) -> None:
@@ -156,8 +36,8 @@ def swap(link: Path, target: Path) -> None:
 async def test_certificate_rotation_applies_to_new_connections(
     serving: Serving, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first, second, clock = trustme.CA(), trustme.CA(), Clock()
-    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", UNSUPPORTED)
+    first, second, clock = trustme.CA(), trustme.CA(), SetClock()
+    issue(first, tmp_path / "1"), issue(second, tmp_path / "2", LATE_END)
     mounted = tmp_path / "..data"
     mounted.symlink_to(tmp_path / "1")
     tls = ReloadingTls(TlsFiles(certfile=mounted / "tls.crt", keyfile=mounted / "tls.key"), clock)
@@ -177,7 +57,7 @@ async def test_certificate_rotation_applies_to_new_connections(
         (line,) = [
             line for line in metrics.splitlines() if line.startswith("quire_tls_certificate_expiry_timestamp_seconds{")
         ]
-        assert float(line.rpartition(" ")[2]) == UNSUPPORTED.timestamp()
+        assert float(line.rpartition(" ")[2]) == LATE_END.timestamp()
         (tmp_path / "2" / "tls.key").write_text("half of a key")
         clock.now = 4.0
         async with httpx.AsyncClient(base_url=server.address, verify=trusting(second)) as later:
@@ -192,9 +72,7 @@ async def test_clients_without_a_certificate_reach_the_probes_only(
     clients, strangers = trustme.CA(), trustme.CA()
     clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
     issue(clients, tmp_path / "client"), issue(strangers, tmp_path / "stranger")
-    tls = ReloadingTls(
-        TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=tmp_path / "clients.pem"), Clock()
-    )
+    tls = ReloadingTls(replace(options, ca_certs=tmp_path / "clients.pem"), SetClock())
     async with serving("ok", tls=tls) as server:
 
         async def statuses(identity: str | None) -> list[int]:
@@ -211,7 +89,7 @@ async def test_clients_without_a_certificate_reach_the_probes_only(
 async def test_plain_http_on_tls_port_closes_that_connection_only(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    tls = ReloadingTls(issue(authority, tmp_path), Clock())
+    tls = ReloadingTls(issue(authority, tmp_path), SetClock())
     async with serving("ok", tls=tls) as server:
         host, _, port = server.address.removeprefix("https://").partition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -226,12 +104,12 @@ async def test_plain_http_on_tls_port_closes_that_connection_only(
 async def test_a_client_of_a_removed_authority_cannot_resume(
     serving: Serving, tmp_path: Path, authority: trustme.CA
 ) -> None:
-    options, clock = issue(authority, tmp_path / "server"), Clock()
+    options, clock = issue(authority, tmp_path / "server"), SetClock()
     before, after = trustme.CA(), trustme.CA()
     issue(before, tmp_path / "client")
     trusted = tmp_path / "clients.pem"
     before.cert_pem.write_to_path(str(trusted))
-    tls = ReloadingTls(TlsFiles(certfile=options.certfile, keyfile=options.keyfile, ca_certs=trusted), clock)
+    tls = ReloadingTls(replace(options, ca_certs=trusted), clock)
     context = trusting(authority, tmp_path / "client")
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     async with serving("ok", tls=tls) as server:
@@ -254,19 +132,3 @@ async def test_a_client_of_a_removed_authority_cannot_resume(
         with contextlib.suppress(ssl.SSLError, ConnectionError):
             answer, _ = await asyncio.to_thread(ask, session)
             assert answer == b""
-
-
-def test_files_deleted_during_reload_keep_the_server_running(
-    authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    options, clock = issue(authority, tmp_path), Clock()
-    tls = ReloadingTls(options, clock)
-    before = tls.certificate_expiry()
-    issue(authority, tmp_path, UNSUPPORTED)
-    clock.now = 2.0
-
-    def vanished(*_: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", vanished)
-    assert tls.certificate_expiry() == before and "keeping the previous certificate" in caplog.text

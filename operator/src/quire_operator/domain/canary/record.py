@@ -7,6 +7,7 @@ from quire_operator.domain.canary.judgement import CurvePoint, Figures, GateResu
 from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.resource import GateMetric
 from quire_operator.domain.resource.canary import LATENCIES
+from quire_operator.domain.resource.untyped import number_of
 
 JSON = Mapping[str, object]
 SECTION = "rollout"
@@ -54,8 +55,8 @@ def read(status: JSON) -> Record | None:
         phase=Phase(phase) if phase in list(Phase) else Phase.STABLE,
         canary=str(found.get("canaryRevision", "")),
         rejected=str(found.get("rejectedRevision", "")),
-        step=max(0, _number(found, "step") - 1),
-        weight_percent=_number(found, "weightPercent"),
+        step=max(0, number_of(found, "step") - 1),
+        weight_percent=number_of(found, "weightPercent"),
         started=_seconds(found.get("startTime")),
         step_started=_seconds(found.get("stepStartTime")),
         message=str(found.get("message", "")),
@@ -116,8 +117,3 @@ def _seconds(text: object) -> float:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
         return 0.0
-
-
-def _number(found: JSON, key: str) -> int:
-    value = found.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0

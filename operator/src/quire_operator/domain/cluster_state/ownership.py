@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from quire_common.contract.engine import ENVIRONMENT_PREFIX
 from quire_operator.domain.resource.names import FIELD_MANAGER
+from quire_operator.domain.resource.untyped import items_of, section_of
 
 Path = tuple[str, ...]
 Tree = Mapping[str, "Tree"]
@@ -88,9 +89,7 @@ def own_entry_time(body: Mapping[str, object]) -> str:
 
 def managed_fields(body: Mapping[str, object]) -> Sequence[Mapping[str, object]]:
     """Return the entries of ``metadata.managedFields``."""
-    metadata = body.get("metadata")
-    entries = metadata.get("managedFields") if isinstance(metadata, Mapping) else None
-    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return items_of(section_of(body, "metadata"), "managedFields")
 
 
 def _values(tree: Tree, here: object) -> object:

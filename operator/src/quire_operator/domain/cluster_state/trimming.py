@@ -42,6 +42,7 @@ from quire_operator.domain.resource.names import (
     LABEL_GROUP_REVISION,
     WORKER_COMPONENT,
 )
+from quire_operator.domain.resource.untyped import items_of, number_of, section_of, text_of
 
 JSON = Mapping[str, object]
 _MAX_ANNOTATION, _MAX_VERSION, _REVISION_LENGTH = 128, 128, 10
@@ -54,18 +55,18 @@ _FILLED_IN_BY_KUBERNETES = frozenset({"PersistentVolumeClaim"})
 
 def key_of_child(body: JSON) -> Key | None:
     """Return the LLMDeployment that an object belongs to: its owner, else the one that its label names."""
-    metadata = _map(body, "metadata")
+    metadata = section_of(body, "metadata")
     owner = _controller(metadata)
-    name: object = _map(metadata, "labels").get(LABEL_DEPLOYMENT)
+    name: object = section_of(metadata, "labels").get(LABEL_DEPLOYMENT)
     if owner is not None and owner.kind == KIND:
         name = owner.name  # the owner decides, so that an edit of the label does not hide the object
-    return Key(_text(metadata, "namespace"), name) if isinstance(name, str) else None
+    return Key(text_of(metadata, "namespace"), name) if isinstance(name, str) else None
 
 
 def trim_resource(body: JSON) -> Resource:
     """Return the fields of an LLMDeployment that the operator keeps."""
-    metadata = _map(body, "metadata")
-    key = Key(_text(metadata, "namespace"), _text(metadata, "name"))
+    metadata = section_of(body, "metadata")
+    key = Key(text_of(metadata, "namespace"), text_of(metadata, "name"))
     kept = {
         "apiVersion": body.get("apiVersion"),
         "kind": body.get("kind", KIND),
@@ -75,15 +76,15 @@ def trim_resource(body: JSON) -> Resource:
         kept["spec"] = body["spec"]
     return Resource(
         key=key,
-        uid=_text(metadata, "uid"),
-        version=_text(metadata, "resourceVersion"),
-        generation=_number(metadata, "generation"),
+        uid=text_of(metadata, "uid"),
+        version=text_of(metadata, "resourceVersion"),
+        generation=number_of(metadata, "generation"),
         deleting="deletionTimestamp" in metadata,
         body=kept,
-        status=dict(_map(body, "status")),
-        created=_text(metadata, "creationTimestamp"),
-        refresh_model=_text(_map(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
-        rollout_now=_text(_map(metadata, "annotations"), ANNOTATION_ROLLOUT_NOW)[:_MAX_ANNOTATION],
+        status=dict(section_of(body, "status")),
+        created=text_of(metadata, "creationTimestamp"),
+        refresh_model=text_of(section_of(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
+        rollout_now=text_of(section_of(metadata, "annotations"), ANNOTATION_ROLLOUT_NOW)[:_MAX_ANNOTATION],
     )
 
 
@@ -94,101 +95,101 @@ def trim_adapter(body: JSON) -> Resource:
 
 def trim_child(body: JSON, *, kind: str) -> Child:
     """Return the fields of a child that the operator keeps."""
-    metadata = _map(body, "metadata")
+    metadata = section_of(body, "metadata")
     foreign = foreign_fields(managed_fields(body)) if kind not in _FILLED_IN_BY_KUBERNETES else ()
     return Child(
-        ref=Ref(kind, _text(metadata, "name")),
-        uid=_text(metadata, "uid"),
-        version=_text(metadata, "resourceVersion"),
+        ref=Ref(kind, text_of(metadata, "name")),
+        uid=text_of(metadata, "uid"),
+        version=text_of(metadata, "resourceVersion"),
         owner=_controller(metadata),
         deleting="deletionTimestamp" in metadata,
         fingerprint=fingerprint(body),
         foreign=foreign,
         deployment=_STATES[kind](body, foreign) if kind in _STATES else None,
-        owner_uids=frozenset(_text(owner, "uid") for owner in _maps(metadata, "ownerReferences")),
-        data=_map(body, "data") if kind == "ControllerRevision" else None,
+        owner_uids=frozenset(text_of(owner, "uid") for owner in items_of(metadata, "ownerReferences")),
+        data=section_of(body, "data") if kind == "ControllerRevision" else None,
     )
 
 
 def trim_pod(body: JSON) -> Pod:
     """Return the fields of a pod that the operator keeps."""
-    metadata, status = _map(body, "metadata"), _map(body, "status")
-    labels = _map(metadata, "labels")
-    conditions = {_text(c, "type"): c for c in _maps(status, "conditions")}
+    metadata, status = section_of(body, "metadata"), section_of(body, "status")
+    labels = section_of(metadata, "labels")
+    conditions = {text_of(c, "type"): c for c in items_of(status, "conditions")}
     scheduled = conditions.get("PodScheduled", {})
     return Pod(
-        name=_text(metadata, "name"),
-        uid=_text(metadata, "uid"),
-        version=_text(metadata, "resourceVersion"),
-        ip=_text(status, "podIP"),
-        phase=_text(status, "phase"),
+        name=text_of(metadata, "name"),
+        uid=text_of(metadata, "uid"),
+        version=text_of(metadata, "resourceVersion"),
+        ip=text_of(status, "podIP"),
+        phase=text_of(status, "phase"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         deleting="deletionTimestamp" in metadata,
-        revision=_text(labels, LABEL_GROUP_REVISION) or _text(labels, "pod-template-hash"),
-        created=_text(metadata, "creationTimestamp"),
-        unschedulable=_text(scheduled, "message") if scheduled.get("reason") == "Unschedulable" else "",
+        revision=text_of(labels, LABEL_GROUP_REVISION) or text_of(labels, "pod-template-hash"),
+        created=text_of(metadata, "creationTimestamp"),
+        unschedulable=text_of(scheduled, "message") if scheduled.get("reason") == "Unschedulable" else "",
         containers=(
-            *(_container(c, init=True) for c in _maps(status, "initContainerStatuses")),
-            *(_container(c, init=False) for c in _maps(status, "containerStatuses")),
+            *(_container(c, init=True) for c in items_of(status, "initContainerStatuses")),
+            *(_container(c, init=False) for c in items_of(status, "containerStatuses")),
         ),
-        deletion_cost=_text(_map(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
-        failed=": ".join(text for text in (_text(status, "reason"), _text(status, "message")) if text),
+        deletion_cost=text_of(section_of(metadata, "annotations"), "controller.kubernetes.io/pod-deletion-cost"),
+        failed=": ".join(text for text in (text_of(status, "reason"), text_of(status, "message")) if text),
         model_version=_model_version(status),
         is_canary=labels.get(LABEL_COMPONENT) == CANARY_COMPONENT,
         is_worker=labels.get(LABEL_COMPONENT) == WORKER_COMPONENT,
-        group=_text(labels, LABEL_GROUP_INDEX),
-        ready_changed=_text(conditions.get("Ready", {}), "lastTransitionTime"),
+        group=text_of(labels, LABEL_GROUP_INDEX),
+        ready_changed=text_of(conditions.get("Ready", {}), "lastTransitionTime"),
     )
 
 
 def _controller(metadata: JSON) -> Owner | None:
-    for owner in _maps(metadata, "ownerReferences"):
+    for owner in items_of(metadata, "ownerReferences"):
         if owner.get("controller"):
-            return Owner(kind=_text(owner, "kind"), name=_text(owner, "name"), uid=_text(owner, "uid"))
+            return Owner(kind=text_of(owner, "kind"), name=text_of(owner, "name"), uid=text_of(owner, "uid"))
     return None
 
 
 def _deployment(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
-    metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
-    conditions = {_text(c, "type"): _condition(c) for c in _maps(status, "conditions")}
+    metadata, spec, status = section_of(body, "metadata"), section_of(body, "spec"), section_of(body, "status")
+    conditions = {text_of(c, "type"): _condition(c) for c in items_of(status, "conditions")}
     return DeploymentState(
-        replicas_asked=_number(spec, "replicas"),
-        generation=_number(metadata, "generation"),
-        observed_generation=_number(status, "observedGeneration"),
-        replicas=_number(status, "replicas"),
-        updated=_number(status, "updatedReplicas"),
-        ready=_number(status, "readyReplicas"),
-        available=_number(status, "availableReplicas"),
-        revision=_text(_map(metadata, "annotations"), "deployment.kubernetes.io/revision"),
+        replicas_asked=number_of(spec, "replicas"),
+        generation=number_of(metadata, "generation"),
+        observed_generation=number_of(status, "observedGeneration"),
+        replicas=number_of(status, "replicas"),
+        updated=number_of(status, "updatedReplicas"),
+        ready=number_of(status, "readyReplicas"),
+        available=number_of(status, "availableReplicas"),
+        revision=text_of(section_of(metadata, "annotations"), "deployment.kubernetes.io/revision"),
         progressing=conditions.get("Progressing"),
         failure=conditions.get("ReplicaFailure"),
-        template_digest=_text(_map(metadata, "annotations"), ANNOTATION_TEMPLATE),
+        template_digest=text_of(section_of(metadata, "annotations"), ANNOTATION_TEMPLATE),
         is_held=spec.get("paused") is True and not any(field.path == _PAUSED for field in foreign),
     )
 
 
 def _leader_worker_set(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
-    metadata, spec, status = _map(body, "metadata"), _map(body, "spec"), _map(body, "status")
-    annotations = _map(metadata, "annotations")
-    rules = _map(_map(spec, "rolloutStrategy"), "rollingUpdateConfiguration")
-    digest, observed = _text(annotations, ANNOTATION_TEMPLATE), _number(status, "observedGeneration")
-    deadline = _text(annotations, ANNOTATION_PROGRESS_DEADLINE)
+    metadata, spec, status = section_of(body, "metadata"), section_of(body, "spec"), section_of(body, "status")
+    annotations = section_of(metadata, "annotations")
+    rules = section_of(spec, "rolloutStrategy", "rollingUpdateConfiguration")
+    digest, observed = text_of(annotations, ANNOTATION_TEMPLATE), number_of(status, "observedGeneration")
+    deadline = text_of(annotations, ANNOTATION_PROGRESS_DEADLINE)
     is_held = rules.get("partition") == HELD_PARTITION and not any(field.path == _PARTITION for field in foreign)
     return DeploymentState(
-        replicas_asked=_number(spec, "replicas"),
-        generation=_number(metadata, "generation"),
+        replicas_asked=number_of(spec, "replicas"),
+        generation=number_of(metadata, "generation"),
         observed_generation=observed,
-        replicas=_number(status, "replicas"),
-        updated=_number(status, "updatedReplicas"),
-        ready=_number(status, "readyReplicas"),
-        available=_number(status, "readyReplicas"),
+        replicas=number_of(status, "replicas"),
+        updated=number_of(status, "updatedReplicas"),
+        ready=number_of(status, "readyReplicas"),
+        available=number_of(status, "readyReplicas"),
         # Its controller numbers no revisions, so the template stands for them as soon as it has been observed.
         revision=digest[:_REVISION_LENGTH] if observed else "",
         progressing=None,
         failure=None,
         template_digest=digest,
         is_held=is_held,
-        nodes=_number(_map(spec, "leaderWorkerTemplate"), "size"),
+        nodes=number_of(section_of(spec, "leaderWorkerTemplate"), "size"),
         changed=own_entry_time(body),
         deadline_seconds=int(deadline) if deadline.isdecimal() and len(deadline) < 10 else 0,
     )
@@ -198,51 +199,33 @@ _STATES = {"Deployment": _deployment, LEADER_WORKER_SET: _leader_worker_set}
 
 
 def _condition(body: JSON) -> Condition:
-    return Condition(is_true=body.get("status") == "True", reason=_text(body, "reason"), message=_text(body, "message"))
+    return Condition(
+        is_true=body.get("status") == "True", reason=text_of(body, "reason"), message=text_of(body, "message")
+    )
 
 
 def _model_version(status: JSON) -> str:
     """Return the version that the download of a pod reported when it succeeded, or ""."""
-    for container in _maps(status, "initContainerStatuses"):
-        ended = _map(_map(container, "state"), "terminated")
-        message = _text(ended, "message")
+    for container in items_of(status, "initContainerStatuses"):
+        ended = section_of(container, "state", "terminated")
+        message = text_of(ended, "message")
         if message.startswith(FETCHED_VERSION) and not ended.get("exitCode"):
             return message.removeprefix(FETCHED_VERSION).strip()[:_MAX_VERSION]
     return ""
 
 
 def _container(status: JSON, *, init: bool) -> ContainerState:
-    waiting = _map(_map(status, "state"), "waiting")
-    ended = _map(_map(status, "state"), "terminated") or _map(_map(status, "lastState"), "terminated")
+    waiting = section_of(status, "state", "waiting")
+    ended = section_of(status, "state", "terminated") or section_of(status, "lastState", "terminated")
     return ContainerState(
-        name=_text(status, "name"),
+        name=text_of(status, "name"),
         init=init,
         ready=status.get("ready") is True,
-        restarts=_number(status, "restartCount"),
-        waiting_reason=_text(waiting, "reason"),
-        waiting_message=_text(waiting, "message"),
-        ended_reason=_text(ended, "reason"),
-        ended_message=_text(ended, "message"),
-        ended_code=_number(ended, "exitCode"),
-        running="running" in _map(status, "state"),
+        restarts=number_of(status, "restartCount"),
+        waiting_reason=text_of(waiting, "reason"),
+        waiting_message=text_of(waiting, "message"),
+        ended_reason=text_of(ended, "reason"),
+        ended_message=text_of(ended, "message"),
+        ended_code=number_of(ended, "exitCode"),
+        running="running" in section_of(status, "state"),
     )
-
-
-def _map(body: JSON, key: str) -> JSON:
-    value = body.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(body: JSON, key: str) -> list[JSON]:
-    value = body.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, Sequence) else []
-
-
-def _text(body: JSON, key: str) -> str:
-    value = body.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _number(body: JSON, key: str) -> int:
-    value = body.get(key)
-    return value if isinstance(value, int) else 0

@@ -16,7 +16,7 @@ from quire_common.model_source import FileSource, Source
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.manifests.model_volume import MODELS_PATH
-from quire_operator.domain.manifests.served_names import conflict, served_names, wanted_adapter_claim
+from quire_operator.domain.manifests.served_names import conflict, deployment_of, served_names, wanted_adapter_claim
 from quire_operator.domain.manifests.source_credentials import adapter_credentials
 from quire_operator.domain.resource import AdapterSpec, Invalid, Spec
 
@@ -54,10 +54,7 @@ class Listing:
 
 def deployment_key(resource: Resource) -> Key:
     """Return the LLMDeployment that an LLMAdapter names, valid or not."""
-    spec = resource.body.get("spec")
-    reference = spec.get("deploymentRef") if isinstance(spec, Mapping) else None
-    name = reference.get("name") if isinstance(reference, Mapping) else None
-    return Key(resource.key.namespace, name if isinstance(name, str) else "")
+    return Key(resource.key.namespace, deployment_of(resource))
 
 
 def listings(

@@ -4,7 +4,7 @@
 Users may change all other fields.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from quire_common.contract import engine
 from quire_common.contract.engine import ENVIRONMENT_PREFIX, GROUP_SECRET_VARIABLE
@@ -16,8 +16,7 @@ from quire_operator.domain.manifests.pod_security import (
     loosened_pod,
 )
 from quire_operator.domain.resource.fields import Problem
-
-JSON = Mapping[str, object]
+from quire_operator.domain.resource.untyped import JSON, items_of, section_of
 
 ENGINE = "engine"
 _FIXED = {
@@ -45,12 +44,12 @@ def contract_problems(
     ``allowed`` are the rules of ``pod_security`` that the administrator lifted. Messages name the rule in few words,
     because a condition lists all problems.
     """
-    yield from _security_problems(loosened_annotations(_map(_map(after, "metadata"), "annotations")), "", allowed)
-    labels = _map(_map(after, "metadata"), "labels")
+    yield from _security_problems(loosened_annotations(section_of(after, "metadata", "annotations")), "", allowed)
+    labels = section_of(after, "metadata", "labels")
     for name, value in selector.items():
         if labels.get(name) != value:
             yield _problem(f"metadata.labels[{name}]", "may not be changed: it selects the replicas")
-    pod_before, pod_after = _map(before, "spec"), _map(after, "spec")
+    pod_before, pod_after = section_of(before, "spec"), section_of(after, "spec")
     yield from _security_problems(loosened_pod(pod_before, pod_after), "spec.", allowed)
     yield from _pod_problems(pod_before, pod_after)
     yield from _volume_problems(pod_before, pod_after)
@@ -114,7 +113,7 @@ def _container_problems(
 
 def _port_problems(container: JSON, where: str) -> Iterator[Problem]:
     """Yield conflicts with the engine's port: containers of a pod share ports, and a Service finds its port by name."""
-    for port in _items(container, "ports"):
+    for port in items_of(container, "ports"):
         if port.get("containerPort") == engine.HTTP_PORT:
             yield _problem(f"{where}.ports", f"may not have {engine.HTTP_PORT}: the engine listens there")
         if port.get("name") == engine.HTTP_PORT_NAME:
@@ -127,26 +126,26 @@ def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
     where = f"spec.containers[name={ENGINE}]"
     yield from _changed(before, after, where, _FIXED)
     for probe in _PROBES:
-        if _action(_map(after, probe)) != _action(_map(before, probe)):
+        if _action(section_of(after, probe)) != _action(section_of(before, probe)):
             yield _problem(f"{where}.{probe}", "only its times and thresholds may be changed")
     for amounts in _AMOUNTS:
-        if _map(after, "resources").get(amounts) != _map(before, "resources").get(amounts):
+        if section_of(after, "resources").get(amounts) != section_of(before, "resources").get(amounts):
             yield _problem(
                 f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead, which the capacity check reads"
             )
-    for variable in _items(after, "env"):
+    for variable in items_of(after, "env"):
         if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
             yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
     if _variable(after, GROUP_SECRET_VARIABLE) != _variable(before, GROUP_SECRET_VARIABLE):
         yield _problem(f"{where}.env[name={GROUP_SECRET_VARIABLE}]", "may not be changed: the operator sets it")
-    mounts = {mount.get("mountPath"): mount for mount in _items(after, "volumeMounts")}
-    for mount in _items(before, "volumeMounts"):
+    mounts = {mount.get("mountPath"): mount for mount in items_of(after, "volumeMounts")}
+    for mount in items_of(before, "volumeMounts"):
         if mounts.get(mount["mountPath"]) != mount:
             yield _problem(f"{where}.volumeMounts[mountPath={mount['mountPath']}]", "may not be changed")
 
 
 def _variable(container: JSON, name: str) -> JSON | None:
-    return next((variable for variable in _items(container, "env") if variable.get("name") == name), None)
+    return next((variable for variable in items_of(container, "env") if variable.get("name") == name), None)
 
 
 def _action(probe: JSON) -> dict[str, object]:
@@ -163,15 +162,5 @@ def _problem(path: str, message: str) -> Problem:
     return Problem(path=f"spec.podTemplate.{path}", message=message)
 
 
-def _map(body: JSON, key: str) -> JSON:
-    value = body.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _items(body: JSON, key: str) -> Sequence[JSON]:
-    value = body.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
 def _by_name(pod: JSON, field: str) -> dict[str, JSON]:
-    return {str(item.get("name")): item for item in _items(pod, field)}
+    return {str(item.get("name")): item for item in items_of(pod, field)}

@@ -5,10 +5,10 @@ In addition, groups are not 0, and pods have no token of the API server, no sysc
 priority. Each rule has a name by which the operator's administrator can lift it (``--pod-template-allow``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
-JSON = Mapping[str, object]
+from quire_operator.domain.resource.untyped import JSON, items_of, section_of
 
 ALLOWED_VOLUMES = frozenset(
     {
@@ -136,10 +136,10 @@ def loosened_pod(before: JSON, after: JSON) -> Iterator[Loosened]:
             "systemPriority",
         )
     yield from _loosened_context(after)
-    context = _map(after, "securityContext")
+    context = section_of(after, "securityContext")
     if context.get("runAsNonRoot") is not True and context.get("runAsNonRoot") is not False:
         yield Loosened("securityContext.runAsNonRoot", f"may not be removed: {_UNPRIVILEGED}", "rootUser")
-    if _map(context, "seccompProfile").get("type") is None:
+    if section_of(context, "seccompProfile").get("type") is None:
         yield Loosened("securityContext.seccompProfile", f"may not be removed: {_UNPRIVILEGED}", "seccompProfile")
     yield from _loosened_volumes(after)
 
@@ -156,8 +156,8 @@ def loosened_annotations(annotations: JSON) -> Iterator[Loosened]:
 def loosened_container(after: JSON) -> Iterator[Loosened]:
     """Yield the fields of any container, ours or added, that loosen its security."""
     yield from _loosened_context(after)
-    context = _map(after, "securityContext")
-    capabilities = _map(context, "capabilities")
+    context = section_of(after, "securityContext")
+    capabilities = section_of(context, "capabilities")
     if capabilities.get("add"):
         message = "may not be set: pods run without capabilities"
         yield Loosened("securityContext.capabilities.add", message, "capabilities")
@@ -168,13 +168,13 @@ def loosened_container(after: JSON) -> Iterator[Loosened]:
     if context.get("allowPrivilegeEscalation") is not False:
         message = f"must be false: {_UNPRIVILEGED}"
         yield Loosened("securityContext.allowPrivilegeEscalation", message, "privilegeEscalation")
-    if any(port.get("hostPort") for port in _maps(after, "ports")):
+    if any(port.get("hostPort") for port in items_of(after, "ports")):
         yield Loosened(
             "ports", "may have no hostPort: replicas are reached by their Service and the gateway", "hostPort"
         )
     for where, action in _actions(after):
         for kind in ("httpGet", "tcpSocket"):
-            if _map(action, kind).get("host"):
+            if section_of(action, kind).get("host"):
                 message = "may not be set: the kubelet would connect to an address of the pod's choice"
                 yield Loosened(f"{where}.{kind}.host", message, "hostProbe")
 
@@ -182,21 +182,21 @@ def loosened_container(after: JSON) -> Iterator[Loosened]:
 def loosened_own_container(before: JSON, after: JSON) -> Iterator[Loosened]:
     """Yield additional fields that a container of ours may not loosen."""
     field = "readOnlyRootFilesystem"
-    if _map(after, "securityContext").get(field) != _map(before, "securityContext")[field]:
+    if section_of(after, "securityContext").get(field) != section_of(before, "securityContext")[field]:
         yield Loosened(f"securityContext.{field}", f"must stay true: {_UNPRIVILEGED}", None)
 
 
 def _actions(container: JSON) -> Iterator[tuple[str, JSON]]:
     """Yield the probes and hooks of a container, which may name a host."""
     for probe in _PROBES:
-        yield probe, _map(container, probe)
+        yield probe, section_of(container, probe)
     for hook in _HOOKS:
-        yield f"lifecycle.{hook}", _map(_map(container, "lifecycle"), hook)
+        yield f"lifecycle.{hook}", section_of(container, "lifecycle", hook)
 
 
 def _loosened_context(holder: JSON) -> Iterator[Loosened]:
     """Yield the fields of a security context, of a pod or a container, that loosen security."""
-    context = _map(holder, "securityContext")
+    context = section_of(holder, "securityContext")
     for field in sorted(context.keys() - _KNOWN_CONTEXT):
         yield _in_context(field, "is not known to this version of quire, which therefore cannot allow it", None)
     if context.get("privileged"):
@@ -209,7 +209,7 @@ def _loosened_context(holder: JSON) -> Iterator[Loosened]:
     if context.get("procMount") not in (None, "Default"):
         yield _in_context("procMount", f"must be Default: {_UNPRIVILEGED}", "procMount")
     for field in ("seccompProfile", "appArmorProfile"):
-        kind = _map(context, field).get("type")
+        kind = section_of(context, field).get("type")
         if kind is not None and kind not in _SECCOMP:
             yield _in_context(f"{field}.type", f"must be {' or '.join(_SECCOMP)}: {_UNPRIVILEGED}", field)
     for field in ("seLinuxOptions", "sysctls", "windowsOptions"):
@@ -232,27 +232,17 @@ def _in_context(field: str, message: str, rule: str | None) -> Loosened:
 
 
 def _loosened_volumes(pod: JSON) -> Iterator[Loosened]:
-    for volume in _maps(pod, "volumes"):
+    for volume in items_of(pod, "volumes"):
         where = f"volumes[name={volume.get('name')}]"
         for kind in sorted(volume.keys() - ALLOWED_VOLUMES - {"name"}):
             if volume[kind] is None:
                 continue
             message = f"may not be a volume of a replica; there are: {', '.join(sorted(ALLOWED_VOLUMES))}"
             yield Loosened(f"{where}.{kind}", message, kind if kind in OTHER_VOLUMES else None)
-        for number, source in enumerate(_maps(_map(volume, "projected"), "sources")):
+        for number, source in enumerate(items_of(section_of(volume, "projected"), "sources")):
             if source.get("serviceAccountToken") is not None:
                 yield Loosened(
                     f"{where}.projected.sources[{number}].serviceAccountToken",
                     "may not be projected: nothing in the pod talks to the API server",
                     "serviceAccountToken",
                 )
-
-
-def _map(body: JSON, key: str) -> JSON:
-    value = body.get(key)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _maps(body: JSON, key: str) -> Sequence[JSON]:
-    value = body.get(key)
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

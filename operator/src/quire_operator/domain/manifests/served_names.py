@@ -4,13 +4,12 @@
 module reads and writes ``status.servedName``, the only record of a claim.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from quire_common.served_names import Claim, NameScope, held_by, next_second, reported_claim
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.resource import Spec
-
-JSON = Mapping[str, object]
+from quire_operator.domain.resource.untyped import JSON, section_of, text_of
 
 
 def recorded_claim(resource: Resource) -> Claim | None:
@@ -54,7 +53,7 @@ def recorded_adapter_claim(resource: Resource) -> Claim | None:
     """Return the claim of an LLMAdapter by which the gateway routes; None before the first report."""
     return reported_claim(
         namespace=resource.key.namespace,
-        deployment=_deployment_of(resource),
+        deployment=deployment_of(resource),
         created=resource.created,
         is_leaving=resource.deleting,
         recorded=_recorded(resource.status),
@@ -66,13 +65,13 @@ def recorded_adapter_claim(resource: Resource) -> Claim | None:
 
 def wanted_adapter_claim(resource: Resource, *, now: float) -> Claim:
     """Return the claim that the next status of an LLMAdapter records, by the rules of ``wanted_claim``."""
-    name = _map(resource.body, "spec").get("servedName")
+    name = section_of(resource.body, "spec").get("servedName")
     wanted = name if isinstance(name, str) and name else resource.key.name
     before = recorded_adapter_claim(resource)
     since = next_second(now) if before is not None or resource.generation > 1 else resource.created
     return Claim(
         namespace=resource.key.namespace,
-        deployment=_deployment_of(resource),
+        deployment=deployment_of(resource),
         name=wanted,
         since=before.since if before is not None and before.name == wanted else since,
         is_leaving=resource.deleting,
@@ -112,22 +111,17 @@ def key_of(claim: Claim) -> Key:
 
 def spec_name(resource: Resource) -> str | None:
     """Return ``spec.model.servedName`` of any spec, valid or not."""
-    model = _map(_map(resource.body, "spec"), "model")
+    model = section_of(resource.body, "spec", "model")
     name = model.get("servedName")
     return name if isinstance(name, str) and name else None
 
 
-def _deployment_of(resource: Resource) -> str:
-    name = _map(_map(resource.body, "spec"), "deploymentRef").get("name")
-    return name if isinstance(name, str) else ""
+def deployment_of(resource: Resource) -> str:
+    """Return the name of the LLMDeployment that an LLMAdapter names, valid or not."""
+    return text_of(section_of(resource.body, "spec", "deploymentRef"), "name")
 
 
 def _recorded(status: JSON) -> tuple[str, str] | None:
-    section = _map(status, "servedName")
-    name, since = section.get("name"), section.get("since")
+    recorded = section_of(status, "servedName")
+    name, since = recorded.get("name"), recorded.get("since")
     return (name, since) if isinstance(name, str) and isinstance(since, str) else None
-
-
-def _map(body: JSON, key: str) -> JSON:
-    value = body.get(key)
-    return value if isinstance(value, Mapping) else {}

@@ -18,6 +18,7 @@ from quire_operator.domain.resource.parallelism import Parallelism
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.resource.schema import Rule, Section, flag_owners, read_section
+from quire_operator.domain.resource.untyped import section_of
 
 HOSTNAME = "kubernetes.io/hostname"
 """The label of a node with its name."""
@@ -258,9 +259,7 @@ class Spec:
         cache = self.model.cache
         if cache is None or not cache.is_created or cache.access_mode is not AccessMode.READ_WRITE_ONCE:
             return False
-        pod = self.pod_template.get("spec")
-        selector = pod.get("nodeSelector") if isinstance(pod, Mapping) else None
-        return not (isinstance(selector, Mapping) and selector.get(HOSTNAME))
+        return not section_of(self.pod_template, "spec", "nodeSelector").get(HOSTNAME)
 
     @property
     def replaces_in_place(self) -> bool:

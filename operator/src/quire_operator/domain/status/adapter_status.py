@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from quire_common.contract.adapters_file import AdapterReport, AdapterState
 from quire_operator.domain.manifests.adapters import Listing
 from quire_operator.domain.manifests.served_names import status_section
+from quire_operator.domain.resource.untyped import items_of
 from quire_operator.domain.status.conditions import READY, ConditionState, merged
 from quire_operator.domain.status.scaling_status import format_time
 from quire_operator.domain.status.status import Event
@@ -46,7 +47,7 @@ def adapter_status(
         "replicas": len(replicas),
         "loadedReplicas": sum(each.state in _HERE for each in replicas),
         "conditions": merged(
-            _conditions_of(resource.status),
+            items_of(resource.status, "conditions"),
             conditions,
             generation=resource.generation,
             now=format_time(now).partition(".")[0] + "Z",
@@ -140,10 +141,5 @@ def _waiting(replicas: Sequence[ReplicaReport]) -> str:
     return "the others have not read the new list of adapters yet"
 
 
-def _conditions_of(status: Mapping[str, object]) -> list[Mapping[str, object]]:
-    value = status.get("conditions")
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
 def _condition(status: Mapping[str, object], kind: str) -> Mapping[str, object]:
-    return next((each for each in _conditions_of(status) if each.get("type") == kind), {})
+    return next((each for each in items_of(status, "conditions") if each.get("type") == kind), {})

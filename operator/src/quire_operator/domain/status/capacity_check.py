@@ -18,6 +18,7 @@ from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, Source, Spec
+from quire_operator.domain.resource.untyped import items_of, section_of
 from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
@@ -67,7 +68,8 @@ def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory 
     if _sets_resources(spec):
         return None
     if spec.resources.gpus:
-        return _largest_gpus(_pod_spec(spec), nodes or (), amd=spec.resources.on_amd, count=spec.resources.gpus)
+        pod = section_of(spec.pod_template, "spec")
+        return _largest_gpus(pod, nodes or (), amd=spec.resources.on_amd, count=spec.resources.gpus)
     limit = spec.resources.memory_limit_bytes
     where = "spec.resources.limits.memory"
     if spec.parallelism.is_group:
@@ -175,14 +177,6 @@ def _amd_memory(node: Labels) -> int:
     return int(text) * 1024 * MIB if text.isascii() and text.isdecimal() and len(text) < 9 else 0
 
 
-def _pod_spec(spec: Spec) -> Mapping[str, object]:
-    pod = spec.pod_template.get("spec")
-    return pod if isinstance(pod, Mapping) else {}
-
-
 def _sets_resources(spec: Spec) -> bool:
     """Return True if the pod template overrides the resources of a container."""
-    containers = _pod_spec(spec).get("containers")
-    if not isinstance(containers, list):
-        return False
-    return any(isinstance(container, Mapping) and "resources" in container for container in containers)
+    return any("resources" in container for container in items_of(section_of(spec.pod_template, "spec"), "containers"))

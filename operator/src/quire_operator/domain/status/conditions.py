@@ -17,6 +17,7 @@ from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.manifests.child_kinds import progress_deadline_seconds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.untyped import items_of, text_of
 from quire_operator.domain.status import rollout
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
@@ -75,12 +76,11 @@ class MetricsProblem:
 
 def last_metrics_problem(status: JSON) -> MetricsProblem | None:
     """Return the problem in the condition Autoscaling, which a new leader keeps until its own first tick."""
-    listed = status.get("conditions")
-    for condition in listed if isinstance(listed, Sequence) else ():
-        if isinstance(condition, Mapping) and condition.get("type") == AUTOSCALING:
-            reason = condition.get("reason")
+    for condition in items_of(status, "conditions"):
+        if condition.get("type") == AUTOSCALING:
+            reason = text_of(condition, "reason")
             if reason in frozenset(MetricsReason):
-                return MetricsProblem(reason=MetricsReason(reason), message=str(condition.get("message", "")))
+                return MetricsProblem(reason=MetricsReason(reason), message=text_of(condition, "message"))
     return None
 
 

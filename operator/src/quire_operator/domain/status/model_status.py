@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.observed import Pod, Resource
 from quire_operator.domain.resource import HubSource, RemoteSource, Spec
+from quire_operator.domain.resource.untyped import section_of
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.download import Download, download_section
 
@@ -76,8 +77,7 @@ def model_section(
 
 def kept_resolution(resource: Resource) -> dict[str, object]:
     """Return the part of ``status.model`` that stays while the spec is invalid: progress does not."""
-    section = resource.status.get(SECTION)
-    kept = section if isinstance(section, Mapping) else {}
+    kept = section_of(resource.status, SECTION)
     return {name: value for name, value in kept.items() if name not in ("podVersions", "download")}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.untyped import section_of
 
 JSON = Mapping[str, object]
 
@@ -35,7 +36,6 @@ def asks_for_nothing(new: JSON, old: JSON | None) -> bool:
 
     Such writes are always allowed. Otherwise an object that an older version accepted could not be labelled or deleted.
     """
-    metadata = new.get("metadata")
-    if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
+    if section_of(new, "metadata").get("deletionTimestamp"):
         return True
     return old is not None and old.get("spec") == new.get("spec")

@@ -12,6 +12,7 @@ from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.autoscaling.schedules import clock_time, recorded_bounds
 from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.untyped import items_of, section_of
 
 JSON = Mapping[str, object]
 _MAX_MESSAGE = 1024
@@ -56,10 +57,10 @@ def kept_section(status: JSON, spec: Spec) -> dict[str, object]:
     The autoscaler's number of replicas stays in force until spec.replicas changes. So removing the autoscaler does not
     scale down to an outdated number.
     """
-    section, record = status.get("autoscaling"), scaling_record(status)
-    if spec.autoscaling is not None or not isinstance(section, Mapping) or record is None:
+    record = scaling_record(status)
+    if spec.autoscaling is not None or record is None:
         return {}
-    is_same = section.get("specReplicas") == spec.replicas
+    is_same = section_of(status, "autoscaling").get("specReplicas") == spec.replicas
     if not is_same or record.desired_replicas is None or record.desired_replicas <= spec.replicas:
         return {}
     return {"desiredReplicas": record.desired_replicas, "specReplicas": spec.replicas}
@@ -107,12 +108,10 @@ def _per_second(seconds: float) -> int:
 
 def scaling_record(status: JSON) -> ScalingRecord | None:
     """Return the record in a whole ``status``; None without a section on autoscaling."""
-    section, capacity = status.get("autoscaling"), status.get("capacity")
-    if not isinstance(section, Mapping):
+    recorded, capacity = status.get("autoscaling"), section_of(status, "capacity")
+    if not isinstance(recorded, Mapping):
         return None
-    desired, history = section.get("desiredReplicas"), section.get("history")
-    changes = [_change(item) for item in history if isinstance(item, Mapping)] if isinstance(history, list) else []
-    capacity = capacity if isinstance(capacity, Mapping) else {}
+    desired, changes = recorded.get("desiredReplicas"), map(_change, items_of(recorded, "history"))
     rates = _rates(capacity)
     return ScalingRecord(
         desired_replicas=desired if isinstance(desired, int) and desired >= 0 else None,
@@ -150,7 +149,6 @@ def _change_status(change: Change) -> dict[str, object]:
 
 def _change(item: JSON) -> Change | None:
     time, before, after = parse_time(item.get("time")), item.get("from"), item.get("to")
-    inputs = item.get("inputs")
     if time is None or not isinstance(before, int) or not isinstance(after, int):
         return None
     return Change(
@@ -159,7 +157,7 @@ def _change(item: JSON) -> Change | None:
         to_replicas=after,
         reason=str(item.get("reason", "")),
         message=str(item.get("message", "")),
-        inputs=_amounts(inputs) if isinstance(inputs, Mapping) else {},
+        inputs=_amounts(section_of(item, "inputs")),
     )
 
 

@@ -13,6 +13,7 @@ from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.objects import selector
 from quire_operator.domain.manifests.served_names import status_section
+from quire_operator.domain.resource.untyped import items_of, number_of, section_of
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
 from quire_operator.domain.status.model_status import kept_resolution, model_section, stored_resolution
@@ -45,7 +46,7 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
         "selector": ",".join(pairs),
         "endpoint": f"http://{service}.{key.namespace}.svc.{cluster_domain}:{port}/v1",
         "conditions": merged(
-            _conditions_of(resource.status),
+            items_of(resource.status, "conditions"),
             conditions(view),
             generation=resource.generation,
             now=format_time(now).partition(".")[0] + "Z",
@@ -111,9 +112,9 @@ def _rollout_events(before: JSON, after: JSON) -> Sequence[Event]:
 
 
 def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
-    known = {condition.get("type"): condition for condition in _conditions_of(before)}
+    known = {condition.get("type"): condition for condition in items_of(before, "conditions")}
     found = []
-    for condition in _conditions_of(after):
+    for condition in items_of(after, "conditions"):
         kind, is_true = condition["type"], condition["status"] == "True"
         old = known.get(kind, {})
         if (old.get("status"), old.get("reason")) == (condition["status"], condition["reason"]):
@@ -135,12 +136,12 @@ def _condition_events(before: JSON, after: JSON) -> Sequence[Event]:
 
 
 def _scaling_events(before: JSON, after: JSON, *, recommends: bool) -> Sequence[Event]:
-    old, new = _history(before), _history(after)
+    old, new = (items_of(section_of(status, "autoscaling"), "history") for status in (before, after))
     return [_scaling_event(change, recommends=recommends) for change in new if change not in old]
 
 
 def _scaling_event(change: JSON, *, recommends: bool) -> Event:
-    is_up = _number(change, "to") > _number(change, "from")
+    is_up = number_of(change, "to") > number_of(change, "from")
     way = f"{change.get('from')} → {change.get('to')}"
     why = str(change.get("message")).removeprefix(f"{way}: ")
     if recommends:
@@ -149,19 +150,3 @@ def _scaling_event(change: JSON, *, recommends: bool) -> Event:
             warning=False, reason=reason, message=f"recommended {way} replicas (mode Recommend, not applied): {why}"
         )
     return Event(warning=False, reason="ScaledUp" if is_up else "ScaledDown", message=f"{way} replicas: {why}")
-
-
-def _conditions_of(status: JSON) -> Sequence[JSON]:
-    value = status.get("conditions")
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
-
-
-def _history(status: JSON) -> Sequence[JSON]:
-    section = status.get("autoscaling")
-    history = section.get("history") if isinstance(section, Mapping) else None
-    return [item for item in history if isinstance(item, Mapping)] if isinstance(history, list) else []
-
-
-def _number(change: JSON, key: str) -> int:
-    value = change.get(key)
-    return value if isinstance(value, int) else 0
