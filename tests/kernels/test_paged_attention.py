@@ -36,7 +36,6 @@ def attend(
     chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the results of the kernel and the reference for a random batch."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
@@ -50,7 +49,7 @@ def attend(
         window=window,
         chunked=chunked,
     )
-    bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks}
     found = paged_attention(q, filled.cache, plan, head_dim**-0.5, **bends)
     expected = reference.paged_attention(
         q,
@@ -118,12 +117,8 @@ def test_a_soft_cap_bounds_the_scores(
     assert_close(*attend(fill_cache, batch, heads=4, kv_heads=2, head_dim=32, window=window, soft_cap=soft_cap))
 
 
-@pytest.mark.parametrize("has_slopes", [False, True])
-@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(("window", "soft_cap"), [(None, None), (20, None), (None, 2.0)])
-def test_sinks_and_alibi_slopes_change_the_scores(
-    has_sinks: bool,
-    has_slopes: bool,
+def test_sinks_change_the_scores(
     window: int | None,
     soft_cap: float | None,
     dtype: torch.dtype,
@@ -132,8 +127,7 @@ def test_sinks_and_alibi_slopes_change_the_scores(
 ) -> None:
     batch = [(1, 1), (1, 40), (3, 290), (40, 40), (35, 600), (1, 900)]  # with and without splits
     bends: dict[str, Any] = {
-        "sinks": torch.tensor([3.0, -2.0, 0.0, 9.0, -50.0, 1.0], dtype=dtype) if has_sinks else None,
-        "alibi_slopes": torch.linspace(0.01, 0.5, 6) if has_slopes else None,
+        "sinks": torch.tensor([3.0, -2.0, 0.0, 9.0, -50.0, 1.0], dtype=dtype),
         "window": window,
         "soft_cap": soft_cap,
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 from quire_kernels.paged_attention import paged_attention
 from quire_kernels.paged_attention.flash import FlashAttention
-from quire_kernels.paged_attention.plan import DevicePlan, allocate_workspace, plan_over_buffers
+from quire_kernels.paged_attention.plan import DevicePlan, allocate_workspace
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 4, 2, 32, 16
 
@@ -50,7 +50,7 @@ def documented(
 
 def make_plan(device: torch.device, *, window: int | None, flash: FlashAttention | None) -> DevicePlan:
     """Return a padded step: a prompt, a chunk behind 37 tokens, a decoded token, and a row without a sequence."""
-    return plan_over_buffers(
+    return DevicePlan(
         block_tables=torch.tensor(
             [[1, 3, 0, 0, 0], [8, 2, 5, 7, 0], [4, 6, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.int32, device=device
         ),
@@ -102,13 +102,12 @@ def test_other_steps_and_layers_keep_our_kernels(cache: KVCache, dtype: torch.dt
     options: list[dict[str, Any]] = [
         {"soft_cap": 5.0},
         {"sinks": torch.zeros(HEADS, dtype=dtype, device=device)},
-        {"alibi_slopes": torch.zeros(HEADS, device=device)},
     ]
     for given in options:
         paged_attention(q, cache, make_plan(device, window=None, flash=always), 0.2, **given)
     paged_attention(q, cache, make_plan(device, window=None, flash=later), 0.2)
     plan = make_plan(device, window=None, flash=always)
-    decoding = plan_over_buffers(
+    decoding = DevicePlan(
         block_tables=plan.block_tables,
         query_starts=torch.arange(5, dtype=torch.int32, device=device),
         context_lens=torch.tensor([20, 58, 30, 1], dtype=torch.int32, device=device),

@@ -41,7 +41,6 @@ def attend(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the results of the kernel and the reference for a random batch. The kernel's result overwrites NaN."""
     queries, contexts = [q for q, _ in batch], [c for _, c in batch]
@@ -59,7 +58,7 @@ def attend(
         block_size=block_size,
         window=window,
     )
-    rule: dict[str, Any] = {"scale": head_dim**-0.5, "soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": alibi_slopes}
+    rule: dict[str, Any] = {"scale": head_dim**-0.5, "soft_cap": soft_cap, "sinks": sinks}
     out = torch.full(q.shape, torch.nan, dtype=dtype, device=device)
     assert paged_attention(q, filled.cache, plan, **rule, out=out) is out
     lengths = {"block_tables": filled.block_tables, "query_lens": queries, "context_lens": contexts}
@@ -130,20 +129,18 @@ def test_blocks_before_a_window_are_not_read(fill_cache: Fill, device: torch.dev
 
 # The score modifiers, in pairs, with decoding in splits, drafts and a prompt.
 @pytest.mark.parametrize(
-    ("soft_cap", "has_sinks", "has_slopes", "window", "cache_dtype"),
+    ("soft_cap", "has_sinks", "window", "cache_dtype"),
     [
-        (2.0, False, False, None, None),
-        (50.0, True, False, 50, None),
-        (None, True, False, None, FP8),
-        (None, False, True, 50, None),
-        (2.0, True, True, None, None),
-        (20.0, False, True, 50, FP8),
+        (2.0, False, None, None),
+        (50.0, True, 50, None),
+        (None, True, None, FP8),
+        (2.0, True, None, None),
+        (20.0, False, 50, FP8),
     ],
 )
-def test_caps_sinks_slopes_and_float8_match_the_reference(
+def test_caps_sinks_and_float8_match_the_reference(
     soft_cap: float | None,
     has_sinks: bool,
-    has_slopes: bool,
     window: int | None,
     cache_dtype: torch.dtype | None,
     fill_cache: Fill,
@@ -152,8 +149,7 @@ def test_caps_sinks_slopes_and_float8_match_the_reference(
 ) -> None:
     batch = [(1, 300), (3, 20), (18, 70)]
     sinks = torch.tensor([3.0, -2.0, 0.0, 9.0, -50.0, 1.0], device=device) if has_sinks else None
-    slopes = torch.linspace(0.01, 0.5, 6, device=device) if has_slopes else None
-    bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "alibi_slopes": slopes, "window": window}
+    bends: dict[str, Any] = {"soft_cap": soft_cap, "sinks": sinks, "window": window}
     shape = {"heads": 6, "kv_heads": 2, "head_dim": 64, "cache_dtype": cache_dtype}
     assert_close(*attend(fill_cache, batch, **shape, **bends, device=device))
 
@@ -163,7 +159,6 @@ def test_half_precision_with_all_options_combined(fill_cache: Fill, assert_close
         "soft_cap": 30.0,
         "window": 200,
         "sinks": torch.randn(4).to(HALF).to(device),
-        "alibi_slopes": torch.rand(4, device=device) * 0.1,
     }
     shape = {"heads": 4, "kv_heads": 1, "head_dim": 80, "dtype": HALF, "cache_dtype": FP8}
     assert_close(*attend(fill_cache, MIXED, **shape, **bends, device=device))
@@ -220,8 +215,6 @@ def test_a_block_table_that_leaves_the_cache_is_named(block: int, queries: int, 
         ({"soft_cap": -1.0}, "soft_cap is -1.0; a number above 0 is needed"),
         ({"sinks": torch.zeros(3)}, r"sinks is torch.float32 \(3,\) .*; a contiguous torch.float32 \(4,\) is needed"),
         ({"sinks": torch.zeros(4, dtype=torch.int32)}, "sinks is torch.int32; float32, bfloat16 or float16 is needed"),
-        ({"alibi_slopes": torch.zeros(4).half()}, "alibi_slopes is torch.float16"),
-        ({"alibi_slopes": torch.zeros(8)[::2]}, "alibi_slopes is .* with strides"),
         ({"out": torch.zeros(1, 4, 64)[..., :32]}, "out is .* with strides"),
     ],
 )

@@ -130,7 +130,6 @@ class Batch:
     """False if drafts do not pay now, so that a runner's draft model should not compute the prompts of the step."""
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
     """The adapters to copy into slots before the model runs, in order; no earlier step reads these slots later."""
-    rank_count: int = 1
     pooled: list[PooledPositions] = field(default_factory=list)
 
     @property

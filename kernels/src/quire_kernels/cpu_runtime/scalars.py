@@ -81,7 +81,6 @@ def _pointer_maker(element: Any) -> Any:
 
 
 float32_pointer = _pointer_maker(types.float32)
-float64_pointer = _pointer_maker(types.float64)
 int32_pointer = _pointer_maker(types.int32)
 uint8_pointer = _pointer_maker(types.uint8)
 int64_pointer = _pointer_maker(types.int64)

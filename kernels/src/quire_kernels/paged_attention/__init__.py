@@ -113,7 +113,6 @@ def paged_attention(
     soft_cap: float | None = None,
     *,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(scale * q k^T) v over each query's visible tokens; query head h uses KV head h // (HQ / HK).
@@ -123,7 +122,6 @@ def paged_attention(
     scale        above 0
     soft_cap     bounds the scores before the softmax: s becomes soft_cap tanh(s / soft_cap); above 0
     sinks        [HQ] a score of each head that no token has, weighed with the others (arXiv 2309.17453, as a parameter)
-    alibi_slopes [HQ] float32: slope * (token's position - query's) is added to a score (arXiv 2108.12409)
     out          [T, HQ, D] contiguous, to be written; a new one unless given
     returns      out, dtype of q; 0 for rows of padding
 
@@ -149,11 +147,7 @@ def paged_attention(
     if sinks is not None:
         check_storage(op, "sinks", sinks)
         check_dense(op, "sinks", sinks, sinks.dtype, (q.shape[1],))
-    if alibi_slopes is not None:
-        check_dense(op, "alibi_slopes", alibi_slopes, torch.float32, (q.shape[1],))
     if out is not None:
         check_dense(op, "out", out, q.dtype, tuple(q.shape))
-    check_device(op, q, cache=cache.keys, sinks=sinks, alibi_slopes=alibi_slopes, out=out)
-    return implementation("paged_attention", q.device.type).paged_attention(
-        q, cache, plan, scale, soft_cap, sinks, alibi_slopes, out
-    )
+    check_device(op, q, cache=cache.keys, sinks=sinks, out=out)
+    return implementation(op, q.device.type).paged_attention(q, cache, plan, scale, soft_cap, sinks, out)

@@ -37,7 +37,7 @@ from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.cpu_plan import CpuPlan, plan_attention
 from quire_kernels.paged_attention.cpu_softmax import (
     add_sinks,
-    adjust_scores,
+    cap_scores,
     keep_partial,
     merge_partials,
     store_outputs,
@@ -61,7 +61,6 @@ def paged_attention(
     scale: float,
     soft_cap: float | None,
     sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
     if out is None:
@@ -105,7 +104,6 @@ def paged_attention(
         finished.buffer_info()[0],
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
-        0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         key_units or 0,
         value_units,
         int(plan.chunked),
@@ -115,7 +113,7 @@ def paged_attention(
     def refuse_tables(fault: int) -> None:
         refuse("paged_attention", "block_tables", f"name a block outside the cache of {cache.num_blocks} blocks")
 
-    keeps = (q, cache, plan, sinks, alibi_slopes, out, partials, finished)
+    keeps = (q, cache, plan, sinks, out, partials, finished)
     items = plan.items.shape[1] * cache.kv_heads
     launch(_WORKER, q.dtype, items, arguments, parallel=parallel, keeps=keeps, refuse=refuse_tables)
     return out
@@ -269,15 +267,15 @@ def _add_piece(
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 33)
+    a = carray(counter, 32)
     q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
     block_tables, table_width = a[8], a[9]
     tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
     heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
     piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
     soft_cap = np.float32(float_from_bits(a[27]))  # 0 disables it
-    chunked = a[32] != 0
-    bends = soft_cap > np.float32(0.0) or a[29] != 0
+    chunked = a[31] != 0
+    capped = soft_cap > np.float32(0.0)
     group = heads // kv_heads
     head_bytes = dim * size
     # The products process this many components or tokens at once.
@@ -287,7 +285,7 @@ def _attend_worker(block: Any) -> None:
     # The bytes of one KV head in one block.
     key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
     # AMX's tiles: the units per tile (0 if not used), and the rows rounded up to whole tiles.
-    key_units, value_units = a[30], a[31]
+    key_units, value_units = a[29], a[30]
     by_tiles = is_in_pairs(block) and key_units > 0
     tiled = TILE_ROWS if by_tiles else 1
     held_rows = (max_rows + tiled - 1) // tiled * tiled
@@ -342,10 +340,9 @@ def _attend_worker(block: Any) -> None:
                 low = max(0, _first_seen(position, window, chunked) - begin)
                 high = max(0, min(end, position + 1) - begin)
                 low = min(low, high)
-                if bends:
-                    head = kv_head * group + r % group
-                    adjust_scores(scores[r, low:high], scale, soft_cap, a[29], head, begin + low - position)
-                left = np.float32(1.0) if bends else scale
+                if capped:
+                    cap_scores(scores[r, low:high], scale, soft_cap)
+                left = np.float32(1.0) if capped else scale
                 largest[r], totals[r] = weigh_row(
                     block, scores[r], low, high, weighed, left, largest[r], totals[r], attended[r]
                 )

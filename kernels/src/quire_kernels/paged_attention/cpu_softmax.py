@@ -20,26 +20,13 @@ from quire_kernels.cpu_runtime.softmax import largest_score, weigh_scores
 
 
 @njit(fastmath=FAST)
-def _cap_scores(scores: Any, soft_cap: Any) -> None:
+def cap_scores(scores: Any, scale: Any, soft_cap: Any) -> None:
+    """Scale a row's visible scores and apply the soft cap."""
+    for i in range(scores.size):
+        scores[i] *= scale
     inverse = np.float32(1.0) / soft_cap
     for i in range(scores.size):
         scores[i] = soft_cap * tanh_float32(scores[i] * inverse)
-
-
-@njit(fastmath=FAST)
-def adjust_scores(scores: Any, scale: Any, soft_cap: Any, slopes: Any, head: Any, distance: Any) -> None:
-    """Scale a row's visible scores and apply a soft cap and ALiBi slopes, each 0 if absent.
-
-    distance  from the query to the first of their tokens; 0 or negative
-    """
-    for i in range(scores.size):
-        scores[i] *= scale
-    if soft_cap > np.float32(0.0):
-        _cap_scores(scores, soft_cap)
-    if slopes:
-        slope = carray(float32_pointer(slopes), head + 1)[head]
-        for i in range(scores.size):
-            scores[i] += slope * np.float32(distance + i)
 
 
 @njit(fastmath=FAST)

@@ -87,15 +87,6 @@ def cap_scores(scores, cap):
 
 
 @triton.jit
-def load_slopes(alibi_slopes, heads, is_row):
-    """Return each row's slope [BLOCK_M] in units of log2."""
-    if alibi_slopes is None:
-        return tl.full(heads.shape, 0.0, tl.float32)
-    else:
-        return tl.load(alibi_slopes + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
-
-
-@triton.jit
 def load_tile(
     cache,
     start,
@@ -166,14 +157,14 @@ def attend(
     span     first token of the first tile, and the token before which the last tile starts
     rule     tokens low .. high - 1 are valid; MASKED if tiles reach beyond them or are partly hidden from some rows;
              [BLOCK_M] position of each row's token in the sequence; window
-    scoring  unit and cap of ``score_units``, soft cap, slopes of the rows and of all heads; None if absent
+    scoring  unit and cap of ``score_units``; the soft cap, None if absent
     cache    keys and values from the KV head on; the sequence's row of the block tables; blocks of the cache
     """
     largest, total, attended = softmax
     low, high, positions, window = rule
-    unit, cap, soft_cap, slopes, alibi_slopes = scoring
-    # Scores without cap and slope stay in units of q k^T, and are scaled when they become weights.
-    IS_RAW: tl.constexpr = soft_cap is None and alibi_slopes is None
+    unit, cap, soft_cap = scoring
+    # Scores without a cap stay in units of q k^T, and are scaled when they become weights.
+    IS_RAW: tl.constexpr = soft_cap is None
     columns = tl.arange(0, TILE)
     for start in tl.range(span[0], span[1], TILE):
         start = tl.multiple_of(start, TILE)
@@ -185,11 +176,6 @@ def attend(
         scores = tl.dot(rows, k, input_precision="ieee")
         if soft_cap is not None:
             scores = cap_scores(scores * unit, cap)
-        if alibi_slopes is not None:
-            if soft_cap is None:
-                scores *= unit
-            distance = (tokens[None, :] - positions[:, None]).to(tl.float32)
-            scores = tl.fma(distance, slopes[:, None], scores)
         if MASKED:
             seen = tokens[None, :] <= positions[:, None]
             if window is not None:

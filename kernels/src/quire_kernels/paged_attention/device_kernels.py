@@ -17,7 +17,6 @@ from quire_kernels.paged_attention.device_functions import (
     fresh_softmax,
     join,
     load_rows,
-    load_slopes,
     normaliser,
     rows_for,
     score_units,
@@ -68,7 +67,7 @@ def _compute_item(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     out, partials, statistics, zero = results
     keys, values, key_scale, value_scale, num_blocks, block_tables, table_stride = whole_cache
-    sinks, alibi_slopes, scale, soft_cap, window = scoring
+    sinks, scale, soft_cap, window = scoring
     dims = tl.arange(0, BLOCK_D)
     next_visited = tl.full((), 0, tl.int32)
     sequence, first_row, count = tl.load(item), tl.load(item + 1), tl.load(item + 2)
@@ -82,7 +81,6 @@ def _compute_item(
     )
     rows = rows_for(rows, keys.dtype.element_ty)
     positions = first_position + row_tokens
-    slopes = load_slopes(alibi_slopes, heads, is_row)
     unit, cap = score_units(scale, soft_cap, key_scale, kv_head)
     high = tl.minimum(first_position + count, end) & 0x7FFFFFFF
     low = first_seen(first_position, window)
@@ -90,7 +88,7 @@ def _compute_item(
     table = block_tables + sequence.to(tl.int64) * table_stride
     cache = (keys + head_place, values + head_place, table, num_blocks)
     rule = (low, high, positions, window)
-    units = (unit, cap, soft_cap, slopes, alibi_slopes)
+    units = (unit, cap, soft_cap)
     softmax = fresh_softmax(BLOCK_M, BLOCK_D)
     if PLAIN:
         # Every row sees all of the tiles from the one after the last row's first visible token to the first
@@ -212,7 +210,6 @@ def _attend_kernel(
     num_sequences,
     num_rows,
     sinks,  # [HQ]
-    alibi_slopes,  # [HQ]
     scale,
     soft_cap,
     window,
@@ -250,7 +247,7 @@ def _attend_kernel(
     items = schedule + LISTS + LIST * capacity * ITEM_WIDTH
     results = (out, partials, partials + num_results.to(tl.int64) * HEAD_DIM, schedule + ZERO)
     whole_cache = (keys, values, key_scale, value_scale, num_blocks, block_tables, table_stride)
-    scoring = (sinks, alibi_slopes, scale, soft_cap, window)
+    scoring = (sinks, scale, soft_cap, window)
     own = num_partials * HEADS + program * BLOCK_M
     start = tl.full((), 0, tl.int32)
     visited = tl.full((), 0, tl.int32)

@@ -83,8 +83,8 @@ class FlashAttention:
     def attends(self, plan: DevicePlan, *, plain: bool) -> bool:
         """Return whether it computes this step of a layer.
 
-        Steps that only decode or verify drafts, and layers that are not ``plain``, which have soft caps, sinks or ALiBi
-        slopes, stay with our kernels: the library knows no sinks and slopes, and may be built without soft caps.
+        Steps that only decode or verify drafts, and layers that are not ``plain``, which have soft caps or sinks, stay
+        with our kernels: the library knows no sinks, and may be built without soft caps.
         """
         return plain and plan.num_tokens >= self.from_tokens and plan.max_query_len > MAX_SHORT_QUERIES
 

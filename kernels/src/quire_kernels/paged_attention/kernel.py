@@ -64,7 +64,6 @@ def paged_attention(
     scale: float,
     soft_cap: float | None,
     sinks: Tensor | None,
-    alibi_slopes: Tensor | None,
     out: Tensor | None,
 ) -> Tensor:
     op = "paged_attention"
@@ -76,7 +75,7 @@ def paged_attention(
     if reason := unsupported_shape(head_dim, group):
         refuse(op, "q", f"has {reason}")
     prompts = plan.workspace.prompts
-    plain = soft_cap is None and sinks is None and alibi_slopes is None
+    plain = soft_cap is None and sinks is None
     if prompts is not None and prompts.attends(plan, plain=plain):
         return prompts(q, cache, plan, scale, out)
     if out is None:
@@ -123,7 +122,6 @@ def paged_attention(
             plan.context_lens.shape[0],
             plan.num_tokens,
             sinks,
-            alibi_slopes,
             scale,
             soft_cap,
             plan.window,
@@ -326,7 +324,7 @@ def aot_cases(target: Target) -> list[AotCase]:
             name="bf16 d128 g4 window sinks block 64", head_dim=128, group=4, block_size=64, window=True, sinks=True
         ),
         _Layer(name="bf16 d64 g8 window sinks", head_dim=64, group=8, window=True, sinks=True),
-        _Layer(name="bf16 d80 g1 alibi", head_dim=80, group=1, alibi=True),
+        _Layer(name="bf16 d80 g1", head_dim=80, group=1),
         wide,
     ]
     if target.converts_fp8:
@@ -360,7 +358,6 @@ class _Layer:
     block_size: int = 16
     window: bool = False
     sinks: bool = False
-    alibi: bool = False
     soft_cap: bool = False
 
     def optional(self) -> dict[str, str | None]:
@@ -368,7 +365,6 @@ class _Layer:
             "key_scale": "*fp32:16" if self.cache != "bf16" else None,
             "value_scale": "*fp32:16" if self.cache != "bf16" else None,
             "sinks": "*bf16:16" if self.sinks else None,
-            "alibi_slopes": "*fp32:16" if self.alibi else None,
             "soft_cap": "fp32" if self.soft_cap else None,
             "window": "i32" if self.window else None,
         }

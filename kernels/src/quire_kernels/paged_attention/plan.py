@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_kernels.checks import check_dense, refuse
+from quire_kernels.checks import refuse
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.schedule import ITEM_FIELDS, JOIN_FIELDS, LISTS_AT, MAX_SHORT_QUERIES, RULES_AT, Rule
 
@@ -204,16 +204,19 @@ def plan_host_lengths(
         refuse("plan_attention", "workspace", "fixes no split_tokens, without which nothing is deterministic")
     starts = np.zeros(len(query) + 1, dtype=np.int32)
     np.cumsum(query, out=starts[1:])
+    num_tokens = int(starts[-1])
     device = block_tables.device
     if workspace is None:
         buffer = torch.empty(_UNSHARED_FLOATS, dtype=torch.float32, device=device)
-        workspace = Workspace(buffer=buffer, partials=_MOST_PARTIALS, split_tokens=None, max_tokens=int(starts[-1]))
-    _check_tokens("plan_attention", int(starts[-1]), workspace)
+        workspace = Workspace(buffer=buffer, partials=_MOST_PARTIALS, split_tokens=None, max_tokens=num_tokens)
+    if num_tokens > workspace.max_tokens:
+        reason = f"is for steps of {workspace.max_tokens} tokens; the batch has {num_tokens}"
+        refuse("plan_attention", "workspace", reason)
     return DevicePlan(
         block_tables=block_tables,
         query_starts=torch.from_numpy(starts).to(device),
         context_lens=torch.from_numpy(context.astype(np.int32)).to(device),
-        num_tokens=int(starts[-1]),
+        num_tokens=num_tokens,
         max_query_len=int(query.max()),
         window=window,
         workspace=workspace,
@@ -222,58 +225,6 @@ def plan_host_lengths(
     )
 
 
-def _check_tokens(op: str, num_tokens: int, workspace: Workspace) -> None:
-    if num_tokens > workspace.max_tokens:
-        refuse(op, "workspace", f"is for steps of {workspace.max_tokens} tokens; the batch has {num_tokens}")
-
-
 def longest_short(query_lens: np.ndarray) -> int:
     """Return ``DevicePlan.max_short_len`` of a batch."""
     return int(query_lens[query_lens <= MAX_SHORT_QUERIES].max(initial=1))
-
-
-def plan_over_buffers(
-    *,
-    block_tables: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    num_tokens: int,
-    max_query_len: int,
-    window: int | None,
-    workspace: Workspace,
-) -> DevicePlan:
-    """Return a plan over tensors that the caller rewrites between steps, as for the replay of a captured graph.
-
-    Until the next launch they must be as ``DevicePlan`` describes: a padded row has context 0 and no queries. Rows of q
-    from query_starts[B] on are padding, and their results are 0.
-
-    max_query_len  the maximum number of queries of a sequence in any replay
-    """
-    op = "plan_over_buffers"
-    sequences = len(context_lens)
-    if block_tables.dim() != 2 or len(block_tables) != sequences:
-        refuse(op, "block_tables", f"has shape {tuple(block_tables.shape)}; [{sequences}, blocks] is needed")
-    check_dense(op, "block_tables", block_tables, torch.int32, tuple(block_tables.shape))
-    check_dense(op, "query_starts", query_starts, torch.int32, (sequences + 1,))
-    check_dense(op, "context_lens", context_lens, torch.int32, (sequences,))
-    for name, tensor in (
-        ("query_starts", query_starts),
-        ("context_lens", context_lens),
-        ("workspace", workspace.buffer),
-    ):
-        if tensor.device != block_tables.device:
-            refuse(op, name, f"is on {tensor.device}; block_tables are on {block_tables.device}")
-    if not 1 <= max_query_len <= num_tokens:
-        refuse(op, "max_query_len", f"is {max_query_len}; 1 to the {num_tokens} tokens is needed")
-    _check_tokens(op, num_tokens, workspace)
-    if window is not None and window < 1:
-        refuse(op, "window", f"is {window}; at least 1 token is needed")
-    return DevicePlan(
-        block_tables=block_tables,
-        query_starts=query_starts,
-        context_lens=context_lens,
-        num_tokens=num_tokens,
-        max_query_len=max_query_len,
-        window=window,
-        workspace=workspace,
-    )

@@ -20,7 +20,6 @@ def paged_attention(
     chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
     """Compute attention like the op; values of a float8 cache are multiplied by its scales."""
     outputs = []
@@ -32,9 +31,6 @@ def paged_attention(
         scores = torch.einsum("qhd,hld->hql", queries.float(), keys) * scale
         if soft_cap is not None:
             scores = (scores / soft_cap).tanh() * soft_cap
-        if alibi_slopes is not None:
-            distance = _distance(len(queries), context_len).to(q.device)  # [Q, L]
-            scores = scores + alibi_slopes.float()[:, None, None] * distance
         hidden = ~visible(len(queries), context_len, window, chunked=chunked).to(q.device)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
@@ -44,11 +40,6 @@ def paged_attention(
         weights = scores.softmax(dim=-1)[..., :context_len]
         outputs.append(torch.einsum("hql,hld->qhd", weights, values).to(q.dtype))
     return torch.cat(outputs)
-
-
-def _distance(query_len: int, context_len: int) -> Tensor:
-    """Return [Q, L]: a token's position minus that of a query (the last Q of L tokens)."""
-    return torch.arange(context_len) - torch.arange(context_len - query_len, context_len).unsqueeze(1)
 
 
 def visible(query_len: int, context_len: int, window: int | None, *, chunked: bool = False) -> Tensor:

@@ -8,8 +8,6 @@ Memory traffic: two reads of the logits from memory and one from the cache. A ro
 twice, and a part of it once more.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -81,12 +79,8 @@ def _draw_kernel(
     list_logits,
     list_tokens,
     drawn,
-    kept_floats,
-    kept_keys,
-    kept_totals,
     MOST_PARTS: tl.constexpr,
     MOST_CANDIDATES: tl.constexpr,
-    TELLS_KEPT: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Compute drawn[b] = the first token at which the sum of kept weights exceeds Philox(seed, position) of the total.
@@ -94,9 +88,6 @@ def _draw_kernel(
     Weights are exp((logit - largest) / temperature) in whole units of 2^-44 (``device_functions``). Kept are, in order:
     weights of at least min_p; the top_k largest; the largest that sum to top_p of these; the nearest to the entropy
     that sum to typical_p of these; each with its equals. Philox: Salmon et al., SC 2011. Grid: B.
-
-    ``TELLS_KEPT`` also writes what is kept: (largest, inverse, lowest height, mean), (lowest key, farthest) and the
-    sum.
     """
     item = tl.program_id(0).to(tl.int64)
     row = logits + item * row_stride
@@ -195,26 +186,6 @@ def _draw_kernel(
     if listed:
         token = tl.load(own_tokens + token)
     tl.store(drawn + item, token.to(tl.int64))
-    if TELLS_KEPT:
-        tl.store(kept_floats + item * 4, largest)
-        tl.store(kept_floats + item * 4 + 1, inverse)
-        tl.store(kept_floats + item * 4 + 2, lowest_height)
-        tl.store(kept_floats + item * 4 + 3, mean)
-        tl.store(kept_keys + item * 2, lowest_key)
-        tl.store(kept_keys + item * 2 + 1, farthest)
-        tl.store(kept_totals + item, total)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The set of tokens from which ``sample`` selects in each row, for kernels that continue from it.
-
-    If the temperature is 0 or no token may be sampled, the total is 0 and the rest is undefined.
-    """
-
-    floats: Tensor  # [B, 4] float32: largest logit, inverse of temperature, lowest height, mean height
-    keys: Tensor  # [B, 2] int32: lowest key of a logit, lowest key of a distance
-    totals: Tensor  # [B] int64: the sum of weights in units
 
 
 def greedy(logits: Tensor) -> Tensor:
@@ -248,49 +219,12 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    drawn = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    if logits.shape[0]:
-        _draw(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn, None)
-    return drawn
-
-
-def sample_and_tell(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    typical_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-) -> tuple[Tensor, Kept]:
-    """Return the result of ``sample`` and the kept set; requires at least one row."""
-    rows, device = logits.shape[0], logits.device
-    drawn = torch.empty(rows, dtype=torch.int64, device=device)
-    kept = Kept(
-        floats=torch.empty((rows, 4), dtype=torch.float32, device=device),
-        keys=torch.empty((rows, 2), dtype=torch.int32, device=device),
-        totals=torch.zeros(rows, dtype=torch.int64, device=device),
-    )
-    _draw(logits, temperature, top_k, top_p, min_p, typical_p, seeds, positions, drawn, kept)
-    return drawn, kept
-
-
-def _draw(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    typical_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-    drawn: Tensor,
-    kept: Kept | None,
-) -> None:
     rows, vocabulary = logits.shape
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows == 0:
+        return drawn
     found: Survey = survey("sample", logits, rows, temperature=temperature)
-    _draw_launch(kept is not None, target_of(logits.device))(
+    _draw_launch(target_of(logits.device))(
         (rows,),
         logits,
         logits.stride(0),
@@ -312,19 +246,16 @@ def _draw(
         found.list_logits,
         found.list_tokens,
         drawn,
-        kept.floats if kept else None,
-        kept.keys if kept else None,
-        kept.totals if kept else None,
     )
+    return drawn
 
 
 @launches
-def _draw_launch(tells_kept: bool, target: Target) -> Launch:
+def _draw_launch(target: Target) -> Launch:
     return Launch(
         _draw_kernel,
         MOST_PARTS=MOST_PARTS,
         MOST_CANDIDATES=MOST_CANDIDATES,
-        TELLS_KEPT=tells_kept,
         **config_for("sampling.draw", target).options,
     )
 
@@ -357,28 +288,16 @@ def aot_cases(target: Target) -> list[AotCase]:
         **dict.fromkeys(("part_tokens", "part_units", "drawn"), "*i64:16"),
         **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
     }
-    kept = {"kept_floats": "*fp32:16", "kept_keys": "*i32:16", "kept_totals": "*i64:16"}
-    for dtype, tells in (("fp32", False), ("bf16", False), ("fp32", True)):
+    for dtype in ("fp32", "bf16"):
         cases.append(
             AotCase(
-                name=f"draw{' bf16' * (dtype == 'bf16')}{' telling' * tells}",
+                name=f"draw{' bf16' * (dtype == 'bf16')}",
                 kernel=_draw_kernel,
-                signature={
-                    **signature,
-                    **dict.fromkeys(("logits", "list_logits"), f"*{dtype}:16"),
-                    **(kept if tells else {}),
-                },
-                constexprs={
-                    "MOST_PARTS": MOST_PARTS,
-                    "MOST_CANDIDATES": MOST_CANDIDATES,
-                    "TELLS_KEPT": tells,
-                    **({} if tells else dict.fromkeys(kept)),
-                    **draw.blocks,
-                },
+                signature={**signature, **dict.fromkeys(("logits", "list_logits"), f"*{dtype}:16")},
+                constexprs={"MOST_PARTS": MOST_PARTS, "MOST_CANDIDATES": MOST_CANDIDATES, **draw.blocks},
                 num_warps=draw.num_warps,
                 num_stages=draw.num_stages,
-                # Only drafts of a second model need the kept set.
-                decode_path=not tells,
+                decode_path=True,
             )
         )
     return cases
