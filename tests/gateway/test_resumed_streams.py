@@ -272,6 +272,22 @@ def test_events_are_relayed_with_their_tokens(cut: Callable[[bytes, int], list[b
         assert json.loads(kept.body(b' {"a":1}')) == {RESUME_FIELD: {"token_ids": [1, 2, 3]}, "a": 1}
 
 
+@pytest.mark.parametrize(
+    ("held", "is_complete"),
+    [
+        (b"data: [DONE]\n\n", True),
+        (event(1) + b"data: [DONE]\n\n", True),
+        (b'data: {"text":"write data: [DONE]\\n"}\n\n', False),
+        (event(1), False),
+    ],
+)
+def test_text_about_the_last_event_does_not_end_a_stream(held: bytes, is_complete: bool) -> None:
+    kept = OpenStream()
+    kept.start(is_announced=True)
+    kept.feed(RESUME_COMMENT + b"{}\n\n" + held)
+    assert kept.is_complete is is_complete
+
+
 def test_long_array_of_tokens_is_kept() -> None:
     kept = OpenStream()
     kept.start(is_announced=True)

@@ -75,7 +75,8 @@ class OpenStream:
     @property
     def is_complete(self) -> bool:
         """True if the last event has arrived, though the connection may break before its end."""
-        return _DONE in self._held
+        # Line ends within a text are escaped, so that a line of the stream begins with it only at its end.
+        return self._held.startswith(_DONE) or b"\n" + _DONE in self._held
 
     def error_code(self) -> str | None:
         """Return the code of the error event with which the replica ended the stream, if it sent one."""

@@ -53,6 +53,23 @@ def test_deleted_response_is_not_stored_when_it_finishes() -> None:
     assert kept(store) == ["b"]
 
 
+def test_response_deleted_while_another_thread_finishes_it_is_gone() -> None:
+    store = ResponseStore(5000)
+    store.put(response("a"))
+
+    class DeletedFirst:
+        """A lock that another thread, which deletes the response, gets first."""
+
+        def __enter__(self) -> None:
+            store._remove("a")
+
+        def __exit__(self, *_: object) -> None: ...
+
+    store._lock = DeletedFirst()  # type: ignore[assignment]
+    store.finish(response("a"))
+    assert len(store) == 0
+
+
 def test_another_tenant_finds_nothing() -> None:
     store = ResponseStore(5000)
     store.put(response("a", tenant="alice"))

@@ -58,18 +58,13 @@ class ResponseStore:
     def put(self, response: StoredResponse) -> None:
         """Keep a response in the place of one with its id, and drop those that were not used for the longest time."""
         with self._lock:
-            self._remove(response.id)
-            if response.num_bytes > self._max_bytes:
-                return
-            self._kept[response.id] = response
-            self.num_bytes += response.num_bytes
-            while self.num_bytes > self._max_bytes:
-                self._remove(next(iter(self._kept)))
+            self._put(response)
 
     def finish(self, response: StoredResponse, *, is_new: bool = False) -> None:
         """Keep a finished response; one that is not new only if it was not deleted meanwhile."""
-        if is_new or response.id in self._kept:
-            self.put(response)
+        with self._lock:
+            if is_new or response.id in self._kept:
+                self._put(response)
 
     def get(self, id: str, tenant: str | None) -> StoredResponse:
         """Return a response of a tenant. Raises NotFound."""
@@ -109,6 +104,15 @@ class ResponseStore:
             )
         messages: Messages = msgspec.json.decode(found.messages)
         return messages
+
+    def _put(self, response: StoredResponse) -> None:
+        self._remove(response.id)
+        if response.num_bytes > self._max_bytes:
+            return
+        self._kept[response.id] = response
+        self.num_bytes += response.num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._remove(next(iter(self._kept)))
 
     def _remove(self, id: str) -> None:
         removed = self._kept.pop(id, None)
