@@ -40,25 +40,24 @@ ALWAYS = frozenset(
 )
 """Switches that ask for what quire always does."""
 
-_DIVISIONS = "see --tensor-parallel-size and --pipeline-parallel-size; start more engines behind quire-gateway"
-_PARSERS = "see --tool-call-parser and --reasoning-parser, which find the model's formats by themselves"
-_NO_BUDGETS = "this version bounds answers as a whole, with max_tokens"
-_LORA = "adapters have the type of the activations and are for linear layers of text models; see --enable-lora"
+_DIVISIONS = "use --tensor-parallel-size or --pipeline-parallel-size, or several engines behind quire-gateway"
+_PARSERS = "the formats of a model follow from its chat template; see --tool-call-parser and --reasoning-parser"
+_LORA = "adapters have the type of the activations and change linear layers of text models only; see --enable-lora"
 _NO_DIFFUSION = "answers are generated token by token; see --spec-method"
 _TEXT_ONLY = "this version serves text only"
-_NO_STATE = "this version serves no models with state-space or linear attention layers"
+_NO_STATE = "models with state-space or linear attention layers are not supported"
 _NO_TRANSFER = "the KV cache stays in the engine; for preempted sequences see --swap-space-bytes"
 _KERNELS = "the engine measures and chooses kernels itself"
 _POOLS = "see --runner and --pooler-config, which serve embeddings and rerankers of decoder models"
 _LOADING = "weights are mapped into memory and read layer by layer"
-_NO_CODE = "the server loads no code of other packages"
-_HTTP_LIMITS = "the server has fixed bounds for headers; for bodies see --max-body-bytes"
-_PROXY = "let the proxy in front of the server do it"
+_NO_CODE = "the server does not load code of other packages"
+_HTTP_LIMITS = "the limits of headers are fixed; for bodies see --max-body-bytes"
+_PROXY = "configure this in a proxy in front of the server"
 _METRICS = "/metrics has all metrics, and the histograms have vLLM's buckets"
-_PROCESSES = "the engine is one API process and one engine process, which it replaces when it fails"
-_SCHEDULING = "the scheduler bounds the cost of a step itself; see --max-generation-stall"
-_BLOCKS = "the size of the KV cache follows from --kv-cache-memory-bytes"
-_CONFIG = "set single values with --hf-overrides"
+_PROCESSES = "the server is one API process and one engine process, which is restarted if it fails"
+_SCHEDULING = "the scheduler limits the cost of a step; see --max-num-batched-tokens and --max-generation-stall"
+_BLOCKS = "the KV cache manager needs no such setting; --kv-cache-memory-bytes sets the size of the cache"
+_CONFIG = "use --hf-overrides to set single values of config.json"
 _PROFILING = "use a profiler of the operating system, or the times of steps at /metrics"
 
 _REASONS = (
@@ -77,8 +76,8 @@ _REASONS = (
         " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
         " enable-scale-out",
     ),
-    ("set CUDA_VISIBLE_DEVICES, of which an engine uses as many as --tensor-parallel-size", "device-ids"),
-    ("nodes other than the first never serve the API; see --node-rank", "headless"),
+    ("set CUDA_VISIBLE_DEVICES; an engine uses as many of its GPUs as --tensor-parallel-size", "device-ids"),
+    ("only node 0 serves the API; see --node-rank", "headless"),
     (
         "processes of one node share memory, and nodes exchange data over TCP; see --nnodes",
         "distributed-executor-backend cpu-distributed-timeout-seconds",
@@ -96,8 +95,8 @@ _REASONS = (
         _PARSERS,
         "tool-strict-level cohere-is-reasoning-model cohere-format anthropic-disabled-thinking-effort",
     ),
-    (_NO_BUDGETS, "reasoning-config"),
-    ("clients run their tools themselves", "tool-server"),
+    ("requests limit their reasoning with thinking_token_budget; see --reasoning-parser", "reasoning-config"),
+    ("clients run tools themselves", "tool-server"),
     ("grammars have one backend, which needs no options", "structured-outputs-config"),
     ("send such requests without tools", "exclude-tools-when-tool-choice-none"),
     (
@@ -129,7 +128,7 @@ _REASONS = (
         _NO_TRANSFER,
         "kv-offloading-size kv-offloading-backend kv-transfer-config kv-events-config offload-backend cpu-offload-gb"
         " cpu-offload-params offload-group-size offload-num-in-group offload-prefetch-step offload-params"
-        " kv-sharing-fast-prefill weight-transfer-config",
+        " kv-sharing-fast-prefill",
     ),
     (
         _KERNELS,
@@ -139,6 +138,9 @@ _REASONS = (
         " jit-monitor-verbose async-scheduling enable-cumem-allocator swa-bounded-replay",
     ),
     (_POOLS, "convert io-processor-plugin"),
+    ("answers are not watermarked", "watermark-config"),
+    ("each token is sent as an event of its own", "stream-interval"),
+    ("load changed weights by starting a new replica", "weight-transfer-config"),
     (
         _LOADING,
         "safetensors-load-strategy safetensors-prefetch-num-threads safetensors-prefetch-block-size"
@@ -160,8 +162,8 @@ _REASONS = (
     (
         _SCHEDULING,
         "max-num-scheduled-tokens max-num-active-seqs long-prefill-token-threshold"
-        " long-prefill-token-threshold-adaptive scheduler-reserve-full-isl watermark watermark-config"
-        " prefill-schedule-interval stream-interval",
+        " long-prefill-token-threshold-adaptive scheduler-reserve-full-isl watermark"
+        " prefill-schedule-interval",
     ),
     (
         _BLOCKS,
@@ -172,7 +174,7 @@ _REASONS = (
     ("set HF_TOKEN: a token on the command line is visible in the process list", "hf-token"),
     ("--revision applies to all files of the model", "code-revision tokenizer-revision"),
     ("the tokenizer's kind follows from its files; see --tokenizer", "tokenizer-mode skip-tokenizer-init"),
-    ("whether a template takes text or parts is found out by rendering it", "chat-template-content-format"),
+    ("the server detects whether a template takes text or parts", "chat-template-content-format"),
     ("requests cannot bring a template; see --chat-template", "trust-request-chat-template"),
     ("answers always have the role assistant", "response-role"),
     ("requests ask for token ids with return_token_ids", "return-tokens-as-token-ids tokens-only"),
@@ -193,7 +195,7 @@ _REASONS = (
         "ssl-cert-reqs ssl-ciphers",
     ),
     (
-        "scale to zero instead: spec.scaling",
+        "on Kubernetes, scale to zero instead (spec.autoscaling.minReplicas: 0)",
         "enable-sleep-mode sleep-mode-offload-cudagraph sleep-preserve-parameter-names",
     ),
     ("use --cudagraph-capture-sizes", "max-cudagraph-capture-size cuda-graph-sizes"),

@@ -66,7 +66,7 @@ def test_vllm_flag_spellings_are_accepted(theirs: str, ours: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        ("-tp 2 -n 2 --headless", "--headless does not exist here: nodes other than the first never serve"),
+        ("-tp 2 -n 2 --headless", "--headless does not exist here: only node 0 serves the API"),
         ("--data-parallel-size 4", "spec.replicas"),
         ("--enable-lora --lora-dtype bfloat16", "--lora-dtype does not exist here: adapters have the type"),
         ("--no-enable-chunked-prefill", "long prompts always run in chunks"),
