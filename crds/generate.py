@@ -183,12 +183,18 @@ def row(path: str, schema: Schema, *, is_required: bool) -> str:
     inner = schema.get("items", schema)
     said = [schema["description"].strip(), *bounds(schema)]
     if "properties" not in inner:
-        said += [f"{rule[0].upper()}{rule[1:]}." for rule in dict.fromkeys((*rules(schema), *rules(inner)))]
+        said += [f"{sentence(rule)}." for rule in dict.fromkeys((*rules(schema), *rules(inner)))]
     default = "**required**" if is_required else shown_default(schema)
     kind = shown_type(schema)
     if "properties" in inner:
         kind = f"[{kind}](#{path.replace('.', '').replace('[]', '').lower()})"
     return f"| `{path.rpartition('.')[2]}` | {kind} | {default} | {escaped(' '.join(said))} |"
+
+
+def sentence(rule: str) -> str:
+    """Return a rule with a capital letter, or as a quoted name if it begins with one, such as nvidia.com/gpu."""
+    name, _, rest = rule.partition(" ")
+    return f"`{name}` {rest}" if "/" in name else f"{rule[0].upper()}{rule[1:]}"
 
 
 def rules(schema: Schema) -> list[str]:

@@ -198,8 +198,8 @@ class Canary:
     min_requests: Annotated[
         int,
         Integer(
-            "No gate passes, and no latency is judged, from fewer requests of the canary. Restarts and failed starts "
-            "of its replicas are, and an error rate far above its limit.",
+            "Number of requests of the canary before a gate can pass or a latency can fail. Restarts and failed "
+            "starts of its replicas, and an error rate far above its limit, fail the canary earlier.",
             minimum=50,
             maximum=1_000_000,
         ),
@@ -207,8 +207,8 @@ class Canary:
     max_requests: Annotated[
         int | None,
         Integer(
-            "After so many requests of the canary, at the end of the last step, onInconclusive decides about gates "
-            "without a certain verdict. Default is 40 times minRequests.",
+            "Number of requests of the canary from which, at the end of the last step, onInconclusive decides about "
+            "gates without a certain verdict. Default is 40 times minRequests.",
             minimum=50,
             maximum=100_000_000,
         ),

@@ -31,13 +31,13 @@ _DETAIL_RULES = (
     Rule(
         cel="!self.startsWith('s3://') || self.matches('^s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[^?]*)?' "
         "+ '([?](region|endpoint)=[^&]+(&(region|endpoint)=[^&]+)?)?$')",
-        message='must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
+        message='a bucket must be "s3://bucket/path", optionally followed by ?region=… and &endpoint=https://…',
     ),
     Rule(
         cel="!self.startsWith('oci://') || self.matches('^oci://(localhost' "
         "+ '|[A-Za-z0-9-]+([.][A-Za-z0-9-]+)+(:[0-9]+)?|[A-Za-z0-9-]+:[0-9]+)/[a-z0-9][a-z0-9._/-]*' "
         r"+ '(:\\w[\\w.-]*|(:\\w[\\w.-]*)?@sha256:[0-9a-f]{64})(/.*)?$')",
-        message="must contain a registry, a name and a tag or digest, such as "
+        message="an image must contain a registry, a name and a tag or digest, such as "
         '"oci://registry.example/org/model:1"; append /path if the model is in a folder of the image',
     ),
 )
@@ -103,10 +103,10 @@ class ModelCache:
     access_mode: Annotated[
         AccessMode,
         Choice(
-            "Access mode of the claim that quire creates. With ReadWriteOnce (default), one node mounts it, so that "
-            "more than one replica and strategy Canary are refused, and a rollout stops the old replica first, unless "
-            "spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname. "
-            "ReadWriteMany allows several nodes, if the storage class supports it.",
+            "Access mode of the claim that quire creates. ReadWriteMany allows several nodes, if the storage class "
+            "supports it. With ReadWriteOnce (default), only one node mounts the claim. More than one replica and "
+            "strategy Canary are then refused, and a rollout stops the old replica first, unless "
+            "spec.podTemplate.spec.nodeSelector has kubernetes.io/hostname.",
             is_default_stored=False,
         ),
     ] = AccessMode.READ_WRITE_ONCE

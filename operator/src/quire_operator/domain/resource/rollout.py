@@ -67,7 +67,7 @@ class Rollout:
 
     canary: Annotated[
         Canary | None,
-        Section("The steps and gates of strategy Canary. Without this section it has the defaults."),
+        Section("The steps and gates of strategy Canary. Without this section, the defaults apply."),
     ] = None
 
     RULES: ClassVar = (

@@ -132,7 +132,7 @@ class Autoscaling:
     behavior: Annotated[
         Behavior,
         Section(
-            "The limits of scaleUp and scaleDown in the words of a HorizontalPodAutoscaler, whose defaults then apply. "
+            "The limits of scaleUp and scaleDown in the form of a HorizontalPodAutoscaler, whose defaults then apply. "
             "Each direction is set either here or in scaleUp and scaleDown.",
             is_default_stored=False,
         ),

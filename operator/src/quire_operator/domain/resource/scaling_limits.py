@@ -86,7 +86,7 @@ class ScaleUp(StepLimits):
     window_seconds: Annotated[
         float,
         Integer(
-            "How long the other demand must persist before replicas change. Default is 0.",
+            "How long a higher demand must persist before replicas change. Default is 0.",
             maximum=3600,
             name="stabilizationWindowSeconds",
             is_default_stored=False,
@@ -111,7 +111,7 @@ class ScaleDown(StepLimits):
     window_seconds: Annotated[
         float,
         Integer(
-            "How long the other demand must persist before replicas change. Default is 300.",
+            "How long a lower demand must persist before replicas change. Default is 300.",
             maximum=3600,
             name="stabilizationWindowSeconds",
             is_default_stored=False,

@@ -80,7 +80,7 @@ class ScalingTargets:
     ] = None
     time_to_first_token: Annotated[
         LatencyTarget | None,
-        Section("The former name of firstTokenWait, which counts if both are set. It excludes the own prompt too."),
+        Section("Deprecated name of firstTokenWait. If both are set, firstTokenWait applies."),
     ] = None
 
     @property
