@@ -51,16 +51,6 @@ class Origin:
         return {"type": "string", "pattern": pattern, "examples": ["https://chat.example.com", "*"]}
 
 
-class _ParserName(Choice):
-    """One of many words, which the help lists in its text."""
-
-    __slots__ = ()
-
-    @property
-    def metavar(self) -> str:
-        return "NAME"
-
-
 @dataclass(frozen=True, slots=True)
 class LoraModule:
     """An adapter: its name in requests and its source, as name=path or as vLLM's JSON object."""
@@ -149,12 +139,13 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "of one of several templates of the model"),
         _flag("default-chat-template-kwargs", JsonObject(), "variables of the chat template for requests that do not "
               "set them, such as '{\"enable_thinking\": false}'", unset="none"),
-        _flag("tool-call-parser", _ParserName("auto", *TOOL_NAMES, "none"), "the form of the model's tool calls. auto "
-              "finds it from the chat template, and with none requests with tools are refused; otherwise one of "
+        _flag("tool-call-parser", Choice("auto", *TOOL_NAMES, "none", metavar="NAME"), "the form of the model's "
+              "tool calls. auto finds it from the chat template, and with none requests with tools are refused; "
+              "otherwise one of "
               + ", ".join(TOOL_NAMES), "auto"),
-        _flag("reasoning-parser", _ParserName("auto", *REASONING_NAMES, "none"), "the form of the model's reasoning, "
-              "which answers then have apart from their content. auto finds it from the chat template, and none leaves "
-              "it in the content; otherwise one of " + ", ".join(REASONING_NAMES), "auto"),
+        _flag("reasoning-parser", Choice("auto", *REASONING_NAMES, "none", metavar="NAME"), "the form of the model's "
+              "reasoning, which answers then contain separately from their content. auto finds it from the chat "
+              "template, and none leaves it in the content; otherwise one of " + ", ".join(REASONING_NAMES), "auto"),
         _flag("generation-config", Choice(values={"auto": "auto", "none": "none", "vllm": "none"}),
               "auto reads sampling defaults from generation_config.json; none and vllm do not", "auto"),
         _flag("override-generation-config", JsonObject(), "values that replace those of generation_config.json, such "
@@ -192,8 +183,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "eagle, a head that was trained for this model; as a folder or on a hub"),
         _flag("spec-required", Switch(negatable=True), "stop the start if the draft model or head cannot be used; "
               "--no-spec-required serves without speculation instead", "true"),
-        _flag("spec-tokens", Integer(1, MOST_TOKENS), "the most proposed tokens of a sequence to verify in a step, "
-              "less than --block-size", unset=str(SpeculationOptions().max_tokens)),
+        _flag("spec-tokens", Integer(1, MOST_TOKENS), "the maximum number of proposed tokens of a sequence that a "
+              "step verifies, less than --block-size", unset=str(SpeculationOptions().max_tokens)),
         _flag("speculative-config", JsonObject(), "the same as a JSON object with vLLM's keys, such as "
               "'{\"method\": \"ngram\", \"num_speculative_tokens\": 8, \"prompt_lookup_max\": 4, "
               "\"prompt_lookup_min\": 2}'", unset="none"),
@@ -251,13 +242,13 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "whatever other requests run: no sum depends on the batch, on prompt chunks or on cache hits. Slower; "
               "only for quire's own model families"),
         _flag("cpu-level", Choice("auto", "avx2", "avx512", "avx512-bf16", "amx"), "the highest level of CPU "
-              "instructions to use; auto tests what the CPU reports, at the first start on a machine and uses the best "
-              "level that works; a level that the CPU does not have is replaced by the next lower one", "auto"),
+              "instructions to use. At the first start on a machine, auto tests the levels that the CPU reports, and "
+              "uses the best one that works. A level that the CPU lacks is replaced by the next lower one", "auto"),
         _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, for "
               "quire's own model families, on CPUs or on as many GPUs of one machine. Each has its share of the "
               "weights, of the KV cache and of --threads", "1"),
-        _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages that each have as many of the layers, "
-              "one after the other, on CPUs, for quire's own model families. As many steps run at once as there are "
+        _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages among which the layers are divided "
+              "evenly, on CPUs, for quire's own model families. As many steps run at once as there are "
               "stages, each with other sequences. Each stage has --tensor-parallel-size processes", "1"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "
@@ -273,10 +264,10 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("master-addr", Text(), "the name or address of node 0, which listens there for the others", "127.0.0.1"),
         _flag("master-port", Integer(1, 65535), "the TCP port on which node 0 listens. Where more than two nodes take "
               "part, node N also listens on this port plus N", "29501"),
-        _flag("distributed-timeout-seconds", Duration(), "the longest time at a start to wait for the other nodes",
+        _flag("distributed-timeout-seconds", Duration(), "how long to wait for the other nodes at a start",
               "600s"),
         _flag("group-secret-file", PathName(), "a file with the secret that all nodes of a group share, of at least 16 "
-              "characters. It never goes over the network: each side proves that it knows it (HMAC-SHA256), before "
+              "characters. It is never sent: each side proves that it knows it (HMAC-SHA256), before "
               "anything else is sent. The data itself is not encrypted", unset="the variable QUIRE_GROUP_SECRET"),
     ),
     "Server": (
@@ -297,9 +288,9 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("lenient", Switch(), "log unknown request fields instead of answering 400"),
         _flag("max-body-bytes", Size(), "the maximum size of a request body", "8MiB"),
         _flag("body-memory", Size(), "the maximum memory for all request bodies that are being received or prepared; "
-              "above it requests get 503. Less than twice --max-body-bytes counts as that", "256MiB"),
+              "above it requests get 503. It is at least twice --max-body-bytes", "256MiB"),
         _flag("response-store-memory", Size(0), "the maximum memory for responses of /v1/responses that are kept for "
-              "previous_response_id; beyond it those not used for the longest time go. 0 keeps none", "64MiB"),
+              "previous_response_id; beyond it the least recently used are removed. 0 keeps none", "64MiB"),
         _flag("sse-keepalive-seconds", Duration(), "send a comment in a stream that has had no event for this time, "
               "also before its first token, for proxies that close idle connections. From then on a failure is an "
               "error event instead of a status. 0 sends none", "0"),
@@ -313,7 +304,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "1024"),
         _flag("max-queued-tokens", Integer(1), "the maximum number of waiting prompt tokens; above it requests get "
               "429", unset="8 times the tokens that the KV cache holds"),
-        _flag("max-queue-time", Duration(), "answer a request with 503 if it has not started to run by then",
+        _flag("max-queue-time", Duration(), "answer a request with 503 if it has not started to run within this time",
               unset="no limit"),
     ),
     "Access": (
@@ -360,7 +351,7 @@ quire-engine serves one language model at an OpenAI-compatible address.
 usage: quire-engine --model DIR [--port N] [flags]
 """,
     outro="""\
-Also: --help, --version, --flag-schema (the flags as JSON Schema), --cpu-report (what works of the CPU, as JSON).
+Also: --help, --version, --flag-schema (the flags as JSON Schema), --cpu-report (usable CPU instructions, as JSON).
 
 Each flag can be set by a variable: --max-num-seqs 64 is QUIRE_ENGINE_MAX_NUM_SEQS=64. A flag takes precedence.
 

@@ -87,7 +87,7 @@ class PathName:
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise ValueError("that home folder is not known") from None
+            raise ValueError("there is no such home folder") from None
         if self.readable:
             try:
                 path.read_bytes()
@@ -185,17 +185,23 @@ class Number:
 
 
 class Choice:
-    """One of a few words; ``integer`` reads them as numbers, and ``values`` maps each word to its meaning."""
+    """One of several words; ``integer`` reads them as numbers, and ``values`` maps each word to its meaning.
 
-    __slots__ = ("integer", "options", "values")
+    ``metavar`` replaces a list of words that is too long for the help's first column.
+    """
 
-    def __init__(self, *options: str, integer: bool = False, values: Mapping[str, Any] | None = None) -> None:
+    __slots__ = ("integer", "metavar", "options", "values")
+
+    def __init__(
+        self,
+        *options: str,
+        integer: bool = False,
+        values: Mapping[str, Any] | None = None,
+        metavar: str | None = None,
+    ) -> None:
         self.options = tuple(values) if values is not None else options
         self.integer, self.values = integer, values
-
-    @property
-    def metavar(self) -> str:
-        return "{" + ",".join(self.options) + "}"
+        self.metavar = metavar or "{" + ",".join(self.options) + "}"
 
     @property
     def expected(self) -> str:
@@ -337,7 +343,7 @@ class JsonObject:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

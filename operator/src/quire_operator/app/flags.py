@@ -168,8 +168,9 @@ usage: quire-operator [flags]
             _flag("pod-user-id", Pattern(r"[1-9]\d{0,9}|none", "a user id such as 65532, or none", "UID"), "the user "
                   "and group of replicas; none leaves them to the cluster, as OpenShift's restricted-v2 requires",
                   "65532"),
-            Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS)), many=True, shown_default="none",
-                 help="types of volumes, and rules such as hostNetwork, that spec.podTemplate may use"),
+            Flag(name="pod-template-allow", kind=Choice(*sorted(EXCEPTIONS), metavar="NAME"), many=True,
+                 shown_default="none", help="types of volumes, and rules of pods, that spec.podTemplate may use: "
+                 + ", ".join(sorted(EXCEPTIONS))),
             _flag("capacity-check", Choice(values={"auto": True, "off": False}), "auto creates no pods that are known "
                   "not to fit. It reads the model's size from the hub, the memory limit, and the nodes' GPUs if all "
                   "namespaces are watched. off reads neither hub nor nodes", "auto"),
