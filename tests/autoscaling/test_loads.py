@@ -64,7 +64,7 @@ def test_cached_blocks_cost_nothing_except_the_last_token() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("", "holds no requests|header", id="empty"),
+        pytest.param("", "contains no requests|header", id="empty"),
         pytest.param("a,b\n1,2\n", "missing: TIMESTAMP", id="other columns"),
         pytest.param("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2\n", "line 2", id="no time"),
         pytest.param(

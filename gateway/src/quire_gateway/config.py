@@ -96,7 +96,7 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
             _flag("max-connections", Integer(1, 10**6), "the number of client connections; at the bound, the one that "
                   "has been idle the longest is closed", "2048"),
             _flag("wake-port", Integer(0, 65535), "a second port, plain HTTP without API keys, for requests to "
-                  "Services of LLMDeployments without ready replicas: the operator leads them here, and engines check "
+                  "Services of LLMDeployments without ready replicas: the operator routes them here, and engines check "
                   "their own keys. 0 chooses a free port", unset="none"),
             _flag("api-key-file", PathName(readable=True), "require one of the keys in this file, one per line, on all "
                   "paths but the probes, /metrics and /requests; reloaded when it changes. The client's key is passed "

@@ -118,7 +118,8 @@ def track_requests(open_paths: frozenset[str]) -> Middleware:
         try:
             if connection.is_surplus and request.path not in open_paths:
                 raise TooManyConnections(
-                    "this gateway has as many connections as it may have", retry_after_seconds=_RETRY_AFTER_SECONDS
+                    "this gateway has no free connection (--max-connections); try again shortly",
+                    retry_after_seconds=_RETRY_AFTER_SECONDS,
                 )
             return await handler(request)
         finally:

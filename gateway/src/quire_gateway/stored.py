@@ -54,7 +54,7 @@ class StoredResponses:
         backend = backend_of(self._fleet, response_id)
         if backend is None:
             raise UnknownResponse(
-                f"no replica that runs keeps the response {response_id[:100]!r}; responses are lost with their replica"
+                f"no running replica has the response {response_id[:100]!r}; responses are lost with their replica"
             )
         request[MODEL] = backend.model
         request_id = headers.request_id(request.headers)

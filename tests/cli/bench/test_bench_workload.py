@@ -76,7 +76,7 @@ def test_traces_are_read_in_order_of_arrival(tmp_path: Path, text: str, expected
     [
         ("", "needs a header"),
         ("a,b\n1,2\n", "missing: TIMESTAMP, ContextTokens, GeneratedTokens"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no requests"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "contains no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.0,x,2\n", 'line 2.*ContextTokens "x"'),
         ('{"timestamp": 1}\n', "line 1"),

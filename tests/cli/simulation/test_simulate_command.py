@@ -126,7 +126,7 @@ def test_mooncake_trace_is_read(policy, tmp_path, capsys):
         (["--fault", "flood@3m"], '"flood@3m" is not a fault such as crash@10m'),
         (["--fault", "crash@soon"], '"crash@soon" is not a fault'),
         (["--startup-delay", "soon"], '"soon" is not a duration'),
-        (["--engine", "absent.json"], "the calibration absent.json can't be read"),
+        (["--engine", "absent.json"], "the calibration file absent.json cannot be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),
         (["--json", "/proc/none/run.json"], "/proc/none/run.json cannot be written"),
         (["--plot", "run.doc"], "--plot run.doc should end in .png, .svg or .pdf"),
@@ -173,7 +173,7 @@ def test_unknown_engine_speed_names_the_flags(policy, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[]", "no JSON object"),
+        ("[]", "is not a JSON object"),
         ("{", "is not JSON"),
         ('{"speed": 3}', '"speed" is not known'),
         ('{"step_seconds": "fast"}', '"step_seconds" must be a number > 0, got "fast"'),

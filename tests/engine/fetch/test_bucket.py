@@ -104,7 +104,7 @@ async def test_damaged_object_is_rejected_and_downloaded_again(
         )
     bucket.damaged.add("model.safetensors")
     algorithm = "MD5" if checksum == "an entity tag" else "SHA-256"
-    with pytest.raises(FetchError, match=f"model.safetensors of s3://.* came damaged: its {algorithm}"):
+    with pytest.raises(FetchError, match=f"model.safetensors of s3://.* arrived damaged: its {algorithm}"):
         await fetch(f"s3://models/{prefix}")
     bucket.damaged.clear()
     folder = await fetch(f"s3://models/{prefix}")
@@ -142,7 +142,7 @@ REFUSALS = {
     "another region": (
         400,
         error("AuthorizationHeaderMalformed", Region="eu-west-1"),
-        "is in another region than the one asked",
+        "is in another region than the requested one",
         "?region=",
     ),
     "an archive": (403, error("InvalidObjectState"), "is in an archive", "restore it"),
@@ -251,8 +251,8 @@ async def test_unreachable_store_is_named_and_cached_files_serve(
     monkeypatch.setattr("quire_engine.fetch.bucket.ATTEMPTS", 1)
     said: list[str] = []
     assert await fetch(f"s3://models/{prefix}", say=said.append) == folder
-    assert "127.0.0.1:9 can't be reached" in said[0] and "using what was fetched before" in said[0]
-    with pytest.raises(FetchError, match="127.0.0.1:9 can't be reached for s3://models/other"):
+    assert "127.0.0.1:9 cannot be reached" in said[0] and "using what was fetched before" in said[0]
+    with pytest.raises(FetchError, match="127.0.0.1:9 cannot be reached for s3://models/other"):
         await fetch("s3://models/other")
 
 

@@ -110,7 +110,7 @@ def test_signal_stops_the_download_and_keeps_partial_files(
 def test_disk_full_during_download_is_reported(hub: HubStub, start: Start, tmp_path: Path) -> None:
     """A limit on the size of the process's files fails like a full disk, with another error number."""
     out, err = start("hf://org/tiny", tmp_path / "m", most_bytes=1_500_000).communicate(timeout=60)
-    assert "org/tiny can't be kept in" in err and "File too large" in err and "Traceback" not in err
+    assert "org/tiny cannot be stored in" in err and "File too large" in err and "Traceback" not in err
 
 
 async def test_full_disk_error_is_distinct_and_names_quire_cache(
@@ -120,7 +120,7 @@ async def test_full_disk_error_is_distinct_and_names_quire_cache(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("quire_engine.fetch.transfer._write", full)
-    with pytest.raises(FetchError, match="org/tiny can't be kept in .*: the disk is full") as caught:
+    with pytest.raises(FetchError, match="org/tiny cannot be stored in .*: the disk is full") as caught:
         await fetch("hf://org/tiny")
     assert caught.value.hint is not None and "QUIRE_CACHE" in caught.value.hint
 
@@ -195,7 +195,7 @@ def test_progress_is_logged_in_bytes_and_percent(hub: HubStub, start: Start, tmp
 
 async def test_damaged_small_file_is_detected(hub: HubStub, fetch: Fetch) -> None:
     hub.damaged.add("config.json")
-    with pytest.raises(FetchError, match="config.json of org/tiny came damaged: its git blob SHA-1"):
+    with pytest.raises(FetchError, match="config.json of org/tiny arrived damaged: its git blob SHA-1"):
         await fetch("hf://org/tiny")
 
 

@@ -29,7 +29,7 @@ def resumed_at(wanted: str) -> int:
 
 async def test_damaged_file_is_refused_and_fetched_again(hub: HubStub, fetch: Fetch, model: dict[str, bytes]) -> None:
     hub.damaged.add("model.safetensors")
-    with pytest.raises(FetchError, match="model.safetensors of org/tiny came damaged: its SHA-256"):
+    with pytest.raises(FetchError, match="model.safetensors of org/tiny arrived damaged: its SHA-256"):
         await fetch(TINY)
     hub.damaged.clear()
     folder = await fetch(TINY)
@@ -76,6 +76,6 @@ async def test_repository_without_safetensors_is_refused_first(hub: HubStub, fet
 
 async def test_unreachable_hub_error_names_the_endpoint_variable(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(FetchError, match="can't be reached for org/tiny") as caught:
+    with pytest.raises(FetchError, match="cannot be reached for org/tiny") as caught:
         await fetch(TINY)
     assert caught.value.hint is not None and "HF_ENDPOINT" in caught.value.hint

@@ -88,11 +88,11 @@ async def test_later_layers_replace_and_remove_earlier_files(
 @pytest.mark.parametrize(
     ("members", "files", "says"),
     [
-        ([], {"m/../../out.json": b"out"}, "leads out of its folder"),
-        ([], {".layers/0.applied": b""}, "leads out of its folder"),
-        ([link("m/config.json", "/etc/passwd")], {}, "as a link to /etc/passwd, out of the model's folder"),
-        ([link("m/config.json", "../other/config.json")], {}, "out of the model's folder"),
-        ([link("m/config.json", "etc/shadow", hard=True)], {}, "out of the model's folder"),
+        ([], {"m/../../out.json": b"out"}, "outside the model's folder"),
+        ([], {".layers/0.applied": b""}, "outside the model's folder"),
+        ([link("m/config.json", "/etc/passwd")], {}, "to /etc/passwd, which is outside the model's folder"),
+        ([link("m/config.json", "../other/config.json")], {}, "outside the model's folder"),
+        ([link("m/config.json", "etc/shadow", hard=True)], {}, "outside the model's folder"),
         ([link("m/d", "sub")], {"m/d/config.json": b"{}"}, "below a link"),
     ],
 )
@@ -161,7 +161,7 @@ async def test_damaged_layer_is_rejected_and_downloaded_again(
     layer = archive(model)
     registry.push("org/damaged", "1", layer)
     registry.proxy.damaged.add(layer.digest)
-    with pytest.raises(FetchError, match="came damaged: its SHA-256"):
+    with pytest.raises(FetchError, match="arrived damaged: its SHA-256"):
         await fetch(f"oci://{registry.host}/org/damaged:1")
     registry.proxy.damaged.clear()
     assert held(await fetch(f"oci://{registry.host}/org/damaged:1")) == model
@@ -175,7 +175,7 @@ async def test_pinned_image_is_verified_and_needs_no_network_later(
     source = f"oci://{registry.host}/org/pinned@{digest}"
     body = json.dumps({"schemaVersion": 2, "layers": []})
     registry.proxy.canned[digest] = Canned(200, body, {"Content-Type": MANIFEST})
-    with pytest.raises(FetchError, match="gave another manifest for sha256:"):
+    with pytest.raises(FetchError, match="with another manifest, sha256:"):
         await fetch(source)
     registry.proxy.canned.clear()
     folder = await fetch(source)
@@ -233,7 +233,7 @@ async def test_expired_registry_token_is_renewed(
     [
         (None, "does not allow anonymous access to"),
         (("me", "wrong"), "does not allow me to read"),
-        ("{", "holds no JSON"),
+        ("{", "is not JSON"),
     ],
 )
 async def test_missing_or_wrong_registry_credentials_are_reported(
@@ -265,9 +265,9 @@ async def test_missing_image_folder_and_model_are_reported(
         await fetch(f"oci://{registry.host}/org/odd:3")
     broken = archive(model, compression="gzip")
     registry.push("org/odd", "4", Layer(data=broken.data[:2000], media_type=broken.media_type, annotations={}))
-    with pytest.raises(FetchError, match="can't be unpacked"):
+    with pytest.raises(FetchError, match="cannot be unpacked"):
         await fetch(f"oci://{registry.host}/org/odd:4")
-    with pytest.raises(FetchError, match="127.0.0.1:9 can't be reached"):
+    with pytest.raises(FetchError, match="127.0.0.1:9 cannot be reached"):
         await fetch("oci://127.0.0.1:9/org/odd:1")
 
 
@@ -285,7 +285,7 @@ async def test_stop_while_unpacking_keeps_the_download(
         image_layers.apply(layer, source, *rest, **options)
 
     monkeypatch.setattr(image, "apply", stops_once)
-    with pytest.raises(FetchError, match="org/stopped:1 can't be kept in .*Input/output error"):
+    with pytest.raises(FetchError, match="org/stopped:1 cannot be stored in .*Input/output error"):
         await fetch(f"oci://{registry.host}/org/stopped:1")
     folder = await fetch(f"oci://{registry.host}/org/stopped:1")
     assert held(folder) == {**model, "old.json": b"{}"}

@@ -37,11 +37,11 @@ def lay(folder: Path, *layers: Layer, below: str = "") -> None:
 @pytest.mark.parametrize(
     ("layers", "below", "says"),
     [
-        ((archive({".wh...": b""}),), "", "leads out of its folder"),
-        ((archive({"m/x": b"", "m/.wh...": b""}),), "m", "leads out of its folder"),
-        ((archive({".wh..layers": b""}),), "", "leads out of its folder"),
-        ((UP_BY_LINKS,), "", "c as a link out of the model's folder"),
-        ((archive({"a/x": b"", "a/b/x": b""}), HARD_LINKS), "", "l as a link out of the model's folder"),
+        ((archive({".wh...": b""}),), "", "outside the model's folder"),
+        ((archive({"m/x": b"", "m/.wh...": b""}),), "m", "outside the model's folder"),
+        ((archive({".wh..layers": b""}),), "", "outside the model's folder"),
+        ((UP_BY_LINKS,), "", "c to a path outside the model's folder"),
+        ((archive({"a/x": b"", "a/b/x": b""}), HARD_LINKS), "", "l to a path outside the model's folder"),
         ((archive({"sub/x": b""}, members=[link("s", "sub")]), archive({"s/.wh.x": b""})), "", "below a link"),
         ((archive({"sub/x": b""}, members=[link("s", "sub")]), archive({"s/.wh..wh..opq": b""})), "", "below a link"),
         ((archive({"sub/x": b""}, members=[link("s", "sub")]), titled("s/config.json", b"{}")), "", "below a link"),

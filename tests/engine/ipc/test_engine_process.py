@@ -331,7 +331,7 @@ async def test_unusable_socket_folder_is_named_in_the_error(
     deep.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(deep))
     client = make_client()
-    with pytest.raises(EngineStartError, match="cannot be started: no socket can be made in .*TMPDIR"):
+    with pytest.raises(EngineStartError, match="cannot be started: cannot create a socket in .*TMPDIR"):
         await client.start()
     assert list(deep.iterdir()) == []
 

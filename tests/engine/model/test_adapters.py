@@ -137,7 +137,7 @@ def renamed(before: str, after: str) -> Callable[[Path], None]:
         (tensors(lambda found: found.update({name_of(Q, "A"): torch.zeros(4, 16).long()})), INVALID, "int64"),
         (tensors(lambda found: found.update({"x.lora_magnitude_vector": torch.ones(2)})), INVALID, "DoRA"),
         (tensors(lambda found: found.update({"x.lora_embedding_A": torch.ones(2)})), INVALID, "embeddings"),
-        (tensors(lambda found: found.update({"base_model.model.norm.weight": torch.ones(2)})), INVALID, "no matrix"),
+        (tensors(lambda found: found.update({"base_model.model.norm.weight": torch.ones(2)})), INVALID, "not a matrix"),
         (renamed("self_attn.q_proj", "embed_tokens"), INVALID, "part of embeddings"),
         (renamed("model.layers.0.self_attn.q_proj", "lm_head"), INVALID, "the LM head"),
         (renamed("mlp.down_proj", "mlp.experts.1.down_proj"), INVALID, "experts of a mixture"),

@@ -107,7 +107,7 @@ def test_native_backend_is_refused_without_a_family(gpt2: Path) -> None:
 
 
 INTERFACE = "computes attention by itself and not through transformers' interface"
-STATE = "they keep a state that is no KV cache"
+STATE = "they keep a state that is not a KV cache"
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ STATE = "they keep a state that is no KV cache"
         ("mpt", "MptForCausalLM", {}, INTERFACE),
         ("gptj", "GPTJForCausalLM", {}, INTERFACE),
         ("gpt_neo", "GPTNeoForCausalLM", {}, INTERFACE),
-        ("stablelm", "StableLmForCausalLM", {}, "does not hand on what its forward pass is called with"),
-        ("nemotron", "NemotronForCausalLM", {"num_key_value_heads": 8}, "does not hand on"),
+        ("stablelm", "StableLmForCausalLM", {}, "does not pass the arguments of its forward pass"),
+        ("nemotron", "NemotronForCausalLM", {"num_key_value_heads": 8}, "does not pass the arguments"),
         ("falcon_h1", "FalconH1ForCausalLM", {}, STATE),
         ("lfm2", "Lfm2ForCausalLM", {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}, "(conv)"),
         ("mamba", "MambaForCausalLM", {}, STATE),
         ("t5", "T5ForConditionalGeneration", {"is_encoder_decoder": True}, "is an encoder-decoder"),
         ("bart", "BartForCausalLM", {}, "is an encoder-decoder"),
         ("bert", "BertLMHeadModel", {}, "lets tokens see later ones, as encoders do"),
-        ("bert", "BertForMaskedLM", {}, "BertForMaskedLM is no causal language model of transformers"),
+        ("bert", "BertForMaskedLM", {}, "BertForMaskedLM is not a causal language model of transformers"),
         ("deepseek_v32", "DeepseekV32ForCausalLM", {}, "has"),
         ("diffllama", "DiffLlamaForCausalLM", {}, "computes attention 2 times in one layer"),
         ("gpt2", "GPT2LMHeadModel", {"n_positions": None}, "cannot be served"),
@@ -172,9 +172,9 @@ NORM = "transformer.ln_f.weight"
         (lambda tensors: tensors.update({"stray.weight": torch.ones(3)}), "tensor stray.weight is unexpected"),
         (
             lambda tensors: tensors.update({NORM: torch.ones(3)}),
-            f"tensor {NORM} has shape [3]; config.json makes it [64]",
+            f"tensor {NORM} has shape [3]; config.json requires [64]",
         ),
-        (lambda tensors: tensors[NORM].fill_(float("nan")), f"tensor {NORM} holds NaN or infinity"),
+        (lambda tensors: tensors[NORM].fill_(float("nan")), f"tensor {NORM} contains NaN or infinity"),
     ],
 )
 def test_unfitting_checkpoint_is_refused_by_the_name_of_the_tensor(

@@ -239,10 +239,10 @@ def quantise(dtype: torch.dtype) -> Callable[[dict[str, Tensor]], None]:
     ("change", "message"),
     [
         (drop, f"tensor {DOWN} is missing"),
-        (reshape, rf"tensor {DOWN} has shape \[16, 23\]; config.json makes it \[16, 24\]"),
+        (reshape, rf"tensor {DOWN} has shape \[16, 23\]; config.json requires \[16, 24\]"),
         (add, "tensor model.layers.2.extra is unexpected for LlamaForCausalLM"),
-        (spoil(float("nan")), f"tensor {DOWN} holds NaN or infinity; the checkpoint is damaged"),
-        (spoil(float("-inf")), f"tensor {DOWN} holds NaN or infinity"),
+        (spoil(float("nan")), f"tensor {DOWN} contains NaN or infinity; the checkpoint is damaged"),
+        (spoil(float("-inf")), f"tensor {DOWN} contains NaN or infinity"),
         (quantise(torch.float8_e4m3fn), f"tensor {DOWN} is torch.float8_e4m3fn; torch.bfloat16, torch.float16"),
         (
             quantise(torch.int8),

@@ -70,9 +70,9 @@ def pickle(folder: Path) -> None:
 CASES: dict[str, tuple[Change, str]] = {
     "a missing tensor": (tensors(lambda content: content.pop(DOWN)), f"tensor {DOWN} is missing"),
     "an extra tensor": (tensors(lambda content: content.update(extra=torch.zeros(2))), "tensor extra is unexpected"),
-    "a misshapen tensor": (replaced(torch.zeros(64, 95)), f"{DOWN} has shape [64, 95]; config.json makes it [64, 96]"),
-    "NaN": (spoil(float("nan")), f"tensor {DOWN} holds NaN or infinity; the checkpoint is damaged"),
-    "infinity": (spoil(float("inf")), f"tensor {DOWN} holds NaN or infinity"),
+    "a misshapen tensor": (replaced(torch.zeros(64, 95)), f"{DOWN} has shape [64, 95]; config.json requires [64, 96]"),
+    "NaN": (spoil(float("nan")), f"tensor {DOWN} contains NaN or infinity; the checkpoint is damaged"),
+    "infinity": (spoil(float("inf")), f"tensor {DOWN} contains NaN or infinity"),
     "whole numbers": (replaced(torch.zeros(64, 96, dtype=torch.int32)), f"tensor {DOWN} is torch.int32;"),
     "eight bits": (replaced(torch.zeros(64, 96).to(torch.float8_e5m2)), f"tensor {DOWN} is torch.float8_e5m2;"),
     "a truncated file": (cut, "bytes) is not a whole safetensors file"),
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Change, str]] = {
         "num_experts_per_tok 3 is more than num_local_experts 2",
     ),
     "heads that cannot be shared": (config(num_key_value_heads=3), "num_attention_heads 4 is not a multiple of"),
-    "another width": (config(hidden_size=128), "model.norm.weight has shape [64]; config.json makes it [128]"),
+    "another width": (config(hidden_size=128), "model.norm.weight has shape [64]; config.json requires [128]"),
 }
 
 
@@ -116,5 +116,5 @@ def test_a_real_start_ends_with_exit_code_2_and_no_traceback(tmp_path: Path) -> 
     command = [sys.executable, "-m", "quire_engine", "--model", str(folder), "--host", "127.0.0.1", "--port", "0"]
     ended = subprocess.run([*command, "--threads", "1"], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
-    assert f"tensor {DOWN} holds NaN or infinity; the checkpoint is damaged" in ended.stderr
+    assert f"tensor {DOWN} contains NaN or infinity; the checkpoint is damaged" in ended.stderr
     assert "Traceback" not in ended.stderr and ended.stderr.count("\n") <= 6

@@ -182,7 +182,7 @@ def test_an_unsuitable_head_stops_the_start_if_required(
         ("no config", "has no config.json"),
         ("no weights", "no *.safetensors"),
         ("damaged", "is not a whole safetensors file"),
-        ("no fc", "is no EAGLE head: it has no tensor fc.weight"),
+        ("no fc", "is not an EAGLE head: it has no tensor fc.weight"),
         ("no tensor", "tensor model.layers.0.mlp.up_proj.weight is missing"),
     ],
 )

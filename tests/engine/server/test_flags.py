@@ -240,7 +240,7 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),
         (["m", "--no-enable-lora", "--adapters-file", "a"], "--adapters-file and --no-enable-lora contradict"),
         (["m", "--enable-lora", "--lora-modules", "a"], "--lora-modules: expected NAME=PATH"),
-        (["m", "--enable-lora", "--lora-modules", "a b=./a"], "is no model name"),
+        (["m", "--enable-lora", "--lora-modules", "a b=./a"], "is not a model name"),
         (["m", "--enable-lora", "--lora-modules", '{"name": 1}'], "--lora-modules: expected NAME=PATH"),
         (["m", "--enable-lora", "--lora-modules", '{"nme": 1}'], "unknown: nme"),
         (["m", "--enable-lora", "--lora-modules", "a=./a", "a=./b"], "--lora-modules a: the name is given twice"),
@@ -296,7 +296,7 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "--hf-overrides", "[1]"], "expected a JSON object"),
         (["m", "--hf-overrides", "{rope}"], "expected a JSON object, got '{rope}' ("),
         (["m", "--model-impl", "fake"], "expected one of auto, native, vllm, transformers"),
-        (["~nobody-here/m"], "that home folder is not known"),
+        (["~nobody-here/m"], "there is no such home folder"),
         ([], "--model is missing"),
     ],
 )

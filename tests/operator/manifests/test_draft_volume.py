@@ -127,7 +127,7 @@ def test_two_downloads_have_twice_the_time() -> None:
 def test_a_draft_outside_of_models_is_refused_by_path(problems: Callable[..., dict[str, str]]) -> None:
     speculation = {"method": "DraftModel", "draft": {"source": "file://../s"}}
     found = problems(engine={"speculation": speculation})
-    assert "leads out of /models" in found["spec.engine.speculation.draft.source"]
+    assert "is outside /models" in found["spec.engine.speculation.draft.source"]
 
 
 def test_the_volume_of_the_draft_belongs_to_the_operator(problems: Callable[..., dict[str, str]]) -> None:

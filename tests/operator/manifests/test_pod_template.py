@@ -234,7 +234,7 @@ def test_library_caches_are_in_writable_volumes(pod: Pod) -> None:
 
 
 def test_path_outside_the_models_volume_is_refused(problems: Problems) -> None:
-    assert "leads out of /models" in problems(model={"source": "file://../m"})["spec.model.source"]
+    assert "is outside /models" in problems(model={"source": "file://../m"})["spec.model.source"]
 
 
 def test_pod_template_lists_are_merged_by_name(pod: Pod) -> None:

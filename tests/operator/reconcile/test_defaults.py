@@ -134,11 +134,11 @@ async def test_no_defaults_without_the_permission(
         ("engine:\n  image: a/b:1\n", {"engine": {"image": "a/b:1"}}, ""),
         ("", {}, ""),
         (None, None, "is required"),
-        ("a: [", None, "is no YAML"),
+        ("a: [", None, "is not YAML"),
         ("a: &x [1]\nb: *x\n", None, "aliases are not supported"),
-        ("!!python/object:os.system {}", None, "is no YAML"),
+        ("!!python/object:os.system {}", None, "is not YAML"),
         ("x" * 70_000, None, "at most 65536 characters"),
-        ("[" * 5_000, None, "is no YAML"),
+        ("[" * 5_000, None, "is not YAML"),
     ],
 )
 def test_a_config_map_contains_yaml(text: str | None, document: object, problem: str) -> None:

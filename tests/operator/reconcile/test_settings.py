@@ -81,7 +81,7 @@ def test_wrong_prometheus_settings_are_problems(tmp_path: Path) -> None:
     [
         (["--help"], 0, "usage: quire-operator"),
         (["--no-such-flag"], 2, "--no-such-flag is unknown"),
-        (["--kubeconfig", "/no/such/file"], 1, "no way to a Kubernetes cluster"),
+        (["--kubeconfig", "/no/such/file"], 1, "no Kubernetes cluster found"),
     ],
 )
 def test_error_is_one_screen_without_a_traceback(argv: list[str], code: int, says: str) -> None:

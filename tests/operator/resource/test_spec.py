@@ -463,7 +463,10 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"rollout": {"maxSurge": "25"}}, "spec.rollout.maxSurge: must be a whole number or a percentage"),
         ({"rollout": {"maxUnavailable": "-5%"}}, "spec.rollout.maxUnavailable: must be a whole number or a percentage"),
         ({"rollout": {"windows": [{"cron": "0 2 * *", "duration": "2h"}]}}, "spec.rollout.windows[0].cron: must be a"),
-        ({"rollout": {"windows": [DAY | {"timeZone": "Mars"}]}}, "spec.rollout.windows[0].timeZone: is no time zone"),
+        (
+            {"rollout": {"windows": [DAY | {"timeZone": "Mars"}]}},
+            "spec.rollout.windows[0].timeZone: is not a time zone",
+        ),
         ({"rollout": {"windows": [DAY | {"minReplicas": 1}]}}, "spec.rollout.windows[0].minReplicas: unknown field"),
         ({"rollout": {"windows": [DAY] * 17}}, "spec.rollout.windows: must have at most 16 entries, got 17"),
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),

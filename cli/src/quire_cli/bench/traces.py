@@ -66,7 +66,7 @@ def read_trace(path: Path) -> list[TraceRow]:
     except UnicodeDecodeError as error:
         raise TraceError(f"it is not text: {error.reason} at byte {error.start}") from None
     if not rows:
-        raise TraceError("it holds no requests")
+        raise TraceError("it contains no requests")
     rows.sort(key=lambda row: row.arrival_seconds)
     zero = rows[0].arrival_seconds
     return [
@@ -130,13 +130,13 @@ def _shown(text: str) -> str:
 def _tokens(value: str | float) -> int:
     number = int(value)
     if abs(number) > _MOST_TOKENS:
-        raise ValueError("no prompt and no answer is so long")
+        raise ValueError("a number of tokens is larger than any context")
     return number
 
 
 def _finite(value: float) -> float:
     if not isfinite(value):
-        raise ValueError(f"{value} is no time")
+        raise ValueError(f"{value} is not a time")
     return value
 
 

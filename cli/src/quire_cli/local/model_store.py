@@ -155,7 +155,7 @@ class ModelStore:
             raise ModelProblem(
                 f"the model folder {folder.resolve()} {kind}",
                 details=[f"{field}: {source}{where}"],
-                hint="it must hold config.json, a tokenizer and safetensors weights",
+                hint="it must contain config.json, a tokenizer and safetensors weights",
             )
         return folder.resolve()
 
@@ -186,27 +186,29 @@ def folder_facts(folder: Path, *, weights_needed: bool = True) -> ModelFacts:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelProblem(f"{folder} holds no config.json", hint="a model folder is as the hub has it") from None
+        raise ModelProblem(
+            f"{folder} contains no config.json", hint="use a folder with all files of a model on the hub"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelProblem(f"{path} can't be read as JSON: {error}") from error
+        raise ModelProblem(f"{path} cannot be read as JSON: {error}") from error
     config = _parsed(body, where=str(path))
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         if weights_needed:
             pickles = [*folder.glob("*.bin"), *folder.glob("*.pt*")]
             found = f"; {pickles[0].name} is a pickle, which can run code" if pickles else ""
-            raise ModelProblem(f"{folder} holds no *.safetensors weights{found}", hint="convert them to safetensors")
+            raise ModelProblem(f"{folder} contains no *.safetensors weights{found}", hint="convert them to safetensors")
         return ModelFacts(config=config, parameters=config.parameters, counted=False)
     return ModelFacts(config=config, parameters=sum(map(_count_parameters, files)), counted=True)
 
 
 def _parsed(body: object, *, where: str) -> ModelConfig:
     if not isinstance(body, dict):
-        raise ModelProblem(f"{where} is no model configuration: a mapping is needed")
+        raise ModelProblem(f"{where} is not a model configuration: expected a JSON object")
     config = parse_model_config(body)
     if isinstance(config, tuple):
         raise ModelProblem(
-            f"{where} does not describe a model quire knows how to measure",
+            f"quire cannot compute the memory of the model in {where}",
             details=[str(problem) for problem in config],
         )
     return config
@@ -224,5 +226,5 @@ def _count_parameters(path: Path) -> int:
             return count_parameters(read, path.stat().st_size)
     except (OSError, NoWeights) as error:
         raise ModelProblem(
-            f"{path} is no whole safetensors file: {error}", hint="download or convert the model again"
+            f"{path} is not a complete safetensors file: {error}", hint="download or convert the model again"
         ) from error

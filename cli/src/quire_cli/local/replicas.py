@@ -210,7 +210,7 @@ class LocalCluster:
         except OSError as error:
             self._troubled(
                 f"{self._endpoints_file} cannot be written: {error.strerror}; "
-                "until it can, the gateway does not hear of replicas that come or go"
+                "until it can, the gateway does not see new or removed replicas"
             )
             self._publish_later()
 

@@ -326,7 +326,8 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
             )
             return guess, place.label
     raise SimulationProblem(
-        f"{spec.name} fits nowhere, so its speed cannot be estimated", hint=f"see quire plan -f {policy}; {hint}"
+        f"{spec.name} fits on no known device, so its speed cannot be estimated",
+        hint=f"see quire plan -f {policy}; {hint}",
     )
 
 

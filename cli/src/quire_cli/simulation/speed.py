@@ -125,13 +125,13 @@ def read_calibration(path: Path) -> Speed:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileProblem(f"the calibration {path} can't be read: {error.strerror}") from error
+        raise FileProblem(f"the calibration file {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise FileProblem(f"the calibration {path} is not JSON: {error}") from error
+        raise FileProblem(f"the calibration file {path} is not JSON: {error}") from error
     known = {field.name for field in fields(Speed)}
     if not isinstance(body, Mapping):
         raise FileProblem(
-            f"the calibration {path} is no JSON object", hint=f"it has some of {', '.join(sorted(known))}"
+            f"the calibration file {path} is not a JSON object", hint=f"expected keys: {', '.join(sorted(known))}"
         )
     problems = [f'"{key}" is not known' for key in body if key not in known]
     problems += [
@@ -140,7 +140,9 @@ def read_calibration(path: Path) -> Speed:
         if not _is_good(key, value)
     ]
     if problems:
-        raise FileProblem(f"the calibration {path}", details=problems, hint=f"known: {', '.join(sorted(known))}")
+        raise FileProblem(
+            f"the calibration file {path} is invalid", details=problems, hint=f"known keys: {', '.join(sorted(known))}"
+        )
     whole = {key: int(body[key]) for key in ("kv_tokens", "max_model_length") if key in body}
     return Speed(**{**body, **whole})
 

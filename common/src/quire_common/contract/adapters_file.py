@@ -144,7 +144,8 @@ def name_problem(name: object) -> str | None:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return None
     return (
-        f"{name!r} is no model name: use 1 to 254 letters, digits and . _ : / @ -, with a letter or digit at both ends"
+        f"{name!r} is not a model name: "
+        "use 1 to 254 letters, digits and . _ : / @ -, with a letter or digit at both ends"
     )
 
 

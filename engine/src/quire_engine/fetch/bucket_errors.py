@@ -53,12 +53,12 @@ def explained(where: Callable[[], Where]) -> Iterator[None]:
         raise FetchError(f"no credentials for {where().source}: {first_line(error)}", hint=_CREDENTIALS) from error
     except _LOGIN as error:
         raise FetchError(
-            f"the login for {where().source} has run out: {first_line(error)}", hint="run aws sso login"
+            f"the login for {where().source} has expired: {first_line(error)}", hint="run aws sso login"
         ) from error
     except _NETWORK as error:
         raise unreachable(where(), error) from error
     except (aws.BotoCoreError, ValueError) as error:
-        raise FetchError(f"{where().source} can't be asked for: {first_line(error)}") from error
+        raise FetchError(f"{where().source} cannot be requested: {first_line(error)}") from error
 
 
 def of_answer(answer: Answer, where: Where, *, key: str) -> FetchError | None:
@@ -72,7 +72,7 @@ def of_answer(answer: Answer, where: Where, *, key: str) -> FetchError | None:
 
 def unreachable(where: Where, error: BaseException) -> Unreachable:
     return Unreachable(
-        f"{where.endpoint} can't be reached for {where.source}: {first_line(error)}",
+        f"{where.endpoint} cannot be reached for {where.source}: {first_line(error)}",
         hint="check the network and the endpoint, then run again; what was downloaded is kept and continued",
     )
 
@@ -97,14 +97,15 @@ def _problem(where: Where, code: str, message: str, *, region: str | None, key: 
         return FetchError(f"the credentials for {source} have expired{said}", hint="get new ones; run again")
     if code in _SKEWED:
         return FetchError(
-            f"{endpoint} refuses the time of this machine{said}", hint="set its clock: signatures hold for 15 minutes"
+            f"{endpoint} refuses the time of this machine{said}",
+            hint="set its clock: signatures are valid for 15 minutes",
         )
     if code == "InvalidObjectState":
         return FetchError(f"{key or source} is in an archive{said}", hint="restore it first, or copy it")
     if code in _ELSEWHERE:
         right = f"; it is in {region}" if region else ""
         return FetchError(
-            f"{source} is in another region than the one asked{right}{said}",
+            f"{source} is in another region than the requested one{right}{said}",
             hint=f"write s3://{source.bucket}/{source.prefix}?region={region or 'REGION'}, or set AWS_REGION",
         )
     return FetchError(f"{endpoint} refused {source}{said}")

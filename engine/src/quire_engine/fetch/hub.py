@@ -155,7 +155,7 @@ def explained(repository: str, revision: str) -> Iterator[None]:
         ) from error
     except (EntryNotFoundError, NotASafetensorsRepoError, SafetensorsParsingError) as error:
         raise FetchError(
-            f"{repository} at {revision} is no model quire can serve: {first_line(error)}",
+            f"{repository} at {revision} is not a model that quire can serve: {first_line(error)}",
             hint="it needs config.json and safetensors weights",
         ) from error
     except (HfHubHTTPError, httpx.HTTPStatusError, ValueError) as error:
@@ -166,13 +166,13 @@ def explained(repository: str, revision: str) -> Iterator[None]:
 
 def gated(repository: str) -> FetchError:
     return FetchError(
-        f"{repository} is gated: the hub wants to know who you are",
-        hint=f"ask for access at https://huggingface.co/{repository}, then set HF_TOKEN",
+        f"{repository} is gated: the hub requires the token of an account with access",
+        hint=f"request access at https://huggingface.co/{repository}, then set HF_TOKEN",
     )
 
 
 def unreachable(repository: str, error: BaseException) -> Unreachable:
     return Unreachable(
-        f"{_endpoint() or 'huggingface.co'} can't be reached for {repository}: {first_line(error)}",
+        f"{_endpoint() or 'huggingface.co'} cannot be reached for {repository}: {first_line(error)}",
         hint="check the network and HF_ENDPOINT, then run again; what was downloaded is kept and continued",
     )

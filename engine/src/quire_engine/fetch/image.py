@@ -154,7 +154,7 @@ class ImageOrigin:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise FetchError(f"config.json of {self._source} can't be read as JSON: {error}") from error
+            raise FetchError(f"config.json of {self._source} cannot be read as JSON: {error}") from error
 
     def _count(self, weights: Sequence[Layer]) -> int:
         total = 0
@@ -162,7 +162,9 @@ class ImageOrigin:
             try:
                 total += count_parameters(partial(self._registry.read, layer.blob.digest), layer.blob.size_bytes)
             except NoWeights as error:
-                raise FetchError(f"{layer.path} of {self._source} is no whole safetensors file: {error}") from error
+                raise FetchError(
+                    f"{layer.path} of {self._source} is not a complete safetensors file: {error}"
+                ) from error
         return total
 
     def _is_wanted(self, path: str) -> bool:

@@ -53,8 +53,8 @@ def layer_of(blob: Blob, image: str) -> Layer:
         return Layer(blob=blob, kind=Kind.ARCHIVE, path="")
     if not title:
         raise FetchError(
-            f"{image} has a layer of type {blob.media_type or '(none)'}, which is no archive and has no file's name",
-            hint="an image of tar layers is needed, or an artifact whose layers are titled files",
+            f"{image} has a layer of type {blob.media_type or '(none)'}, which is not an archive and has no title",
+            hint="use an image with tar layers, or an artifact with a file name as the title of each layer",
         )
     return Layer(blob=blob, kind=Kind.FILE, path=str(_inside(title, image)))
 
@@ -74,7 +74,7 @@ def apply(layer: Layer, source: Path, folder: Path, *, below: str, image: str, s
                 unpacking.take(archive, member)
             unpacking.check_links()
     except (tarfile.TarError, ZstdError, EOFError, KeyError) as error:
-        raise FetchError(f"a layer of {image} can't be unpacked: {error}") from error
+        raise FetchError(f"a layer of {image} cannot be unpacked: {error}") from error
 
 
 @contextmanager
@@ -147,7 +147,9 @@ class _Unpacking:
         try:
             archive.extract(member, self._folder, filter="data")
         except tarfile.FilterError as error:
-            raise FetchError(f"{self._image} holds what may not be unpacked: {error}", hint=_ADVICE) from error
+            raise FetchError(
+                f"{self._image} contains an entry that is not safe to unpack: {error}", hint=_ADVICE
+            ) from error
         if member.isfile():
             with target.open("rb") as file:
                 os.fsync(file.fileno())
@@ -162,7 +164,7 @@ class _Unpacking:
             return
         if not PurePosixPath(goal).is_relative_to(self._below) or goal.startswith(".."):
             raise FetchError(
-                f"{self._image} has {path} as a link to {member.linkname}, out of the model's folder",
+                f"{self._image} contains the link {path} to {member.linkname}, which is outside the model's folder",
                 hint=_ADVICE,
             )
 
@@ -173,7 +175,8 @@ class _Unpacking:
             for path in (Path(parent, name) for name in (*folders, *files)):
                 if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
                     raise FetchError(
-                        f"{self._image} has {path.relative_to(self._folder)} as a link out of the model's folder",
+                        f"{self._image} contains the link {path.relative_to(self._folder)} "
+                        "to a path outside the model's folder",
                         hint=_ADVICE,
                     )
 
@@ -182,14 +185,16 @@ def _check_parents(folder: Path, path: PurePosixPath, image: str) -> None:
     """Raise FetchError if the path goes through a link; nothing is written or removed there."""
     for parent in path.parents:
         if (folder / parent).is_symlink() and parent.parts:
-            raise FetchError(f"{image} holds {path} below a link", hint=_ADVICE)
+            raise FetchError(f"{image} contains {path} below a link", hint=_ADVICE)
 
 
 def _inside(name: str, image: str) -> PurePosixPath:
     """Return a path of the image relative to its root. Raise FetchError if it leads out of the image."""
     path = PurePosixPath(name.lstrip("/"))
     if ".." in path.parts or "\0" in name or path.parts[:1] == (KEPT,):
-        raise FetchError(f"{image} holds {name!r}, which leads out of its folder; nothing of it is kept")
+        raise FetchError(
+            f"{image} contains the path {name!r}, which is outside the model's folder; the download was deleted"
+        )
     return path
 
 

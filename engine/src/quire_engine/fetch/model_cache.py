@@ -195,8 +195,8 @@ def _free(folder: Path) -> int:
 def _explained(error: OSError, model: str, root: Path) -> FetchError:
     if error.errno in _FULL:
         why = "the disk is full" if error.errno == errno.ENOSPC else "the quota is used up"
-        return FetchError(f"{model} can't be kept in {root}: {why}", hint=f"{_ROOM}. What is there is kept")
-    return FetchError(f"{model} can't be kept in {root}: {first_line(error)}")
+        return FetchError(f"{model} cannot be stored in {root}: {why}", hint=f"{_ROOM}. Downloaded parts are kept")
+    return FetchError(f"{model} cannot be stored in {root}: {first_line(error)}")
 
 
 def origin_of(source: RemoteSource) -> Origin:

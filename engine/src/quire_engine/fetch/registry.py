@@ -79,11 +79,13 @@ class Registry:
                 digest, body = self._read_manifest(client, self._choose(body))
         layers = body.get("layers")
         if not isinstance(layers, list) or not layers:
-            raise FetchError(f"{self._source.image} has no layers", hint="it is no image; check the reference")
+            raise FetchError(
+                f"{self._source.image} has no layers", hint="it is not an image or artifact; check the reference"
+            )
         try:
             return Manifest(digest=digest, layers=tuple(_blob(layer) for layer in layers))
         except (KeyError, TypeError, ValueError) as error:
-            raise FetchError(f"the manifest of {self._source.image} is not one: {error}") from error
+            raise FetchError(f"the manifest of {self._source.image} is invalid: {error}") from error
 
     def blob_url(self, digest: str) -> str:
         return f"{self._base}/blobs/{digest}"
@@ -130,7 +132,7 @@ class Registry:
 
     def unreachable(self, error: BaseException) -> Unreachable:
         return Unreachable(
-            f"{self._source.registry} can't be reached for {self._source.image}: {first_line(error)}",
+            f"{self._source.registry} cannot be reached for {self._source.image}: {first_line(error)}",
             hint="check the network and the registry's name, then run again; what was downloaded is kept and continued",
         )
 
@@ -150,13 +152,13 @@ class Registry:
         answer = self._ask(client, "GET", f"{self._base}/manifests/{reference}", _ACCEPT)
         digest = f"sha256:{hashlib.sha256(answer.body).hexdigest()}"
         if reference.startswith("sha256:") and digest != reference:
-            raise FetchError(f"{self._source.registry} gave another manifest for {reference}: {digest}")
+            raise FetchError(f"{self._source.registry} answered {reference} with another manifest, {digest}")
         try:
             body = json.loads(answer.body)
         except (ValueError, RecursionError) as error:
-            raise FetchError(f"the manifest of {self._source.image} is no JSON: {first_line(error)}") from error
+            raise FetchError(f"the manifest of {self._source.image} is not JSON: {first_line(error)}") from error
         if not isinstance(body, Mapping):
-            raise FetchError(f"the manifest of {self._source.image} is not one")
+            raise FetchError(f"the manifest of {self._source.image} is not a JSON object")
         return digest, body
 
     def _choose(self, index: Mapping[str, Any]) -> str:
@@ -219,8 +221,8 @@ class Registry:
         realm = parameters["realm"]
         if self._base.startswith("https://") and not realm.startswith("https://"):
             raise FetchError(
-                f"{self._source.registry} wants a login sent to {realm[:200]}, which is not HTTPS",
-                hint="nothing was sent there; contact the operator of the registry",
+                f"{self._source.registry} requests credentials for {realm[:200]}, which is not HTTPS",
+                hint="none were sent; contact the operator of the registry",
             )
         if login is not None and login.is_identity_token:
             form = {"grant_type": "refresh_token", "refresh_token": login.password, "client_id": "quire", **wanted}
@@ -241,7 +243,7 @@ class Registry:
             token = body.get("token") or body["access_token"]
             seconds = float(body.get("expires_in") or _TOKEN_SECONDS)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise FetchError(f"the token service of {self._source.registry} gave no token") from error
+            raise FetchError(f"the token service of {self._source.registry} answered without a token") from error
         self._authorization = f"Bearer {token}"
         self._valid_until = time.monotonic() + 0.7 * seconds
 

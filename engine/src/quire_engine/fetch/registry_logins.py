@@ -50,7 +50,7 @@ def _configurations(environ: Mapping[str, str]) -> list[tuple[str, Mapping[str, 
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:
-            raise FetchError(f"{path} can't be read: {error}") from error
+            raise FetchError(f"{path} cannot be read: {error}") from error
     return found
 
 
@@ -58,9 +58,9 @@ def _parsed(text: str, where: str) -> Mapping[str, object]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise FetchError(f"{where} holds no JSON, as `docker login` writes it: {error}") from error
+        raise FetchError(f"{where} is not JSON, as `docker login` writes it: {error}") from error
     if not isinstance(body, Mapping):
-        raise FetchError(f"{where} holds no JSON object, as `docker login` writes it")
+        raise FetchError(f"{where} is not a JSON object, as `docker login` writes it")
     return body
 
 

@@ -159,12 +159,14 @@ class _Transfer:
                 problem = f"it has {size} bytes and should have {self._file.size_bytes}"
             elif not self._is_right(file):
                 assert self._file.checksum is not None
-                problem = f"its {self._file.checksum.algorithm} is not what it should be"
+                problem = f"its {self._file.checksum.algorithm} checksum is wrong"
             else:
                 os.fsync(file.fileno())  # A file in its final place must be complete, also after a power failure.
         if problem is not None:
             self._part.unlink()
-            raise FetchError(f"{self._file.name} of {self._model} came damaged: {problem}", hint="run again")
+            raise FetchError(
+                f"{self._file.name} of {self._model} arrived damaged: {problem}", hint="run the command again"
+            )
 
     def _is_right(self, file: BinaryIO) -> bool:
         checksum = self._file.checksum

@@ -112,7 +112,7 @@ class Ended:
         if self.status == GROUP_LOST:
             return "the engine process ended, because it lost another rank of its group"
         if self.status >= 0:
-            return f"the engine process ended with exit status {self.status}; its own words are above"
+            return f"the engine process ended with exit status {self.status}; its messages are above"
         name = signal.Signals(-self.status).name
         hint = ", as the kernel does to one that takes too much memory" if self.status == -signal.SIGKILL else ""
         return f"the engine process was killed by {name}{hint}"
@@ -180,7 +180,7 @@ def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
     except zmq.ZMQError as error:
         context.destroy(linger=0)
         folder.rmdir()
-        raise OSError(f"no socket can be made in {folder}, which TMPDIR can change: {error}") from None
+        raise OSError(f"cannot create a socket in {folder}: {error}; set TMPDIR to another folder") from None
     began = monotonic()
     try:
         child = subprocess.Popen(

@@ -250,8 +250,8 @@ class Supervisor:
             said = next((task.result() for task in (listening, watching) if task.done()), None)
             return EngineLoss(reason=said or (await ending).reason, ended=ended)
         except Exception:
-            logger.exception("following the engine process failed")
-            return EngineLoss(reason="following the engine process failed")
+            logger.exception("watching the engine process failed")
+            return EngineLoss(reason="watching the engine process failed")
         finally:
             for task in tasks:
                 task.cancel()

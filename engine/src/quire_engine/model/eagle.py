@@ -105,8 +105,8 @@ class HeadCandidate:
         found = source.shapes()
         if _FUSE not in found:
             raise ModelFolderError(
-                f"{self.folder} is no EAGLE head: it has no tensor fc.weight. A smaller model is used with the method"
-                " draft_model"
+                f"{self.folder} is not an EAGLE head: it has no tensor fc.weight. "
+                "For a smaller model, use --spec-method draft_model"
             )
         expected = _tensor_shapes(self.shape, found.keys())
         compare_tensors(

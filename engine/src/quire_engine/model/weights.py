@@ -73,7 +73,7 @@ class Safetensors:
         tensor = self._upload(mapped)
         # The extremes are NaN if any element is, and take one pass without a copy.
         if tensor.numel() and not all(math.isfinite(extreme) for extreme in torch.aminmax(tensor)):
-            raise ModelFolderError(f"{self._folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
+            raise ModelFolderError(f"{self._folder}: tensor {name} contains NaN or infinity; the checkpoint is damaged")
         return tensor
 
     def _map(self, name: str, part: int | None, split: Split | None) -> Tensor:
@@ -193,7 +193,8 @@ class Reader:
             largest = float(tensor.abs().max()) if tensor.numel() else 0.0
             if largest > torch.finfo(torch.float16).max:
                 raise ModelFolderError(
-                    f"tensor {name} holds {largest:g}, and float16 ends at 65504; use --dtype bfloat16 or float32"
+                    f"tensor {name} has the value {largest:g}, and float16 ends at 65504; "
+                    "use --dtype bfloat16 or float32"
                 )
         if split is not None and split.is_zero:
             converted = torch.zeros_like(converted)
@@ -314,7 +315,7 @@ def compare_tensors(
     """Raise ModelFolderError that names missing, misshapen and unexpected tensors of a checkpoint."""
     problems = [f"tensor {name} is missing" for name in expected if name not in found]
     problems += [
-        f"tensor {name} has shape {list(found[name])}; config.json makes it {list(shape)}"
+        f"tensor {name} has shape {list(found[name])}; config.json requires {list(shape)}"
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]

@@ -121,7 +121,7 @@ def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmeti
         if same is None:
             raise EngineStartError(
                 f"rank 0 computes in {dtype} by {backend}, which this CPU does not have: set the same --dtype and"
-                " --cpu-level on all nodes, such that every CPU has them",
+                " --cpu-level on all nodes, to values that every CPU supports",
                 2,
             )
         found = same

@@ -50,7 +50,7 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
     if options.enforce_eager:
         return GraphSizes()
     if not is_native:
-        _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot hold")
+        _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot contain")
         return GraphSizes()
     if config.parallel.ranks > 1:
         _log.info("no CUDA graphs: with several ranks, steps run launch by launch")

@@ -69,9 +69,9 @@ def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> Draf
             found = find_head(options.model)
             problems = head_problems(target, found.shape)
         elif is_head(options.model):
-            raise ModelFolderError("it is a draft head, and no model: use --spec-method eagle")
+            raise ModelFolderError("it is a draft head, not a model: use --spec-method eagle")
         elif (kind := unsupported_head(options.model)) is not None:
-            raise ModelFolderError(f"it is {kind}, and no model; heads of this kind are not supported")
+            raise ModelFolderError(f"it is {kind}, not a model; heads of this kind are not supported")
         else:
             found = find_candidate(options.model, impl="native", trust_remote_code=False)
             problems = []

@@ -104,7 +104,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         if problem := _attention_problem(config, shape, place, dtype, cache_dtype):
             raise FlagsError([problem])
     if cache_dtype == FP8:
-        _log.info("keys and values are held in fp8 (e4m3) as they are, with a scale of 1: beyond 448 they are cut off")
+        _log.info("keys and values are stored in fp8 (e4m3) with a scale of 1: values beyond 448 are clipped")
     group = _start_ranks(config, arithmetic, place)
     if group is not None:
         on_failure.callback(group.close)
@@ -225,7 +225,7 @@ def _find_place(config: EngineConfig) -> _Place:
             return _Place(device=torch.device("cuda", gpu.index), gpu=gpu, others=others)
         case OnCpu(reason=reason):
             if options.device == "auto":
-                _log.info("runs on the CPU: %s", reason)
+                _log.info("running on the CPU: %s", reason)
             return _Place(device=torch.device("cpu"), gpu=None)
 
 

@@ -143,7 +143,7 @@ def load_chat_template(folder: Path, override: Path | None, variables: Mapping[s
     if override is None:
         return None
     others = f", nor a template of the model ({', '.join(sorted(sources))})" if sources else ""
-    raise ModelFolderError(f"the chat template {override} cannot be read: it is no file{others}")
+    raise ModelFolderError(f"the chat template {override} cannot be read: it is not a file{others}")
 
 
 def _compiled(source: _Source, variables: Mapping[str, Any]) -> ChatTemplate:

@@ -98,7 +98,7 @@ def end_problem(text: ModelText, eos_token_ids: Sequence[int]) -> str | None:
     ends = [*eos_token_ids, token_id]
     return (
         f"the chat template ends an assistant's turn with {text.tokenizer.decode([token_id])!r} (token {token_id}), "
-        "which is no end-of-sequence token of the model: chat answers may run on; add it with "
+        "which is not an end-of-sequence token of the model: chat answers may run on; add it with "
         "--override-generation-config "
         f"'{{\"eos_token_id\": {ends}}}'"
     )

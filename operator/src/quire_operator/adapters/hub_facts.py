@@ -64,7 +64,7 @@ class HubFacts:
         try:
             return await answer
         except (httpx.TimeoutException, httpx.TransportError) as error:
-            message = f"{self._endpoint} can't be reached: {str(error) or type(error).__name__}"
+            message = f"{self._endpoint} cannot be reached: {str(error) or type(error).__name__}"
             raise ModelUnknown(message, unreachable=True) from error
         except httpx.HTTPStatusError as error:
             overloaded = error.response.status_code >= 500 or error.response.status_code == 429
@@ -144,7 +144,7 @@ class HubFacts:
     async def _json(self, path: str) -> Mapping[str, Any]:
         body = json.loads(await self._bytes(path))
         if not isinstance(body, Mapping):
-            raise ValueError(f"{path} is no mapping")
+            raise ValueError(f"{path} is not a JSON object")
         return body
 
     async def _bytes(self, path: str, *, start: int = 0, stop: int | None = None) -> bytes:

@@ -269,7 +269,7 @@ class Operator:
             port = await server.start(self._settings.host, self._settings.port)
         except OSError as error:
             where = f"{self._settings.host}:{self._settings.port}"
-            raise ClusterProblem(f"can't listen on {where}: {error.strerror}", hint="choose another --port") from error
+            raise ClusterProblem(f"cannot listen on {where}: {error.strerror}", hint="choose another --port") from error
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
         tasks = [asyncio.create_task(self._watching.run(login, webhook), name="watches")]
         try:

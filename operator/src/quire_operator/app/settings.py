@@ -84,7 +84,7 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     values = FLAGS.read(argv, environ)
     webhook = _webhook(values)
     if values["wake-by-service"] and not values.is_set("gateway-selector"):
-        values.problems.append("--wake-by-service=on requires --gateway-selector: Services lead to pods of gateways")
+        values.problems.append("--wake-by-service=on requires --gateway-selector: Services are routed to gateway pods")
     values.check()
     return Settings(
         kubeconfig=values["kubeconfig"],

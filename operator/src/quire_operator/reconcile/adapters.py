@@ -110,7 +110,7 @@ class Adapters:
                 if self._adapters.put(resource):
                     self.changed(deployment_key(resource))
         except NotFound:
-            logger.warning("there is no kind LLMAdapter in this cluster: install its CRD to serve adapters")
+            logger.warning("this cluster has no kind LLMAdapter: apply crds/llmadapters.yaml to serve adapters")
         except PartlyForbidden as error:
             refused = error.namespaces
         for key, uid in known.items():

@@ -61,7 +61,11 @@ class HubReader:
             unknown = ModelUnknown(f"no answer about {source} within {within_seconds:g} s", unreachable=True)
         except ModelUnknown as error:
             unknown = error
-        logger.info("%s is unknown to the operator, its pods read it themselves: %s", source, unknown)
+        logger.info(
+            "the operator cannot read %s, so no size or revision is checked before its pods download it: %s",
+            source,
+            unknown,
+        )
         if unknown.unreachable:
             self._paused_until = self._now() + _PAUSE_SECONDS
         return None

@@ -59,7 +59,7 @@ class OptionalKinds:
         except NotFound:
             return False  # it was removed between the two requests
         except Forbidden as error:
-            self._log_once(f"the cluster has {kind}s, and none are made: {error}; see the operator's role")
+            self._log_once(f"the cluster has {kind}s, but the operator may not create any: {error}; check its role")
             return False
         return True
 

@@ -68,7 +68,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise invalid(f"{folder} has no {CONFIG}: it is no adapter in PEFT's layout") from None
+        raise invalid(f"{folder} has no {CONFIG}: it is not an adapter in PEFT's layout") from None
     except (OSError, ValueError) as error:
         raise invalid(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(raw, dict):
@@ -127,4 +127,4 @@ def _check_pattern(pattern: str, field: str) -> None:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise invalid(f"{CONFIG}: the pattern {pattern!r} of {field} is no regular expression: {error}") from error
+        raise invalid(f"{CONFIG}: the pattern {pattern!r} of {field} is not a regular expression: {error}") from error

@@ -99,7 +99,7 @@ def _module_of(name: str) -> tuple[str, str]:
         raise invalid(f"{WEIGHTS}: {name} is of a DoRA adapter, which also rescales the base weights")
     if "lora_embedding" in whole:
         raise invalid(f"{WEIGHTS}: {name} adapts embeddings; train the adapter for linear layers only")
-    raise invalid(f"{WEIGHTS}: {name} is no matrix of a LoRA adapter; train it without modules_to_save and biases")
+    raise invalid(f"{WEIGHTS}: {name} is not a matrix of a LoRA adapter; train it without modules_to_save and biases")
 
 
 def _check_modules(halves: Mapping[str, object], modules: Mapping[str, tuple[int, int]], config: AdapterConfig) -> None:

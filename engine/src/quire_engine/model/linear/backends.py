@@ -188,7 +188,7 @@ class HalfLinearBackend:
         if precise or largest > torch.finfo(torch.float16).max:
             if not precise:
                 _log.warning(
-                    "a linear layer %s holds %g, and float16 ends at 65504: its weights stay %s",
+                    "a linear layer %s has the weight %g, and float16 ends at 65504: its weights stay %s",
                     list(weight.shape),
                     largest,
                     self._otherwise.weights,

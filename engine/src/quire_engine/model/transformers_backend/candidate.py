@@ -60,7 +60,7 @@ class TransformersCandidate:
         served = TransformersModel(model, self.layers, self.shape.windows)
         check_faithful(model, served, self.shape, options.dtype, options.device)
         _log.info(
-            "loaded %s onto %s: %.1f MB as %s in %.2f s (%.0f MB/s), tried out against its own forward pass in %.2f s",
+            "loaded %s onto %s: %.1f MB as %s in %.2f s (%.0f MB/s), checked against its own forward pass in %.2f s",
             self.folder.name,
             options.device,
             weight_bytes / 1e6,
@@ -106,10 +106,10 @@ def judge_class(description: Description) -> tuple[AttentionLayers, Probe]:
         probe = run_probe(build_on_meta(description.model_class, description.config))
     except Exception as error:  # the model's own code runs on tensors without values
         if isinstance(error, KeyError) and error.args == (PROBING,):
-            raise Unservable("no attention interface", "has a fixed choice of attention of its own") from error
+            raise Unservable("no attention interface", "does not let quire choose its attention") from error
         raise Unservable(
             "not tried",
-            "cannot be tried out on shapes alone, so that its attention is unknown:"
+            "failed in a trial run on shapes, which shows its attention:"
             f" {type(error).__name__}: {' '.join(str(error).split())[:200]}",
         ) from error
     return judge(probe), probe

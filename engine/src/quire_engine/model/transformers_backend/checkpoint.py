@@ -74,7 +74,7 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
     problems = [f"tensor {name} is missing" for name in sorted(info.get("missing_keys", ()))]
     problems += [f"tensor {name} is unexpected" for name in sorted(info.get("unexpected_keys", ()))]
     problems += [
-        f"tensor {name} has shape {list(found)}; config.json makes it {list(expected)}"
+        f"tensor {name} has shape {list(found)}; config.json requires {list(expected)}"
         for name, found, expected in sorted(info.get("mismatched_keys", ()))
     ]
     problems += [str(message) for message in info.get("error_msgs", ())]
@@ -89,7 +89,7 @@ def _check_values(folder: Path, model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         # The extremes are NaN if any element is, and take one pass without a copy.
         if parameter.numel() and not all(torch.isfinite(extreme) for extreme in torch.aminmax(parameter.detach())):
-            raise ModelFolderError(f"{folder}: tensor {name} holds NaN or infinity; the checkpoint is damaged")
+            raise ModelFolderError(f"{folder}: tensor {name} contains NaN or infinity; the checkpoint is damaged")
 
 
 def weight_bytes(model: PreTrainedModel) -> int:

@@ -25,7 +25,7 @@ from quire_engine.model_folder import (
 )
 
 _STATE = (
-    "has recurrent, convolution or state-space layers ({}): they keep a state that is no KV cache, and tokens packed"
+    "has recurrent, convolution or state-space layers ({}): they keep a state that is not a KV cache, and tokens packed"
     " into one batch would run into each other's"
 )
 _STATEFUL_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent")
@@ -111,7 +111,7 @@ def find_class(config: PreTrainedConfig, architectures: tuple[str, ...]) -> type
     own = _as_tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ()))
     chosen = next((name for name in architectures or own if name in names), None)
     if chosen is None:
-        raise Unservable("no causal language model", "is no causal language model of transformers")
+        raise Unservable("no causal language model", "is not a causal language model of transformers")
     import transformers
 
     found: type[PreTrainedModel] = getattr(transformers, chosen)

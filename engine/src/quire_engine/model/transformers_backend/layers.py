@@ -57,7 +57,7 @@ def judge(probe: Probe) -> AttentionLayers:
     if not all(call.has_metadata for call in probe.calls):
         raise Unservable(
             "metadata dropped",
-            "does not hand on what its forward pass is called with to its attention layers, which so cannot know"
+            "does not pass the arguments of its forward pass to its attention layers, which then do not know"
             " whose tokens they see",
         )
     repeated, count = Counter(call.layer for call in probe.calls).most_common(1)[0]
@@ -119,7 +119,7 @@ class _Chunk:
 def _sight(call: AttentionCall) -> _Window | _Chunk | None:
     """Return the range of a layer's queries; None means up to the beginning."""
     if call.mask is None:
-        raise Unservable("other attention", f"makes a mask of its own for {call.layer}")
+        raise Unservable("other attention", f"builds its own attention mask for {call.layer}")
     size = call.mask.local_size
     for candidate in (None, *((_Window(size), _Chunk(size)) if size else ())):
         if _is_causal(call.mask, candidate):

@@ -41,7 +41,7 @@ def check_faithful(
         found = _packed(served, shape, sequences, chunks, dtype)
     except Exception as error:  # the model's own code can raise any exception
         raise ModelFolderError(
-            f"{shape.architecture} cannot be served: trying it out failed with {type(error).__name__}:"
+            f"{shape.architecture} cannot be served: its load check failed with {type(error).__name__}:"
             f" {' '.join(str(error).split())[:300]}"
         ) from error
     difference = max(

@@ -176,7 +176,7 @@ def _await_nodes(
     _log.info("waits for %s on port %d", _named(missing), parallel.master_port)
     while missing:
         for node in [node for node, frames in nodes.items() if _has_ended(frames.stream)]:
-            _log.warning("node %d (%s) has left before the group formed", node, addresses[node])
+            _log.warning("node %d (%s) left before the group formed", node, addresses[node])
             nodes.pop(node).close()
             missing.add(node)
         if (left := deadline - time.monotonic()) <= 0:

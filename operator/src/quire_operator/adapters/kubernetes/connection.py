@@ -84,8 +84,8 @@ async def load_configuration(kubeconfig: str | None) -> Configuration:
             await load(config_file=kubeconfig, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except (ConfigException, OSError, ValueError) as error:
         raise ClusterProblem(
-            f"no way to a Kubernetes cluster: {error}",
-            hint="run inside a cluster, or name a kubeconfig by --kubeconfig or KUBECONFIG",
+            f"no Kubernetes cluster found: {error}",
+            hint="run inside a cluster, or set --kubeconfig or KUBECONFIG to a kubeconfig file",
         ) from error
     configuration.client_session_kwargs = {"trust_env": False}
     return configuration
@@ -202,7 +202,7 @@ class Connection:
         except TimeoutError as error:
             raise Unavailable(f"the API server did not answer within {CALL_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"the API server can't be reached: {error or type(error).__name__}") from error
+            raise Unavailable(f"the API server cannot be reached: {error or type(error).__name__}") from error
         if response.status >= 400:
             raise error_of(response.status, content, response.headers)
         return content
@@ -224,11 +224,11 @@ def _parsed(content: bytes) -> JSON:
     try:
         parsed = json.loads(content)
     except ValueError as error:
-        raise Unavailable("the API server's answer was cut short") from error
+        raise Unavailable("the API server's answer is incomplete") from error
     except RecursionError as error:
         raise Unavailable("the API server's answer is nested too deeply to be read") from error
     if not isinstance(parsed, Mapping):
-        raise Unavailable("the API server's answer was no object")
+        raise Unavailable("the API server's answer is not a JSON object")
     return parsed
 
 

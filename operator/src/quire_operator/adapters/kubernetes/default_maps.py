@@ -59,6 +59,6 @@ def _parsed(text: object) -> tuple[object, str]:
     try:
         return yaml.load(text, Loader=_Loader) or {}, ""
     except yaml.YAMLError as error:
-        return None, f"is no YAML: {error}"
+        return None, f"is not YAML: {error}"
     except (ValueError, RecursionError) as error:
-        return None, f"is no YAML that can be read: {type(error).__name__}"
+        return None, f"is not YAML that can be read: {type(error).__name__}"

@@ -77,7 +77,7 @@ class Scraper:
             page = await self._read(url)
             sample = sample_of(points(page.decode(), NAMES, LABELLED), time=self._clock.now())
             if sample is None:
-                raise NoPage("its answer tells too little of an engine", reason="bad_answer")
+                raise NoPage("its answer lacks the metrics of an engine", reason="bad_answer")
         except UnicodeDecodeError as error:
             self._note_silence(url, str(error), "bad_answer")
             return None

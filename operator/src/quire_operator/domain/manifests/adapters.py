@@ -143,7 +143,7 @@ def engine_source(source: Source) -> str:
 def source_problem(source: Source) -> str | None:
     """Return why pods cannot read an adapter from a source, or None."""
     if isinstance(source, FileSource) and source.relative and ".." in PurePosixPath(source.path).parts:
-        return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
+        return f"is outside {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
     return None
 
 

@@ -97,7 +97,7 @@ def file_problem(source: Source) -> str | None:
     """Return why a pod cannot use this source although local mode can, or None."""
     match source:
         case FileSource(path=path, relative=True) if ".." in PurePosixPath(path).parts:
-            return f"leads out of {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
+            return f"is outside {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
         case _:
             return None
 

@@ -45,7 +45,7 @@ def _cron_problem(text: str) -> str | None:
 def _time_zone_problem(text: str) -> str | None:
     if text in _time_zones():
         return None
-    return 'is no time zone of the IANA database; names are like "UTC", "Europe/Berlin" or "America/New_York"'
+    return 'is not a time zone of the IANA database; names are like "UTC", "Europe/Berlin" or "America/New_York"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
