@@ -7,6 +7,7 @@ python crds/generate.py --check  exit with status 1 if one is out of date
 """
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -179,9 +180,10 @@ def sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def row(path: str, schema: Schema, *, is_required: bool) -> str:
-    """Return the table row of one field. The rules of an object are listed in its own section."""
+    """Return the table row of one field. The section of an object has its rules and its whole description."""
     inner = schema.get("items", schema)
-    said = [schema["description"].strip(), *bounds(schema)]
+    description = schema["description"].strip()
+    said = [first_sentence(description) if "properties" in schema else description, *bounds(schema)]
     if "properties" not in inner:
         said += [f"{sentence(rule)}." for rule in dict.fromkeys((*rules(schema), *rules(inner)))]
     default = "**required**" if is_required else shown_default(schema)
@@ -189,6 +191,11 @@ def row(path: str, schema: Schema, *, is_required: bool) -> str:
     if "properties" in inner:
         kind = f"[{kind}](#{path.replace('.', '').replace('[]', '').lower()})"
     return f"| `{path.rpartition('.')[2]}` | {kind} | {default} | {escaped(' '.join(said))} |"
+
+
+def first_sentence(text: str) -> str:
+    """Return a text up to the first full stop that a space and a capital letter follow."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
 
 
 def sentence(rule: str) -> str:
