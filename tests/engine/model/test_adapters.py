@@ -72,7 +72,7 @@ def test_alternative_module_names_are_recognized(tmp_path: Path, spelling: Calla
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
         ({"rank_pattern": [4]}, "rank_pattern is list"),
         ({"rank_pattern": {"q_proj": -1}}, "rank_pattern\\['q_proj'\\] is -1"),
-        ({"rank_pattern": {"(": 4}}, "no regular expression"),
+        ({"rank_pattern": {"(": 4}}, "not a regular expression"),
         ({"alpha_pattern": {"(a+)+b": 4}}, "too complex"),
         ({"rank_pattern": {"x" * 300: 4}}, "too complex"),
         ({"r": 8}, "rank 4, and adapter_config.json says 8"),

@@ -145,7 +145,10 @@ def test_layer_beyond_half_precision_keeps_its_weights_with_a_log(caplog: pytest
     with caplog.at_level(logging.WARNING):
         layer = HalfLinearBackend(TorchLinearBackend(torch.float32)).pack(weight, None)
     torch.testing.assert_close(layer(x), x @ weight.t())
-    assert "a linear layer [24, 48] holds 70000, and float16 ends at 65504: its weights stay float32" in caplog.text
+    assert (
+        "a linear layer [24, 48] has the weight 70000, and float16 ends at 65504: its weights stay float32"
+        in caplog.text
+    )
 
 
 def test_int8_backend_is_chosen_if_requested() -> None:
