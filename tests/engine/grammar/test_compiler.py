@@ -97,7 +97,19 @@ CALLS = {
             ["[1]", "{}"],
         ),
         ("json_schema", {"type": "string", "format": "password"}, ['"x"'], ["1"]),
-        ("json_schema", {"type": "string", "format": "date"}, ['"2026-01-31"'], ['"x"']),
+        (
+            "json_schema",
+            {"type": "string", "format": "date"},
+            ['"2026-01-31"', '"2026-02-28"', '"2024-02-29"', '"2000-02-29"'],
+            ['"x"', '"2026-02-29"', '"1900-02-29"', '"2026-02-30"'],
+        ),
+        (
+            "json_schema",
+            {"type": "string", "format": "date-time", "pattern": "^(1|2)"},
+            ['"1998-12-31T23:59:60Z"', '"2026-03-01t12:00:59.25+05:30"'],
+            ['"2026-03-01T12:00:60Z"', '"2026-02-29T12:00:00Z"', '"3026-03-01T12:00:59Z"'],
+        ),
+        ("json_schema", {"format": "time"}, ['"12:00:59Z"', '"23:59:60.5z"', "1"], ['"12:00:60Z"', '"24:00:00Z"']),
         (
             "json_schema",
             {"properties": {"format": {"const": "password"}}, "required": ["format"], "additionalProperties": False},

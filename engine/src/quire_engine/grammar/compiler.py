@@ -43,6 +43,16 @@ _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
 """The formats of strings that llguidance knows. All others are annotations, as the specification allows."""
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
+_DAY = f"([0-9]{{4}}-(0[13-9]|1[0-2])-[0-9]{{2}}|[0-9]{{4}}-02-([01][0-9]|2[0-8])|{_LEAP_YEAR}-02-29)"
+_FRACTION = r"(\.[0-9]+)?"
+_TIME = (
+    f"([0-9]{{2}}:[0-9]{{2}}:[0-5][0-9]{_FRACTION}([zZ]|[+-][0-9]{{2}}:[0-9]{{2}})|23:59:60{_FRACTION}([zZ]|[+-]00:00))"
+)
+_FORMAT_PATTERNS = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}[tT]{_TIME}$"}
+"""What RFC 3339 requires beyond the formats of llguidance: a 29th of February has a leap year, and a leap second is
+before midnight. Those with an offset from UTC are left out: a pattern would have to list each offset with its minute.
+"""
 _ONE = ("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 _ONE_MORE = ("unevaluatedItems", "unevaluatedProperties", "contentSchema")
 _SUBSCHEMA = frozenset((*_ONE, *_ONE_MORE))
@@ -213,7 +223,16 @@ def supported(schema: Any) -> Any:
         elif name in _SUBSCHEMA:
             value = supported(value)
         kept[name] = value
-    return rewritten(kept)
+    return rewritten(_with_real_dates(kept))
+
+
+def _with_real_dates(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with the pattern of its format, if the format has one."""
+    name, others = schema.get("format"), schema.get("allOf", [])
+    if not isinstance(name, str) or name not in _FORMAT_PATTERNS or not isinstance(others, list):
+        return schema
+    required = {"pattern": _FORMAT_PATTERNS[name]}
+    return {**schema, "allOf": [*others, required]} if "pattern" in schema else {**schema, **required}
 
 
 def without_anchors(pattern: str) -> str:
