@@ -126,6 +126,16 @@ def test_step_lasts_its_duration() -> None:
     assert advance(LAST, seen(verdict=Verdict.PASSED), POLICY, now=T + 59).phase is Phase.CANARY
 
 
+def test_a_pause_does_not_count_for_the_step_and_changes_the_record_seldom() -> None:
+    record, changes = FIRST, 0
+    for second in range(600):
+        after = advance(record, seen(is_paused=True), POLICY, now=T + second)
+        changes, record = changes + (after != record), after
+    assert changes <= 600 / 15 + 1
+    assert advance(record, seen(), POLICY, now=T + 600 + 59 - 15).step == 0
+    assert advance(record, seen(), POLICY, now=T + 600 + 60).step == 1
+
+
 def test_message_estimates_the_time_until_a_verdict() -> None:
     record = advance(FIRST, seen(requests=50), POLICY, now=T + 600)
     assert record.message == "step 1 of 2 (20 %): 50 requests, about 50 more for a verdict: 10m"

@@ -32,6 +32,7 @@ class Phase(StrEnum):
 HAS_CANARY = frozenset({Phase.STARTING, Phase.CANARY, Phase.PROMOTING, Phase.PAUSED})
 """The phases in which replicas of a canary exist."""
 REJECTED = frozenset({Phase.ROLLED_BACK, Phase.PAUSED})
+_PAUSE_GRAIN_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,8 +150,10 @@ def _canary(before: Record, seen: Situation, policy: Canary, *, now: float) -> R
         return _failed(before, "; ".join(reasons), policy)
     step = before.current_step(policy)
     if seen.is_paused:
-        # The time of a pause does not count for the step.
-        return replace(before, step_started=now, message="spec.paused is true: the weight stays, and no step ends")
+        # The time of a pause does not count for the step. It moves seldom: each change is a write that causes a pass.
+        is_late = now - before.step_started >= _PAUSE_GRAIN_SECONDS
+        started = now if is_late else before.step_started
+        return replace(before, step_started=started, message="spec.paused is true: the weight stays, and no step ends")
     if before.weight_percent != step.weight_percent:
         if not seen.canary_ready:
             return replace(before, message=f"{_where(before, policy)}: more replicas of the canary start")
