@@ -1,5 +1,8 @@
 """The store of responses: its bound, its order and its tenants."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from quire_engine.errors import InvalidRequest, NotFound
@@ -12,7 +15,7 @@ def response(id: str, size: int = 1000, tenant: str | None = None) -> StoredResp
 
 def kept(store: ResponseStore) -> list[str]:
     found = []
-    for id in "abcdef":
+    for id in "abcdefghi":
         try:
             found.append(store.get(id, None).id)
         except NotFound:
@@ -27,6 +30,19 @@ def test_least_recently_used_response_is_evicted_first() -> None:
     store.get("a", None)
     store.put(response("d"))
     assert kept(store) == ["a", "c", "d"] and store.num_bytes <= 5000
+
+
+def test_a_response_that_is_generated_is_evicted_after_all_others() -> None:
+    store = ResponseStore(4 * response("a").num_bytes)
+    running: Any = object()
+    for id in ("a", "b"):
+        store.put(replace(response(id), generation=running))
+    for id in ("c", "d", "e", "f"):
+        store.put(response(id))
+    assert kept(store) == ["a", "b", "e", "f"]
+    for id in ("g", "h", "i"):
+        store.put(replace(response(id), generation=running))
+    assert kept(store) == ["b", "g", "h", "i"], "nothing else is left to evict"
 
 
 def test_a_response_larger_than_the_store_evicts_nothing() -> None:

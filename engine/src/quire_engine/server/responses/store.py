@@ -1,4 +1,7 @@
-"""The responses that are kept in the memory of the API process, up to a number of bytes; the oldest use goes first."""
+"""The responses that are kept in the memory of the API process, up to a number of bytes.
+
+The one that was not used for the longest time is dropped first, and a response that is generated only after all others.
+"""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -56,7 +59,7 @@ class ResponseStore:
         return len(self._kept)
 
     def put(self, response: StoredResponse) -> None:
-        """Keep a response in the place of one with its id, and drop those that were not used for the longest time."""
+        """Keep a response in the place of one with its id, and drop others where the memory ends."""
         with self._lock:
             self._put(response)
 
@@ -112,7 +115,8 @@ class ResponseStore:
         self._kept[response.id] = response
         self.num_bytes += response.num_bytes
         while self.num_bytes > self._max_bytes:
-            self._remove(next(iter(self._kept)))
+            finished = (id for id, kept in self._kept.items() if kept.generation is None and kept is not response)
+            self._remove(next(finished, None) or next(iter(self._kept)))
 
     def _remove(self, id: str) -> None:
         removed = self._kept.pop(id, None)
