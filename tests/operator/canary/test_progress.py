@@ -126,7 +126,7 @@ def test_step_lasts_its_duration() -> None:
     assert advance(LAST, seen(verdict=Verdict.PASSED), POLICY, now=T + 59).phase is Phase.CANARY
 
 
-def test_a_pause_does_not_count_for_the_step_and_changes_the_record_seldom() -> None:
+def test_a_pause_does_not_count_and_changes_the_record_seldom() -> None:
     record, changes = FIRST, 0
     for second in range(600):
         after = advance(record, seen(is_paused=True), POLICY, now=T + second)

@@ -86,6 +86,15 @@ def test_response_deleted_while_another_thread_finishes_it_is_gone() -> None:
     assert len(store) == 0
 
 
+def test_the_first_end_of_a_response_is_kept() -> None:
+    store = ResponseStore(5000)
+    running: Any = object()
+    store.put(replace(response("a"), generation=running))
+    cancelled = store.finish(replace(response("a"), body=b"cancelled"))
+    assert store.finish(replace(response("a"), body=b"completed")) is cancelled
+    assert store.get("a", None).body == b"cancelled"
+
+
 def test_another_tenant_finds_nothing() -> None:
     store = ResponseStore(5000)
     store.put(response("a", tenant="alice"))

@@ -152,8 +152,8 @@ async def cancel_response(request: Request, id: str) -> Response:
         return Response(found.body, media_type=_JSON)
     cancelled = {**msgspec.json.decode(found.body), "status": "cancelled"}
     found.generation.abandon()
-    store.finish(replace(found, body=_encode(cancelled), generation=None))
-    return Response(_encode(cancelled), media_type=_JSON)
+    ended = store.finish(replace(found, body=_encode(cancelled), generation=None))
+    return Response(ended.body, media_type=_JSON)
 
 
 @router.delete("/v1/responses/{id}")

@@ -63,11 +63,19 @@ class ResponseStore:
         with self._lock:
             self._put(response)
 
-    def finish(self, response: StoredResponse, *, is_new: bool = False) -> None:
-        """Keep a finished response; one that is not new only if it was not deleted meanwhile."""
+    def finish(self, response: StoredResponse, *, is_new: bool = False) -> StoredResponse:
+        """Keep a finished response, and return it.
+
+        One that is not new is kept only if it was not deleted meanwhile. If it ended otherwise, as by a cancellation,
+        that end is kept and returned.
+        """
         with self._lock:
-            if is_new or response.id in self._kept:
+            known = self._kept.get(response.id)
+            if known is not None and known.generation is None:
+                return known
+            if is_new or known is not None:
                 self._put(response)
+            return response
 
     def get(self, id: str, tenant: str | None) -> StoredResponse:
         """Return a response of a tenant. Raises NotFound."""
