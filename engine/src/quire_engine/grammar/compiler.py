@@ -50,7 +50,7 @@ _TIME = (
     f"([0-9]{{2}}:[0-9]{{2}}:[0-5][0-9]{_FRACTION}([zZ]|[+-][0-9]{{2}}:[0-9]{{2}})|23:59:60{_FRACTION}([zZ]|[+-]00:00))"
 )
 _FORMAT_PATTERNS = {"date": f"^{_DAY}$", "time": f"^{_TIME}$", "date-time": f"^{_DAY}[tT]{_TIME}$"}
-"""What RFC 3339 requires beyond the formats of llguidance: a 29th of February has a leap year, and a leap second is
+"""Patterns of what RFC 3339 requires beyond llguidance: a 29th of February has a leap year, and a leap second is
 before midnight. Those with an offset from UTC are left out: a pattern would have to list each offset with its minute.
 """
 _ONE = ("additionalProperties", "items", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
