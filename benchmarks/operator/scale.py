@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.operator.scale_cluster import NAMESPACE, REPLICAS, Cluster, wait
 from benchmarks.operator.scale_report import Row, summary
-from benchmarks.report import ROOT, cpu_seconds, write_json
+from benchmarks.report import ROOT, cpu_seconds, interrupt_on_terminate, write_json
 from quire_cluster.audit import Position
 from quire_cluster.ports import free_ports
 from quire_operator.adapters.kubernetes.cluster import KubeCluster
@@ -168,9 +169,11 @@ def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
     cluster = Cluster(count)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "operator.log"
-    try:
+    with ExitStack() as stack:
+        stack.callback(cluster.plane.stop)
         started, burnt = time.monotonic(), cluster.cpu_seconds()
         operator = Operator(cluster, log)
+        stack.callback(operator.stop)
         row: Row = {"applied_seconds": wait(cluster.applied, "operator: applied", started)}
         row["serving_seconds"] = wait(cluster.serving, "operator: all replicas ready", started, every=3.0)
         row["told_seconds"] = wait(cluster.told, "operator: every status says so", started, every=3.0)
@@ -183,8 +186,6 @@ def operator_run(count: int, folder: Path, *, quiet_seconds: float) -> Row:
         row["megabytes"], row["peak_megabytes"] = operator.megabytes("VmRSS"), operator.megabytes("VmHWM")
         row |= restarted(cluster, operator, log)
         return row
-    finally:
-        cluster.plane.stop()
 
 
 def quiet(cluster: Cluster, operator: Operator, seconds: float) -> Row:
@@ -251,6 +252,7 @@ def main() -> None:
         asyncio.run(apply_all(options.bare))
         print(cpu_seconds(os.getpid()))
         return
+    interrupt_on_terminate()  # which ends the control plane and the operator
     bare, operator = [], []
     for _ in range(options.runs):
         bare.append(bare_run(options.count))
