@@ -181,8 +181,8 @@ usage: quire-operator [flags]
             _flag("served-names", Choice(values={"unique": NameScope.CLUSTER, "namespaced": NameScope.NAMESPACED,
                   "shared": None}), "unique: two LLMDeployments with one served name conflict; namespaced: clients of "
                   "the gateway ask for NAMESPACE/NAME; shared: there is no gateway", "unique"),
-            _flag("monitors", Choice(values={"auto": True, "off": False}), "PodMonitors and PrometheusRules; auto "
-                  "creates them if the cluster has these kinds", "auto"),
+            _flag("monitors", Choice(values={"auto": True, "off": False}), "auto: create PodMonitors and "
+                  "PrometheusRules where these kinds exist", "auto"),
             _flag("monitor-interval", Pattern(r"(?=.)(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?", 'a duration such as "15s"',
                   "DURATION"), "the time between scrapes by PodMonitors", "15s"),
             _flag("monitor-labels", Labels(), "labels of PodMonitors, such as release=prometheus"),
@@ -199,8 +199,8 @@ usage: quire-operator [flags]
         ),
         "Work": (
             _flag("workers", Integer(1, 1024), "the number of LLMDeployments that are reconciled at once", "32"),
-            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the number of LLMDeployments whose replicas a new "
-                  "operator replaces at once; 0 is any", "5"),
+            _flag("max-concurrent-rollouts", Integer(0, 100_000), "the LLMDeployments whose replicas a new operator "
+                  "replaces at once; 0: all", "5"),
             _flag("resync", Duration(10.0), "how often every LLMDeployment is reconciled without a change", "10m"),
             _flag("autoscaling-period", Duration(1.0), "the time between two evaluations of the autoscaler", "15s"),
         ),
