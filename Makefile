@@ -35,7 +35,7 @@ FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_part
   $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
   tests/cli/bench tests/cli/inspection tests/tools
 # The two halves of `make test`, which run at the same time.
-ENGINE_TESTS := tests/engine tests/kernels
+ENGINE_TESTS := tests/engine
 OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .DEFAULT_GOAL := help
@@ -77,7 +77,7 @@ up: $(VENV)/.runtime ## Serve FILE (default examples/demo.yaml) locally on PORT;
 test: $(VENV)/.dev $(CLIENTS)/.done lint ## Run all checks and tests; two halves of them run at the same time
 	$(MAKE) --no-print-directory -j2 test-engine test-others
 
-test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the tests of the engine and of the CPU kernels
+test-engine: $(VENV)/.dev $(CLIENTS)/.done ## Run the tests of the engine
 	@set -o pipefail; $(BIN)/pytest $(ENGINE_TESTS) | sed -u 's/^/engine | /'
 
 test-others: $(VENV)/.dev $(CLIENTS)/.done kernels-interpreted kernels-aot ## Test and compile the Triton kernels; run the tests of all other parts
