@@ -75,10 +75,10 @@ def test_a_killed_engine_process_is_replaced_within_its_pod(
     pods = chat.serving_pods()
     victim, killed = pods[0], "engine process killed"
     replaced = release.page(victim, ENGINE_PORT).total("quire_engine_restarts_total")
+    process = engine_process(machine, victim)
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
-        wait_for_streams(traffic, pods)
         traffic.permit(cut_on(victim, after=killed, within_seconds=NOTIFIED_SECONDS))
-        process = engine_process(machine, victim)
+        wait_for_streams(traffic, pods)
         traffic.mark(killed)
         kill(process)
         back = _wait_until_it_streams_again(traffic, victim)
@@ -97,10 +97,10 @@ def test_a_killed_container_is_restarted_within_its_pod(
 ) -> None:
     pods = chat.serving_pods()
     victim, killed = pods[-1], "container killed"
+    process = main_process(machine, victim, "engine")
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
-        wait_for_streams(traffic, pods)
         traffic.permit(cut_on(victim, after=killed, within_seconds=NOTIFIED_SECONDS))
-        process = main_process(machine, victim, "engine")
+        wait_for_streams(traffic, pods)
         traffic.mark(killed)
         kill(process)
         back = _wait_until_it_streams_again(traffic, victim)
@@ -119,8 +119,8 @@ def test_a_pod_deleted_by_force_is_replaced(
     pods = chat.serving_pods()
     victim, killed = pods[0], "pod deleted by force"
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
-        wait_for_streams(traffic, pods)
         traffic.permit(cut_on(victim, after=killed, within_seconds=BACK_SECONDS))
+        wait_for_streams(traffic, pods)
         at = traffic.mark(killed)
         chat.kube.delete(namespaced(victim.namespace, "pods", victim.name), grace_seconds=0)
         newcomers = chat.until(lambda: _newcomers(chat, pods), what="a new replica is ready", seconds=BACK_SECONDS)
@@ -139,7 +139,7 @@ def test_a_killed_gateway_disconnects_only_its_own_clients(
     chat: LLMDeployment, machine: RealCluster, target: Target, release: Release, gateway_url: str, report: Report
 ) -> None:
     victim, other = _two_gateways(release)
-    killed = "gateway killed"
+    killed, process = "gateway killed", main_process(machine, victim, "gateway")
     cut = Permit(why="they came through it", kinds=CUT, after=killed, within_seconds=NOTIFIED_SECONDS)
     away = Permit(
         why="it is away, or the Service still leads to it",
@@ -150,14 +150,14 @@ def test_a_killed_gateway_disconnects_only_its_own_clients(
     of_victim = streams(target.pod_url(victim, GATEWAY_PORT), chat, concurrency=2)
     of_other = streams(target.pod_url(other, GATEWAY_PORT), chat, concurrency=2)
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=2), report, chat) as traffic, of_victim, of_other:
-        for one in (of_victim, of_other):
-            one.wait_for(lambda live: sum(live.streams.values()) >= 2, 60, "two streams through each gateway")
         for one in (traffic, of_victim):
             one.permit(cut)
             one.permit(away)
+        for one in (of_other, of_victim):
+            one.wait_for(lambda live: sum(live.streams.values()) >= 2, 60, "two streams through each gateway")
         for one in (traffic, of_victim, of_other):
             one.mark(killed)
-        kill(main_process(machine, victim, "gateway"))
+        kill(process)
         before = of_victim.live().completed
         of_victim.wait_for(lambda live: live.completed > before, BACK_SECONDS, "answers through it again")
     assert all(record.ok for record in of_other.result.records), "who came through the other gateway noticed nothing"

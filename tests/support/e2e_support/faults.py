@@ -14,7 +14,7 @@ from quire_cluster.real_cluster import RealCluster
 ENGINE_LOOP: Final = "quire_engine.ipc.loop"
 """A word in the command of the process that computes; the other process of an engine serves HTTP."""
 STREAMS: Final = 6
-BEYOND: Final = 250
+BEYOND: Final = 600
 """Additional tokens after the known ones, so that a kill interrupts running streams."""
 BEGIN_SECONDS: Final = 60.0
 
