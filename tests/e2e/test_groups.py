@@ -110,7 +110,7 @@ def test_groups_scale_and_survive_a_worker_a_rollout_and_a_drain(
         watch = Stopwatch()
         wait_groups(chat, 2, without=set(), seconds=240)
         report.figure("scale-up by load, 1 → 2 groups ready", watch.seconds)
-        traffic.set_rate(1.0)  # Groups that never rest take the CPU from those that start.
+        traffic.set_rate(0.5)  # Groups that never rest take the CPU from those that start.
 
         (worker, *_) = pods_by_index(chat, 1)
         traffic.mark(f"kill {worker.name}")
