@@ -4,7 +4,7 @@ The known part of each stream is compared token by token, and its length is exac
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from e2e_support.traffic import Form, Kind, Prompt, Traffic, of_kind
@@ -41,11 +41,11 @@ def long_streams(
     )
 
 
-def begin_one_by_one(streams: Traffic, count: int) -> None:
+def begin_one_by_one(streams: Traffic, count: int, *, pause: Callable[[float], None] = time.sleep) -> None:
     """Start streams one by one up to this number. Gateways could not balance simultaneous starts."""
     for number in range(1, count + 1):
         streams.set_concurrency(number)
-        time.sleep(_APART_SECONDS)
+        pause(_APART_SECONDS)
     streams.wait_for(lambda live: live.in_flight >= count, _PLACED_SECONDS, f"{count} long streams")
 
 
