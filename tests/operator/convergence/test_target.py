@@ -48,6 +48,10 @@ def record(replicas: int | None) -> ScalingRecord | None:
         ({"replicas": 1, "autoscaling": AUTOSCALING}, None, 5, running(3), 5, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 4, 5, running(3), 4, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 40, 5, running(3), 8, None),
+        # What is persisted outside the bounds is replaced.
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 9, 9, running(9), 8, 8),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, None, 1, running(1), 2, 2),
+        ({"replicas": 1, "autoscaling": AUTOSCALING}, 9, 9, running(9, old=2), 8, 8),
         # Nothing is removed while old replicas are being replaced.
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 3, 3, running(6, old=2), 6, None),
         ({"replicas": 1, "autoscaling": AUTOSCALING}, 7, 7, running(6, old=2), 7, None),

@@ -331,6 +331,18 @@ async def test_fixed_replicas_discard_the_scaling_decision(world: Any) -> None:
     assert asked(world) == 2
 
 
+async def test_lowered_maximum_is_stored_before_the_next_decision(world: Any) -> None:
+    world.apply(replicas=6, autoscaling={"minReplicas": 7, "maxReplicas": 8})
+    await world.settle()
+    assert asked(world) == 7
+    world.apply(replicas=6, autoscaling={"minReplicas": 1, "maxReplicas": 5})
+    await world.settle()
+    assert (asked(world), world.status["autoscaling"]["desiredReplicas"]) == (5, 5)
+    world.apply(replicas=6)
+    await world.settle()
+    assert asked(world) == 6, "the 7 must not come back"
+
+
 async def test_missing_metrics_set_and_clear_the_condition(world: Any) -> None:
     world.apply(autoscaling=AUTOSCALING)
     await world.settle()

@@ -48,4 +48,6 @@ def target(
     if deployment is not None and deployment.is_rolling and replicas < running <= bounds.max_replicas:
         # While old replicas are replaced, the new ones must be able to take over the load of both.
         replicas = running
-    return Target(replicas=replicas, persist=replicas if persisted is None else None)
+    # A number outside the bounds must not come back when the autoscaler is removed before its next decision.
+    is_recorded = persisted is not None and bounds.clamp(persisted) == persisted
+    return Target(replicas=replicas, persist=None if is_recorded else replicas)
