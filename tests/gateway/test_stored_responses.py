@@ -1,5 +1,6 @@
 """Responses that replicas keep, through the gateway: the id of a response leads every gateway to its replica."""
 
+import asyncio
 import json
 
 import openai
@@ -104,3 +105,51 @@ async def test_keys_and_limits_hold_for_stored_responses(start_gateway, replicas
     assert statuses == [404, 404, 404, 429, 429]
     async with gateway.client.get(address) as response:
         assert response.status == 401
+
+
+async def continued(gateway, keeper: str) -> tuple[int, dict[str, object]]:
+    """Continue a response of a replica, and return the status and the body of the answer."""
+    body = {"model": "chat", "input": "hi", "previous_response_id": new_response_id(replica_tag(keeper))}
+    async with gateway.client.post(f"{gateway.url}/v1/responses", json=body) as response:
+        return response.status, await response.json()
+
+
+async def test_continuation_waits_for_its_replica_and_asks_no_other(gateway, replicas) -> None:
+    keeper, other = await replicas("chat-0"), await replicas("chat-1")
+    await gateway.push(chat=[keeper.endpoint(ready=False), other.endpoint()])
+    call = asyncio.create_task(continued(gateway, "chat-0"))
+    while gateway.gateway.metrics.held.get("chat", 0) != 1:
+        await asyncio.sleep(0.005)
+    assert (await gateway.complete())[1]["served_by"] == "chat-1"
+    await gateway.push(chat=[keeper.endpoint(), other.endpoint()])
+    assert (await call)[1]["served_by"] == "chat-0"
+    assert [len(replica.bodies) for replica in (keeper, other)] == [1, 1]
+
+
+async def test_continuation_whose_replica_stays_away_fails_in_time(start_gateway, replicas) -> None:
+    gateway = await start_gateway(hold_timeout_seconds=0.2)
+    keeper, other = await replicas("chat-0"), await replicas("chat-1")
+    await gateway.push(chat=[keeper.endpoint(ready=False), other.endpoint()])
+    status, body = await continued(gateway, "chat-0")
+    assert (status, body["error"]["code"]) == (503, "no_replica_ready")
+    assert (await gateway.complete())[0] == 200
+    assert gateway.gateway.metrics.held["chat"] == 0
+
+
+async def test_continuation_does_not_hammer_a_replica_that_died(start_gateway, replicas) -> None:
+    gateway = await start_gateway(hold_timeout_seconds=1.0)
+    keeper, other = await replicas("chat-0"), await replicas("chat-1")
+    await gateway.push(chat=[keeper.endpoint(), other.endpoint()])
+    await keeper.stop()
+    assert (await continued(gateway, "chat-0"))[0] == 503
+    assert await gateway.metric("quire_gateway_retries_total", model="chat", reason="unreachable") <= 3
+    assert other.bodies == []
+
+
+async def test_continuation_of_a_terminating_replica_is_lost_at_once(gateway, replicas) -> None:
+    keeper, other = await replicas("chat-0"), await replicas("chat-1")
+    other.behaviour = Keeper("chat-1")
+    await gateway.push(chat=[keeper.endpoint(terminating=True), other.endpoint()])
+    status, body = await continued(gateway, "chat-0")
+    assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+    assert keeper.bodies == []

@@ -221,7 +221,7 @@ class Proxy:
                     if failure is not None and failure.reason == "busy" and failure.answer is not None:
                         self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
                         return failure.answer
-                    await call.ticket.wait(cause=None if failure is None else failure.cause)
+                    await call.ticket.wait(cause=None if failure is None else failure.cause, keeper=_waited_for(call))
                     tried.clear()
                     continue
                 backend = choice
@@ -274,8 +274,8 @@ class Proxy:
     def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         if len(tried) >= self._options.max_attempts:
             return Hold()
-        if call.keeper is not None and call.keeper in call.pool.backends:
-            tried = tried | (call.pool.backends.keys() - {call.keeper})
+        if (keeper := _waited_for(call)) is not None:
+            tried = tried | (call.pool.backends.keys() - {keeper})
         choice: Backend | Hold = Hold()
         if avoided := self._trials.avoided(call.pool):
             choice = self._pick_from(call, tried | avoided)
@@ -297,6 +297,12 @@ def _after(losses: Losses, call: Call, backend: Backend, failed: FailedAttempt) 
 def _keeper(pool: Pool, tag: str | None) -> str | None:
     """Return the replica with this tag. If it has gone, any other one refuses what it cannot continue."""
     return None if tag is None else next((id_ for id_ in pool.backends if replica_tag(id_) == tag), None)
+
+
+def _waited_for(call: Call) -> str | None:
+    """Return the only replica that can serve a request; None for any. One that terminates will never serve it."""
+    known = None if call.keeper is None else call.pool.backends.get(call.keeper)
+    return None if known is None or known.endpoint.terminating else call.keeper
 
 
 async def _started(call: Call) -> web.StreamResponse | None:
