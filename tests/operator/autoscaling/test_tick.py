@@ -136,6 +136,17 @@ async def test_failed_scaling_is_retried_at_the_next_tick(bench, failing):
     assert len(bench.ledger.records["ns/chat"].changes) == 1
 
 
+async def test_record_whose_write_failed_is_replaced_without_demand(bench):
+    await bench.tick(bench.subject())
+    bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 5.0}
+    bench.ledger.failing = {"persist"}  # the server may have stored the 2 before the connection broke
+    assert (await bench.tick(bench.subject()))["ns/chat"].desired == 2
+    bench.metrics.figures["ns/chat-0"] = {"running": 1.0}
+    bench.ledger.failing = set()
+    assert (await bench.tick(bench.subject()))["ns/chat"].desired == 1
+    assert bench.ledger.calls == [("persist", "ns/chat", 1), ("persist", "ns/chat", 1)]
+
+
 async def test_failed_scale_up_does_not_use_up_the_step_limit(bench):
     bench.metrics.figures["ns/chat-0"] = {"running": 10.0, "waiting": 500.0}
     bench.ledger.failing = {"scale"}

@@ -99,6 +99,26 @@ async def test_changed_replicas_create_no_revision(world: World) -> None:
     assert body["spec"]["replicas"] == 5
 
 
+async def test_change_that_reaches_no_pod_applies_without_a_canary(world: World) -> None:
+    def cached(retain: str, **other: Any) -> dict[str, Any]:
+        cache = {"size": "10Gi", "accessMode": "ReadWriteMany", "retain": retain}
+        return {**OLD, "model": {"source": "hf://org/model@" + 40 * "a", "cache": cache}, **other}
+
+    world.apply(**cached("Delete"))
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+    world.apply(**cached("Retain"))
+    await world.settle()
+    assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children
+    body: Any = world.cluster.manifests[Ref("PersistentVolumeClaim", "chat-models")].body
+    assert "ownerReferences" not in body["metadata"], "the claim must stay when the LLMDeployment is deleted"
+    assert len(revisions(world)) == 1
+    world.apply(**cached("Retain", engine={"maxSequences": 16}))
+    await world.settle()
+    assert phase(world) == ("Starting", 0) and max_sequences(world, DEPLOYMENT) == "8"
+
+
 async def test_good_canary_is_promoted_step_by_step(world: World) -> None:
     await serving(world)
     assert phase(world) == ("Canary", 20)

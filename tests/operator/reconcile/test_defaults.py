@@ -69,6 +69,30 @@ async def test_a_change_of_defaults_reaches_pods_and_status(defaulted: Any) -> N
     assert "defaults" not in defaulted.status
 
 
+async def test_defaults_that_change_during_a_pass_bypass_no_canary(defaulted: Any, monkeypatch: Any) -> None:
+    rollout = {"strategy": "Canary"}
+    defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:1"}})
+    await defaulted.defaults.refresh()
+    defaulted.apply(rollout=rollout)
+    await defaulted.settle()
+    defaulted.run_replicas()
+    await defaulted.settle()
+    kind = type(defaulted.cluster)
+    write = kind.write_status
+
+    async def write_and_change(self: Any, resource: Any, status: Any) -> Any:
+        if len(defaulted.changes) == 1:
+            defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:2"}})
+            await defaulted.defaults.refresh()
+        return await write(self, resource, status)
+
+    monkeypatch.setattr(kind, "write_status", write_and_change)
+    defaulted.apply(rollout=rollout, autoscaling={"minReplicas": 1, "maxReplicas": 2})  # its first number is persisted
+    await defaulted.settle()
+    assert len(defaulted.changes) == 2
+    assert (image(defaulted), defaulted.status["rollout"]["phase"]) == ("registry.example/cluster:1", "Starting")
+
+
 async def test_an_unchanged_list_changes_nothing(defaulted: Any) -> None:
     defaulted.maps.put("quire", {"engine": {"maxModelLength": 512}})
     await defaulted.defaults.refresh()

@@ -23,6 +23,7 @@ from quire_operator.ports import (
     Throttled,
     Unavailable,
 )
+from quire_operator.reconcile import pending_scaling
 from quire_operator.reconcile.reconciler import retry_after
 
 KEY = Key("prod", "chat")
@@ -309,6 +310,30 @@ async def test_record_of_a_removed_autoscaler_is_not_applied(world: Any, spec: A
     await world.reconciler.reconcile(KEY)
     with pytest.raises(ScalingNotDone, match=why):
         await persisting
+
+
+async def test_record_of_earlier_bounds_is_written_within_the_new_ones(world: Any) -> None:
+    world.apply(replicas=3, autoscaling={"minReplicas": 1, "maxReplicas": 8})
+    await world.settle()
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, record(7, since=3)))
+    await asyncio.sleep(0)
+    world.apply(replicas=3, autoscaling={"minReplicas": 1, "maxReplicas": 5})
+    await world.reconciler.reconcile(KEY)
+    await persisting
+    assert world.status["autoscaling"]["desiredReplicas"] == 5
+    world.apply(replicas=3)
+    await world.settle()
+    assert asked(world) == 5, "a 7 would stay after the autoscaler was removed"
+
+
+async def test_record_that_waited_too_long_is_never_written(world: Any, monkeypatch: Any) -> None:
+    world.apply(replicas=1, autoscaling=AUTOSCALING)
+    await world.settle()
+    monkeypatch.setattr(pending_scaling, "_PERSIST_SECONDS", 0.0)
+    with pytest.raises(ScalingNotDone, match="within 0 s"):
+        await world.reconciler.scaling.persist(KEY, record(5))
+    await world.settle()
+    assert world.status["autoscaling"]["desiredReplicas"] == 1
 
 
 async def test_persist_fails_for_a_deleted_resource(world: Any) -> None:

@@ -55,6 +55,9 @@ class PendingScaling:
             async with asyncio.timeout(_PERSIST_SECONDS):
                 await waiting.done
         except TimeoutError:
+            state = self._states.get(key)
+            if state is not None and state.persist is waiting:
+                state.persist = None  # the next tick decides again, and a late pass must not write this record
             raise ScalingNotDone(f"the status was not written within {_PERSIST_SECONDS:g} s") from None
 
     def scale(self, key: Key, *, replicas: int, victims: Sequence[str]) -> None:
@@ -96,14 +99,14 @@ class PendingScaling:
         if spec.autoscaling is None:
             state.give_up_persisting("it has a fixed number of replicas")
             return
-        handed_in = state.persist
+        handed_in, now = state.persist, self._clock.now()
         if handed_in is not None:
-            record = handed_in.record
+            record = _within_bounds(handed_in.record, spec, now=now)
         elif goal.persist is not None:
             record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
         else:
             return
-        wanted = {**resource.status, **scaling_sections(record, spec, now=self._clock.now())}
+        wanted = {**resource.status, **scaling_sections(record, spec, now=now)}
         await self._reporter.write_status(resource, state, spec, wanted)
         if handed_in is not None and state.persist is handed_in:
             state.persist = None
@@ -118,3 +121,14 @@ class PendingScaling:
             except (Refused, Forbidden) as error:  # Kubernetes then chooses the pods; scaling down matters more
                 logger.warning("%s: could not set pod-deletion-cost of %s: %s", key, ", ".join(state.victims), error)
         state.victims = ()
+
+
+def _within_bounds(record: ScalingRecord, spec: Spec, *, now: float) -> ScalingRecord:
+    """Return a record that was handed in, with a number of replicas that the spec of this pass allows.
+
+    The autoscaler may have decided by an earlier spec, and the record outlives this one.
+    """
+    if spec.autoscaling is None or spec.only_recommends or record.desired_replicas is None:
+        return record
+    bounds = recorded_bounds(spec.autoscaling, record, now)
+    return replace(record, desired_replicas=bounds.clamp(record.desired_replicas))

@@ -49,6 +49,7 @@ class _Memory:
     uid: str
     history: History
     persisted: ScalingRecord | None
+    """The record that is surely persisted; None if that is unknown."""
 
 
 class Autoscaler:
@@ -117,6 +118,7 @@ class Autoscaler:
         self._acting.add(key)
         try:
             if decision.record != persisted:
+                persisted = None  # until it is certain: a write that fails may have been stored
                 await self._target.persist(key, decision.record)
                 persisted = decision.record
             if decision.is_change and decision.enforced:

@@ -104,7 +104,10 @@ def advance(before: Record | None, situation: Situation, policy: Canary, *, now:
 
 
 def _settled(before: Record, seen: Situation) -> Record:
-    """Return the record for a spec that needs no canary: unchanged, reverted, or promoted."""
+    """Return the record for a spec that needs no canary: unchanged, reverted, or promoted.
+
+    It is the stable one from now on, so that its changes of other objects than pods apply, such as those of the cache.
+    """
     if before.phase is Phase.PROMOTING and not seen.is_promoted:
         return before
     message = before.message if before.phase is Phase.STABLE else ""
@@ -112,7 +115,7 @@ def _settled(before: Record, seen: Situation) -> Record:
         message = f"revision {before.stable} was promoted"
     elif before.phase is not Phase.STABLE:
         message = "the spec was changed back to the stable revision"
-    return Record(stable=before.stable, rejected=before.rejected, message=message)
+    return Record(stable=seen.revision, rejected=before.rejected, message=message)
 
 
 def _begun(before: Record, seen: Situation, policy: Canary, *, now: float) -> Record:
