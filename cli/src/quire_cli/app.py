@@ -202,7 +202,7 @@ def plan(
     machine = this_machine()
     if gpu is None and memory is None:
         with suppress(StartProblem):  # a machine that only plans may have no engine
-            machine = with_tried_cpu(machine, (installed(ENGINE_COMMAND),))
+            machine = asyncio.run(with_tried_cpu(machine, (installed(ENGINE_COMMAND),)))
     store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
     console = _console()
     everything_fits = True

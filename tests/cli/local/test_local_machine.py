@@ -63,14 +63,16 @@ def test_fast_bfloat16(tmp_path: Path, flags: str, fast: bool) -> None:
         ("exit 2", None, True),
     ],
 )
-def test_cpu_of_the_machine_equals_engine_detection(tmp_path: Path, says: str, cpu: str | None, fast: bool) -> None:
+async def test_cpu_of_the_machine_equals_engine_detection(
+    tmp_path: Path, says: str, cpu: str | None, fast: bool
+) -> None:
     engine = tmp_path / "engine"
     engine.write_text(f'#!/bin/sh\n[ "$1" = --cpu-report ] || exit 3\n{says}\n')
     engine.chmod(0o755)
     machine = this_machine(put(tmp_path, {"proc/cpuinfo": "flags\t\t: fpu avx512_bf16\n"}))
-    found = with_tried_cpu(machine, [str(engine)])
+    found = await with_tried_cpu(machine, [str(engine)])
     assert (found.cpu, found.multiplies_bfloat16) == (cpu, fast)
-    assert with_tried_cpu(machine, [str(tmp_path / "missing")]) == machine
+    assert await with_tried_cpu(machine, [str(tmp_path / "missing")]) == machine
 
 
 def test_gpus_of_amd_are_those_of_its_driver(tmp_path: Path) -> None:

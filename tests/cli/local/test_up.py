@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -68,7 +69,7 @@ class Lines(io.StringIO):
         return [line for line in self.events if line["event"] == event]
 
     async def until(self, holds: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not holds():
                 self._moved.clear()
                 await self._moved.wait()
@@ -128,7 +129,7 @@ async def running(run: Run) -> AsyncIterator[asyncio.Task[None]]:
         if not task.done():
             run.up.stop()
             run.up.stop()
-            await asyncio.wait((task,), timeout=20)
+            await asyncio.wait((task,), timeout=120)
 
 
 async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -> None:
@@ -154,6 +155,20 @@ async def test_run_ends_after_exit_after_seconds(tmp_path: Path) -> None:
     assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
 
 
+async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
+    wait = "import os, pathlib, time; pathlib.Path('pid.new').write_text(str(os.getpid()))"
+    wait += "; os.rename('pid.new', 'pid'); time.sleep(3600)"
+    run = Run(tmp_path, document(), engine=(sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {wait}"))
+    run.up = Up(replace(run.options, machine=None), JsonLines(run.lines))
+    async with running(run) as task:
+        while not (tmp_path / "pid").exists():
+            await asyncio.sleep(0.01)
+        run.up.stop()
+        await asyncio.wait_for(task, 60)
+    await until_dead([int((tmp_path / "pid").read_text())])
+    assert [event["event"] for event in run.lines.events] == ["end"]
+
+
 async def test_canary_is_accepted_with_a_note_that_it_has_no_effect(tmp_path: Path) -> None:
     run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 60)
@@ -170,7 +185,7 @@ async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) ->
     )
     run = Run(tmp_path, text, engine=(sys.executable, "-c", script, str(seen)))
     async with running(run):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not seen.exists() or not seen.read_text():
                 await asyncio.sleep(0.02)
     args = seen.read_text().split()
@@ -192,7 +207,7 @@ async def test_optional_draft_model_is_passed_to_the_engine_if_present(tmp_path:
         (tmp_path / "small").mkdir()
         (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
     async with running(run):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not seen.exists() or not seen.read_text():
                 await asyncio.sleep(0.02)
     args = seen.read_text().split()
@@ -218,7 +233,7 @@ async def test_engine_gets_the_key_file_of_its_spec(tmp_path: Path) -> None:
     run = Run(tmp_path, document(auth={"secretName": "k"}), engine=(sys.executable, "-c", script, str(seen)))
     run.environ["QUIRE_API_KEY_FILE"] = str(keys)
     async with running(run):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not seen.exists() or not seen.read_text():
                 await asyncio.sleep(0.02)
     assert f"--api-key-file {keys}" in seen.read_text()
@@ -368,7 +383,7 @@ async def test_no_process_survives_sigkill(tmp_path: Path) -> None:
         env={**os.environ, **run.environ},
     )
     assert process.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while (line := json.loads(await process.stdout.readline()))["event"] != "ready":
             assert line["event"] in ("start", "phase")
     pids = run.pids()

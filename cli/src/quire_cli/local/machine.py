@@ -1,5 +1,6 @@
 """The resources of this machine: CPUs and memory within the container's limits, GPUs, and fast data types."""
 
+import asyncio
 import json
 import math
 import os
@@ -8,6 +9,8 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from quire_cli.local.process import watched_output
 
 _MIB = 2**20
 _NVIDIA_SMI_SECONDS = 10
@@ -42,14 +45,14 @@ def this_machine(root: Path = Path("/")) -> Machine:
     )
 
 
-def with_tried_cpu(machine: Machine, engine: Sequence[str]) -> Machine:
+async def with_tried_cpu(machine: Machine, engine: Sequence[str]) -> Machine:
     """Return the machine with what the engine found out about its CPU; unchanged where the engine does not say.
 
     engine  the engine's command, which tries the CPU's instructions where no earlier start has
     """
     try:
-        answer = subprocess.run([*engine, "--cpu-report"], capture_output=True, timeout=_CPU_REPORT_SECONDS, check=True)
-        report = json.loads(answer.stdout)
+        async with asyncio.timeout(_CPU_REPORT_SECONDS):
+            report = json.loads(await watched_output([*engine, "--cpu-report"]))
         return replace(machine, cpu=str(report["sentence"]), multiplies_bfloat16=bool(report["multiplies_bfloat16"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return machine

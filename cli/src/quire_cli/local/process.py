@@ -45,6 +45,23 @@ async def start_watched(command: Sequence[str], **options: Any) -> asyncio.subpr
     return await asyncio.create_subprocess_exec(*watched, stdin=stdin, start_new_session=True, **options)
 
 
+async def watched_output(command: Sequence[str]) -> bytes:
+    """Return the standard output of ``command``, which ends with its session if this is cancelled.
+
+    Raises ``OSError``, or ``CalledProcessError`` if it fails.
+    """
+    started = await start_watched(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = WatchedProcess(started)
+    try:
+        output, _ = await started.communicate()
+    finally:
+        process.kill()
+        code = await process.wait()
+    if code:
+        raise subprocess.CalledProcessError(code, list(command))
+    return output
+
+
 class WatchedProcess:
     """A running command. It leads a session, so that the processes it starts can be found and ended with it."""
 

@@ -123,7 +123,7 @@ class Up:
         """Fetch every model and check that it fits; raise ModelProblem or CapacityProblem."""
         machine = self._options.machine
         if machine is None:
-            machine = await asyncio.to_thread(with_tried_cpu, this_machine(), self._options.commands.engine)
+            machine = await with_tried_cpu(this_machine(), self._options.commands.engine)
         store = ModelStore(base=self._options.file.resolve().parent, cache=cache_home(self._options.environ))
         found: list[Sized] = []
         for spec in specs:
