@@ -150,4 +150,4 @@ async def test_shutdown_ends_a_comparison(gateway: Any, start: Any) -> None:
     assert await ask(gateway) == 200
     await other.arrived.wait()
     await gateway.gateway.stop()
-    await asyncio.wait_for(other.left.wait(), 5)
+    await asyncio.wait_for(other.left.wait(), 60)

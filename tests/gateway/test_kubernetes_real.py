@@ -76,7 +76,7 @@ def _endpoints(snapshot: dict):
 
 
 async def next_with(snapshots: asyncio.Queue, ready: set[str]) -> dict:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             snapshot = await snapshots.get()
             if {e.id.partition("/")[2] for e in _endpoints(snapshot) if e.ready} == ready:
@@ -114,7 +114,7 @@ async def test_deployment_and_its_pods_become_a_model_with_replicas(api_server, 
 
     # It is deleted gracefully: it stays, terminating, until its grace period is over, and must get no requests.
     send("DELETE", f"{pods}/chat-1", {"gracePeriodSeconds": 300})
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             leaving = [e for e in _endpoints(await snapshots.get()) if e.terminating]
             if leaving:
@@ -123,7 +123,7 @@ async def test_deployment_and_its_pods_become_a_model_with_replicas(api_server, 
 
     send("DELETE", f"/api/v1/namespaces/{namespace}/services/chat", None)
     send("DELETE", f"{models}/chat", None)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await snapshots.get() != {}:
             pass
 
@@ -137,7 +137,7 @@ async def test_refused_token_is_logged_and_discovery_recovers(api_server, namesp
     access = from_kubeconfig(path)
     async with access.session() as session:
         task = asyncio.create_task(KubernetesDiscovery(access, session, namespaces=(namespace,)).run(lambda _: None))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while "answered 401" not in caplog.text:
                 await asyncio.sleep(0.02)
         assert not task.done()

@@ -154,7 +154,7 @@ async def test_slow_reader_applies_backpressure_to_the_replica(gateway, replicas
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
     body = b'{"model": "chat"}'
     writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await stalled.wait()
     writer.close()
     # The capacity of the kernel's socket buffers on two connections, and no more.

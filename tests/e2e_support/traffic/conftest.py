@@ -21,10 +21,14 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def ask(server: Server) -> Callable[..., Awaitable[Record]]:
-    async def once(prompt: Prompt = PROMPT, form: Form = Form.STREAM, *, beyond: int = 0) -> Record:
+    async def once(
+        prompt: Prompt = PROMPT, form: Form = Form.STREAM, *, beyond: int = 0, silence_seconds: float = 60.0
+    ) -> Record:
         exchange = Exchange(Ask(number=7, prompt=prompt, form=form, salted=False, beyond=beyond), time.monotonic())
         address = Address(url=server.url, model="demo")
         async with aiohttp.ClientSession() as session:
-            return await send(session, address, exchange, Patience(connect_seconds=1.0, silence_seconds=0.3))
+            return await send(
+                session, address, exchange, Patience(connect_seconds=10.0, silence_seconds=silence_seconds)
+            )
 
     return once

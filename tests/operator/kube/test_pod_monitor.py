@@ -138,7 +138,7 @@ async def test_series_have_the_names_that_are_queried(
     await runner.setup()
     await web.TCPSite(runner, POD_IP, page_port).start()
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not (found := await query(prometheus, "vllm:num_requests_running")):
                 await asyncio.sleep(0.1)
         (series,) = found

@@ -28,7 +28,7 @@ def address(name: str, engine) -> ReplicaAddress:
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> object:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not (value := await condition()):
             await asyncio.sleep(0.05)
         return value

@@ -13,7 +13,7 @@ Start = Callable[[], Awaitable[Any]]
 
 async def scraped(pages: PrometheusPages, asked: Target, waiting: float) -> Reading:
     """Return the replica's reading once Prometheus has this value."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             answer = (await pages.read([asked]))[asked.id]
             if isinstance(answer, Reading) and answer.values[m.WAITING] == waiting:

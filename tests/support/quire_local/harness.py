@@ -29,7 +29,7 @@ class Watch:
         self._moved.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not holds():
                 self._moved.clear()
                 await self._moved.wait()
