@@ -26,6 +26,7 @@ from e2e_support.waiting import POLL_SECONDS, Stopwatch
 pytestmark = pytest.mark.timeout(600)
 TOLD_SECONDS = 90.0
 MENDED_SECONDS = 90.0
+EVENT_SECONDS = 30.0
 KEY = "sk-of-the-scenario"
 LOST_PYTHON = {"name": "PYTHONHOME", "value": "/nowhere"}
 """A value with which no Python starts, like any program that exits immediately."""
@@ -149,11 +150,18 @@ def _break_all(courses: dict[str, Course], release: Release) -> None:
 
 
 def _look_around(course: Course, fault: Fault, release: Release) -> None:
-    chat = course.chat
-    course.events = [event for event in chat.events() if event.kind == "LLMDeployment"]
+    chat, watch = course.chat, Stopwatch()
+    # The operator creates the event after it has written the condition.
+    while not _is_warned(course, fault) and watch.seconds < EVENT_SECONDS:
+        time.sleep(POLL_SECONDS)
     course.old_then = next((pod for pod in chat.pods() if pod.uid == course.old.uid), None)
     labels = {"namespace": chat.namespace, "name": chat.name, "type": "Degraded", "reason": fault.reason}
     course.metric = release.operator_metrics().values("quire_operator_llmdeployment_condition", **labels)
+
+
+def _is_warned(course: Course, fault: Fault) -> bool:
+    course.events = [event for event in course.chat.events() if event.kind == "LLMDeployment"]
+    return ("Warning", fault.reason) in {(event.type, event.reason) for event in course.events}
 
 
 def _mend_all(courses: dict[str, Course], space: Space) -> None:

@@ -28,9 +28,9 @@ def test_a_changed_spec_replaces_replicas_without_failures(
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=2), report, chat) as traffic:
         traffic.wait_for(lambda live: live.completed >= 4, 30, "answers by the old replicas")
         traffic.mark("spec.engine.maxSequences: 8 → 6")
-        watch = Stopwatch()
+        # Before the change: the operator may have added a replica by the time that its request is answered.
+        watch, seen = Stopwatch(), Seen(chat)
         chat.patch(engine={"maxSequences": 6})
-        seen = Seen(chat)
         chat.until(seen.is_through, what="every replica is of the new version and ready", seconds=180)
         report.figure(f"spec edit to all {REPLICAS} replicas replaced", watch.seconds)
         answered = traffic.live().completed

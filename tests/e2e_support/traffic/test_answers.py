@@ -179,7 +179,8 @@ async def test_stall_is_detected(server, ask):
     async def answer(request):
         response = await begin(request)
         await response.write(written(right_events(await request.json())[0]))
-        await asyncio.Event().wait()
+        while request.transport is not None:
+            await asyncio.sleep(0.01)
         return response
 
     server.handler = answer
