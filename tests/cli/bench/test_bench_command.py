@@ -18,6 +18,15 @@ from quire_cli.bench.command import bench
 app = typer.Typer()
 app.command()(bench)
 
+BROKEN = {
+    "error": b'data: {"error": {"message": "engine died"}}',
+    "text": b'data: {"error": "out of memory", "error_type": "overloaded"}',
+    "half": b'data: {"choices": [',
+    "list": b"data: [1]",
+    "usage": b'data: {"choices": [], "usage": {"prompt_tokens": null}}',
+}
+"""Events with which a faulty stream ends."""
+
 
 @dataclass
 class FakeServer:
@@ -27,6 +36,9 @@ class FakeServer:
     fault: Callable[[int], str | None] = lambda number: None
     under_way: int = 0
     most_under_way: int = 0
+    together: int = 1
+    """The requests that the first ones wait for, so that so many are certainly under way at once."""
+    met: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
 
     async def models(self, request: web.Request) -> web.Response:
@@ -40,6 +52,9 @@ class FakeServer:
             return web.json_response({"error": {"message": "queue is full"}}, status=429)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
+        if self.under_way >= self.together:
+            self.met.set()
+        await self.met.wait()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         chat = "messages" in body
@@ -53,8 +68,8 @@ class FakeServer:
             if fault == "cut":
                 request.transport.abort()  # type: ignore[union-attr]
                 return response
-            if fault == "error":
-                await response.write(b'data: {"error": {"message": "engine died"}}\n\n')
+            if fault in BROKEN:
+                await response.write(BROKEN[fault] + b"\n\n")
                 return response
         prompt = sum(len(m["content"].split()) for m in body["messages"]) if chat else len(body["prompt"])
         usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
@@ -92,7 +107,7 @@ def server() -> Iterator[FakeServer]:
 
     thread = threading.Thread(target=run_to_its_end)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(120)
     yield fake
     loop.call_soon_threadsafe(stop.set)
     thread.join(10)
@@ -103,7 +118,7 @@ def run(server: FakeServer, *arguments: str) -> Any:
 
 
 def test_a_run_reports_every_token_and_writes_its_files(server: FakeServer, tmp_path: Path) -> None:
-    out, plot = tmp_path / "deep" / "out.json", tmp_path / "out.png"
+    out, plot, server.together = tmp_path / "deep" / "out.json", tmp_path / "out.png", 3
     result = run(
         server, "--requests", "12", "--concurrency", "3", "--input-tokens", "20", "--output-tokens", "5",
         "--slo-ttft", "30s", "--json", str(out), "--plot", str(plot),
@@ -142,7 +157,15 @@ def test_a_trace_sets_arrivals_and_lengths(server: FakeServer, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("fault", "reported"),
-    [("busy", "HTTP 429: queue is full"), ("cut", "error"), ("error", "engine died")],
+    [
+        ("busy", "HTTP 429: queue is full"),
+        ("cut", "error"),
+        ("error", "error in the stream: engine died"),
+        ("text", "error in the stream: out of memory"),
+        ("half", "cannot be read"),
+        ("list", "cannot be read"),
+        ("usage", "cannot be read"),
+    ],
 )
 def test_a_failed_request_is_counted_named_and_fails_the_command(server: FakeServer, fault: str, reported: str) -> None:
     server.fault = lambda number: fault if number == 2 else None

@@ -79,6 +79,7 @@ def test_traces_are_read_in_order_of_arrival(tmp_path: Path, text: str, expected
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "contains no requests"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.0,x,2\n", 'line 2.*ContextTokens "x"'),
+        (f'[{{"id": "{"a" * 200_000}"}}]', "neither a trace in CSV"),
         ('{"timestamp": 1}\n', "line 1"),
         (f'{{"timestamp": 1, "input_length": {10**400}, "output_length": 1}}\n', "line 1"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n{broken\n', "line 2"),

@@ -125,6 +125,8 @@ def test_mooncake_trace_is_read(policy, tmp_path, capsys):
         (["--warm-up", "3h"], "--warm-up leaves nothing to score"),
         (["--fault", "flood@3m"], '"flood@3m" is not a fault such as crash@10m'),
         (["--fault", "crash@soon"], '"crash@soon" is not a fault'),
+        (["--fault", "slow@1m+1mx1.2.3"], '"slow@1m+1mx1.2.3" is not a fault'),
+        (["--fault", "slow@1m+1mx0"], '"slow@1m+1mx0" is not a fault'),
         (["--startup-delay", "soon"], '"soon" is not a duration'),
         (["--engine", "absent.json"], "the calibration file absent.json cannot be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),

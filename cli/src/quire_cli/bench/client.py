@@ -18,6 +18,7 @@ from quire_cli.bench.summary import Outcome
 from quire_cli.bench.workload import Conversation, Turn
 
 Endpoint = Literal["completions", "chat"]
+_MOST_SHOWN_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class _Stream:
     def take(self, event: dict[str, Any], now: float) -> None:
         usage = event.get("usage")
         if usage:
-            self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            self.prompt_tokens, self.output_tokens = int(usage["prompt_tokens"]), int(usage["completion_tokens"])
         for choice in event.get("choices", ()):
             piece = choice.get("text") or (choice.get("delta") or {}).get("content")
             # A token may decode to no text yet (half a character); a completion's chunk counts even so. The first chunk
@@ -190,11 +191,24 @@ async def _stream(session: aiohttp.ClientSession, target: Target, body: dict[str
         async for data in _events(response.content):
             if data == b"[DONE]":
                 return
-            event = json.loads(data)
-            if "error" in event:
-                raise UnexpectedAnswer(f"error in the stream: {event['error'].get('message', event['error'])}", 200)
-            stream.take(event, time.perf_counter())
+            error = _take(stream, data)
+            if error is not None:
+                message = error.get("message", error) if isinstance(error, dict) else error
+                raise UnexpectedAnswer(f"error in the stream: {message}", 200)
     raise UnexpectedAnswer("the stream ended without [DONE]", 200)
+
+
+def _take(stream: _Stream, data: bytes) -> object:
+    """Read one event; return the error in it, None without one. Raises UnexpectedAnswer if it has another shape."""
+    try:
+        event = json.loads(data)
+        error: object = event.get("error")
+        if error is None:
+            stream.take(event, time.perf_counter())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        shown = data[:_MOST_SHOWN_BYTES].decode("utf-8", "replace")
+        raise UnexpectedAnswer(f"an event of the stream cannot be read: {shown}", 200) from None
+    return error
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

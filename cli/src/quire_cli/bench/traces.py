@@ -65,6 +65,8 @@ def read_trace(path: Path) -> list[TraceRow]:
             rows = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
     except UnicodeDecodeError as error:
         raise TraceError(f"it is not text: {error.reason} at byte {error.start}") from None
+    except csv.Error as error:
+        raise TraceError(f"it is neither a trace in CSV nor in JSON lines: {error}") from None
     if not rows:
         raise TraceError("it contains no requests")
     rows.sort(key=lambda row: row.arrival_seconds)

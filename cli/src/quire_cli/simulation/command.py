@@ -65,7 +65,7 @@ def _date(text: str) -> float:
     return seconds
 
 
-_FAULT = re.compile(r"(?P<kind>crash|outage|slow)@(?P<start>[^+x]+)(\+(?P<seconds>[^x]+))?(x(?P<factor>[\d.]+))?")
+_FAULT = re.compile(r"(?P<kind>crash|outage|slow)@(?P<start>[^+x]+)(\+(?P<seconds>[^x]+))?(x(?P<factor>\d+(\.\d+)?))?")
 
 
 def _fault(text: str) -> Fault:
@@ -73,14 +73,14 @@ def _fault(text: str) -> Fault:
     found = _FAULT.fullmatch(text)
     start = parse_duration_seconds(found["start"]) if found else None
     lasts = parse_duration_seconds(found["seconds"]) if found and found["seconds"] else None
-    if found is None or start is None or (found["seconds"] and lasts is None):
+    factor = float(found["factor"] or 3.0) if found else 0.0
+    if found is None or start is None or (found["seconds"] and lasts is None) or not factor:
         raise typer.BadParameter(f'"{text}" is not a fault such as crash@10m, outage@10m+5m or slow@10m+5mx3')
     match found["kind"]:
         case "crash":
             return Crash(time=start)
         case "outage":
             return ScrapeOutage(start=start, seconds=300.0 if lasts is None else lasts)
-    factor = float(found["factor"] or 3.0)
     return SlowReplicas(start=start, seconds=300.0 if lasts is None else lasts, factor=factor)
 
 
