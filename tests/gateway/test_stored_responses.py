@@ -7,6 +7,7 @@ import openai
 import pytest
 from aiohttp import web
 
+from quire_common.contract.engine import ENGINE_STOPPED
 from quire_common.response_ids import new_response_id, replica_tag, tag_of
 
 
@@ -144,6 +145,19 @@ async def test_continuation_does_not_hammer_a_replica_that_died(start_gateway, r
     assert (await continued(gateway, "chat-0"))[0] == 503
     assert await gateway.metric("quire_gateway_retries_total", model="chat", reason="unreachable") <= 3
     assert other.bodies == []
+
+
+async def test_continuation_that_was_lost_is_tried_at_its_replica(gateway, replicas) -> None:
+    keeper, other = await replicas("chat-0"), await replicas("chat-1")
+
+    async def stop_once(request: web.Request) -> web.StreamResponse:
+        keeper.behaviour = keeper.say_name
+        return web.json_response({"error": {"message": "no", "code": ENGINE_STOPPED}}, status=503)
+
+    keeper.behaviour, other.behaviour = stop_once, Keeper("chat-1")
+    await gateway.push(chat=[keeper.endpoint(), other.endpoint()])
+    assert (await continued(gateway, "chat-0")) == (200, {"object": "text_completion", "served_by": "chat-0"})
+    assert (len(keeper.bodies), other.bodies) == (2, [])
 
 
 async def test_continuation_of_a_terminating_replica_is_lost_at_once(gateway, replicas) -> None:

@@ -243,7 +243,8 @@ class Proxy:
         """
         call.ticket.close()
         together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
-        with self._trials.enter(call.pool, track=call.current_track, together=together) as trial:
+        track, keeper = call.current_track, call.keeper
+        with self._trials.enter(call.pool, track=track, together=together, keeper=keeper) as trial:
             call = replace(call, trial=trial)
             while (backend := await trial.turn()) is not None:
                 call.pool.record_sent(backend, prompt_tokens=call.prompt_tokens, blocks=call.blocks)
@@ -301,8 +302,7 @@ def _keeper(pool: Pool, tag: str | None) -> str | None:
 
 def _waited_for(call: Call) -> str | None:
     """Return the only replica that can serve a request; None for any. One that terminates will never serve it."""
-    known = None if call.keeper is None else call.pool.backends.get(call.keeper)
-    return None if known is None or known.endpoint.terminating else call.keeper
+    return call.keeper if call.keeper is not None and call.pool.may_serve(call.keeper) else None
 
 
 async def _started(call: Call) -> web.StreamResponse | None:

@@ -33,6 +33,8 @@ class _Line:
         self.turns: dict[int, asyncio.Future[str]] = {}
         self.tracks: dict[int, str] = {}
         """The track on which each request should stay."""
+        self.keepers: dict[int, str] = {}
+        """The only replica that can serve a request, for those that have one."""
         self.refusing_until: dict[str, float] = {}
         self.last_ask = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -52,15 +54,17 @@ class TrialQueue:
         return frozenset() if line is None else avoid(line.trials.places, pool.ready_ids())
 
     @contextmanager
-    def enter(self, pool: Pool, *, track: str, together: bool) -> Iterator["Trial"]:
+    def enter(self, pool: Pool, *, track: str, together: bool, keeper: str | None = None) -> Iterator["Trial"]:
         """Queue a request that was lost, until the context ends.
 
-        ``together`` is true for a stream that may go on with others.
+        ``together`` is true for a stream that may go on with others; ``keeper`` is the only replica that can serve it.
         """
         line = self._lines.setdefault(pool, _Line())
         number = next(self._numbers)
         line.trials = line.trials.enter(number, together=together)
         line.tracks[number] = track
+        if keeper is not None:
+            line.keepers[number] = keeper
         line.num_members += 1
         deadline = monotonic() + self._queue.timeout_seconds(pool)
         try:
@@ -68,6 +72,7 @@ class TrialQueue:
         finally:
             line.trials = line.trials.leave(number)
             del line.tracks[number]
+            line.keepers.pop(number, None)
             line.num_members -= 1
             self._start_trials(pool, line)
 
@@ -135,8 +140,12 @@ class TrialQueue:
             for id_, backend in pool.backends.items()
             if backend.is_ready
         }
+        # Without its keeper, any other replica refuses what it cannot continue.
+        keepers = {number: keeper for number, keeper in line.keepers.items() if pool.may_serve(keeper)}
         while (
-            started := line.trials.start(list(places.values()), ask_suspect=ask_suspect, tracks=line.tracks)
+            started := line.trials.start(
+                list(places.values()), ask_suspect=ask_suspect, tracks=line.tracks, keepers=keepers
+            )
         ) is not None:
             line.trials, number, replica = started
             place = places[replica]
