@@ -1,11 +1,14 @@
 """A supervised process: it becomes ready, restarts when it ends, drains on request, and leaves nothing behind."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -189,6 +192,25 @@ async def test_missing_program_is_reported(http: aiohttp.ClientSession, tmp_path
     process.kill()
     await task
     assert process.status.reason == "/nowhere/engine: No such file or directory"
+
+
+async def test_process_that_cannot_be_forked_is_tried_again(
+    http: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, errors = WatchedProcess.start, [OSError(errno.EAGAIN, "too many processes")]
+
+    async def limited(*args: Any, **options: Any) -> WatchedProcess:
+        if errors:
+            raise errors.pop()
+        return await start(*args, **options)
+
+    monkeypatch.setattr(WatchedProcess, "start", limited)
+    async with kept(http, tmp_path) as it:
+        await it.until(Phase.READY)
+        assert it.phases == [Phase.FAILED, Phase.LOADING, Phase.READY]
+        status = it.process.status
+        assert (status.exit_code, status.reason, status.restarts) == (None, "too many processes", 1)
+        assert phase_message(replace(status, phase=Phase.FAILED), None).endswith("tried again: too many processes")
 
 
 async def test_drain_is_limited_by_its_grace_period(http: aiohttp.ClientSession, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Status:
     failures_in_row: int
     """The times that it ended by itself since it was last ready for a while."""
     exit_code: int | None
+    """None before the first end, and after a start that failed."""
     ever_ready: bool
     log: Path
     log_start: int
@@ -113,6 +114,8 @@ class KeptProcess:
         self._failures_in_row = 0
         self._reason: str | None = None
         self._exit_code: int | None = None
+        self._start_problem: str | None = None
+        """The error of the system that prevented the last start; None if the process started."""
         self._ever_ready = False
         self._log_start = 0
         self._stop = asyncio.Event()
@@ -164,11 +167,18 @@ class KeptProcess:
             self._process.kill()
 
     async def _live_once(self) -> None:
-        port = self.launch.port or free_port()
         self._log_start = self.launch.log.stat().st_size if self.launch.log.exists() else 0
-        self._process = await WatchedProcess.start(
-            self.launch.command(port), log=self.launch.log, environment=self.launch.environment
-        )
+        try:
+            port = self.launch.port or free_port()
+            self._process = await WatchedProcess.start(
+                self.launch.command(port), log=self.launch.log, environment=self.launch.environment
+            )
+        except OSError as error:
+            # The system lacks processes, files or space for now: what runs goes on, and this one is tried again.
+            self._exit_code, self._start_problem = None, error.strerror or str(error)
+            self._set(Phase.PENDING)
+            return
+        self._start_problem = None
         self._url, self._identity = f"http://{LOOPBACK}:{port}", self._process.identity
         self._set(Phase.LOADING)
         ended = asyncio.create_task(self._process.wait())
@@ -201,7 +211,7 @@ class KeptProcess:
     async def _back_off(self) -> None:
         self._failures_in_row += 1
         self._restarts += 1
-        self._reason = _reason(self._exit_code, self.status.last_lines(1))
+        self._reason = self._start_problem or _reason(self._exit_code, self.status.last_lines(1))
         self._set(Phase.FAILED)
         delay = self._pace.first_backoff_seconds * 2 ** min(self._failures_in_row - 1, 30)
         with suppress(TimeoutError):
@@ -243,6 +253,8 @@ def phase_message(status: Status, before: Phase | None) -> str:
     reason into its log.
     """
     match status.phase:
+        case Phase.FAILED if status.exit_code is None:
+            return f"{status.name} could not be started and is tried again: {status.reason}"
         case Phase.FAILED:
             return f"{status.name} ended with exit code {status.exit_code} and is restarted: {status.reason}"
         case Phase.ENDED:

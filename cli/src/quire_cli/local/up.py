@@ -247,7 +247,8 @@ class _Run:
                 if status.exit_code == CONFIG_ERROR_EXIT_CODE:
                     raise ModelProblem(f"{status.name} cannot start", details=details, hint=hint)
                 if status.restarts >= _ATTEMPTS_TO_START:
-                    ended = f"{status.name} ended before it was ready ({how_it_ended(status.exit_code)})"
+                    how = status.reason if status.exit_code is None else how_it_ended(status.exit_code)
+                    ended = f"{status.name} ended before it was ready ({how})"
                     raise StartProblem(ended, details=details, hint=hint)
 
     def _announce(self) -> None:
