@@ -164,3 +164,27 @@ def test_trials_compare_the_time_between_outputs(
     here.run()
     counters = here.engine.counters
     assert 0 < counters.num_drafts < 12
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_prompts_that_wait_for_a_trial_run_when_all_others_have_ended(
+    make_world: Callable[..., Any], *, overlap: bool
+) -> None:
+    """Beside one long answer, every step has a prompt until a trial lets prompts wait. The answer ends in the trial."""
+    speculation = Speculation(lambda sequence: OpenProposer(), max_tokens=3, most_drafts=256, costs=CHEAP)
+    here = make_world(speculation=speculation, overlap=overlap)
+
+    def add(key: int, max_tokens: int) -> None:
+        # Sequences with penalties take no drafts, so that the trial finds no result.
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, presence_penalty=1.0)
+        assert here.add(key, [1 + key % 40, 2], params=params) is None
+
+    add(0, 70)
+    held = False
+    for key in range(1, 100):
+        add(key, 1)
+        here.step()
+        held = held or speculation.holds_prompts
+    assert held
+    here.run()
+    assert len(here.finished) == 100

@@ -204,6 +204,7 @@ class Speculation:
         that the step is known to compute prompts; see ``holds_prompts``.
         """
         if not running:
+            self._trials.holds_prompts = False  # the sequences for which prompts waited have ended
             return {}
         # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
         undecided = ahead and self._trials.may_draft(len(running))
