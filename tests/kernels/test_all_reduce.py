@@ -1,5 +1,6 @@
 """Sums and gathers over shared memory: ranks are threads here, which the kernels do not know."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -68,6 +69,31 @@ def test_a_slow_rank_delays_the_others_without_harm() -> None:
     expected = float(sum(2 * number + 1 for number in range(rounds)))
     for found in on_ranks(2, run):
         assert found.eq(expected).all()
+
+
+def test_a_gather_replaces_no_chunk_of_a_sum_that_a_slow_rank_reads() -> None:
+    """The last of three ranks has published its part of a sum, and not yet read that of the others."""
+    ranks, columns, widths = 3, CHUNK_BYTES, (RING // 4,) * 3  # four chunks, and as many as a ring has
+    memory = np.zeros(shared_bytes(ranks), dtype=np.uint8)
+    counters = memory[: 128 * ranks].view(np.int64).reshape(ranks, 2, 8)[:, :, 0]  # [rank, published or read]
+    rings = memory[-ranks * RING :].reshape(ranks, RING)
+
+    def run(rank: int) -> None:
+        side = SharedRings(memory, rank=rank, ranks=ranks)
+        side.all_reduce(torch.ones(columns))
+        side.gather(torch.full((1, widths[rank]), 2.0), widths)
+
+    counters[2, 0] = 4
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(run, rank) for rank in (0, 1)]
+        while counters[1, 0] < SLOTS:  # the gather fills the rest of the ring
+            time.sleep(0.001)
+        time.sleep(0.02)  # time to go on, which it must not
+        read = rings[1].view(np.float32)[:columns].copy()
+        counters[2, 1] = counters[2, 0] = 4 + SLOTS  # the last rank reads the sum, and publishes its part of the gather
+        for each in done:
+            each.result()
+    assert (read == 1.0).all()
 
 
 @pytest.mark.parametrize("size", [0, shared_bytes(2) - 1])

@@ -159,7 +159,7 @@ def _gather_worker(block: Any) -> None:
     places = carray(int64_pointer(a[9]), 2 * ranks)
     chunks = -(-longest // CHUNK_BYTES)
     if rank != 0:
-        # This rank reads nothing, so that no rank waits for it.
+        # This rank reads nothing of the gather, so that no rank waits for it.
         _store(counters, rank * 16 + 8, first + chunks)
     for chunk in range(chunks):
         begin = chunk * CHUNK_BYTES
@@ -173,7 +173,8 @@ def _gather_worker(block: Any) -> None:
                     copy_bytes(places[source] + begin, rings + source * SLOTS * CHUNK_BYTES + slot, count)
             _store(counters, 8, first + chunk + 1)
             continue
-        _await(counters, 8, first + chunk - SLOTS + 1)
+        # Any rank may still read the old chunk, which may belong to a sum.
+        _await_all(counters, ranks, 8, first + chunk - SLOTS + 1)
         count = min(CHUNK_BYTES, places[ranks + rank] - begin)
         if count > 0:
             copy_bytes(rings + rank * SLOTS * CHUNK_BYTES + slot, places[rank] + begin, count)
