@@ -245,6 +245,27 @@ async def test_deleting_a_running_response_cancels_it(serving: Serving) -> None:
             await server.openai.responses.retrieve(made.id)
 
 
+async def test_displaced_background_response_is_cancelled(serving: Serving) -> None:
+    """There is memory for two responses with such metadata."""
+    metadata = {str(number): "x" * 500 for number in range(16)}
+    async with serving(response_store_bytes=20_000) as server:
+        first, second, _ = [await create(server, background=True, metadata=metadata) for _ in range(3)]
+        streams = [await server.engine.stream(number) for number in range(3)]
+        await streams[0].cancelled.wait()
+        assert [stream.cancelled.is_set() for stream in streams] == [True, False, False]
+        with pytest.raises(openai.NotFoundError):
+            await server.openai.responses.retrieve(first.id)
+        assert (await server.openai.responses.retrieve(second.id)).status == "in_progress"
+
+
+async def test_background_response_that_cannot_be_kept_is_not_generated(serving: Serving) -> None:
+    async with serving(response_store_bytes=1_000) as server:
+        with pytest.raises(openai.BadRequestError, match="--response-store-memory"):
+            await create(server, background=True, metadata={"a": "b" * 500})
+        assert (await server.engine.stream()).cancelled.is_set()
+        assert server.context.lifecycle.in_flight == 0
+
+
 # --- errors ---
 
 

@@ -1,7 +1,6 @@
 """The store of responses: its bound, its order and its tenants."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -34,21 +33,28 @@ def test_least_recently_used_response_is_evicted_first() -> None:
 
 def test_a_response_that_is_generated_is_evicted_after_all_others() -> None:
     store = ResponseStore(4 * response("a").num_bytes)
-    running: Any = object()
+    cancelled: list[str] = []
+
+    def running(id: str) -> StoredResponse:
+        return replace(response(id), cancel=lambda: cancelled.append(id))
+
     for id in ("a", "b"):
-        store.put(replace(response(id), generation=running))
+        store.put(running(id))
     for id in ("c", "d", "e", "f"):
         store.put(response(id))
-    assert kept(store) == ["a", "b", "e", "f"]
+    assert kept(store) == ["a", "b", "e", "f"] and not cancelled
     for id in ("g", "h", "i"):
-        store.put(replace(response(id), generation=running))
-    assert kept(store) == ["b", "g", "h", "i"], "nothing else is left to evict"
+        store.put(running(id))
+    assert kept(store) == ["b", "g", "h", "i"] and cancelled == ["a"], "nothing else is left to evict"
+    store.delete("g", None)
+    store.finish(response("b"))
+    assert kept(store) == ["b", "h", "i"] and cancelled == ["a", "g"], "one that has finished is not cancelled"
 
 
 def test_a_response_larger_than_the_store_evicts_nothing() -> None:
     store = ResponseStore(5000)
     store.put(response("a"))
-    store.put(response("b", size=6000))
+    assert not store.put(response("b", size=6000))
     assert kept(store) == ["a"]
 
 
@@ -88,8 +94,7 @@ def test_response_deleted_while_another_thread_finishes_it_is_gone() -> None:
 
 def test_the_first_end_of_a_response_is_kept() -> None:
     store = ResponseStore(5000)
-    running: Any = object()
-    store.put(replace(response("a"), generation=running))
+    store.put(replace(response("a"), cancel=lambda: None))
     cancelled = store.finish(replace(response("a"), body=b"cancelled"))
     assert store.finish(replace(response("a"), body=b"completed")) is cancelled
     assert store.get("a", None).body == b"cancelled"

@@ -101,8 +101,20 @@ def _begin_background(
     generation: Generation,
     writer: ResponseWriter,
 ) -> Response:
-    started = replace(kept, body=_encode(head.response("in_progress")), generation=generation)
-    store.put(started)
+    loop = asyncio.get_running_loop()
+
+    def cancel() -> None:
+        # The answer that displaces this one from the store may be encoded in another thread.
+        loop.call_soon_threadsafe(generation.abandon)
+
+    started = replace(kept, body=_encode(head.response("in_progress")), cancel=cancel)
+    if not store.put(started):
+        generation.close()
+        raise InvalidRequest(
+            f"background: the response takes {started.num_bytes} bytes, more than this server keeps of all responses "
+            "(--response-store-memory)",
+            param="background",
+        )
     running: set[asyncio.Task[None]] = request.app.state.background_responses
     task = asyncio.create_task(_run_background(store, started, head, generation, writer))
     running.add(task)
@@ -117,13 +129,13 @@ async def _run_background(
         # The writer stores the finished response.
         await collect_whole(generation, writer, await generation.first())
     except ClientGone:
-        store.finish(replace(started, body=_encode(head.response("cancelled")), generation=None))
+        store.finish(replace(started, body=_encode(head.response("cancelled")), cancel=None))
     except RequestError as error:
-        store.finish(replace(started, body=_encode(writer.failure(error)), generation=None))
+        store.finish(replace(started, body=_encode(writer.failure(error)), cancel=None))
     except Exception:
         _log.exception("background response failed: internal error")
         internal = InternalError("internal server error; the server's log has the details")
-        store.finish(replace(started, body=_encode(writer.failure(internal)), generation=None))
+        store.finish(replace(started, body=_encode(writer.failure(internal)), cancel=None))
     finally:
         generation.close()
 
@@ -142,7 +154,7 @@ async def cancel_response(request: Request, id: str) -> Response:
     """Cancel a background response that is not finished."""
     store = _store_of(request)
     found = store.get(id, request.state.identity.tenant)
-    if found.generation is None:
+    if found.cancel is None:
         status = msgspec.json.decode(found.body)["status"]
         if status != "cancelled":
             raise InvalidRequest(
@@ -151,15 +163,13 @@ async def cancel_response(request: Request, id: str) -> Response:
             )
         return Response(found.body, media_type=_JSON)
     cancelled = {**msgspec.json.decode(found.body), "status": "cancelled"}
-    found.generation.abandon()
-    ended = store.finish(replace(found, body=_encode(cancelled), generation=None))
+    found.cancel()
+    ended = store.finish(replace(found, body=_encode(cancelled), cancel=None))
     return Response(ended.body, media_type=_JSON)
 
 
 @router.delete("/v1/responses/{id}")
 async def delete_response(request: Request, id: str) -> Response:
     """Delete a response; one that is not finished is cancelled."""
-    found = _store_of(request).delete(id, request.state.identity.tenant)
-    if found.generation is not None:
-        found.generation.abandon()
+    _store_of(request).delete(id, request.state.identity.tenant)
     return Response(_encode({"id": id, "object": "response", "deleted": True}), media_type=_JSON)

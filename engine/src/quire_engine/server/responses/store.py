@@ -1,9 +1,12 @@
 """The responses that are kept in the memory of the API process, up to a number of bytes.
 
 The one that was not used for the longest time is dropped first, and a response that is generated only after all others.
+Its generation is cancelled then, because no client can get its answer.
 """
 
+import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -11,8 +14,8 @@ from typing import Any
 import msgspec
 
 from quire_engine.errors import InvalidRequest, NotFound
-from quire_engine.server.generation.generation import Generation
 
+_log = logging.getLogger(__name__)
 _ENTRY_BYTES = 512
 """The memory of an entry besides its texts."""
 
@@ -30,8 +33,8 @@ class StoredResponse:
     """The response object as JSON."""
     messages: bytes | None = None
     """The conversation with the answer, without instructions, as JSON; None if the response has no answer."""
-    generation: Generation | None = None
-    """The generation of a background response that is not finished."""
+    cancel: Callable[[], None] | None = None
+    """A function that ends the generation of a background response, from any thread; None if that is finished."""
 
     @property
     def num_bytes(self) -> int:
@@ -58,10 +61,13 @@ class ResponseStore:
         """Return the number of responses that are kept."""
         return len(self._kept)
 
-    def put(self, response: StoredResponse) -> None:
-        """Keep a response in the place of one with its id, and drop others where the memory ends."""
+    def put(self, response: StoredResponse) -> bool:
+        """Keep a response in the place of one with its id, and drop others where the memory ends.
+
+        Return False if it is larger than the whole memory, so that it is not kept.
+        """
         with self._lock:
-            self._put(response)
+            return self._put(response)
 
     def finish(self, response: StoredResponse, *, is_new: bool = False) -> StoredResponse:
         """Keep a finished response, and return it.
@@ -71,7 +77,7 @@ class ResponseStore:
         """
         with self._lock:
             known = self._kept.get(response.id)
-            if known is not None and known.generation is None:
+            if known is not None and known.cancel is None:
                 return known
             if is_new or known is not None:
                 self._put(response)
@@ -90,12 +96,11 @@ class ResponseStore:
             self._kept.move_to_end(id)
             return found
 
-    def delete(self, id: str, tenant: str | None) -> StoredResponse:
-        """Remove a response of a tenant, and return it. Raises NotFound."""
-        found = self.get(id, tenant)
+    def delete(self, id: str, tenant: str | None) -> None:
+        """Remove a response of a tenant, and cancel its generation. Raises NotFound."""
+        self.get(id, tenant)
         with self._lock:
-            self._remove(id)
-        return found
+            self._drop(id)
 
     def conversation(self, id: str, tenant: str | None) -> Messages:
         """Return the messages of a response that a request continues. Raises InvalidRequest."""
@@ -116,17 +121,28 @@ class ResponseStore:
         messages: Messages = msgspec.json.decode(found.messages)
         return messages
 
-    def _put(self, response: StoredResponse) -> None:
+    def _put(self, response: StoredResponse) -> bool:
         self._remove(response.id)
         if response.num_bytes > self._max_bytes:
-            return
+            return False
         self._kept[response.id] = response
         self.num_bytes += response.num_bytes
         while self.num_bytes > self._max_bytes:
-            finished = (id for id, kept in self._kept.items() if kept.generation is None and kept is not response)
-            self._remove(next(finished, None) or next(iter(self._kept)))
+            finished = (id for id, kept in self._kept.items() if kept.cancel is None and kept is not response)
+            if self._drop(next(finished, None) or next(iter(self._kept))):
+                _log.warning("cancelled a background response: no memory is left (--response-store-memory)")
+        return True
 
-    def _remove(self, id: str) -> None:
+    def _drop(self, id: str) -> bool:
+        """Remove a response, and cancel its generation; return whether it had one."""
+        removed = self._remove(id)
+        if removed is None or removed.cancel is None:
+            return False
+        removed.cancel()
+        return True
+
+    def _remove(self, id: str) -> StoredResponse | None:
         removed = self._kept.pop(id, None)
         if removed is not None:
             self.num_bytes -= removed.num_bytes
+        return removed
