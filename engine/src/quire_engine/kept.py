@@ -29,7 +29,8 @@ def read(kind: str, key: str, type: type[Kept]) -> Kept | None:
     """Return what was kept; None where there is no whole file of this type."""
     import msgspec  # a machine that only runs the engine in process may lack it
 
-    with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError):
+    # msgspec raises UnicodeDecodeError, which is none of its own errors, for a text that is not UTF-8.
+    with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(file_of(kind, key).read_bytes(), type=type, strict=True)
     return None
 
@@ -45,8 +46,12 @@ def write(kind: str, key: str, value: Any) -> None:
         file = file_of(kind, key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-            part.write(msgspec.json.encode(value))
-        os.replace(part.name, file)
+            try:
+                part.write(msgspec.json.encode(value))
+                part.flush()
+                os.replace(part.name, file)
+            except OSError:
+                os.unlink(part.name)
 
 
 def problem() -> str | None:

@@ -187,11 +187,20 @@ def test_findings_are_reused_on_the_same_machine_only() -> None:
     assert read_kept(("model name: Another CPU",)) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"facts": [], "findings": {}}', '{"facts": 3}'])
-def test_damaged_findings_file_is_ignored(text: str) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"[]", b'{"facts": [], "findings": {}}', b'{"facts": 3}', b'{"facts": ["\xff"]}']
+)
+def test_damaged_findings_file_is_ignored(content: bytes) -> None:
     write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
-    kept.file_of(findings.KIND, kept.key_of(FACTS)).write_text(text)
+    kept.file_of(findings.KIND, kept.key_of(FACTS)).write_bytes(content)
     assert read_kept(FACTS) is None
+
+
+def test_findings_that_cannot_replace_a_file_leave_nothing_behind() -> None:
+    file = kept.file_of(findings.KIND, kept.key_of(FACTS))
+    file.mkdir(parents=True)
+    write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_findings_file_of_another_machine_is_ignored() -> None:
