@@ -85,7 +85,7 @@ def test_next_pod_resumes_download_of_a_killed_pod(
     waiting = start("hf://org/tiny", tmp_path / "m")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    out, err = waiting.communicate(timeout=40)
+    out, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, out + err
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == model["model.safetensors"]
     first, second = hub.ranges("model.safetensors")

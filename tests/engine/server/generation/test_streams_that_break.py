@@ -167,11 +167,14 @@ async def test_request_queued_too_long_gets_503_queue_timeout(serving: Serving) 
 
 
 async def test_request_started_before_the_queue_timeout_continues(serving: Serving, token_ids: TokenIds) -> None:
-    async with serving(admission=AdmissionOptions(max_queue_seconds=0.2)) as server:
+    async with serving(admission=AdmissionOptions(max_queue_seconds=600)) as server:
         asking = asyncio.create_task(server.chat())
         stream = await server.engine.stream()
         stream.starts()
-        await asyncio.sleep(0.3)  # the test needs to exceed the deadline
+        while server.queue.requests:
+            await asyncio.sleep(0.01)
+        (generation,) = server.context.lifecycle._in_flight
+        generation._fail_if_queued()  # the timeout
         stream.draw(token_ids("ok"), "length")
         assert (await asking).status_code == 200
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 import tokenizers
 from tokenizers import models, processors
@@ -217,12 +218,16 @@ async def test_a_stream_begins_with_comments_while_it_waits(serving: Serving, to
 
 async def test_a_failure_after_a_comment_is_an_error_event(serving: Serving) -> None:
     async with serving(sse_keepalive_seconds=0.05) as server:
-        asking = asyncio.create_task(server.complete(stream=True))
-        stream = await server.engine.stream()
-        await asyncio.sleep(0.1)
-        stream.breaks(Unavailable("gone", code="engine_stopped"))
-        with pytest.raises(Exception, match="incomplete"):
-            await asking
+        body = {"model": "demo", "prompt": "Hi", "stream": True}
+        async with server.http.stream("POST", "/v1/completions", json=body) as response:
+            blocks = response.aiter_text()
+            rest = await anext(blocks)
+            assert rest.startswith(": keep-alive\n\n")
+            (await server.engine.stream()).breaks(Unavailable("gone", code="engine_stopped"))
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+                async for block in blocks:
+                    rest += block
+            assert "event: error\n" in rest and "engine_stopped" in rest
         asking = asyncio.create_task(server.complete(stream=False))
         stream = await server.engine.stream(1)
         await asyncio.sleep(0.1)

@@ -78,7 +78,7 @@ async def test_random_bytes_do_not_crash_the_server(serving: Serving) -> None:
                 for _ in range(chance.randrange(4)):
                     message[chance.randrange(len(message))] = ord(chance.choice(string.printable))
                 message = message[: chance.randrange(len(message) + 1)]
-                with socket.create_connection((host, int(port)), timeout=5) as connection:
+                with socket.create_connection((host, int(port)), timeout=60) as connection:
                     connection.sendall(message)
                     if chance.random() < 0.5:
                         connection.shutdown(socket.SHUT_WR)
