@@ -62,7 +62,7 @@ class Reports:
         self._changed.set()
 
     async def until(self, condition: Callable[["Reports"], object]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not condition(self):
                 self._changed.clear()
                 await self._changed.wait()

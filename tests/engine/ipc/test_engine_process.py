@@ -213,16 +213,16 @@ async def test_stopped_idle_engine_is_detected_before_its_next_use(
 async def test_replacement_that_is_not_ready_in_time_fails_the_engine(
     make_client: MakeClient, tmp_path: Path, reports: Reports
 ) -> None:
-    supervision = SupervisionOptions(start_timeout_seconds=8.0)
     first = str(tmp_path / "first")
-    client = make_client(function="faulty_models:load_once", once=first, observer=reports, supervision=supervision)
+    client = make_client(function="faulty_models:load_once", once=first, observer=reports)
     await client.start()
     assert client.ready is not None
+    client._supervisor._options = SupervisionOptions(start_timeout_seconds=2.0)  # not for the first start
     os.kill(client.ready.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         while client.state != "failed":
             await asyncio.sleep(0.02)
-    assert client.failure == "the engine process did not get ready within 8 s"
+    assert client.failure == "the engine process did not get ready within 2 s"
 
 
 @pytest.fixture
