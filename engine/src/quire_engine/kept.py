@@ -29,7 +29,7 @@ def read(kind: str, key: str, type: type[Kept]) -> Kept | None:
     """Return what was kept; None where there is no whole file of this type."""
     import msgspec  # a machine that only runs the engine in process may lack it
 
-    # msgspec raises UnicodeDecodeError, which is none of its own errors, for a text that is not UTF-8.
+    # msgspec raises UnicodeDecodeError, not an error of its own, for a text that is not UTF-8.
     with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(file_of(kind, key).read_bytes(), type=type, strict=True)
     return None

@@ -167,10 +167,10 @@ def test_trials_compare_the_time_between_outputs(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_prompts_that_wait_for_a_trial_run_when_all_others_have_ended(
+def test_prompts_that_wait_for_a_trial_run_when_it_has_no_sequences(
     make_world: Callable[..., Any], *, overlap: bool
 ) -> None:
-    """Beside one long answer, every step has a prompt until a trial lets prompts wait. The answer ends in the trial."""
+    """Every step has a prompt until a trial lets prompts wait. The only sequence that decodes ends in the trial."""
     speculation = Speculation(lambda sequence: OpenProposer(), max_tokens=3, most_drafts=256, costs=CHEAP)
     here = make_world(speculation=speculation, overlap=overlap)
 
