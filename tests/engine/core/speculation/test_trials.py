@@ -299,6 +299,22 @@ def test_prompts_wait_for_a_bounded_number_of_steps_without_drafts() -> None:
     assert sum(held[:90]) == 12 and not any(held[75:138])
 
 
+@pytest.mark.parametrize("seconds", [1.2, 5.0])
+def test_prompts_seldom_wait_if_no_sequence_has_a_proposal(seconds: float) -> None:
+    """Steps with prompts take ``seconds``, and those for which prompts wait 1 s."""
+    trials = DraftTrials(most_sequences=8)
+    held = whole = 0.0
+    for _ in range(6_000):
+        trials.mode(4, has_prompts=True)
+        whole += 1.0 if trials.holds_prompts else seconds
+        if trials.holds_prompts:
+            held += 1.0
+            trials.observe_plain(1.0)
+        else:
+            trials.observe_prompts(0.0, drafted=False, whole=seconds)
+    assert 0.002 < held / whole < 0.015
+
+
 def test_next_trial_waits_until_its_cost_is_saved() -> None:
     """A trial that loses three steps' time is repeated after some 300 steps that pay for it, and 300 that save for it.
 

@@ -161,11 +161,14 @@ class _Load:
         if failed:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
-    def hold(self) -> bool:
-        """Return whether prompts wait for the next step, so that it can be measured."""
+    def hold(self, *, is_paid: bool) -> bool:
+        """Return whether prompts wait for the next step, so that it can be measured.
+
+        ``is_paid`` says that the time lost before is paid off. While drafts are used, this is not needed.
+        """
         if not self.held_left:
             self.crowded += 1
-            if self.crowded < (_CROWDED_STEPS_IN_USE if self.uses else _CROWDED_STEPS):
+            if self.crowded < (_CROWDED_STEPS_IN_USE if self.uses else _CROWDED_STEPS) or not (self.uses or is_paid):
                 return False
             self.crowded, self.held_left = 0, _HELD_STEPS
             if self.uses:
@@ -271,7 +274,8 @@ class DraftTrials:
             self.holds_prompts = False
             return Mode.OFF
         if has_prompts:
-            self.holds_prompts = decodes and load.hold()
+            # A trial in which no sequence has a proposal does not end: what the last wait lost delays the next one.
+            self.holds_prompts = decodes and load.hold(is_paid=self._affords(load))
             if not self.holds_prompts:
                 return Mode.ON if load.uses else Mode.OFF
         else:
