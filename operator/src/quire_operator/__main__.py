@@ -1,6 +1,7 @@
 """The ``quire-operator`` command: read the command line and run the operator until it is stopped."""
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -29,6 +30,10 @@ def main() -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)
         from quire_operator.app.run import run  # takes seconds to import, which --help and a wrong flag do not need
 
+        # Imported modules stay, and so does most of what watches deliver. A parsed object alone has hundreds of
+        # containers, each counted by the collector, so that the default thresholds cause many useless collections.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         asyncio.run(run(settings))
     except ConfigurationError as error:
         problems = "\n".join(f"  - {problem}" for problem in error.problems)
