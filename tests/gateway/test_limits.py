@@ -8,13 +8,14 @@ import pytest
 from aiohttp import web
 from set_clock import SetClock
 
+from quire_common.allowance import Allowance
 from quire_common.contract.engine import USAGE_HEADER
 from quire_common.errors import KeyFileError
 from quire_common.key_file import Key, KeyLimits
 from quire_gateway.__main__ import main
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, count_gateways
 from quire_gateway.errors import BadRequest, RateLimited
-from quire_gateway.limits import Allowance, Charge, Limits
+from quire_gateway.limits import Charge, admitted, gateway_allowances
 from quire_gateway.prompt import num_prompts, peek_request
 
 KEY = "sk-0123456789"
@@ -22,7 +23,7 @@ AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
 
 def allowance(clock: SetClock, *, gateways: int = 1, **limits: int) -> Allowance:
-    found = Limits(clock, lambda: gateways).of(Key(name="a", digest=b"", limits=KeyLimits(**limits)))
+    found = gateway_allowances(clock, lambda: gateways).of(Key(name="a", digest=b"", limits=KeyLimits(**limits)))
     assert found is not None
     return found
 
@@ -50,31 +51,31 @@ def test_gateways_together_enforce_the_request_limit(limit, gateways):
 def test_tokens_are_charged_when_the_answer_ends():
     clock = SetClock()
     one = allowance(clock, gateways=2, tokens_per_minute=200)
-    with one.admit(sequences=1, prompt_tokens=50) as charge:
+    with admitted(one, sequences=1, prompt_tokens=50) as charge:
         charge.read(b'{"usage": {"prompt_tokens": 60, "total_tokens": 160}}')
-    with pytest.raises(RateLimited) as refused, one.admit(sequences=1, prompt_tokens=1):
+    with pytest.raises(RateLimited) as refused, admitted(one, sequences=1, prompt_tokens=1):
         pass
     # The share is 100 per minute, and 160 were used, so 61 must be refilled.
     assert refused.value.retry_after_seconds == 37
     clock.now = 37.0
-    with one.admit(sequences=1, prompt_tokens=1):
+    with admitted(one, sequences=1, prompt_tokens=1):
         pass
 
 
 def test_concurrency_is_divided_and_each_gateway_allows_one():
     for limit, gateways, share in ((4, 1, 4), (4, 2, 2), (5, 2, 2), (1, 3, 1)):
         one = allowance(SetClock(), gateways=gateways, max_concurrent=limit)
-        full = one.admit(sequences=share, prompt_tokens=0)
-        with full, pytest.raises(RateLimited), one.admit(sequences=1, prompt_tokens=0):
+        full = admitted(one, sequences=share, prompt_tokens=0)
+        with full, pytest.raises(RateLimited), admitted(one, sequences=1, prompt_tokens=0):
             pass
-        with pytest.raises(BadRequest), one.admit(sequences=share + 1, prompt_tokens=0):
+        with pytest.raises(BadRequest), admitted(one, sequences=share + 1, prompt_tokens=0):
             pass
         assert one.running == 0
 
 
 def test_limits_follow_the_key_file_and_the_number_of_gateways():
     number = [1]
-    limits = Limits(SetClock(), lambda: number[0])
+    limits = gateway_allowances(SetClock(), lambda: number[0])
     key = Key(name="a", digest=b"", limits=KeyLimits(requests_per_minute=4))
     found = limits.of(key)
     assert found is not None and found.headers()["x-ratelimit-remaining-requests"] == "4"
@@ -82,7 +83,7 @@ def test_limits_follow_the_key_file_and_the_number_of_gateways():
         found.charge_request()
     number[0] = 2
     again = limits.of(key)
-    assert again is found and found.num_gateways == 2
+    assert again is found and found.num_servers == 2
     assert limits.of(Key(name="b", digest=b"")) is None
 
 

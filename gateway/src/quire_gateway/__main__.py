@@ -36,7 +36,7 @@ from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import access_of
 from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
-from quire_gateway.limits import Limits
+from quire_gateway.limits import gateway_allowances
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy
 from quire_gateway.scrape import Scraper
@@ -71,7 +71,7 @@ class Gateway:
         keys = self._keys()
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
-        limits = Limits(monotonic, self._num_gateways)
+        limits = gateway_allowances(monotonic, self._num_gateways)
         self.proxy = Proxy(
             fleet=self.fleet,
             session=session,

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
+from quire_common.allowance import Allowance
 from quire_gateway.bodies import Body
 from quire_gateway.fleet import Pool
 from quire_gateway.hold_queue import HoldTicket
-from quire_gateway.limits import Allowance, Charge
+from quire_gateway.limits import Charge
 from quire_gateway.resumable import OpenStream
 from quire_gateway.trial_queue import Trial
 from quire_gateway.wait_comments import WaitComments

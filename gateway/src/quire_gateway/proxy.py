@@ -12,6 +12,7 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from quire_common.allowance import Allowance, Allowances
 from quire_common.anthropic_error import MESSAGES_PATH
 from quire_common.key_file import Key
 from quire_common.response_ids import replica_tag
@@ -32,7 +33,7 @@ from quire_gateway.errors import (
 from quire_gateway.failed_attempts import BUSY, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
-from quire_gateway.limits import Allowance, Charge, Limits
+from quire_gateway.limits import Charge, admitted
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
 from quire_gateway.trial_queue import TrialQueue
@@ -65,7 +66,7 @@ class Proxy:
         queue: HoldQueue,
         trials: TrialQueue,
         memory: BodyMemory,
-        limits: Limits,
+        limits: Allowances,
     ) -> None:
         self._fleet, self._options, self._metrics = fleet, options, metrics
         self._queue, self._trials, self._memory, self._limits = queue, trials, memory, limits
@@ -317,4 +318,4 @@ def _charged(
 ) -> AbstractContextManager[Charge | None]:
     if allowance is None or not peeked.sequences:
         return nullcontext()
-    return allowance.admit(sequences=peeked.sequences, prompt_tokens=prompt_tokens)
+    return admitted(allowance, sequences=peeked.sequences, prompt_tokens=prompt_tokens)

@@ -8,11 +8,11 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from quire_common.allowance import Allowances
 from quire_common.response_ids import replica_tag, tag_of
 from quire_gateway import headers
 from quire_gateway.errors import UnknownResponse, UpstreamFailed
 from quire_gateway.fleet import Backend, Fleet
-from quire_gateway.limits import Limits
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import KEY, MODEL
 from quire_gateway.scrape import read_capped
@@ -37,7 +37,7 @@ class StoredResponses:
         *,
         fleet: Fleet,
         session: aiohttp.ClientSession,
-        limits: Limits,
+        limits: Allowances,
         metrics: Metrics,
         hides_names: bool,
     ) -> None:

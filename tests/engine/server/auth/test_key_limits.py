@@ -10,11 +10,9 @@ from set_clock import SetClock
 from starlette.datastructures import Headers
 
 from quire_common.errors import KeyFileError
-from quire_common.key_file import KeyLimits
 from quire_engine.config import AccessOptions
 from quire_engine.errors import InvalidRequest, Overloaded, Unavailable
 from quire_engine.server.auth.access import Access
-from quire_engine.server.auth.allowance import Allowance
 
 Serving = Callable[..., Any]
 TokenIds = Callable[[str], list[int]]
@@ -36,47 +34,13 @@ def refused(take: Callable[[], None]) -> int:
     return caught.value.retry_after_seconds
 
 
-def test_requests_are_limited_with_retry_after() -> None:
-    clock = SetClock()
-    allowance = Allowance("a", KeyLimits(requests_per_minute=6), clock)
-    for _ in range(6):
-        allowance.charge_request()
-    assert refused(allowance.charge_request) == 10
-    clock.now = 9.9
-    assert refused(allowance.charge_request) == 1
-    clock.now = 10.0
-    allowance.charge_request()
-
-
-def test_sampled_tokens_leave_a_debt_for_later_requests() -> None:
-    clock = SetClock()
-    allowance = Allowance("a", KeyLimits(tokens_per_minute=60), clock)
-    allowance.charge_sequences(1, 50)
-    allowance.charge_tokens(40)
-    assert refused(lambda: allowance.charge_sequences(1, 10)) == 40  # 30 of debt and 10 requested, at one per second
-    clock.now = 40.0
-    allowance.charge_sequences(1, 10)
-
-
-def test_concurrent_sequences_are_released() -> None:
-    allowance = Allowance("a", KeyLimits(max_concurrent=3), SetClock())
-    allowance.charge_sequences(2, 5)
-    refused(lambda: allowance.charge_sequences(2, 5))
-    allowance.release(1)
-    allowance.charge_sequences(2, 5)
+def test_more_sequences_than_the_limit_allows_are_an_invalid_request(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("max_concurrent=3 a:plain-key-1")
+    access = Access(AccessOptions(api_key_file=tmp_path / "keys"), SetClock())
+    allowance = access.check("/v1/completions", Headers({"authorization": "Bearer plain-key-1"}), None).allowance
+    assert allowance is not None
     with pytest.raises(InvalidRequest, match=r"^4 sequences .* 3 concurrent"):
         allowance.charge_sequences(4, 5)
-
-
-def test_a_refused_request_costs_nothing() -> None:
-    allowance = Allowance("a", KeyLimits(tokens_per_minute=60, max_concurrent=1), SetClock())
-    allowance.charge_sequences(1, 30)
-    refused(lambda: allowance.charge_sequences(1, 30))
-    allowance.release(1)
-    refused(lambda: allowance.charge_sequences(1, 31))
-    allowance.charge_sequences(1, 30)
-    allowance.refund(1, 30)
-    assert (allowance.running, allowance.headers()["x-ratelimit-remaining-tokens"]) == (0, "30")
 
 
 def test_limits_follow_the_file_while_requests_run(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from quire_common.allowance import Allowance, Allowances
 from quire_common.contract.adapters_file import ADAPTERS_PATH
-from quire_common.key_file import UNLIMITED, FixedKeys, Key, KeyFile, api_token
+from quire_common.key_file import FixedKeys, Key, KeyFile, api_token
 from quire_engine.config import AccessOptions
-from quire_engine.errors import Forbidden, Unauthorized
-from quire_engine.server.auth.allowance import Allowance
+from quire_engine.errors import Forbidden, InvalidRequest, Overloaded, Unauthorized
 from quire_engine.server.observability.tracing import Span
 
 PROBES = frozenset({"/livez", "/readyz"})
@@ -57,14 +57,12 @@ class Access:
             reason = None if limits else "only the keys of --api-key-file can have limits"
             return None if file is None else KeyFile(file, now, no_limits=reason)
 
-        self._now = now
         self._certificates = certificates
         self._local = local
         self._api = FixedKeys(options.api_keys) if options.api_keys else load(options.api_key_file, limits=True)
         self._admin = load(options.admin_key_file)
         self._metrics = load(options.metrics_key_file)
-        self._allowances: dict[str, Allowance] = {}
-        """The allowances by tenant, of all tenants whose keys have had limits."""
+        self._allowances = Allowances(now, limited=Overloaded, oversized=_oversized)
 
     def check(self, path: str, headers: Headers, client_host: str | None, *, certified: bool = False) -> Identity:
         """Return the identity behind a request. Raises Unauthorized or Forbidden."""
@@ -85,20 +83,18 @@ class Access:
             return _identity(self._admin, headers)
         if self._api is None:
             return ANONYMOUS
-        return self._limited(_matching_key(self._api, headers))
+        key = _matching_key(self._api, headers)
+        return Identity(tenant=key.tenant, allowance=self._allowances.of(key))
 
     def _is_on_this_host(self, client_host: str | None) -> bool:
         return self._local or (client_host is not None and _is_loopback(client_host))
 
-    def _limited(self, key: Key) -> Identity:
-        """Return the identity of a key, with the allowance of its tenant set to the key's current limits."""
-        allowance = self._allowances.get(key.tenant)
-        if allowance is None:
-            if key.limits == UNLIMITED:
-                return Identity(tenant=key.tenant)
-            allowance = self._allowances[key.tenant] = Allowance(key.tenant, key.limits, self._now)
-        allowance.limits = key.limits
-        return Identity(tenant=key.tenant, allowance=allowance)
+
+def _oversized(sequences: int, share: int, *, limit: int, num_servers: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"{sequences} sequences (prompts times n) exceed the {share} concurrent sequences of this API key; send them "
+        "in several requests"
+    )
 
 
 def _identity(keys: KeyFile | None, headers: Headers) -> Identity:
