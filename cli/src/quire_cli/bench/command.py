@@ -144,7 +144,6 @@ def bench(
     arguments = {name: str(value) for name, value in locals().items() if name != "api_key" and value is not None}
     if (problem := results_problem(json_file=json_file, plot=plot)) is not None:
         _fail(problem)
-    console = Console(stderr=True)
     alphabet = Alphabet(first_token_id=token_ids.first, last_token_id=token_ids.last, words=endpoint is Endpoint.chat)
     if trace is not None:
         window = Replay(
@@ -178,27 +177,42 @@ def bench(
         temperature=temperature,
         timeout_seconds=timeout,
     )
-    try:
-        target, started_at, outcomes = asyncio.run(_measure(target, workload, concurrency, warmup, console))
-    except KeyboardInterrupt:
-        _fail("interrupted; there is no report", code=130)
-    objective = Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e)
-    summary = summarise(outcomes, objective)
-    title = f"{target.model} at {target.base_url}"
-    _show(summary, title)
-    if json_file is not None:
-        report.write_json(json_file, arguments, started_at, summary, outcomes)
-    if plot is not None:
-        report.write_plot(plot, title, summary, outcomes)
+    run = _run(target, workload, concurrency, warmup)
+    summary = summarise(run.outcomes, Objective(ttft_seconds=slo_ttft, tpot_seconds=slo_tpot, e2e_seconds=slo_e2e))
+    _report(run, summary, arguments=arguments, json_file=json_file, plot=plot)
     if summary.errors:
         raise typer.Exit(1)
 
 
-def _show(summary: Summary, title: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """The measured part of a run. ``target`` has the name of the model."""
+
+    target: client.Target
+    started_at: datetime
+    outcomes: list[Outcome]
+
+
+def _run(target: client.Target, workload: Sequence[Conversation], concurrency: int | None, warmup: int) -> _Run:
+    try:
+        return asyncio.run(_measure(target, workload, concurrency, warmup, Console(stderr=True)))
+    except KeyboardInterrupt:
+        _fail("interrupted; there is no report", code=130)
+
+
+def _report(
+    run: _Run, summary: Summary, *, arguments: dict[str, str], json_file: Path | None, plot: Path | None
+) -> None:
+    """Print the summary, and write the files that were requested."""
+    title = f"{run.target.model} at {run.target.base_url}"
     output = Console()
     output.print(report.table(summary, title))
     for line in report.lines(summary):
         output.print(line, highlight=False)
+    if json_file is not None:
+        report.write_json(json_file, arguments, run.started_at, summary, run.outcomes)
+    if plot is not None:
+        report.write_plot(plot, title, summary, run.outcomes)
 
 
 def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> list[Conversation]:
@@ -215,7 +229,7 @@ def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> li
 
 async def _measure(
     target: client.Target, workload: Sequence[Conversation], concurrency: int | None, warmup: int, console: Console
-) -> tuple[client.Target, datetime, list[Outcome]]:
+) -> _Run:
     async with client.open_session(target.api_key) as session:
         target = await _with_model(session, target)
         ignored = [replace(conversation, arrival_seconds=0.0) for conversation in workload[:warmup]]
@@ -248,7 +262,7 @@ async def _measure(
 
             started_at = datetime.now(UTC)
             outcomes = await client.run(session, target, workload, concurrency=concurrency, on_sent=sent, on_done=done)
-    return target, started_at, outcomes
+    return _Run(target=target, started_at=started_at, outcomes=outcomes)
 
 
 async def _with_model(session: aiohttp.ClientSession, target: client.Target) -> client.Target:
