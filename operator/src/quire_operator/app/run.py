@@ -131,11 +131,7 @@ class Operator:
         self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
         self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
-        self.defaults = DefaultsBook(
-            maps=KubeDefaultMaps(self._cluster, KubeCluster(connection, namespaces=(self._namespace,))),
-            namespace=self._namespace,
-            changed=self._enqueue_all,
-        )
+        self.defaults = self._make_defaults(connection)
         self._store, self._clock = Store(self.defaults.apply), WallClock()
         self._workers: Workers[Key] = Workers(
             self._reconcile,
@@ -145,8 +141,8 @@ class Operator:
             limit=settings.workers,
         )
         # Without the capacity check, the operator sends no requests to the hub.
-        self._hub = self._hub_reader() if settings.capacity_check else None
-        self.capacity = None if self._hub is None else self._capacity_check(connection, self._hub)
+        self._hub = self._make_hub_reader() if settings.capacity_check else None
+        self.capacity = None if self._hub is None else self._make_capacity_check(connection, self._hub)
         self._optional_kinds = OptionalKinds(cluster=self._cluster, store=self._store, enqueue=self._workers.add)
         self._progress = DownloadProgress()
         self._downloads = Downloads(
@@ -158,15 +154,7 @@ class Operator:
             period_seconds=min(PERIOD_SECONDS, settings.autoscaling_period_seconds),
         )
         adapter_store = AdapterStore()
-        self.adapters = Adapters(
-            objects=KubeLLMAdapters(self._cluster, connection),
-            adapters=adapter_store,
-            store=self._store,
-            reader=self._progress,
-            clock=self._clock,
-            enqueue=self._workers.add,
-            scope=lambda: settings.children.features.served_names,
-        )
+        self.adapters = self._make_adapters(connection, adapter_store)
         self._reconciler = self._make_reconciler(adapter_store.claims)
         self._gateways = GatewayPods(
             lambda path, query: connection.read(path, query=query),
@@ -174,14 +162,7 @@ class Operator:
             selector=settings.gateways.selector,
             urls=settings.gateways.urls,
         )
-        self._wake_routes = WakeRoutes(
-            slices=KubeWakeSlices(self._cluster, connection),
-            store=self._store,
-            clock=self._clock,
-            gateways=self._gateways.wake_addresses,
-            is_on=settings.gateways.wakes_by_service,
-            now=time.monotonic,
-        )
+        self._wake_routes = self._make_wake_routes(connection)
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
             leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
@@ -194,16 +175,46 @@ class Operator:
             reconciler=self._reconciler,
             gateways=self._gateways.addresses,
         )
-        self._relisting = Relisting(
+        self._relisting = self._make_relisting()
+        self._stop = asyncio.Event()
+        self._watching = self._make_watching()
+
+    def _make_defaults(self, connection: Connection) -> DefaultsBook:
+        own = KubeCluster(connection, namespaces=(self._namespace,))
+        return DefaultsBook(
+            maps=KubeDefaultMaps(self._cluster, own), namespace=self._namespace, changed=self._enqueue_all
+        )
+
+    def _make_adapters(self, connection: Connection, adapter_store: AdapterStore) -> Adapters:
+        return Adapters(
+            objects=KubeLLMAdapters(self._cluster, connection),
+            adapters=adapter_store,
+            store=self._store,
+            reader=self._progress,
+            clock=self._clock,
+            enqueue=self._workers.add,
+            scope=lambda: self._settings.children.features.served_names,
+        )
+
+    def _make_wake_routes(self, connection: Connection) -> WakeRoutes:
+        return WakeRoutes(
+            slices=KubeWakeSlices(self._cluster, connection),
+            store=self._store,
+            clock=self._clock,
+            gateways=self._gateways.wake_addresses,
+            is_on=self._settings.gateways.wakes_by_service,
+            now=time.monotonic,
+        )
+
+    def _make_relisting(self) -> Relisting:
+        return Relisting(
             cluster=self._cluster,
             store=self._store,
             workers=self._workers,
             adapters=self.adapters.resync,
-            period_seconds=settings.resync_seconds,
-            reported=telemetry.unlisted,
+            period_seconds=self._settings.resync_seconds,
+            reported=self._telemetry.unlisted,
         )
-        self._stop = asyncio.Event()
-        self._watching = self._make_watching()
 
     def _make_reconciler(self, adapter_claims: Callable[[str], Sequence[Claim]]) -> Reconciler:
         return Reconciler(
@@ -239,11 +250,11 @@ class Operator:
             started=self._catch_signals,  # kopf has just put its own handlers there
         )
 
-    def _hub_reader(self) -> HubReader:
+    def _make_hub_reader(self) -> HubReader:
         endpoint = self._settings.images.hub_endpoint or os.environ.get("HF_ENDPOINT")
         return HubReader(HubFacts(endpoint), now=time.monotonic)
 
-    def _capacity_check(self, connection: Connection, hub: HubReader) -> CapacityCheck:
+    def _make_capacity_check(self, connection: Connection, hub: HubReader) -> CapacityCheck:
         everywhere = not self._settings.watch_namespaces  # otherwise it may not list nodes
         return CapacityCheck(
             hub=hub,
