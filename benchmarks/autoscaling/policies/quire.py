@@ -6,7 +6,7 @@ That is ``metricsSource: Pods``, the default. ``scrape_seconds`` 15 gives the vi
 from dataclasses import dataclass
 
 from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
-from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.tuning import Tuning
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.resource.scaling_limits import ScaleDown, ScaleUp

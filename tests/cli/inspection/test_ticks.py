@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from specs import valid_spec
 
 from quire_operator.app.telemetry import Server, Telemetry
-from quire_operator.domain.autoscaling.autoscaler import Policy, decide
+from quire_operator.domain.autoscaling.autoscaler import decide
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 from quire_operator.domain.autoscaling.ticks import (

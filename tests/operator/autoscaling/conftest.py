@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire_operator.domain.autoscaling.autoscaler import Decision, Policy, decide
+from quire_operator.domain.autoscaling.autoscaler import Decision, decide
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.observation import (
     Histogram,

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from quire_cli.local.replicas import LocalCluster
 from quire_operator.adapters.wall_clock import WallClock
-from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
+from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import Bounds, recorded_bounds
 from quire_operator.domain.autoscaling.ticks import Log, Tick, noted, tick_of

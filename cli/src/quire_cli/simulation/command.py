@@ -40,7 +40,7 @@ from quire_cli.simulation.summary import summarise
 from quire_cli.simulation.workload import requests_of
 from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
-from quire_operator.domain.autoscaling.autoscaler import Policy
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.schedules import bounds_at
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec

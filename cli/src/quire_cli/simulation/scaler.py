@@ -6,7 +6,8 @@
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quire_operator.domain.autoscaling.autoscaler import Policy, decide
+from quire_operator.domain.autoscaling.autoscaler import decide
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.observation import Observation
 

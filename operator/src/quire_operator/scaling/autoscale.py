@@ -9,7 +9,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quire_operator.domain.autoscaling.autoscaler import Decision, Policy, decide
+from quire_operator.domain.autoscaling.autoscaler import Decision, decide
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
 from quire_operator.domain.autoscaling.history import History, ScalingRecord
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample

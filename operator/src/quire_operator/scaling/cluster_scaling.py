@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.contract import engine
-from quire_operator.domain.autoscaling.autoscaler import Decision, Policy
+from quire_operator.domain.autoscaling.autoscaler import Decision
+from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.domain.autoscaling.scaling_reasons import Reason
