@@ -31,6 +31,7 @@ from quire_engine.core.batch import (
 )
 from quire_engine.core.deferral import PromptDeferral
 from quire_engine.core.forks import ParkedChildren
+from quire_engine.core.gauges import read_gauges
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
@@ -493,31 +494,9 @@ class Scheduler:
         return self._stall_bound.expected_seconds(self._in_flight[-1].prompts)
 
     def gauges(self) -> Gauges:
-        pools = self._kv.pools
-        return Gauges(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting) + len(self._parked),
-            queued_tokens=self._waiting.num_tokens + self._parked.num_tokens,
-            parked_tokens=self._parked.num_tokens,
-            prefilling_tokens=sum([sequence.num_to_prefill for sequence in self._running]),
-            blocks_total=sum(pool.num_blocks for pool in pools),
-            blocks_used=sum(pool.num_used for pool in pools),
-            blocks_cached=sum(pool.num_cached for pool in pools),
-            kv_usage=max(pool.num_used / pool.num_blocks for pool in pools),
-            kv_slots_wasted=self._kv.wasted_slots(self._running),
-            swap_blocks_total=sum(self._kv.swap_space.num_blocks),
-            swap_blocks_used=self._kv.swap_space.num_used,
-            adapter_slots=self.adapters.count,
-            loaded_adapters=self.adapters.loaded,
-            running_adapters=self.adapters.running,
-            waiting_adapters=self._waiting_adapters(),
+        return read_gauges(
+            running=self._running, waiting=self._waiting, parked=self._parked, kv=self._kv, adapters=self.adapters
         )
-
-    def _waiting_adapters(self) -> list[int]:
-        if not self.adapters.count or not len(self._waiting):
-            return []
-        found = dict.fromkeys(sequence.request.adapter for sequence in self._waiting.sequences())
-        return [adapter for adapter in found if adapter is not None]
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; running sequences continue."""
