@@ -11,14 +11,13 @@ cut and counts as such. vLLM is installed by ``make peers``.
 
 import asyncio
 import json
-import statistics
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import aiohttp
@@ -26,8 +25,9 @@ import jsonschema_rs
 
 from benchmarks.grammars.random_answers import finite
 from benchmarks.grammars.schemas import read_schemas
-from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
-from benchmarks.serving.comparison.started import PEERS, start_each
+from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate
+from benchmarks.serving.comparison.paired import Body, Result, in_turns, peers_parser, report, seconds_to_answer
+from benchmarks.serving.comparison.started import start_each
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -70,51 +70,40 @@ class Outcome:
         return self.tokens / self.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """The medians of one server."""
-
-    server: str
-    plain_tokens_per_second: float
-    constrained_tokens_per_second: float
-    ratio: float
-    counts: dict[str, int]
-    """The answers with a schema that were valid, invalid, cut, or refused with a status."""
-
-
-async def send(url: str, schemas: list[Any], *, sequences: int, answers: int, constrained: bool, limit: int) -> Outcome:
+def send(url: str, schemas: list[Any], *, sequences: int, answers: int, constrained: bool, limit: int) -> Outcome:
     """Return what a server answers to so many requests of so many clients."""
-    requests = iter(list(enumerate(islice(cycle(schemas), answers))))
     outcome = Outcome()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
 
-        async def client() -> None:
-            for number, schema in requests:
-                body: dict[str, Any] = {
-                    "model": "model",
-                    "messages": [{"role": "user", "content": f"Write record {number}."}],
-                    "max_tokens": limit,
-                    "temperature": 1.0,
-                    "seed": number,
-                }
-                if constrained:
-                    named = {"name": "record", "schema": schema, "strict": True}
-                    body["response_format"] = {"type": "json_schema", "json_schema": named}
-                else:
-                    body |= {"ignore_eos": True, "max_tokens": limit // 2}
-                async with session.post(f"{url}/v1/chat/completions", json=body) as response:
-                    found = await response.json()
-                    if response.status != 200:
-                        outcome.counts[f"status {response.status}"] += 1
-                        continue
-                outcome.tokens += found["usage"]["completion_tokens"]
-                if constrained:
-                    outcome.counts[_judged(found["choices"][0], schema)] += 1
+    def answered(body: Body, response: aiohttp.ClientResponse, found: Any) -> None:
+        if response.status != 200:
+            outcome.counts[f"status {response.status}"] += 1
+            return
+        outcome.tokens += found["usage"]["completion_tokens"]
+        if constrained:
+            schema = body["response_format"]["json_schema"]["schema"]
+            outcome.counts[_judged(found["choices"][0], schema)] += 1
 
-        began = perf_counter()
-        await asyncio.gather(*(client() for _ in range(sequences)))
-        outcome.seconds = perf_counter() - began
+    requests = [
+        _request(number, schema if constrained else None, limit=limit)
+        for number, schema in enumerate(islice(cycle(schemas), answers))
+    ]
+    clients = [iter(requests)] * sequences
+    outcome.seconds = asyncio.run(seconds_to_answer(f"{url}/v1/chat/completions", clients, answered))
     return outcome
+
+
+def _request(number: int, schema: Any, *, limit: int) -> Body:
+    body: Body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": f"Write record {number}."}],
+        "max_tokens": limit,
+        "temperature": 1.0,
+        "seed": number,
+    }
+    if schema is None:
+        return body | {"ignore_eos": True, "max_tokens": limit // 2}
+    named = {"name": "record", "schema": schema, "strict": True}
+    return body | {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
 def _judged(choice: dict[str, Any], schema: Any) -> str:
@@ -127,77 +116,53 @@ def _judged(choice: dict[str, Any], schema: Any) -> str:
     return "valid" if jsonschema_rs.validator_for(schema).is_valid(value) else "invalid"
 
 
-def compare(arguments: Namespace) -> list[Result]:
-    """Return the figures of each server that starts."""
+def compare(arguments: Namespace) -> Iterator[Result]:
+    """Yield the figures of each server that starts."""
     schemas: list[Any] = list(SCHEMAS)
     if arguments.schemas is not None:
         schemas = [case.schema for case in islice(read_schemas(arguments.schemas), arguments.answers)]
-    rates: dict[str, list[tuple[float, float]]] = {}
-    counts: dict[str, Counter[str]] = {}
+
+    def measure(url: str) -> tuple[Outcome, Outcome]:
+        plain, constrained = (
+            send(
+                url,
+                schemas,
+                sequences=arguments.sequences,
+                answers=arguments.answers,
+                constrained=constrained,
+                limit=arguments.tokens,
+            )
+            for constrained in (False, True)
+        )
+        return plain, constrained
+
     with ExitStack() as stack:
         urls = start_each(stack, arguments.servers, arguments.model)
-        for run in range(arguments.runs + 1):
-            for name, url in urls.items():
-                plain, constrained = (
-                    asyncio.run(
-                        send(
-                            url,
-                            schemas,
-                            sequences=arguments.sequences,
-                            answers=arguments.answers,
-                            constrained=constrained,
-                            limit=arguments.tokens,
-                        )
-                    )
-                    for constrained in (False, True)
-                )
-                if run:  # the first run is warm-up
-                    rates.setdefault(name, []).append((plain.rate, constrained.rate))
-                    counts.setdefault(name, Counter()).update(constrained.counts)
-    return [
-        Result(
-            server=name,
-            plain_tokens_per_second=statistics.median(plain for plain, _ in found),
-            constrained_tokens_per_second=statistics.median(constrained for _, constrained in found),
-            ratio=statistics.median(constrained / plain for plain, constrained in found),
-            counts=dict(counts[name]),
-        )
-        for name, found in rates.items()
-    ]
+        for name, found in in_turns(urls, arguments.runs, measure).items():
+            counts = sum((constrained.counts for _, constrained in found), Counter[str]())
+            yield Result.of(name, [(plain.rate, constrained.rate) for plain, constrained in found], counts)
 
 
 def parse_arguments() -> Namespace:
-    options = parser(__doc__, plot=False)
-    options.add_argument("--servers", choices=PEERS, nargs="+", default=list(PEERS))
+    options = peers_parser(__doc__)
     options.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     options.add_argument("--schemas", type=Path, metavar="FOLDER", help="files of schemas (default: eight small ones)")
     options.add_argument("--sequences", type=at_least_one, default=16, help="clients at once (default 16)")
     options.add_argument("--answers", type=at_least_one, default=96, help="requests of each run (default 96)")
     options.add_argument("--tokens", type=at_least_one, default=256, help="the limit of an answer (default 256)")
-    options.add_argument("--runs", type=at_least_one, default=3, help="runs of each server (default 3)")
     return options.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     interrupt_on_terminate()
-    results = compare(arguments)
-    show_table(
+    report(
         "answers that follow a JSON schema",
-        ["server", "plain tokens/s", "with schemas", "ratio", "answers"],
-        [
-            [
-                result.server,
-                f"{result.plain_tokens_per_second:,.0f}",
-                f"{result.constrained_tokens_per_second:,.0f}",
-                f"{result.ratio:.2f}",
-                ", ".join(f"{count} {kind}" for kind, count in sorted(result.counts.items())),
-            ]
-            for result in results
-        ],
-        (f"{arguments.sequences} clients, {arguments.answers} requests a run, {arguments.runs} runs", machine()),
+        "with schemas",
+        list(compare(arguments)),
+        f"{arguments.sequences} clients, {arguments.answers} requests a run, {arguments.runs} runs",
+        arguments.json,
     )
-    save(arguments.json, [asdict(result) for result in results])
 
 
 if __name__ == "__main__":

@@ -9,55 +9,35 @@ rates with adapters and of its base. vLLM is installed by ``make peers``.
 """
 
 import asyncio
-import statistics
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 
 import aiohttp
 
 from benchmarks.models.random_adapter import write_random_adapters
-from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate, machine, parser, save, show_table
-from benchmarks.serving.comparison.started import PEERS, start_each
+from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate
+from benchmarks.serving.comparison.paired import Body, Result, in_turns, peers_parser, report, tokens_per_second
+from benchmarks.serving.comparison.started import start_each
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """The medians of one server."""
-
-    server: str
-    base_tokens_per_second: float
-    adapters_tokens_per_second: float
-    ratio: float
-
-
-async def tokens_per_second(url: str, names: list[str], sequences: int, answer: int, rounds: int) -> float:
-    """Return the rate at which so many clients, each with a name of its own, get ``rounds`` answers one by one."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-
-        async def client(number: int) -> int:
-            tokens = 0
-            for turn in range(rounds):
-                body = {
-                    "model": names[number % len(names)],
-                    "prompt": f"Explain record {number} of {turn}.",
-                    "max_tokens": answer,
-                    "temperature": 0.0,
-                    "ignore_eos": True,
-                }
-                async with session.post(f"{url}/v1/completions", json=body) as response:
-                    found = await response.json()
-                    response.raise_for_status()
-                tokens += found["usage"]["completion_tokens"]
-            return tokens
-
-        began = perf_counter()
-        counts = await asyncio.gather(*(client(number) for number in range(sequences)))
-        return sum(counts) / (perf_counter() - began)
+def requests(names: list[str], sequences: int, answer: int, rounds: int) -> list[list[Body]]:
+    """Return the requests of so many clients, each with a name of its own, for ``rounds`` answers one by one."""
+    return [
+        [
+            {
+                "model": names[number % len(names)],
+                "prompt": f"Explain record {number} of {turn}.",
+                "max_tokens": answer,
+                "temperature": 0.0,
+                "ignore_eos": True,
+            }
+            for turn in range(rounds)
+        ]
+        for number in range(sequences)
+    ]
 
 
 async def await_names(url: str, names: list[str]) -> None:
@@ -81,56 +61,39 @@ def compare(arguments: Namespace) -> Iterator[Result]:
         urls = start_each(stack, arguments.servers, arguments.model, flags)
         for url in urls.values():
             asyncio.run(await_names(url, names))
-        rates: dict[str, list[tuple[float, float]]] = {name: [] for name in urls}
-        for _ in range(arguments.runs + 1):
-            for name, url in urls.items():
-                base, adapters = (
-                    asyncio.run(tokens_per_second(url, models, arguments.sequences, arguments.answer, arguments.rounds))
-                    for models in (["model"], names)
-                )
-                rates[name].append((base, adapters))
-        for name, found in rates.items():
-            measured = found[1:]  # the first run is warm-up
-            yield Result(
-                server=name,
-                base_tokens_per_second=statistics.median(base for base, _ in measured),
-                adapters_tokens_per_second=statistics.median(adapters for _, adapters in measured),
-                ratio=statistics.median(adapters / base for base, adapters in measured),
-            )
+        both = [
+            requests(models, arguments.sequences, arguments.answer, arguments.rounds) for models in (["model"], names)
+        ]
+
+        def measure(url: str) -> tuple[float, float]:
+            base, adapters = (tokens_per_second(f"{url}/v1/completions", clients) for clients in both)
+            return base, adapters
+
+        for name, pairs in in_turns(urls, arguments.runs, measure).items():
+            yield Result.of(name, pairs, {"clients": arguments.sequences})
 
 
 def parse_arguments() -> Namespace:
-    options = parser(__doc__, plot=False)
-    options.add_argument("--servers", choices=PEERS, nargs="+", default=list(PEERS))
+    options = peers_parser(__doc__)
     options.add_argument("--model", type=Path, default=DEMO_MODEL, help="default: the demo model")
     options.add_argument("--adapters", type=at_least_one, default=8, help="different adapters (default 8)")
     options.add_argument("--rank", type=at_least_one, default=8, help="the rank of every adapter (default 8)")
     options.add_argument("--sequences", type=at_least_one, default=16, help="clients at once (default 16)")
     options.add_argument("--answer", type=at_least_one, default=128, help="the tokens of each answer (default 128)")
     options.add_argument("--rounds", type=at_least_one, default=2, help="the answers of each client (default 2)")
-    options.add_argument("--runs", type=at_least_one, default=3, help="runs of each server (default 3)")
     return options.parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     interrupt_on_terminate()
-    results = list(compare(arguments))
-    show_table(
+    report(
         f"{arguments.adapters} adapters of rank {arguments.rank}",
-        ["server", "base tokens/s", "with adapters", "ratio"],
-        [
-            [
-                result.server,
-                f"{result.base_tokens_per_second:,.0f}",
-                f"{result.adapters_tokens_per_second:,.0f}",
-                f"{result.ratio:.2f}",
-            ]
-            for result in results
-        ],
-        (f"{arguments.sequences} clients, answers of {arguments.answer} tokens, {arguments.runs} runs", machine()),
+        "with adapters",
+        list(compare(arguments)),
+        f"answers of {arguments.answer} tokens, {arguments.runs} runs",
+        arguments.json,
     )
-    save(arguments.json, [asdict(result) for result in results])
 
 
 if __name__ == "__main__":

@@ -2,5 +2,5 @@
 
 ``workloads`` defines the requests, ``servers`` how each server under test is started, ``process_tree`` starts and stops
 it, ``turns`` measures it, ``machine`` and ``floor`` describe what the machine allows, ``results`` compares, ``table``
-and ``plot`` show the results.
+and ``plot`` show the results. ``started`` and ``paired`` serve the benchmarks that compare a feature with peers.
 """
