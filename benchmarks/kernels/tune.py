@@ -60,7 +60,7 @@ class Subject:
             return None
 
 
-def asked_by(case: "Case", prepared: "Prepared") -> set[tuple[str, str]]:
+def asked_by(prepared: "Prepared") -> set[tuple[str, str]]:
     from quire_kernels.triton_runtime import config
 
     with config.recorded() as asked:
@@ -74,7 +74,7 @@ def tune_op(cases: list["Case"], tuner: "Tuner") -> None:
     for case in cases:
         try:
             prepared = case.prepare(tuner.device, tuner.dtype)
-            subjects.append((Subject(case, prepared), asked_by(case, prepared)))
+            subjects.append((Subject(case, prepared), asked_by(prepared)))
         # A case that this GPU cannot hold or run must not affect the others.
         except Exception as error:
             print(f"{case}: left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)

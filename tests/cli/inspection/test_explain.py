@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 from specs import valid_spec
@@ -15,7 +16,7 @@ from quire_cli.inspection.explanation import Explanation, OperatorReport, key_in
 from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_cli.local.scaling_rules import Rules
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
-from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, log_json, noted
+from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted
 from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.resource import MetricsSource
 
@@ -208,7 +209,7 @@ def test_leader_of_several_operators_is_read(quire: Any, api_answers: Any) -> No
         f"{PROD}/chat": (200, resource(desiredReplicas=2)),
         "/api/v1/pods": (200, {"items": pods}),
         "/api/v1/namespaces/quire/pods/b:8080/proxy/decisions/prod/chat": (404, "no decision"),
-        "/api/v1/namespaces/quire/pods/c:8080/proxy/decisions/prod/chat": (200, log_json(log())),
+        "/api/v1/namespaces/quire/pods/c:8080/proxy/decisions/prod/chat": (200, msgspec.to_builtins(log())),
     }
     code, out, _ = quire("explain", "chat", "--kubeconfig", api_answers.kubeconfig, "--json")
     assert code == 0
@@ -223,7 +224,7 @@ def test_user_of_one_namespace_reads_the_operator_there(quire: Any, api_answers:
             200,
             {"items": [{"metadata": {"name": "op", "namespace": "prod"}, "status": {"phase": "Running"}}]},
         ),
-        "/api/v1/namespaces/prod/pods/op:8080/proxy/decisions/prod/chat": (200, log_json(log())),
+        "/api/v1/namespaces/prod/pods/op:8080/proxy/decisions/prod/chat": (200, msgspec.to_builtins(log())),
     }
     where = ("--kubeconfig", api_answers.kubeconfig, "--json")
     assert json.loads(quire("explain", "chat", *where)[1])["now"] is not None

@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 
 import aiohttp
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from quire_operator.domain.autoscaling.ticks import (
     Log,
     MetricsState,
     Tick,
-    log_json,
     noted,
     read_log,
     tick_of,
@@ -68,7 +68,7 @@ def test_bounded_log_ends_with_the_last_tick_and_is_readable(reasons: list[str],
     assert all(not stretch.last.terms for stretch in log[:-1])
     if reasons:
         assert (log[-1].last.reason, bool(log[-1].last.terms)) == (reasons[-1], True)
-    assert read_log(json.loads(json.dumps(log_json(log)))) == log
+    assert read_log(json.loads(json.dumps(msgspec.to_builtins(log)))) == log
 
 
 @pytest.mark.parametrize("written", [None, 1, "x", {"a": 1}, [{"since": "soon"}], [{"ticks": 1}]])

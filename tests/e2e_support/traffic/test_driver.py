@@ -18,11 +18,6 @@ def over(count):
     return lambda live: live.completed + live.failed >= count
 
 
-def twist_after(server, count, twist):
-    """Apply a change to the events from this answer on."""
-    server.twist = lambda events: twist(events) if server.served >= count else events
-
-
 def test_all_prompts_and_forms_are_sent_and_correct(server):
     with flowing(server, prompts=(PROMPT, CHAT), forms=tuple(Form), concurrency=3) as traffic:
         traffic.wait_for(over(12), 20, "two rounds")

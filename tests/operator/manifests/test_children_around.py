@@ -1,6 +1,5 @@
 """Children that depend on cluster features: access to replicas, and the Prometheus operator's objects."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ EVERYTHING = ClusterFeatures(
     ),
     served_kinds=OPTIONAL_KINDS,
 )
-Made = Callable[..., Manifests]
 
 
 def child(manifests: Manifests, kind: str, name: str = "") -> Any:

@@ -79,11 +79,6 @@ class OperatorProcess:
         if self.is_alive:
             os.kill(self.pid, number)
 
-    @property
-    def resident_megabytes(self) -> int:
-        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
-
     def lines(self) -> list[dict[str, Any]]:
         """Return its log lines."""
         text = self.log.read_text() if self.log.exists() else ""

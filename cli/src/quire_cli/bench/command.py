@@ -212,7 +212,7 @@ def _report(
     if json_file is not None:
         report.write_json(json_file, arguments, run.started_at, summary, run.outcomes)
     if plot is not None:
-        report.write_plot(plot, title, summary, run.outcomes)
+        report.write_plot(plot, title, run.outcomes)
 
 
 def _from_trace(path: Path, window: Replay, alphabet: Alphabet, seed: int) -> list[Conversation]:

@@ -63,7 +63,7 @@ def write_json(
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def write_plot(path: Path, title: str, summary: Summary, outcomes: Sequence[Outcome]) -> None:
+def write_plot(path: Path, title: str, outcomes: Sequence[Outcome]) -> None:
     """Write three panels: load and throughput over time, time to first token over time, latency distributions."""
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 

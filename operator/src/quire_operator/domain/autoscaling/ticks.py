@@ -110,14 +110,8 @@ def _without_terms(stretch: Stretch) -> Stretch:
     return Stretch(since=stretch.since, ticks=stretch.ticks, last=last)
 
 
-def log_json(log: Log) -> list[object]:
-    """Return the log as JSON values for the state file."""
-    written: list[object] = msgspec.to_builtins(log)
-    return written
-
-
 def read_log(value: object) -> Log:
-    """Return the log that ``log_json`` wrote; empty if it cannot be read, such as one of another version."""
+    """Return the log that was stored as JSON; empty if it cannot be read, such as one of another version."""
     try:
         return tuple(msgspec.convert(value, tuple[Stretch, ...]))
     except msgspec.ValidationError:
