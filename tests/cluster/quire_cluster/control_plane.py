@@ -28,7 +28,7 @@ from quire_cluster.ports import free_ports
 from quire_cluster.processes import Guard, Process
 
 PROGRAMS: Final = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl")
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 180.0
 USER_AGENT: Final = "quire-test-cluster"
 ON_LOOPBACK: Final = Site()
 

@@ -40,7 +40,7 @@ from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
 
 SITE: Final = Site(address=HOST_ADDRESS, has_nodes=True)
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 180.0
 MARK: Final = "has-nodes"
 PROXY: Final = "kube-proxy"
 OBSERVER: Final = "observer"  # CoreDNS and Prometheus: may look at everything but secrets
