@@ -21,3 +21,11 @@ def test_port_in_use_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
         free.close()
         monkeypatch.setattr(ports, "CANDIDATES", (busy_port, free_port))
         assert ports.free_ports(1) == (free_port,)
+
+
+def test_consecutive_ports_are_all_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ports.consecutive_free_ports(4)
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", first + 1))
+        monkeypatch.setattr(ports, "CANDIDATES", (first, first + 2))
+        assert ports.consecutive_free_ports(2) == first + 2

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire_cluster.ports import consecutive_free_ports
 from quire_common.errors import FlagsError
 from quire_engine.config import CacheOptions, EngineConfig, ParallelOptions
 from quire_engine.errors import EngineStartError
@@ -161,11 +162,6 @@ def test_the_digest_is_that_of_configuration_and_index(tmp_path: Path) -> None:
 # --- the meeting ---
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def options(node: int, **changes: Any) -> ParallelOptions:
     fields = {"tensor": 2, "pipeline": 2, "nodes": 2, "node_rank": node, "join_timeout_seconds": 30.0}
     return ParallelOptions(**{**fields, **changes})
@@ -183,7 +179,7 @@ def meet(
     **changes: Any,
 ) -> list[Future[Connections]]:
     """Start all nodes; ``other`` changes what the last one says."""
-    port = free_port()
+    port = consecutive_free_ports(nodes)
     found = [pool.submit(gather, options(0, nodes=nodes, master_port=port, **changes), hello(0), SECRET)]
     for node in range(1, nodes):
         said = hello(node, **(other or {} if node == nodes - 1 else {}))
@@ -226,35 +222,35 @@ def test_differing_node_ends_the_start_on_all_nodes() -> None:
 
 
 def test_missing_node_ends_the_start_on_other_nodes() -> None:
-    port = free_port()
+    port = consecutive_free_ports(4)
     with ThreadPoolExecutor(2) as pool:
-        changes = {"nodes": 4, "tensor": 4, "master_port": port, "join_timeout_seconds": 1.0}
+        changes = {"nodes": 4, "tensor": 4, "master_port": port, "join_timeout_seconds": 3.0}
         first = pool.submit(gather, options(0, **changes), hello(0), SECRET)
         other = pool.submit(join, options(1, **changes), hello(1), SECRET)
         for future in (first, other):
             error = future.exception()
             assert isinstance(error, EngineStartError)
-            assert "nodes 2, 3 of 4 did not join within 1 s" in str(error)
+            assert "nodes 2, 3 of 4 did not join within 3 s" in str(error)
 
 
 def test_nodes_time_out_without_node_0() -> None:
     with pytest.raises(EngineStartError, match="node 0 did not answer at 127.0.0.1:"):
-        join(options(1, master_port=free_port(), join_timeout_seconds=0.3), hello(1), SECRET)
+        join(options(1, master_port=consecutive_free_ports(2), join_timeout_seconds=0.3), hello(1), SECRET)
 
 
 def test_wrong_group_secret_is_rejected_before_any_message() -> None:
     with ThreadPoolExecutor(2) as pool:
-        first, other = meet(pool, secret=OTHER, join_timeout_seconds=1.0)
+        first, other = meet(pool, secret=OTHER, join_timeout_seconds=3.0)
         error = other.exception()
         assert isinstance(error, EngineStartError) and error.exit_code == 2
         assert "it has another group secret and refuses this one" in str(error)
         error = first.exception()
         assert isinstance(error, EngineStartError)
-        assert "did not join within 1 s" in str(error) and "it has another group secret" in str(error)
+        assert "did not join within 3 s" in str(error) and "it has another group secret" in str(error)
 
 
 def test_unauthenticated_connections_do_not_end_the_wait() -> None:
-    port = free_port()
+    port = consecutive_free_ports(4)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(gather, options(0, master_port=port), hello(0), SECRET)
         strangers = []

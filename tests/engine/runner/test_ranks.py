@@ -4,7 +4,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from process_ends import process_ends
 
+from quire_cluster.ports import consecutive_free_ports
 from quire_common.errors import FlagsError
 from quire_engine.config import (
     AdapterOptions,
@@ -262,8 +262,7 @@ async def test_nodes_live_and_end_together(
 ) -> None:
     """Two nodes on this machine, with both kinds of parallelism over them; the second one loses a rank."""
     monkeypatch.setenv("QUIRE_GROUP_SECRET", "the secret of this test")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = consecutive_free_ports(2)
     folder = make_folder()
     configs = [
         engine_config(
