@@ -129,7 +129,7 @@ def test_mooncake_trace_is_read(policy, tmp_path, capsys):
         (["--fault", "slow@1m+1mx0"], '"slow@1m+1mx0" is not a fault'),
         (["--scale-input", "inf"], '"inf" is not a number from 0.0001 to 10000'),
         (["--scale-output", "nan"], '"nan" is not a number from 0.0001 to 10000'),
-        (["--speed", "0"], '"0" is not a number from 0.0001 to 10000'),
+        (["--speed", "0.0005"], '"0.0005" is not a number from 0.001 to 10000'),
         (["--startup-delay", "soon"], '"soon" is not a duration'),
         (["--engine", "absent.json"], "the calibration file absent.json cannot be read"),
         (["--initial-replicas", "9"], "--initial-replicas 9 is more than maxReplicas"),

@@ -7,7 +7,7 @@ import typer
 from quire_common.quantities import parse_duration_seconds
 
 TRACE = "Trace"
-_LEAST_FACTOR, _MOST_FACTOR = 0.0001, 10000
+_MOST_FACTOR = 10000
 
 
 def _seconds(text: str) -> float:
@@ -17,19 +17,23 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not _LEAST_FACTOR <= factor <= _MOST_FACTOR:  # nor is NaN
-        raise typer.BadParameter(f'"{text}" is not a number from {_LEAST_FACTOR} to {_MOST_FACTOR}')
-    return factor
-
-
 DURATION: Any = {"parser": _seconds, "metavar": "DURATION"}
 """The parser and the placeholder of an option whose value is a duration; the command gets it in seconds."""
-_FACTOR: Any = {"parser": _factor, "metavar": "FACTOR"}
+
+
+def _factor(least: float) -> Any:
+    """Return the parser and the placeholder of an option whose value is a factor from ``least`` on."""
+
+    def parse(text: str) -> float:
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = 0.0
+        if not least <= factor <= _MOST_FACTOR:  # nor is NaN
+            raise typer.BadParameter(f'"{text}" is not a number from {least} to {_MOST_FACTOR}')
+        return factor
+
+    return {"parser": parse, "metavar": "FACTOR"}
 
 
 def trace_option(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
@@ -37,10 +41,12 @@ def trace_option(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=TRACE, **more)
 
 
-SpeedOption = Annotated[float, trace_option("Replay the trace faster by this factor.", names=("--speed",), **_FACTOR)]
+SpeedOption = Annotated[
+    float, trace_option("Replay the trace faster by this factor.", names=("--speed",), **_factor(0.001))
+]
 StartOption = Annotated[float, trace_option("Skip this much of the trace.", **DURATION)]
 DurationOption = Annotated[float | None, trace_option("Use only this much of the trace.", **DURATION)]
-ScaleInputOption = Annotated[float, trace_option("Multiply prompt lengths.", **_FACTOR)]
-ScaleOutputOption = Annotated[float, trace_option("Multiply output lengths.", **_FACTOR)]
+ScaleInputOption = Annotated[float, trace_option("Multiply prompt lengths.", **_factor(0.0001))]
+ScaleOutputOption = Annotated[float, trace_option("Multiply output lengths.", **_factor(0.0001))]
 MaxInputOption = Annotated[int | None, trace_option("Truncate longer prompts.", min=1)]
 MaxOutputOption = Annotated[int | None, trace_option("Limit longer outputs.", min=1)]
