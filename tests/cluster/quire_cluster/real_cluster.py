@@ -18,7 +18,7 @@ from typing import Any, Final
 from quire_cluster import dns, pod_discovery, prometheus, registry
 from quire_cluster.binaries import cache_folder
 from quire_cluster.components import Site
-from quire_cluster.control_plane import ControlPlane
+from quire_cluster.control_plane import READY_SECONDS, ControlPlane
 from quire_cluster.errors import ComponentFailed
 from quire_cluster.fake_nodes import FakeNodes
 from quire_cluster.guard import kill_all
@@ -40,7 +40,6 @@ from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
 
 SITE: Final = Site(address=HOST_ADDRESS, has_nodes=True)
-READY_SECONDS: Final = 180.0
 MARK: Final = "has-nodes"
 PROXY: Final = "kube-proxy"
 OBSERVER: Final = "observer"  # CoreDNS and Prometheus: may look at everything but secrets
