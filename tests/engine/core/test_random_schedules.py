@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
+from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
 from quire_engine.core.stall_bound import StepCosts
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600"))
@@ -73,6 +73,7 @@ worlds = st.fixed_dictionaries(
         "max_step": st.sampled_from([None, 12.0, 30.0]),
         "drafts": st.sampled_from([0, 0, 1, 3, 7]),
         "plain_steps": st.sampled_from([None, None, 0, 1, 5]),
+        "wrong_guesses": st.sampled_from([None, 2, 5]),
         "stages": st.sampled_from([1, 1, 2, 3]),
     }
 )
@@ -140,16 +141,23 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     speed: tuple[float, float],
     script: list[Any],
 ) -> None:
-    shape = {name: value for name, value in world.items() if name not in ("cache_tokens", "drafts", "plain_steps")}
+    apart = ("cache_tokens", "drafts", "plain_steps", "wrong_guesses")
+    shape = {name: value for name, value in world.items() if name not in apart}
     overlap = world["overlap"] and world["stages"] == 1
     shape["overlap"] = overlap
     if overlap or world["drafts"]:
         shape["tokens_at_once"] = 1
+    guesses = world["drafts"] and world["wrong_guesses"] is not None and world["windows"] == (None,)
     if world["drafts"]:
         # With seven different tokens, one recent token has nearly always occurred before.
         ngrams = NgramSettings(shortest=1, longest=3)
         shape["speculation"] = speculation = Speculation(
-            ngram_proposers(ngrams), max_tokens=world["drafts"], most_drafts=10, costs=FREE_DRAFTS
+            (lambda sequence: OpenProposer()) if guesses else ngram_proposers(ngrams),
+            max_tokens=world["drafts"],
+            most_drafts=10,
+            costs=FREE_DRAFTS,
+            seconds_per_pass=1e-9 if guesses else None,
+            runs_ahead=bool(guesses),
         )
         if world["plain_steps"] is not None:
             speculation._trials = AlternatingTrials(plain=world["plain_steps"])  # type: ignore[assignment]
@@ -162,6 +170,8 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     )
     here = make_world(**shape, num_blocks=num_blocks, max_model_len=MAX_MODEL_LEN, vocab_size=VOCABULARY, rates=rates)
     here.runner.token_seconds, here.runner.copy_seconds = speed
+    if guesses:
+        here.runner.wrong_guesses = world["wrong_guesses"]
     play = Play(here, expected_tokens)
     for number, (kind, *arguments) in enumerate(script):
         getattr(play, kind)(number, *arguments)

@@ -48,6 +48,8 @@ class _Row:
     tables: list[dict[int, int]]  # per group: place -> block
     drawn: int | None = None
     drafts: list[int] = field(default_factory=list)
+    rejected: int = 0
+    """The drafts of the last step that were rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ class FakeRunner:
     """The adapter in each slot; a row's text starts with a digest that depends on its adapter."""
     tokens_at_once: int = 1
     """The tokens that a step samples for each sequence; the later ones are computed in the next step."""
+    wrong_guesses: int | None = None
+    """With a number, a draft model fills in the drafts, and is wrong at each position that is a multiple of it."""
     steps: int = 0
     _unsampled: bool = False
 
@@ -103,7 +107,16 @@ class FakeRunner:
         due = monotonic() + self.step_seconds if self.step_seconds else None
         reports = [self._report(batch, asked) for asked in batch.prompt_logprobs]
         pooled = [self._pool(batch, asked) for asked in batch.pooled]
-        return FakeForward(runner=self, batch=batch, digests=self._run(batch), reports=reports, pooled=pooled, due=due)
+        token_ids, digests = self._run(batch)
+        return FakeForward(
+            runner=self,
+            batch=batch,
+            token_ids=token_ids,
+            digests=digests,
+            reports=reports,
+            pooled=pooled,
+            due=due,
+        )
 
     def _pool(self, batch: Batch, asked: PooledPositions) -> bytes:
         """Return the number of pooled tokens, their sum, and the sum of their positions."""
@@ -144,9 +157,10 @@ class FakeRunner:
         assert len(batch.block_updates) == len(self.layout.groups)
         assert {len(batch.swap_out), len(batch.swap_in)} <= {0, len(self.layout.groups)}
 
-    def _run(self, batch: Batch) -> list[int]:
-        """Store the inputs, and return the digest of each sequence that samples."""
+    def _run(self, batch: Batch) -> tuple[list[int], list[int]]:
+        """Store the inputs; return all of them, and the digest of each sequence that samples."""
         feedback = set(batch.feedback_tokens)
+        all_inputs: list[int] = []
         admitted = {admission.row for admission in batch.admitted}
         digests: list[int] = []
         place = 0
@@ -154,17 +168,22 @@ class FakeRunner:
         columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, drafts, strict=True)
         for number, start, count, samples, num_drafts in columns:
             row = self.rows[number]
+            if place in feedback and batch.follows_drafts:
+                start -= row.rejected
             assert number in admitted or start == row.num_tokens, (
                 f"row {number} goes on at {start}, not {row.num_tokens}"
             )
             inputs = batch.token_ids[place : place + count]
             if place in feedback:
-                assert count == 1 and row.drawn is not None, "nothing was drawn to feed back"
-                inputs = [row.drawn]
+                assert count == 1 + num_drafts and row.drawn is not None, "nothing was drawn to feed back"
+                inputs = [row.drawn, *inputs[1:]]
             place += count
             known = len(inputs) - num_drafts
             assert known >= 1 and (samples or not num_drafts), "drafts of a sequence that does not sample"
             digest = self._write(row, start, inputs[:known])
+            if self.wrong_guesses is not None:
+                inputs = [*inputs[:known], *self._guess(digest, start + known, num_drafts)]
+            all_inputs += inputs
             row.drawn = None
             if samples:
                 digests.append(digest)
@@ -172,7 +191,16 @@ class FakeRunner:
                 if row.drafts:
                     self._write(row, start + known, row.drafts)
                     row.num_tokens = start + known
-        return digests
+        return all_inputs, digests
+
+    def _guess(self, digest: int, position: int, count: int) -> list[int]:
+        """Return the drafts from ``position`` on of a draft model that knows the text, except at some positions."""
+        assert self.wrong_guesses is not None
+        drafts = []
+        for at in range(position, position + count):
+            drafts.append((draw(digest, self.vocab_size) + (at % self.wrong_guesses == 0)) % self.vocab_size)
+            digest = next_digest(digest, drafts[-1])
+        return drafts
 
     def sample(self, forward: "FakeForward", masks: TokenMasks | None) -> RunnerOutput:
         """Sample the tokens that follow the texts of a step."""
@@ -197,6 +225,7 @@ class FakeRunner:
                 if not accepted and (row.drafts or count == self.tokens_at_once):
                     break
             line += 1 + len(row.drafts)
+            row.rejected = max(0, len(row.drafts) - (count - 1))
             row.drafts = []
             counts.append(count)
         wanted = any(entry is not None for entry in logprobs)
@@ -263,15 +292,13 @@ class FakeForward:
 
     runner: FakeRunner
     batch: Batch
+    token_ids: list[int]
+    """The inputs of the step, drafts included."""
     digests: list[int]
     """The digest of the text of each sequence that samples, in the order of the rows."""
     reports: list[list[TokenLogprobs]]
     pooled: list[bytes]
     due: float | None
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.batch.token_ids
 
     def sample(self, masks: TokenMasks | None = None) -> "FakePending":
         """Sample the tokens."""

@@ -56,6 +56,8 @@ class Preemptor:
 
     def _preempt(self, victim: Sequence) -> None:
         """Release row and blocks of a running sequence, and put it back into the queue."""
+        # It computes the drafts in flight again: what is moved or kept must be known to be part of its text.
+        victim.assume_accepted(-victim.num_assumed)
         loss = self._kv.prepare_to_lose(victim)
         preemption = decide(self._mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss))
         if preemption.kind == "swap":

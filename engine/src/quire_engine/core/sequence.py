@@ -39,6 +39,7 @@ class Sequence:
     ``token_ids``     the known tokens of prompt and output.
     ``num_tokens``    the known tokens and the pending samples (``num_pending``, scheduled but not committed).
     ``num_computed``  tokens whose keys and values are in the cache, or will be after the steps in flight.
+    ``num_assumed``   the drafts in flight that these three count as accepted, because the next step is scheduled.
     ``num_prefill``   tokens to compute before it decodes: its prompt, and what preemptions discarded.
     ``limit``         tokens at which the sequence ends in any case; the last one is sampled but never computed.
     ``capacity``      tokens that the block tables cover, including those that left a window.
@@ -72,6 +73,7 @@ class Sequence:
         "key",
         "limit",
         "masked",
+        "num_assumed",
         "num_cached",
         "num_computed",
         "num_lost",
@@ -110,6 +112,7 @@ class Sequence:
         self.num_prefill = len(self.token_ids)
         self.num_tokens = self.num_prefill
         self.num_pending = 0
+        self.num_assumed = 0
         self.num_computed = 0
         self.num_cached = 0
         self.num_preemptions = 0
@@ -149,6 +152,13 @@ class Sequence:
     def num_to_prefill(self) -> int:
         """The tokens to compute before it samples one; 0 for a sequence that decodes."""
         return self.num_tokens - self.num_computed if self.num_computed < self.num_prefill else 0
+
+    def assume_accepted(self, drafts: int) -> None:
+        """Count so many drafts in flight as accepted; a negative number takes that back."""
+        self.num_assumed += drafts
+        self.num_computed += drafts
+        self.num_tokens += drafts
+        self.num_pending += drafts
 
     def admission(self) -> Admission:
         """Return what the runner needs to assign a row to this sequence."""

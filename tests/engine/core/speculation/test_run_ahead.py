@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -122,6 +122,90 @@ def test_stages_do_not_wait_for_drafts_of_other_sequences(speculating: Callable[
     here.scheduler._speculation._trials = FixedTrials()
     assert max(depths(here)) == 1 and here.tokens == expected
     assert here.engine.counters.accepted_tokens > 10
+
+
+@pytest.fixture
+def guessing(make_world: Callable[..., Any], expected_tokens: Callable[..., list[int]]) -> Callable[..., Any]:
+    """Return a function that gives a world with requests and a runner's draft model, and their expected answers."""
+
+    def make(params: SamplingParams, *, wrong: int = 5, drafts: int = 3, **world: Any) -> Any:
+        speculation = Speculation(
+            lambda sequence: OpenProposer(),
+            max_tokens=drafts,
+            most_drafts=256,
+            costs=CHEAP,
+            seconds_per_pass=1e-9,
+            runs_ahead=True,
+        )
+        speculation._trials = FixedTrials()  # type: ignore[assignment]
+        here = make_world(speculation=speculation, overlap=True, **world)
+        here.runner.wrong_guesses = wrong
+        expected = {}
+        for key, prompt in enumerate(PROMPTS):
+            assert here.add(key, prompt, params=params) is None
+            expected[key] = expected_tokens(prompt, params, vocab_size=50, max_model_len=200)
+        return here, expected
+
+    return make
+
+
+LONG = SamplingParams(max_tokens=60, ignore_eos=True)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 5, 1000])
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+def test_steps_with_drafts_run_ahead_of_each_other(guessing: Callable[..., Any], wrong: int, drafts: int) -> None:
+    here, expected = guessing(LONG, wrong=wrong, drafts=drafts, budget=40)
+    found = depths(here)
+    assert here.tokens == expected
+    counters = here.engine.counters
+    assert counters.num_drafts > 10 and (counters.accepted_tokens > 60 or wrong == 1)
+    # The host waits only where an answer may have reached its end.
+    assert found.count(0) <= 6
+    assert counters.scheduled_tokens - counters.discarded_tokens < sum(map(len, [*PROMPTS, *expected.values()]))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(max_tokens=60),
+        SamplingParams(max_tokens=60, stop_token_ids=(3, 7), ignore_eos=True),
+        SamplingParams(max_tokens=60, logprobs=2, ignore_eos=True),
+        SamplingParams(max_tokens=60, presence_penalty=1.0, ignore_eos=True),
+        SamplingParams(max_tokens=1, ignore_eos=True),
+        SamplingParams(max_tokens=2, ignore_eos=True),
+        SamplingParams(max_tokens=199, ignore_eos=True),
+    ],
+    ids=["end of text", "stop tokens", "logprobs", "penalties", "one token", "two tokens", "up to the length"],
+)
+def test_answers_end_where_they_do_without_drafts(guessing: Callable[..., Any], params: SamplingParams) -> None:
+    here, expected = guessing(params)
+    here.run()
+    assert here.tokens == expected
+
+
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preempted_sequences_compute_drafts_in_flight_again(guessing: Callable[..., Any], mode: str) -> None:
+    here, expected = guessing(LONG, num_blocks=20, num_swap_blocks=40, preemption_mode=mode, drafts=6)
+    for _ in range(8):
+        here.step()
+    here.engine.cancel(1)
+    here.run()
+    assert +here.engine.counters.preemptions
+    assert here.tokens[0] == expected[0] and here.tokens[2] == expected[2]
+    assert here.tokens[1] == expected[1][: len(here.tokens[1])]
+
+
+def test_sequences_that_take_no_drafts_run_with_those_that_do(
+    guessing: Callable[..., Any], expected_tokens: Callable[..., list[int]]
+) -> None:
+    here, expected = guessing(LONG)
+    edited = replace(LONG, repetition_penalty=1.5)
+    assert here.add(9, [4, 4, 4], params=edited) is None
+    expected[9] = expected_tokens([4, 4, 4], edited, vocab_size=50, max_model_len=200)
+    found = depths(here)
+    assert here.tokens == expected and found.count(0) <= 8
+    assert here.engine.counters.undrafted_sequences["penalties"] >= 50
 
 
 @pytest.mark.parametrize("seed", range(8))
