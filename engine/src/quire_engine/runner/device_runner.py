@@ -30,6 +30,7 @@ from quire_engine.runner.device.eagle import DeviceEagle, place_head
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.inputs import DeviceRows
+from quire_engine.runner.device.lengths import DeviceLengths, LengthPlan
 from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
 from quire_engine.runner.device.pending import GpuClock, PassMarks, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
@@ -114,6 +115,15 @@ class DeviceRunner:
             prompts=prompts,
         )
         own = len(caches) - (0 if draft is None else draft.layers)
+        self._lengths: DeviceLengths | None = None
+        if draft is not None and not isinstance(draft.model, EagleHead):
+            self._lengths = DeviceLengths(
+                self._rows,
+                max_rows=max_rows,
+                max_drafts=draft.max_tokens,
+                block_size=layout.block_size,
+                device=device,
+            )
         self._drafter: DeviceDrafter | None = None
         if draft is not None:
             self._drafter = _make_drafter(
@@ -125,6 +135,7 @@ class DeviceRunner:
                     accelerator=self._accelerator,
                     workspace=workspace,
                     sampler=self._sampler,
+                    lengths=self._lengths,
                     max_rows=max_rows,
                     max_tokens=max_tokens,
                     max_model_len=max_model_len,
@@ -176,6 +187,11 @@ class DeviceRunner:
         self._accelerator.close()
 
     @property
+    def follows_drafts(self) -> bool:
+        """True if the draft model proposes tokens after drafts in flight, of which the host knows no result yet."""
+        return self._lengths is not None
+
+    @property
     def gpu_seconds(self) -> float:
         """The seconds that finished steps took on the device, from the model's first launch to the sampling."""
         return self._clock.seconds
@@ -189,6 +205,10 @@ class DeviceRunner:
             self._adapters.apply(batch)  # after the steps before, which may still use the slot
         started = self._accelerator.mark()
         proposed = None
+        if self._lengths is not None and batch.follows_drafts:
+            assert issued.lengths is not None
+            self._lengths.begin(issued.lengths)
+            self._passes.move_back(issued.staged, self._lengths)
         if self._drafter is not None:
             proposed = self._drafter.propose(batch, self._rows.host.tables[0], issued.staged.inputs.token_ids)
         drafted = started if self._drafter is None else self._accelerator.mark()
@@ -222,9 +242,11 @@ class DeviceRunner:
         if issued.prompts is not None:
             prompts = issued.prompts.launch(logits).download(self._accelerator)
         drawn = self._draw(issued, logits, masks)
+        inputs = issued.staged.inputs
         if drawn is not None and not forward.batch.num_drafts:
-            # After drafts the next step waits for this one, because only then its lengths are known.
-            self._rows.remember(issued.staged.inputs.drawn_rows[: issued.draw.count], drawn.token_ids)
+            self._rows.remember(inputs.drawn_rows[: issued.draw.count], drawn.token_ids)
+        elif drawn is not None and self._lengths is not None and issued.lengths is not None:
+            self._lengths.verify(issued.lengths, drawn.token_ids, inputs.token_ids)
         report = drawn.report if drawn is not None else None
         return PendingStep(
             batch=forward.batch,
@@ -257,6 +279,7 @@ class DeviceRunner:
             adapted=group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None,
             all_hidden=self._drafter is not None and self._drafter.wants_all(batch),
         )
+        lengths = None if self._lengths is None else self._lengths.stage(batch, columns, transfer)
         draw = self._sampler.stage(batch, draws.rows, transfer)
         prompts = stage_prompt_report(batch, wanted.reported, transfer)
         transfer.send()
@@ -267,6 +290,7 @@ class DeviceRunner:
         return _Issued(
             staged=staged,
             draw=draw,
+            lengths=lengths,
             all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
             prompts=prompts,
         )
@@ -303,6 +327,7 @@ class _Issued:
 
     staged: StagedPass
     draw: DrawPlan
+    lengths: LengthPlan | None
     all_drawn: bool
     """True if the sampled lines are the first lines of the logits, in order."""
     prompts: PromptReport | None

@@ -109,6 +109,7 @@ def start_on_device(
     return WarmRunner(
         runner=runner,
         asynchronous=True,
+        follows_drafts=own.follows_drafts and group is None,
         layout=layout,
         size=size,
         measured=measured,

@@ -59,6 +59,8 @@ class MemoryUse:
 class WarmRunner:
     runner: Runner
     asynchronous: bool
+    follows_drafts: bool = False
+    """See ``LoadedModel.follows_drafts``."""
     layout: KVCacheLayout
     size: CacheSize
     measured: Measured

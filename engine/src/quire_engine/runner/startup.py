@@ -158,6 +158,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         weights=backend.weights,
         phase_seconds=phases,
         asynchronous=warm.asynchronous,
+        follows_drafts=warm.follows_drafts,
         stages=config.parallel.pipeline,
         prefill_tokens_per_second=1.0 / warm.measured.step_costs.per_token,
         step_costs=warm.measured.step_costs,

@@ -205,7 +205,8 @@ class Speculation:
         """Return the drafts that the next step, of this number, should verify, by the key of their sequence.
 
         A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none unless speculation
-        ``runs_ahead``: then it reserves room for drafts after all those in flight. ``has_prompts`` says that the step is known to compute prompts; see ``holds_prompts``.
+        ``runs_ahead``: then there is room for them after all drafts in flight. ``has_prompts`` says that the step is
+        known to compute prompts; see ``holds_prompts``.
         """
         if not running:
             self._trials.holds_prompts = False  # the sequences for which prompts waited have ended

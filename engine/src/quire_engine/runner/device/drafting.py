@@ -21,6 +21,7 @@ from quire_engine.model.family import CausalLM
 from quire_engine.runner.device.accelerator import Accelerator, Mark
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.inputs import DeviceRows
+from quire_engine.runner.device.lengths import DeviceLengths
 from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
 from quire_engine.runner.device.sampler import DeviceSampler
 from quire_engine.runner.device.staging import HostToDeviceBatch
@@ -50,8 +51,6 @@ class Proposed:
     """The drafts of a step. They are in the target's inputs on the device; the host gets a copy."""
 
     places: np.ndarray  # [D] int64, in ``Batch.token_ids``
-    rows: np.ndarray  # [D] int64
-    positions: np.ndarray  # [D] int64
     token_ids: Tensor  # [D] int64, in host memory, complete when ``arrived`` is reached
     arrived: Mark
 
@@ -61,6 +60,24 @@ class Proposed:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         token_ids[self.places] = self.token_ids.numpy()
         return token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownEnds:
+    """The rows of a pass that end with tokens which the device has sampled, and the host has not read; [R] bool."""
+
+    fed_back: np.ndarray
+    """True if the last token is one."""
+    follows: np.ndarray
+    """True if the one before it is another: the row follows drafts in flight, which count as accepted in the pass."""
+
+    @property
+    def any(self) -> bool:
+        return bool(self.fed_back.any())
+
+    def of(self, chosen: np.ndarray | slice) -> "UnknownEnds":
+        """Return those of some of the rows."""
+        return UnknownEnds(fed_back=self.fed_back[chosen], follows=self.follows[chosen])
 
 
 class DeviceDrafter(Protocol):
@@ -92,12 +109,8 @@ class DeviceDrafter(Protocol):
         """Take the target's hidden states [C, H] of the tokens at ``places`` [C] in the batch."""
         ...
 
-    def learn(self, proposed: Proposed) -> None:
-        """Note the drafts of a step, which have arrived. The next step is staged after this."""
-        ...
-
-    def note_sampled(self, batch: Batch, token_ids: list[int]) -> None:
-        """Note the sampled tokens of a step without drafts. The next step may have been staged before."""
+    def note_sampled(self, batch: Batch, token_ids: list[int], counts: list[int] | None = None) -> None:
+        """Note the sampled tokens of a step; see ``RunnerOutput.counts``. The next step may have been staged before."""
         ...
 
     def capture_graphs(self, captured: Callable[[], None]) -> None:
@@ -138,6 +151,7 @@ class Drafting:
         accelerator: Accelerator,
         workspace: Workspace,
         sampler: DeviceSampler,
+        lengths: DeviceLengths | None,
         max_rows: int,
         max_tokens: int,
         max_model_len: int,
@@ -148,7 +162,7 @@ class Drafting:
         own = replace(layout, groups=(replace(group, layers=tuple(range(len(caches)))),))
         self.rows = DraftedRows(layout, max_rows=max_rows, max_model_len=max_model_len)
         self.room = pass_tokens(max_tokens)
-        self.accelerator, self._sampler = accelerator, sampler
+        self.accelerator, self._sampler, self._lengths = accelerator, sampler, lengths
         self._device_rows = ShiftedRows(
             layout=own,
             max_rows=max_rows,
@@ -165,7 +179,8 @@ class Drafting:
             workspace=workspace,
             sizes=PassSizes(rows=max_rows, tokens=self.room, logits=max_rows, draws=max_rows),
             graph_sizes=draft_graph_sizes(graph_sizes),
-            in_flight=max_drafts + 2,
+            # Two steps may be in flight if the second need not wait for the drafts of the first.
+            in_flight=(max_drafts + 2) * (1 if lengths is None else 2),
         )
         self.note_sampled = self.rows.note_sampled
         self._guesses = torch.zeros((max_drafts, max_rows + 1), dtype=torch.int64, device=accelerator.device)
@@ -204,22 +219,42 @@ class Drafting:
         token_ids: np.ndarray | None,
         guessing: np.ndarray,
         positions: np.ndarray,
+        unknown: UnknownEnds | None = None,
     ) -> PassResult:
         """Issue a pass over tokens ``starts`` to ``ends`` of some rows, and the guesses of those ``guessing``.
 
         token_ids  [T] int64; None reads the guesses of the pass before, one for each row
         guessing   [R] bool
         positions  int64, of the guessed tokens in their sequences
+        unknown    the rows whose end the host does not know; None if it knows all
         """
-        wanted = np.cumsum(ends - starts)[guessing] - 1
+        last = np.cumsum(ends - starts) - 1
+        wanted = last[guessing]
         transfer = HostToDeviceBatch(self.accelerator)
+        columns = self.rows.columns(table, rows, starts, ends, token_ids)
+        fed_back, first_tokens = [], None
+        if unknown is not None and token_ids is not None:
+            fed_back = [
+                (transfer.add(last[chosen] - back), transfer.add(rows[chosen]))
+                for back, chosen in enumerate((unknown.fed_back, unknown.follows))
+            ]
+        if unknown is not None and unknown.follows.any() and self.rows.firsts[rows].any():
+            first_tokens = transfer.add(self.rows.first_tokens(columns.token_rows))
         staged: StagedPass = self._passes.stage(
-            self.rows.columns(table, rows, starts, ends, token_ids),
+            columns,
             LogitsRows(rows=wanted, sampled=np.arange(len(wanted)), reported=np.zeros(0, dtype=np.int64)),
             Draws(rows=rows[guessing], positions=positions),
             transfer,
         )
         transfer.send()
+        if unknown is not None:
+            assert self._lengths is not None, "the end of a row is not known"
+            ends_of_text = (self._lengths.last_tokens, self._lengths.previous_tokens)
+            for (places, owners), tokens in zip(fed_back, ends_of_text, strict=False):
+                staged.inputs.token_ids.index_copy_(0, places.on_device, tokens.index_select(0, owners.on_device))
+            if unknown.follows.any():
+                first = None if first_tokens is None else first_tokens.on_device
+                self._passes.move_back(staged, self._lengths, first)
         result = self._passes.run(staged)
         if len(wanted):
             guessed = self._sampler.guess(result.logits, staged.inputs, rows[guessing])
@@ -230,13 +265,11 @@ class Drafting:
         """Keep the guesses that all passes for draft ``number`` made."""
         self._device_rows.copy_last_tokens(self._guesses[number])
 
-    def fill_in(
-        self, token_ids: Tensor, *, rows: np.ndarray, drafts: np.ndarray, places: np.ndarray, positions: np.ndarray
-    ) -> Proposed:
+    def fill_in(self, token_ids: Tensor, *, rows: np.ndarray, drafts: np.ndarray, places: np.ndarray) -> Proposed:
         """Write the kept guesses into the target's inputs ``token_ids`` [T].
 
-        rows, drafts       [B] int64, the rows and their numbers of drafts
-        places, positions  [B] int64, of the first draft of each, among the inputs and in its sequence
+        rows, drafts  [B] int64, the rows and their numbers of drafts
+        places        [B] int64, of the first draft of each among the inputs
         """
         owners, numbers = positions_of(np.zeros_like(drafts), drafts)
         transfer = HostToDeviceBatch(self.accelerator)
@@ -247,15 +280,9 @@ class Drafting:
         token_ids.index_copy_(0, targets.on_device, guessed)
         return Proposed(
             places=places[owners] + numbers,
-            rows=rows[owners],
-            positions=positions[owners] + numbers,
             token_ids=self.accelerator.download(guessed),
             arrived=self.accelerator.mark(),
         )
-
-    def learn(self, proposed: Proposed) -> None:
-        """See ``DeviceDrafter``."""
-        self.rows.history[proposed.rows, proposed.positions] = proposed.token_ids.numpy()
 
     def capture_graphs(self, captured: Callable[[], None]) -> None:
         """See ``DeviceDrafter``."""

@@ -61,7 +61,7 @@ class DeviceEagle:
         self._kept = KeptRows(max_rows=max_rows, tokens=tokens)
         self._states = self._input.new_zeros((max_rows * tokens, self._input.shape[1]))  # [N W, H]
         self._columns: DraftColumns | None = None
-        self.apply, self.learn, self.note_sampled = drafting.apply, drafting.learn, drafting.note_sampled
+        self.apply, self.note_sampled = drafting.apply, drafting.note_sampled
         self.capture_graphs, self.close = drafting.capture_graphs, drafting.close
 
     def stage(self, batch: Batch, table: np.ndarray, transfer: HostToDeviceBatch) -> None:
@@ -86,7 +86,7 @@ class DeviceEagle:
         drafting.keep_guesses(0)
         self._guess_on(table, rows, ends, drafts, read[0] if len(read) == 1 else torch.cat(read))
         places = columns.begins[still] + columns.scheduled[still] - drafts
-        return drafting.fill_in(token_ids, rows=rows, drafts=drafts, places=places, positions=ends + 1)
+        return drafting.fill_in(token_ids, rows=rows, drafts=drafts, places=places)
 
     def _first_pass(self, table: np.ndarray, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Tensor:
         """Compute pairs from the kept states; return the expected states [R, H] of each row's next token."""

@@ -80,6 +80,16 @@ class DeviceRows:
         """Store the tokens [K] sampled for rows [K], which the next step may need."""
         self._last_token.index_copy_(0, rows, drawn)
 
+    @property
+    def last_tokens(self) -> Tensor:
+        """The last token remembered for each row, [N + 1] int64."""
+        return self._last_token
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The block tables of all rows, [N + 1, M] int32 per KV cache group."""
+        return self._tables
+
     def copy_last_tokens(self, target: Tensor) -> None:
         """Copy the last tokens of all rows [N + 1], the spare one included."""
         target.copy_(self._last_token)

@@ -92,13 +92,14 @@ class PendingStep:
         if self.proposed is None:
             inputs = np.asarray(self.batch.token_ids, dtype=np.int64)
         else:
-            assert self.drafter is not None
             inputs = self.proposed.inputs_of(self.batch)
-            self.drafter.learn(self.proposed)
         found = verified(self.batch, token_ids, inputs)
+        kept, counts = token_ids[found.kept].tolist(), found.counts.tolist()
+        if self.drafter is not None:
+            self.drafter.note_sampled(self.batch, kept, counts)
         return _Sampled(
-            token_ids=token_ids[found.kept].tolist(),
-            counts=found.counts.tolist(),
+            token_ids=kept,
+            counts=counts,
             logprobs=None if logprobs is None else [logprobs[place] for place in found.kept.tolist()],
         )
 
