@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fixed_trials import FixedTrials
 
 from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.speculation.speculation import Proposer, Speculation
+from quire_engine.core.speculation.speculation import OpenProposer, Proposer, Speculation
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.grammar.matchers import Matchers
 
@@ -80,6 +81,35 @@ def test_drafts_do_not_change_constrained_output(
         assert counters.accepted_tokens == 0
     else:
         assert counters.steps < plain.engine.counters.steps * (0.5 if wrong == 0 else 0.8)
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 1000])
+def test_steps_that_follow_drafts_have_the_masks_after_those(
+    make_constrained: Make, grammar: Grammar, wrong: int
+) -> None:
+    """The host prepares masks when it has read the step before, although the next one was issued."""
+    patterns = {1: r"[a-f]{20}x", 2: r"(yes|no)", 3: r"[ -~]{12,24}!", 4: r"[ -~\u0080-\u00ff]{40}"}
+    requests = {key: params(grammar("regex", pattern)) for key, pattern in patterns.items()}
+    requests[5] = params(None, max_tokens=40, ignore_eos=True)
+    plain = played(make_constrained, requests)
+    speculation = Speculation(
+        lambda sequence: OpenProposer(),
+        max_tokens=4,
+        most_drafts=64,
+        costs=FREE,
+        seconds_per_pass=1e-9,
+        runs_ahead=True,
+    )
+    speculation._trials = FixedTrials()  # type: ignore[assignment]
+    world = make_constrained(speculation=speculation, num_blocks=60, overlap=True)
+    world.engine._runner.wrong_guesses = wrong
+    for key, each in requests.items():
+        world.add(key, each, prompt="A prompt")
+    world.wait_for_grammars(len(patterns))
+    world.run()
+    assert world.tokens == plain.tokens and world.failed == {}
+    counters = world.engine.counters
+    assert counters.draft_tokens > 10 and (counters.accepted_tokens > 10) == (wrong > 1)
 
 
 def test_drafts_pass_from_reasoning_into_a_grammar(make_constrained: Make, grammar: Grammar) -> None:

@@ -1,6 +1,7 @@
 """Drafts on the device runner: verified in graphs of few tokens, with the tokens and logprobs that it has without."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from quire_engine.config import (
     SpeculationOptions,
 )
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.engine import make_engine
+from quire_engine.engine import Engine, make_engine
 from quire_engine.runner import load_model
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_kernels.dispatch import INTERPRETED
@@ -77,6 +78,19 @@ def config_of(folder: Path, speculation: SpeculationOptions | None) -> EngineCon
     )
 
 
+def engine_of(wanted: EngineConfig) -> Engine:
+    """Return an engine that verifies every draft for which there is room."""
+    model = load_model(wanted)
+    engine = make_engine(model, scheduler=wanted.scheduler, cache=wanted.cache, speculation=wanted.speculation)
+    if wanted.speculation is not None:
+        chosen = engine._scheduler._speculation
+        assert chosen is not None
+        chosen._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
+        chosen._trials = FixedTrials()  # type: ignore[assignment]
+        chosen.observe_step = chosen.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+    return engine
+
+
 @pytest.mark.parametrize("method", ["draft_model", "eagle"])
 def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> None:
     """The draft model has the target's weights, and is always right; the head has random ones."""
@@ -89,14 +103,7 @@ def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> N
     answers = []
     for speculation in (None, options):
         wanted = config_of(target, speculation)
-        model = load_model(wanted)
-        engine = make_engine(model, scheduler=wanted.scheduler, cache=wanted.cache, speculation=speculation)
-        if speculation is not None:
-            chosen = engine._scheduler._speculation
-            assert chosen is not None
-            chosen._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-            chosen._trials = FixedTrials()  # type: ignore[assignment]
-            chosen.observe_step = chosen.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+        engine = engine_of(wanted)
         running = Answering(engine)
         for key, temperature in enumerate((0.0, 1.0)):
             params = SamplingParams(max_tokens=5, temperature=temperature, ignore_eos=True)
@@ -108,3 +115,66 @@ def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> N
     assert answers[0] == answers[1]
     assert counters.draft_tokens >= 4
     assert counters.accepted_tokens == counters.draft_tokens or method == "eagle"
+
+
+def random_requests(count: int) -> list[tuple[list[int], SamplingParams]]:
+    """Return requests with all kinds of parameters; those that edit no logits let the draft model be right."""
+    chance = random.Random(7)
+    choose = chance.choice
+    return [
+        (
+            [chance.randrange(250) for _ in range(choose([1, 3, 9, 18]))],
+            SamplingParams(
+                max_tokens=choose([1, 2, 6, 11, 13]),
+                temperature=choose([0.0, 0.5, 1.0]),
+                top_k=choose([None, 5]),
+                top_p=choose([1.0, 0.9]),
+                presence_penalty=choose([0.0] * 5 + [1.0]),
+                allowed_token_ids=choose([None, None, FEW]),
+                stop_token_ids=choose([(), tuple(range(20))]),
+                min_tokens=choose([0] * 4 + [3]),
+                logprobs=choose([None, 2]),
+                prompt_logprobs=choose([None, None, 1]),
+                ignore_eos=True,
+            ),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_random_requests_answer_as_without_running_ahead(tmp_path: Path) -> None:
+    """Four sequences share a cache for two, so that some are preempted, and others are cancelled."""
+    target = tmp_path / "target"
+    cases.save(Case(family="llama", fields={"num_hidden_layers": 1}), target)
+    options = SpeculationOptions(method="draft_model", model=target, max_tokens=3)
+    requests = random_requests(12)
+    answers, preempted = [], []
+    for ahead in (None, False, True):
+        wanted = config_of(target, None if ahead is None else options)
+        wanted = replace(
+            wanted,
+            cache=CacheOptions(kv_cache_memory_bytes=5 * 8192 // (2 if ahead is None else 1), swap_space_bytes=1 << 18),
+            scheduler=replace(wanted.scheduler, max_num_seqs=4, max_num_batched_tokens=24, preemption_mode="swap"),
+        )
+        engine = engine_of(wanted)
+        if ahead is not None:
+            chosen = engine._scheduler._speculation
+            assert chosen is not None and chosen.runs_ahead
+            chosen.runs_ahead = ahead
+        running = Answering(engine)
+        for key, (prompt, params) in enumerate(requests):
+            running.add(key, prompt, params, seed=key * 31)
+            if key % 4 == 3:
+                for _ in range(3):
+                    running.step()
+                engine.cancel(key)
+        running.finish()
+        answers.append({key: tokens for key, tokens in running.tokens.items() if key % 4 != 3})
+        reported = {key: [entry.token_ids for entry in entries] for key, entries in running.logprobs.items()}
+        answers[-1] |= {key + 100: entries for key, entries in reported.items() if key % 4 != 3}
+        preempted.append(sum(engine.counters.preemptions.values()))
+        if ahead is not None:
+            assert 0 < engine.counters.accepted_tokens < engine.counters.draft_tokens
+        engine.close()
+    assert answers[0] == answers[1] == answers[2]
+    assert all(preempted)

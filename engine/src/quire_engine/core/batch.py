@@ -106,7 +106,9 @@ class Batch:
 
     step: int
     rows: list[int]  # [B]
-    num_computed: list[int]  # [B] tokens whose keys and values are in the cache already
+    num_computed: list[int]
+    """[B] tokens whose keys and values are in the cache already. A sequence whose first token is fed back from a step
+    with drafts counts them all as accepted: the runner, which knows how many were, subtracts the others."""
     num_scheduled: list[int]  # [B] tokens to compute now, >= 1; sums to T
     token_ids: list[int]  # [T] inputs; 0 where a token is not known yet
     samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that the next one is sampled
@@ -126,9 +128,6 @@ class Batch:
     num_drafts: list[int] = field(default_factory=list)
     """[B] how many of the scheduled tokens, the last ones, are drafts to verify; empty if no sequence has any. Only
     sequences that sample have drafts. All their tokens are known, except the drafts of a runner's own draft model."""
-    follows_drafts: bool = False
-    """True if the previous step has drafts and is not committed. ``num_computed`` then counts its drafts as accepted in
-    sequences whose first token is fed back: the runner, which knows how many were, subtracts the others."""
     prepares_drafts: bool = True
     """False if drafts do not pay now, so that a runner's draft model should not compute the prompts of the step."""
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
@@ -177,7 +176,7 @@ class RunnerOutput:
     token_ids: list[int]
     counts: list[int] | None = None
     """The number of tokens of each of these sequences, at least 1. None if each has one. A step that samples several
-    tokens for a sequence must be committed before the next step is scheduled, unless that one ``follows_drafts``. A
+    tokens for a sequence must be committed before the next step is scheduled, unless speculation ``runs_ahead``. A
     sequence with drafts has one token more than drafts were accepted, and the accepted ones are computed."""
     logprobs: list[TokenLogprobs | None] | None = None
     """One entry per token. None if no sequence of the batch requested any."""

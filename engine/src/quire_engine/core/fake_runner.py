@@ -168,7 +168,7 @@ class FakeRunner:
         columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, drafts, strict=True)
         for number, start, count, samples, num_drafts in columns:
             row = self.rows[number]
-            if place in feedback and batch.follows_drafts:
+            if place in feedback:
                 start -= row.rejected
             assert number in admitted or start == row.num_tokens, (
                 f"row {number} goes on at {start}, not {row.num_tokens}"

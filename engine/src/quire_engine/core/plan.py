@@ -52,7 +52,6 @@ class Plan:
     admits: bool = True
     """False after a preemption, and in a step without prompts that measures drafts."""
     holds_prompts: bool = False
-    follows_drafts: bool = False
     prompt_logprobs: list[PromptPositions] = field(default_factory=list)
     reporting: list[Sequence] = field(default_factory=list)
     pooled: list[PooledPositions] = field(default_factory=list)
@@ -181,7 +180,6 @@ class Plan:
             pooled=self.pooled,
             constrained=constrained,
             num_drafts=[self.drafted.get(place, 0) for place in range(len(self.sequences))] if self.drafted else [],
-            follows_drafts=self.follows_drafts,
             adapter_loads=adapter_loads,
             prepares_drafts=prepares_drafts,
         )

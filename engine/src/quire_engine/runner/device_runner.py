@@ -205,9 +205,8 @@ class DeviceRunner:
             self._adapters.apply(batch)  # after the steps before, which may still use the slot
         started = self._accelerator.mark()
         proposed = None
-        if self._lengths is not None and batch.follows_drafts:
-            assert issued.lengths is not None
-            self._lengths.begin(issued.lengths)
+        if self._lengths is not None and issued.lengths is not None and issued.lengths.moved is not None:
+            self._lengths.begin(issued.lengths.moved)
             self._passes.move_back(issued.staged, self._lengths)
         if self._drafter is not None:
             proposed = self._drafter.propose(batch, self._rows.host.tables[0], issued.staged.inputs.token_ids)

@@ -24,9 +24,9 @@ from quire_engine.runner.device.inputs import DeviceRows
 from quire_engine.runner.device.lengths import DeviceLengths
 from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
 from quire_engine.runner.device.sampler import DeviceSampler
-from quire_engine.runner.device.staging import HostToDeviceBatch
+from quire_engine.runner.device.staging import HostToDeviceBatch, Item
 from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns, DraftedRows, positions_of
-from quire_engine.runner.inputs import table_blocks
+from quire_engine.runner.inputs import StepColumns, table_blocks
 from quire_engine.runner.logprobs import LogitsRows
 from quire_engine.runner.verification import Draws
 from quire_kernels.kv_cache import KVCache
@@ -78,6 +78,17 @@ class UnknownEnds:
     def of(self, chosen: np.ndarray | slice) -> "UnknownEnds":
         """Return those of some of the rows."""
         return UnknownEnds(fed_back=self.fed_back[chosen], follows=self.follows[chosen])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Correction:
+    """The changes that the device makes to the inputs of a pass."""
+
+    tokens: list[tuple[Item, Item]]
+    """Places and rows: of the last tokens, and of those before them."""
+    moves: bool
+    """True if rows follow drafts in flight."""
+    first_tokens: Item | None
 
 
 class DeviceDrafter(Protocol):
@@ -228,18 +239,10 @@ class Drafting:
         positions  int64, of the guessed tokens in their sequences
         unknown    the rows whose end the host does not know; None if it knows all
         """
-        last = np.cumsum(ends - starts) - 1
-        wanted = last[guessing]
+        wanted = np.cumsum(ends - starts)[guessing] - 1
         transfer = HostToDeviceBatch(self.accelerator)
         columns = self.rows.columns(table, rows, starts, ends, token_ids)
-        fed_back, first_tokens = [], None
-        if unknown is not None and token_ids is not None:
-            fed_back = [
-                (transfer.add(last[chosen] - back), transfer.add(rows[chosen]))
-                for back, chosen in enumerate((unknown.fed_back, unknown.follows))
-            ]
-        if unknown is not None and unknown.follows.any() and self.rows.firsts[rows].any():
-            first_tokens = transfer.add(self.rows.first_tokens(columns.token_rows))
+        correction = None if unknown is None else self._stage_correction(unknown, columns, transfer)
         staged: StagedPass = self._passes.stage(
             columns,
             LogitsRows(rows=wanted, sampled=np.arange(len(wanted)), reported=np.zeros(0, dtype=np.int64)),
@@ -247,19 +250,39 @@ class Drafting:
             transfer,
         )
         transfer.send()
-        if unknown is not None:
-            assert self._lengths is not None, "the end of a row is not known"
-            ends_of_text = (self._lengths.last_tokens, self._lengths.previous_tokens)
-            for (places, owners), tokens in zip(fed_back, ends_of_text, strict=False):
-                staged.inputs.token_ids.index_copy_(0, places.on_device, tokens.index_select(0, owners.on_device))
-            if unknown.follows.any():
-                first = None if first_tokens is None else first_tokens.on_device
-                self._passes.move_back(staged, self._lengths, first)
+        if correction is not None:
+            self._correct(staged, correction)
         result = self._passes.run(staged)
         if len(wanted):
             guessed = self._sampler.guess(result.logits, staged.inputs, rows[guessing])
             self._device_rows.remember(staged.inputs.drawn_rows[: len(wanted)], guessed)
         return result
+
+    def _stage_correction(self, unknown: UnknownEnds, columns: StepColumns, transfer: HostToDeviceBatch) -> _Correction:
+        """Stage what the device needs to fill in the end of rows; a pass that is fed back has no such tokens."""
+        last = columns.ends - 1
+        kinds = () if len(columns.feedback) else (unknown.fed_back, unknown.follows)
+        moves = bool(unknown.follows.any())
+        firsts = moves and self.rows.firsts[columns.rows].any()
+        return _Correction(
+            tokens=[
+                (transfer.add(last[chosen] - back), transfer.add(columns.rows[chosen]))
+                for back, chosen in enumerate(kinds)
+            ],
+            moves=moves,
+            first_tokens=transfer.add(self.rows.first_tokens(columns.token_rows)) if firsts else None,
+        )
+
+    def _correct(self, staged: StagedPass, correction: _Correction) -> None:
+        """Fill in the end of rows in the inputs of a pass, and move back those that follow drafts in flight."""
+        lengths = self._lengths
+        assert lengths is not None, "a step that follows drafts needs their lengths"
+        sources = (lengths.last_tokens, lengths.previous_tokens)
+        for (places, rows), source in zip(correction.tokens, sources, strict=False):
+            staged.inputs.token_ids.index_copy_(0, places.on_device, source.index_select(0, rows.on_device))
+        if correction.moves:
+            first = correction.first_tokens
+            self._passes.move_back(staged, lengths, None if first is None else first.on_device)
 
     def keep_guesses(self, number: int) -> None:
         """Keep the guesses that all passes for draft ``number`` made."""

@@ -1,9 +1,9 @@
 """The lengths of rows on the device, where the drafts that a step accepts are known before the host reads them.
 
-A step that follows drafts in flight is prepared as if all of them were accepted. The device compares what it sampled
-with the drafts, and remembers how many of each row were rejected. Before a pass of the next step runs, it moves the
-positions, the slots and the contexts of these rows back by as many, and so the positions of the tokens to sample, which
-seeds depend on. Everything else of a step is the same, however many drafts were accepted.
+A step with tokens fed back from one with drafts is prepared as if all of these were accepted. The device compares what
+it sampled with the drafts, and remembers how many of each row were rejected. Before a pass of the next step runs, it
+moves the positions, the slots and the contexts of these rows back by as many, and so the positions of the tokens to
+sample, which seeds depend on. Everything else of a step is the same, however many drafts were accepted.
 
 Legend: T tokens, B sequences, N rows, F rows whose first token is fed back, Q sequences that sample, K sampled tokens,
 D the most drafts of a sequence, M blocks per row.
@@ -56,22 +56,26 @@ class DeviceLengths:
         self._rejected, self._shifts, self.previous_tokens = (
             torch.zeros(max_rows + 1, dtype=torch.int64, device=device) for _ in range(3)
         )  # [N + 1]; the tokens before the last ones are those after a step with drafts
+        self._drafted_step: int | None = None
+        """The last step that had drafts."""
         self._numbers = torch.arange(max_drafts, dtype=torch.int64, device=device)
 
     def stage(self, batch: Batch, columns: StepColumns, transfer: HostToDeviceBatch) -> LengthPlan:
         """Stage what the device needs to know about a step."""
-        moved = columns.token_rows[columns.feedback] if batch.follows_drafts else None
+        follows = len(columns.feedback) > 0 and self._drafted_step == batch.step - 1
+        moved = columns.token_rows[columns.feedback] if follows else None
+        if batch.num_drafts:
+            self._drafted_step = batch.step
         return LengthPlan(
             moved=None if moved is None else transfer.add(moved),
             verified=_stage_verified(batch, columns, transfer) if batch.num_drafts else None,
         )
 
-    def begin(self, plan: LengthPlan) -> None:
-        """Find by how much each row is moved back in the passes of a step."""
+    def begin(self, moved: Item) -> None:
+        """Find by how much the rows ``moved`` [F] are moved back in the passes of a step."""
+        rows = moved.on_device
         self._shifts.zero_()
-        if plan.moved is not None:
-            rows = plan.moved.on_device
-            self._shifts.index_copy_(0, rows, self._rejected.index_select(0, rows))
+        self._shifts.index_copy_(0, rows, self._rejected.index_select(0, rows))
 
     def move_back(
         self,
