@@ -76,8 +76,9 @@ class DraftedRows:
         self._drafts, self._rejected = (np.zeros(max_rows, dtype=np.int64) for _ in range(2))
         """The drafts of each row in the last step that had any, and those rejected in the last such step that was read.
         """
-        self._drafted_step = self._read_step = -1
-        """The numbers of these two steps."""
+        self._drafted_step: int | None = None
+        self._read_step: int | None = None
+        """The numbers of these two steps, until one without drafts comes, or is read."""
         self._unsettled: tuple[DraftColumns, np.ndarray] | None = None
         """The columns of a step, and its block tables, of whose rows some follow drafts that were not read yet."""
         self._admitted = np.full(max_rows, -1, dtype=np.int64)
@@ -109,15 +110,15 @@ class DraftedRows:
         Without drafts this costs next to nothing, as ``skip``. With drafts, the rows of the next batch that follow them
         have their true lengths then.
         """
-        if batch.feedback_tokens and batch.step == self._read_step + 1:
+        if batch.feedback_tokens and batch.step - 1 == self._read_step:
             batch = self._moved_back(batch)
         self._noted.append((batch, token_ids, counts))
+        self._read_step = None if counts is None else batch.step
         if counts is None:
             return
         samples = np.asarray(batch.samples)
         rows, drafts = np.asarray(batch.rows)[samples], np.asarray(batch.num_drafts)[samples]
         self._rejected[rows] = drafts - np.asarray(counts) + 1
-        self._read_step = batch.step
         self._settle()
 
     def _moved_back(self, batch: Batch) -> Batch:
@@ -184,10 +185,11 @@ class DraftedRows:
             drafts=np.asarray(batch.num_drafts, dtype=np.int64) if batch.num_drafts else np.zeros_like(rows),
             begins=begins,
             fed_back=fed_back,
-            follows=fed_back & (self._drafts[rows] > 0) & (batch.step == self._drafted_step + 1),
+            follows=fed_back & (self._drafts[rows] > 0) & (batch.step - 1 == self._drafted_step),
         )
+        self._drafted_step = batch.step if batch.num_drafts else None
         if batch.num_drafts:
-            self._drafts[rows], self._drafted_step = columns.drafts, batch.step
+            self._drafts[rows] = columns.drafts
         if columns.follows.any():
             self._unsettled = (columns, table)
         self._overwrite(columns, np.asarray(batch.token_ids, dtype=np.int64), table)

@@ -57,15 +57,14 @@ class DeviceLengths:
             torch.zeros(max_rows + 1, dtype=torch.int64, device=device) for _ in range(3)
         )  # [N + 1]; the tokens before the last ones are those after a step with drafts
         self._drafted_step: int | None = None
-        """The last step that had drafts."""
+        """The number of the step that was staged last, if it had drafts."""
         self._numbers = torch.arange(max_drafts, dtype=torch.int64, device=device)
 
     def stage(self, batch: Batch, columns: StepColumns, transfer: HostToDeviceBatch) -> LengthPlan:
         """Stage what the device needs to know about a step."""
         follows = len(columns.feedback) > 0 and self._drafted_step == batch.step - 1
         moved = columns.token_rows[columns.feedback] if follows else None
-        if batch.num_drafts:
-            self._drafted_step = batch.step
+        self._drafted_step = batch.step if batch.num_drafts else None
         return LengthPlan(
             moved=None if moved is None else transfer.add(moved),
             verified=_stage_verified(batch, columns, transfer) if batch.num_drafts else None,
@@ -121,7 +120,7 @@ class DeviceLengths:
         assert found is not None
         rows, drafts, lines, places = (item.on_device for item in (found.rows, found.drafts, found.lines, found.places))
         numbers = self._numbers[: found.most]  # [D]
-        # A sequence with fewer drafts compares its last one again: it counts only where all before it are accepted.
+        # A sequence with fewer drafts compares its last one again, which is not counted.
         own = torch.minimum(numbers, (drafts - 1).clamp_(min=0)[:, None])  # [Q, D]
         expected = token_ids.index_select(0, (places[:, None] + 1 + own).clamp_(max=len(token_ids) - 1).view(-1))
         equal = sampled.index_select(0, (lines[:, None] + own).view(-1)) == expected  # [Q D]
