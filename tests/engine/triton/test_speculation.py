@@ -151,8 +151,8 @@ def test_random_requests_answer_as_without_running_ahead(tmp_path: Path) -> None
     answers: list[dict[int, Any]] = []
     for ahead in (None, False, True):
         wanted = config_of(target, None if ahead is None else options)
-        # A block of a model with a layer has 8,192 bytes; a draft model has another layer.
-        cache_bytes = 5 * 8192 * (1 if ahead is None else 2)
+        # A block of the model's layer has 4,096 bytes; the draft model has another layer.
+        cache_bytes = 5 * 4096 * (1 if ahead is None else 2)
         wanted = replace(
             wanted,
             cache=CacheOptions(kv_cache_memory_bytes=cache_bytes, swap_space_bytes=1 << 18),
