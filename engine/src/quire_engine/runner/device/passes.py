@@ -59,7 +59,7 @@ class StagedPass:
 
     inputs: StepInputs[Tensor]
     sizes: InputSizes
-    """Those without padding."""
+    """The sizes without padding."""
     graph: GraphKey | None
     """The captured graph to replay; None runs launch by launch."""
     hidden_places: np.ndarray
