@@ -245,11 +245,11 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "instructions to use. At the first start on a machine, auto tests the levels that the CPU reports, and "
               "uses the best one that works. A level that the CPU lacks is replaced by the next lower one", "auto"),
         _flag("tensor-parallel-size", Integer(1, 64), "the number of processes that share each layer of the model, for "
-              "quire's own model families, on CPUs or on as many GPUs of one machine. Each has its share of the "
-              "weights, of the KV cache and of --threads", "1"),
+              "quire's own model families. On GPUs, each has one. Each has its share of the weights, of the KV cache "
+              "and of --threads", "1"),
         _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages among which the layers are divided "
-              "evenly, on CPUs, for quire's own model families. As many steps run at once as there are "
-              "stages, each with other sequences. Each stage has --tensor-parallel-size processes", "1"),
+              "evenly, for quire's own model families. As many steps run at once as there are stages, each with other "
+              "sequences. Each stage has --tensor-parallel-size processes", "1"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "
               "--tensor-parallel-size divide among them",
@@ -263,7 +263,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "/readyz, /metrics and /version on --port; /readyz turns 200 when the node has joined its group", "0"),
         _flag("master-addr", Text(), "the name or address of node 0, which listens there for the others", "127.0.0.1"),
         _flag("master-port", Integer(1, 65535), "the TCP port on which node 0 listens. Where more than two nodes take "
-              "part, node N also listens on this port plus N", "29501"),
+              "part, node N also listens on this port plus N. On GPUs, NCCL listens on further ports, which the kernel "
+              "chooses", "29501"),
         _flag("distributed-timeout-seconds", Duration(), "how long to wait for the other nodes at a start",
               "600s"),
         _flag("group-secret-file", PathName(), "a file with the secret that all nodes of a group share, of at least 16 "

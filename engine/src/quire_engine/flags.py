@@ -107,11 +107,6 @@ def _parallel_contradictions(values: FlagValues) -> Iterator[str]:
         return
     if ranks > MOST_RANKS:
         yield f"{flags} are {ranks} processes: at most {MOST_RANKS} can run a model together"
-    if (device := values["device"]) in GPU_DEVICES and (parallel.pipeline > 1 or parallel.nodes > 1):
-        yield (
-            f"--pipeline-parallel-size and --nnodes are for CPUs in this version, and --device is {device}: use"
-            " --tensor-parallel-size with GPUs of one machine, or remove --device"
-        )
     if values["model-impl"] == "transformers":
         yield (
             f"{flags} is for quire's own model families, and --model-impl transformers selects other code: remove one"

@@ -76,7 +76,7 @@ _REASONS = (
         " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
         " enable-scale-out",
     ),
-    ("set CUDA_VISIBLE_DEVICES; an engine uses as many of its GPUs as --tensor-parallel-size", "device-ids"),
+    ("set CUDA_VISIBLE_DEVICES; an engine uses as many of its GPUs as it has ranks on the node", "device-ids"),
     ("only node 0 serves the API; see --node-rank", "headless"),
     (
         "processes of one node share memory, and nodes exchange data over TCP; see --nnodes",

@@ -74,8 +74,8 @@ def test_ranks_get_gpus_of_one_kind(
     [
         (
             FOUND,
-            "--tensor-parallel-size 4 needs as many GPUs of one kind, and this process may use 1 × NVIDIA H100: leave"
-            " it out, give the process more GPUs, or use --device cpu",
+            "--tensor-parallel-size 4 needs 4 GPUs of one kind on this machine, and this process may use 1 × NVIDIA"
+            " H100: leave it out, give the process more GPUs, or use --device cpu",
         ),
         (
             replace(
@@ -83,14 +83,15 @@ def test_ranks_get_gpus_of_one_kind(
                 visible=(("CUDA_VISIBLE_DEVICES", "0,1,2"),),
                 gpus=(H100, replace(H100, index=1), replace(GB300, index=2)),
             ),
-            "--tensor-parallel-size 4 needs as many GPUs of one kind, and this process may use 2 × NVIDIA H100 and 1 ×"
-            " NVIDIA GB300 (CUDA_VISIBLE_DEVICES is '0,1,2'): use at most 2, give the process more GPUs, or use"
-            " --device cpu",
+            "--tensor-parallel-size 4 needs 4 GPUs of one kind on this machine, and this process may use 2 × NVIDIA"
+            " H100 and 1 × NVIDIA GB300 (CUDA_VISIBLE_DEVICES is '0,1,2'): use at most 2 ranks on a machine, give the"
+            " process more GPUs, or use --device cpu",
         ),
     ],
 )
 def test_too_few_gpus_are_an_error_with_the_remedy(asked: DeviceName, found: FoundDevices, message: str) -> None:
-    assert choose_device(asked, lambda: found, 4) == NoDevice(message=message)
+    chosen = choose_device(asked, lambda: found, 4, needed_by="--tensor-parallel-size 4")
+    assert chosen == NoDevice(message=message)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.staging import StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
+from quire_engine.runner.device_stage import DeviceStage
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear import fp8_linear, quantise_weight
@@ -316,6 +317,40 @@ def test_fp8_layers_are_launched_and_captured(cuda: StandInCuda, adapters: bool)
     assert output.token_ids == [0, 0] and cuda.replays == 1
     assert cuda.products[-1] == (2, hidden, RAW["vocab_size"]), "the LM head, which no graph contains"
     rehearsal.runner.close()
+
+
+@torch.inference_mode()
+def test_steps_of_a_stage_in_flight_are_ordered(cuda: StandInCuda) -> None:
+    """Five steps are issued before the host waits for one, and some copy blocks to the swap space."""
+    group = KVCacheGroup(layers=(0, 1), num_blocks=BLOCKS, window=None, num_swap_blocks=20)
+    layout = KVCacheLayout(block_size=16, groups=(group,))
+    caches = tuple(
+        allocate_kv_cache(
+            num_blocks=BLOCKS + 1, block_size=16, kv_heads=2, head_dim=32, dtype=torch.bfloat16, device=CPU
+        )
+        for _ in group.layers
+    )
+    stage = DeviceStage(
+        model=build_weightless(config_of_model(), torch.bfloat16, LONGEST),
+        caches=caches,
+        swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
+        layout=layout,
+        num_heads=4,
+        max_rows=ROWS,
+        max_tokens=TOKENS,
+        max_model_len=LONGEST,
+        most_drafts=0,
+        in_flight=3,
+        device=CPU,
+        accelerator=RehearsedAccelerator(cuda),
+    )
+    steps = [batch([count], context=0, params=GREEDY, admits=True) for count in (1, 2, 3, 4, 5)]
+    steps[1::2] = [replace(step, swap_out=(BlockCopies(sources=[1], targets=[2]),)) for step in steps[1::2]]
+    issued = [stage.execute(step) for step in steps]
+    assert all(one.sample().wait().token_ids == [] for one in issued)
+    kernels = {launched.kernel for launched in cuda.launches}
+    assert {"_store_kv_kernel", "_swap_blocks_kernel"} <= kernels and "_draw_kernel" not in kernels
+    stage.close()
 
 
 # --- what the stand-in finds ---

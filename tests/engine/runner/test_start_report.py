@@ -75,6 +75,11 @@ def test_report_shows_none_without_graphs() -> None:
     assert any(line.endswith("0.0 MiB  none") for line in report_lines(replace(ON_CPU, graphs=0)))
 
 
+def test_report_says_why_ranks_have_no_graphs() -> None:
+    lines = report_lines(replace(ON_CPU, ranks=2, graphs=0, no_graphs="steps run launch by launch"))
+    assert any("CUDA graphs" in line and line.endswith("none  steps run launch by launch") for line in lines)
+
+
 @pytest.mark.parametrize(("size", "text"), [(0, "0.0 MiB"), (GIB - 1, "1024.0 MiB"), (GIB, "1.00 GiB")])
 def test_sizes(size: int, text: str) -> None:
     assert shown(size) == text

@@ -1,6 +1,14 @@
-"""Ranks on GPUs: they answer as one process does. In Triton's interpreter they exchange data by gloo."""
+"""Ranks on GPUs: they answer as one process does. In Triton's interpreter they exchange data by gloo.
 
-from dataclasses import replace
+Nodes of a group are all on this machine. On real GPUs they need a network namespace and GPUs each, so they are for the
+interpreter only.
+"""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +18,6 @@ from fixed_trials import FixedTrials
 from quire_parity import cases
 from quire_parity.cases import Case
 
-from quire_common.errors import FlagsError
 from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
@@ -25,6 +32,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
+from quire_engine.runner.parallel.node import Node
 from quire_kernels.dispatch import INTERPRETED
 
 ONE, TWO = ParallelOptions(), ParallelOptions(tensor=2)
@@ -61,7 +69,7 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
     With speculation, all possible drafts are used.
     """
     model = load_model(config)
-    assert model.asynchronous
+    assert model.asynchronous is (config.parallel.pipeline == 1) and model.stages == config.parallel.pipeline
     engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
     if config.speculation is not None:
         speculation = engine._scheduler._speculation
@@ -98,15 +106,60 @@ def test_two_ranks_answer_as_one_process(tmp_path: Path) -> None:
     assert shared[2] < 1.1 * alone[2]
 
 
+TWO_LAYERS = Case(family="llama", fields={**ONE_LAYER, "num_hidden_layers": 2})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A model of two layers, and the answers of one process."""
+
+    folder: Path
+    answers: tuple[list[list[int]], list[list[float]], int]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("two-layers")
+    cases.save(TWO_LAYERS, folder)
+    return Reference(folder=folder, answers=answers(config_of(folder)))
+
+
+@contextmanager
+def other_nodes(config: EngineConfig) -> Iterator[None]:
+    """Run the nodes of a group other than node 0."""
+    with ExitStack() as ending, ThreadPoolExecutor() as pool:
+
+        def run(number: int) -> None:
+            parallel = replace(config.parallel, node_rank=number)
+            ending.callback(Node(replace(config, parallel=parallel), wake=lambda: None).close)
+
+        # Each thread, which a rank does not outlive, stays until all nodes are closed.
+        started = [pool.submit(run, number) for number in range(1, config.parallel.nodes)]
+        yield
+        for node in started:
+            node.result()
+        ending.close()
+
+
 @pytest.mark.parametrize(
-    ("parallel", "part"),
-    [
-        (ParallelOptions(tensor=2, pipeline=2), "--pipeline-parallel-size 2 is for CPUs"),
-        (ParallelOptions(tensor=2, nodes=2), "--nnodes 2 is for CPUs"),
-    ],
+    "parallel",
+    [ParallelOptions(pipeline=2), ParallelOptions(tensor=2, pipeline=2, nodes=4)],
+    ids=["stages", "a rank on each of four nodes"],
 )
-def test_other_divisions_are_refused(parallel: ParallelOptions, part: str, tmp_path: Path) -> None:
-    cases.save(EXPERTS, tmp_path)
-    with pytest.raises(FlagsError) as caught:
-        load_model(config_of(tmp_path, parallel))
-    assert any(part in problem for problem in caught.value.problems)
+def test_stages_and_nodes_answer_as_one_process(
+    parallel: ParallelOptions, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not INTERPRETED and parallel.nodes > 1:
+        pytest.skip("several nodes need GPUs each")
+    monkeypatch.setenv("QUIRE_GROUP_SECRET", "the secret of this test")
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config = replace(config_of(reference.folder, replace(parallel, master_port=port)), speculation=NGRAM)
+    with other_nodes(config):
+        shared = answers(config)
+    assert shared[0] == reference.answers[0]
+    for found, expected in zip(shared[1], reference.answers[1], strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)

@@ -57,8 +57,12 @@ class NoDevice:
     message: str
 
 
-def choose_device(asked: DeviceName, find: Callable[[], FoundDevices], count: int = 1) -> OnGpu | OnCpu | NoDevice:
+def choose_device(
+    asked: DeviceName, find: Callable[[], FoundDevices], count: int = 1, *, needed_by: str = "the model"
+) -> OnGpu | OnCpu | NoDevice:
     """Return the first ``count`` usable GPUs of one kind, if GPUs may be used. ``find`` is called only if needed.
+
+    ``needed_by`` are the flags that need several, for messages.
 
     If there are some, but fewer, that is an error also for ``auto``: a CPU would be no substitute for them.
     """
@@ -72,7 +76,7 @@ def choose_device(asked: DeviceName, find: Callable[[], FoundDevices], count: in
         reasons = [_unfit(gpu, found) for gpu in found.gpus]
         usable = [gpu for gpu, unfit in zip(found.gpus, reasons, strict=True) if unfit is None]
         if usable:
-            return _of_one_kind(usable, count, found)
+            return _of_one_kind(usable, count, found, needed_by)
         reason = "; ".join(dict.fromkeys(unfit for unfit in reasons if unfit is not None))
     if asked == "auto":
         return OnCpu(reason=reason)
@@ -94,7 +98,7 @@ def _other_platform(asked: DeviceName, found: FoundDevices) -> str | None:
     return None
 
 
-def _of_one_kind(usable: Sequence[Gpu], count: int, found: FoundDevices) -> OnGpu | NoDevice:
+def _of_one_kind(usable: Sequence[Gpu], count: int, found: FoundDevices, needed_by: str) -> OnGpu | NoDevice:
     """Return GPUs like the first one that has enough others, because ranks wait for each other in every layer."""
     kinds: dict[tuple[str, tuple[int, int]], list[Gpu]] = {}
     for gpu in usable:
@@ -107,9 +111,9 @@ def _of_one_kind(usable: Sequence[Gpu], count: int, found: FoundDevices) -> OnGp
     variables = ", ".join(f"{name} is {value!r}" for name, value in found.visible)
     visible = f" ({variables})" if variables else ""
     return NoDevice(
-        message=f"--tensor-parallel-size {count} needs as many GPUs of one kind, and this process may use {seen}"
-        f"{visible}: {'leave it out' if most == 1 else f'use at most {most}'}, give the process more GPUs, or use"
-        " --device cpu"
+        message=f"{needed_by} needs {count} GPUs of one kind on this machine, and this process may use {seen}{visible}:"
+        f" {'leave it out' if most == 1 else f'use at most {most} ranks on a machine'}, give the process more GPUs, or"
+        " use --device cpu"
     )
 
 

@@ -65,8 +65,8 @@ class DeviceRunner:
 
     ``caches`` have one block more than the layout says, for padding, and those of the ``draft`` are last.
     ``capture_graphs`` captures those of ``graph_sizes`` that a step can have; ``model`` must then be native.
-    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts. ``prompts``
-    is attention of another library for steps with prompts.
+    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts. At most
+    ``in_flight`` steps are issued and not done. ``prompts`` is attention of another library for steps with prompts.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class DeviceRunner:
         max_tokens: int,
         max_model_len: int,
         most_drafts: int = 0,
+        in_flight: int = 2,
         device: torch.device,
         graph_sizes: GraphSizes = GraphSizes(),  # noqa: B008  (frozen)
         deterministic: bool = False,
@@ -161,6 +162,7 @@ class DeviceRunner:
                 all_hidden=self._drafter is not None and self._drafter.reads_hidden,
             ),
             graph_sizes=graph_sizes,
+            in_flight=in_flight,
         )
         self._clock = GpuClock()
 

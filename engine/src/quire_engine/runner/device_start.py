@@ -25,12 +25,15 @@ from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, 
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
 from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
+from quire_engine.runner.device_stage import DeviceStage
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.parallel.lockstep import LockstepRunner
+from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
+from quire_kernels.kv_cache import KVCache
 from quire_kernels.triton_runtime.shipped import link_shipped_kernels
 
 if TYPE_CHECKING:
@@ -53,8 +56,7 @@ def graph_sizes(config: EngineConfig, *, is_native: bool) -> GraphSizes:
         _log.info("no CUDA graphs: transformers' layers may wait for the device, which a graph cannot contain")
         return GraphSizes()
     if config.parallel.ranks > 1:
-        _log.info("no CUDA graphs: with several ranks, steps run launch by launch")
-        return GraphSizes()
+        return GraphSizes()  # the report says so
     mixed = default_mixed_sizes(scheduler.max_num_batched_tokens, verifies=config.speculation is not None)
     if options.cudagraph_capture_sizes is not None:
         decode = tuple(sorted(set(options.cudagraph_capture_sizes)))
@@ -93,8 +95,8 @@ def start_on_device(
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
     if group is not None:
         group.allocate(size)
-    own = make_device_runner(config, model, layout, size.max_model_len, sizes)
-    runner: Runner = own if group is None else LockstepRunner(own, group)
+    own = make_rank_runner(config, model, layout, size.max_model_len, sizes)
+    runner: Runner = own if group is None else _with_ranks(own, group, stages=config.parallel.pipeline)
     made = time.perf_counter()
     # The interpreter compiles nothing.
     measured = _warm_up(runner, model, layout, size, chunks=() if memory is None else SHORT_CHUNKS)
@@ -106,9 +108,12 @@ def start_on_device(
         # The first timing included the compilation of kernels, and decoding without graphs.
         measured = _warm_up(runner, model, layout, size)
         free = memory.meter.free()
+    if group is not None:
+        group.formed()
     return WarmRunner(
         runner=runner,
-        asynchronous=True,
+        # With several stages, steps in flight have different sequences, whose tokens are known.
+        asynchronous=config.parallel.pipeline == 1,
         follows_drafts=own.follows_drafts and group is None,
         layout=layout,
         size=size,
@@ -118,6 +123,15 @@ def start_on_device(
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
+
+
+def _with_ranks(own: DeviceRunner | DeviceStage, group: "RankGroup", *, stages: int) -> Runner:
+    """Return the runner of rank 0 that lets the other ranks run each batch too."""
+    if stages == 1:
+        return LockstepRunner(own, group)
+    from quire_engine.runner.parallel.group import PipelineRunner  # needs msgspec
+
+    return PipelineRunner(own, group)
 
 
 def _measure_devices(
@@ -131,7 +145,9 @@ def _measure_devices(
     return [measure_own()] if group is None else group.measure_devices(measure_own)
 
 
-def measure_device(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory) -> DeviceUse:
+def measure_device(
+    config: EngineConfig, model: ModelInMemory, sizes: GraphSizes, memory: DeviceMemory, *, rank: int = 0
+) -> DeviceUse:
     """Return the use of this rank's GPU. All ranks call this at the same time, because they run a step together."""
     demand, meter = model.demand, memory.meter
     few = CacheSize(
@@ -156,7 +172,15 @@ def measure_device(config: EngineConfig, model: ModelInMemory, sizes: GraphSizes
     )
     drafts = _most_drafts(config)
     found = profile(
-        lambda: make_device_runner(config, model, layout, demand.sequence_tokens, sizes.largest(_PROFILED_GRAPHS)),
+        functools.partial(
+            make_rank_runner,
+            config,
+            model,
+            layout,
+            demand.sequence_tokens,
+            sizes.largest(_PROFILED_GRAPHS),
+            rank=rank,
+        ),
         [step(), step(drafts=drafts)] if drafts else [step()],
         meter,
         captures=bool(sizes.in_order()),
@@ -186,37 +210,86 @@ def _size_cache(config: EngineConfig, model: ModelInMemory, uses: Sequence[Devic
     return min(sizes, key=lambda size: size.kv_cache_bytes)
 
 
-def make_device_runner(
-    config: EngineConfig, model: ModelInMemory, layout: KVCacheLayout, max_model_len: int, sizes: GraphSizes
-) -> DeviceRunner:
-    """Return the runner of this rank, with its KV cache. Raise DeviceError if the GPU's memory does not suffice."""
+def make_rank_runner(
+    config: EngineConfig,
+    model: ModelInMemory,
+    layout: KVCacheLayout,
+    max_model_len: int,
+    sizes: GraphSizes,
+    *,
+    rank: int = 0,
+) -> DeviceRunner | DeviceStage:
+    """Return the runner of a rank, with its KV cache. Raise DeviceError if the GPU's memory does not suffice."""
     full = "lower --gpu-memory-utilization, or --kv-cache-memory-bytes where it is given"
     with device_faults("making the KV cache", when_full=full):
-        shape = model.cached_shape
-        caches = allocate(layout, shape, model.cache_dtype, model.device)
+        caches = allocate(layout, model.cached_shape, model.cache_dtype, model.device)
         set_kv_scales(caches[: model.shape.num_layers], model.built.kv_scales)
-        return DeviceRunner(
-            model=model.built.model,
-            caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
-            layout=layout,
-            vocab_size=model.shape.vocab_size,
-            num_heads=max(heads.heads for heads in shape.layer_heads),
-            max_rows=config.scheduler.max_num_seqs,
-            max_tokens=config.scheduler.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            most_drafts=_most_drafts(config),
-            device=model.device,
-            graph_sizes=sizes,
-            deterministic=config.device.deterministic,
-            adapters=model.adapters,
-            prompts=model.prompts,
-            draft=None
-            if model.draft is None
-            else DeviceDraft(
-                model=model.draft.model, layers=model.draft.shape.num_layers, max_tokens=model.draft.max_tokens
-            ),
+        if config.parallel.pipeline > 1 and rank != topology_of(config.parallel).sampler:
+            return _make_stage(config, model, caches, layout, max_model_len)
+        return _make_device_runner(config, model, caches, layout, max_model_len, sizes)
+
+
+def _make_stage(
+    config: EngineConfig,
+    model: ModelInMemory,
+    caches: tuple[KVCache, ...],
+    layout: KVCacheLayout,
+    max_model_len: int,
+) -> DeviceStage:
+    return DeviceStage(
+        model=model.built.model,
+        caches=caches,
+        swap_space=allocate_swap_space(layout, caches),
+        layout=layout,
+        num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
+        max_rows=config.scheduler.max_num_seqs,
+        max_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        most_drafts=_most_drafts(config),
+        in_flight=_most_in_flight(config),
+        device=model.device,
+        deterministic=config.device.deterministic,
+        prompts=model.prompts,
+    )
+
+
+def _make_device_runner(
+    config: EngineConfig,
+    model: ModelInMemory,
+    caches: tuple[KVCache, ...],
+    layout: KVCacheLayout,
+    max_model_len: int,
+    sizes: GraphSizes,
+) -> DeviceRunner:
+    draft = None
+    if model.draft is not None:
+        draft = DeviceDraft(
+            model=model.draft.model, layers=model.draft.shape.num_layers, max_tokens=model.draft.max_tokens
         )
+    return DeviceRunner(
+        model=model.built.model,
+        caches=caches,
+        swap_space=allocate_swap_space(layout, caches),
+        layout=layout,
+        vocab_size=model.shape.vocab_size,
+        num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
+        max_rows=config.scheduler.max_num_seqs,
+        max_tokens=config.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        most_drafts=_most_drafts(config),
+        in_flight=_most_in_flight(config),
+        device=model.device,
+        graph_sizes=sizes,
+        deterministic=config.device.deterministic,
+        adapters=model.adapters,
+        prompts=model.prompts,
+        draft=draft,
+    )
+
+
+def _most_in_flight(config: EngineConfig) -> int:
+    """Return the number of steps that are issued and not done at most: with several stages, one for each."""
+    return max(2, config.parallel.pipeline)
 
 
 def _most_drafts(config: EngineConfig) -> int:
@@ -276,7 +349,7 @@ def _num_graphs(model: ModelInMemory, sizes: GraphSizes) -> int:
     return len(sizes.in_order()) + drafting
 
 
-def _capture(runner: DeviceRunner, model: ModelInMemory, sizes: GraphSizes) -> None:
+def _capture(runner: DeviceRunner | DeviceStage, model: ModelInMemory, sizes: GraphSizes) -> None:
     if count := _num_graphs(model, sizes):
         began = time.perf_counter()
         runner.capture_graphs()

@@ -40,12 +40,14 @@ def cache_groups(
     )
 
 
-def largest_groups(stages: Sequence[ModelShape], dtype: torch.dtype, block_size: int) -> tuple[CacheGroup, ...]:
+def largest_groups(
+    stages: Sequence[ModelShape], dtype: torch.dtype, block_size: int, device: torch.device = CPU
+) -> tuple[CacheGroup, ...]:
     """Return the groups of a model in stages, with the bytes of a block on the stage where it is the largest.
 
     All stages have as many blocks, because they share the block tables, but layers of a window may be on few of them.
     """
-    by_stage = [cache_groups(stage, dtype, block_size) for stage in stages]
+    by_stage = [cache_groups(stage, dtype, block_size, device) for stage in stages]
     return tuple(
         replace(groups[0], block_bytes=max(group.block_bytes for group in groups))
         for groups in zip(*by_stage, strict=True)

@@ -34,6 +34,8 @@ class StartReport:
     activations: int | None = None
     max_num_batched_tokens: int
     graphs: int | None = None
+    no_graphs: str | None = None
+    """The reason why steps of a GPU run launch by launch."""
     graph_sizes: tuple[int, ...] = ()
     """Numbers of decoding sequences."""
     mixed_graph_sizes: tuple[int, ...] = ()
@@ -89,7 +91,9 @@ def _rows(report: StartReport) -> Iterator[_ReportRow]:
     if report.activations is not None:
         tokens = f"{report.max_num_batched_tokens:,}"
         yield _ReportRow("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
-    if report.graphs is not None:
+    if report.no_graphs is not None:
+        yield _ReportRow("CUDA graphs", "none", report.no_graphs)
+    elif report.graphs is not None:
         kinds = (("decode", report.graph_sizes, "sequences"), ("mixed", report.mixed_graph_sizes, "tokens"))
         few = [f"{len(sizes)} {kind}, up to {sizes[-1]:,} {unit}" for kind, sizes, unit in kinds if sizes]
         yield _ReportRow("CUDA graphs", shown(report.graphs), "; ".join(few) or "none")

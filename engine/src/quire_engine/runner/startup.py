@@ -182,8 +182,6 @@ def ask_for_tiles() -> None:
 class _Place:
     device: torch.device
     gpu: Gpu | None
-    others: tuple[Gpu, ...] = ()
-    """The GPUs of ranks 1, 2 and so on."""
 
     @property
     def name(self) -> str:
@@ -191,13 +189,12 @@ class _Place:
 
 
 def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: _Place) -> "RankGroup | None":
-    """Start the other ranks of this machine, if there are any."""
+    """Start the other ranks, if there are any."""
     if config.parallel.ranks == 1:
         return None
     from quire_engine.runner.parallel.group import RankGroup  # needs msgspec
 
-    others = [torch.device("cuda", gpu.index) for gpu in place.others]
-    group = RankGroup(config, [place.device, *others] if place.gpu is not None else ())
+    group = RankGroup(config, place.device, gpu=None if place.gpu is None else place.gpu.name)
     try:
         group.begin(arithmetic)
     except BaseException:
@@ -208,12 +205,10 @@ def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: _Place) ->
 
 def _find_place(config: EngineConfig) -> _Place:
     options, parallel = config.device, config.parallel
-    # Other divisions of a model are refused on GPUs, whatever their number.
-    gpus = parallel.tensor if parallel.pipeline == parallel.nodes == 1 else 1
-    match choose_device(options.device, find_devices, gpus):
+    match choose_device(options.device, find_devices, parallel.local_ranks, needed_by=parallel.flags):
         case NoDevice(message=message):
             raise FlagsError([message])
-        case OnGpu(gpu=gpu, others=others):
+        case OnGpu(gpu=gpu):
             # Our kernels are launched on the current device.
             torch.cuda.set_device(gpu.index)
             if gpu.amd:
@@ -223,7 +218,7 @@ def _find_place(config: EngineConfig) -> _Place:
                     gpu.name,
                     gpu.amd,
                 )
-            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu, others=others)
+            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu)
         case OnCpu(reason=reason):
             if options.device == "auto":
                 _log.info("running on the CPU: %s", reason)
@@ -406,7 +401,7 @@ def in_memory(
     groups = cache_groups(cached, cache_dtype, config.cache.block_size, device)
     if config.parallel.pipeline > 1:
         assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
-        groups = largest_groups(candidate.stages(), cache_dtype, config.cache.block_size)
+        groups = largest_groups(candidate.stages(), cache_dtype, config.cache.block_size, device)
     return ModelInMemory(
         built=started.built,
         draft=draft,
@@ -425,6 +420,13 @@ def in_memory(
         adapters=started.adapters,
         reserved_bytes=started.host_bytes + (0 if draft is None else draft.state_bytes),
     )
+
+
+def _no_graphs(config: EngineConfig) -> str | None:
+    """Return why ranks on GPUs have no CUDA graphs; None with one rank, or if a flag excludes graphs."""
+    if config.parallel.ranks == 1 or config.device.enforce_eager:
+        return None
+    return "steps of several ranks run launch by launch: NCCL's operations in graphs have not been tried yet"
 
 
 def _report(
@@ -454,6 +456,7 @@ def _report(
         activations=memory.activations,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         graphs=memory.graphs,
+        no_graphs=_no_graphs(config) if memory.graphs is not None else None,
         graph_sizes=memory.graph_sizes,
         mixed_graph_sizes=memory.mixed_graph_sizes,
         before=memory.before,

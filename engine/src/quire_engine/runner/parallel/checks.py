@@ -48,15 +48,5 @@ def device_problems(
     parallel: ParallelOptions, device: str, device_type: str, find: Callable[[], FoundCollectives]
 ) -> Iterator[str]:
     """Yield why GPUs cannot run the ranks."""
-    if parallel.pipeline > 1:
-        yield (
-            f"--pipeline-parallel-size {parallel.pipeline} is for CPUs in this version, and the model would run on"
-            f" {device}: use --tensor-parallel-size with GPUs of one machine, or --device cpu"
-        )
-    if parallel.nodes > 1:
-        yield (
-            f"--nnodes {parallel.nodes} is for CPUs in this version, and the model would run on {device}: GPUs of"
-            " several machines cannot be used together yet; leave it out, or use --device cpu"
-        )
     if problem := collectives_problem(device_type, find()):
         yield f"{parallel.flags} cannot be used on {device}: {problem}"

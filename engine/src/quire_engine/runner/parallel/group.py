@@ -7,8 +7,9 @@ supervisor then fails the requests and starts it again, with all ranks.
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import msgspec
 import torch
@@ -23,7 +24,8 @@ from quire_engine.runner.cache_size import CacheSize
 from quire_engine.runner.device_budget import DeviceUse
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.runner.parallel.agreement import membership
-from quire_engine.runner.parallel.device_group import DeviceGroup
+from quire_engine.runner.parallel.device_group import DeviceRanks
+from quire_engine.runner.parallel.interfaces import choose_interface
 from quire_engine.runner.parallel.links import CPU, RankLinks, connect_links
 from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
 from quire_engine.runner.parallel.meeting import Connections, gather, refuse_nodes
@@ -47,7 +49,6 @@ from quire_engine.runner.parallel.messages import (
     encode,
 )
 from quire_engine.runner.parallel.node_watch import NodeWatch
-from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.parallel.streams import Stream
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom
@@ -63,18 +64,20 @@ def _end_process(reason: str) -> None:
 class RankGroup:
     """The other ranks, which run on this node and on others."""
 
-    def __init__(self, config: EngineConfig, devices: Sequence[torch.device] = ()) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device = CPU, *, gpu: str | None = None) -> None:
         """Wait for the other nodes and start the ranks of this one. Raise StartError or FlagsError if it fails.
 
-        devices  the GPU of each rank; without any, all compute on CPUs
+        device  the device of rank 0
+        gpu     the name of the GPU; the other ranks choose one of the same kind on their nodes. None means CPUs.
         """
         parallel = config.parallel
+        self._gpu = gpu
         self._connect_seconds = parallel.join_timeout_seconds
         self._topology = topology_of(parallel)
-        devices = devices or (CPU,) * self._topology.ranks
-        # Ranks on GPUs all sample, so that a step may begin before the host knows the tokens of the one before.
-        on_gpus = runs_triton(devices[0].type)
-        self._samplers = range(self._topology.ranks) if on_gpus else (self._topology.sampler,)
+        self._samplers: range | tuple[int, ...] = (self._topology.sampler,)
+        if runs_triton(device.type) and self._topology.stages == 1:
+            # All ranks sample, so that a step may begin before the host knows the tokens of the one before.
+            self._samplers = range(self._topology.ranks)
         self.on_lost: Callable[[str], None] = _end_process
         """It is called in another thread if a rank or a node is lost after ``allocate``."""
         self._running = False
@@ -83,22 +86,24 @@ class RankGroup:
         self._nodes: dict[int, Frames] = {}
         self._watch: NodeWatch | None = None
         self._streams: tuple[Stream, ...] = ()
-        self._devices: DeviceGroup | None = None
+        self._devices: DeviceRanks | None = None
         met = Connections()
         if parallel.nodes > 1:
             met = gather(parallel, membership(config), read_secret(parallel, os.environ))
         try:
             self._nodes = met.nodes
             self._frames = {rank: Frames(connection) for rank, connection in met.ranks.items()}
+            for frames in self._nodes.values():
+                choose_interface(frames.stream)
             sockets = open_sockets(self._topology, 0, met.streams)
             self.links: RankLinks = connect_links(
-                self._topology, 0, sockets.pop(0), devices[0], in_order=config.device.deterministic
+                self._topology, 0, sockets.pop(0), device, in_order=config.device.deterministic
             )
             self._streams, self._devices = self.links.streams, self.links.devices
             for rank, own in sockets.items():
                 here, there = socket.socketpair()
                 self._frames[rank] = Frames(here)
-                self._local.start(rank, there, own, str(devices[rank]))
+                self._local.start(rank, there, own)
             if self._nodes:
                 self._watch = NodeWatch(self._nodes, self._lost, config.engine_process.hang_timeout_seconds)
         except OSError as error:
@@ -116,7 +121,7 @@ class RankGroup:
 
     def begin(self, arithmetic: Arithmetic) -> None:
         """Let the other ranks load their parts of the model, with the same arithmetic. Raise StartError."""
-        self._broadcast(Begin(dtype=dtype_name(arithmetic.dtype), backend=arithmetic.backend.name))
+        self._broadcast(Begin(gpu=self._gpu, dtype=dtype_name(arithmetic.dtype), backend=arithmetic.backend.name))
 
     def await_loaded(self) -> int:
         """Wait until every rank has its weights, and return their bytes. Raise StartError if a rank cannot load."""
@@ -253,13 +258,22 @@ class GroupRunner:
         self._runner.close()
 
 
+class Stage(Protocol):
+    """The runner of a rank that does not sample."""
+
+    def execute(self, batch: Batch) -> object: ...
+
+    def close(self) -> None: ...
+
+
 class PipelineRunner:
     """A ``core.ports.Runner`` that runs the first stage itself; the last one samples.
 
-    ``execute`` returns when the first stage is done, so that the next step can begin there while the other stages run.
+    ``execute`` returns when the first stage is done, or issued on a GPU, so that the next step can begin there while
+    the other stages run.
     """
 
-    def __init__(self, stage: StageRunner, group: RankGroup) -> None:
+    def __init__(self, stage: Stage, group: RankGroup) -> None:
         self._stage = stage
         self._group = group
 

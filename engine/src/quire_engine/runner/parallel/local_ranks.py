@@ -77,15 +77,15 @@ class LocalRanks:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._closing = False
 
-    def start(self, rank: int, connection: socket.socket, sockets: Sockets, device: str = "cpu") -> None:
-        """Start a rank on a device. It gets the connection to rank 0 and its open files, which are closed here."""
+    def start(self, rank: int, connection: socket.socket, sockets: Sockets) -> None:
+        """Start a rank. It gets the connection to rank 0 and its open files, which are closed here."""
         passed = (connection.fileno(), *sockets.descriptors)
         try:
             child = subprocess.Popen(
                 (
                     # Modules of the working directory are not imported.
                     *(sys.executable, "-P", "-m", "quire_engine.runner.parallel.rank"),
-                    *(str(rank), str(os.getpid()), str(connection.fileno()), device),
+                    *(str(rank), str(os.getpid()), str(connection.fileno())),
                     msgspec.json.encode(sockets).decode(),
                 ),
                 stdin=subprocess.PIPE,

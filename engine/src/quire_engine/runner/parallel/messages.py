@@ -17,8 +17,10 @@ _LENGTH = struct.Struct("<I")
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message: the arithmetic that rank 0 has chosen for all ranks."""
+    """The first message: the device and the arithmetic that rank 0 has chosen for all ranks."""
 
+    gpu: str | None
+    """The name of rank 0's GPU; None if it computes on a CPU."""
     dtype: str
     backend: str
 

@@ -15,6 +15,7 @@ from quire_engine.config import EngineConfig
 from quire_engine.errors import EngineStartError
 from quire_engine.group_secret import read_secret
 from quire_engine.runner.parallel.agreement import membership
+from quire_engine.runner.parallel.interfaces import choose_interface
 from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
 from quire_engine.runner.parallel.meeting import join
 from quire_engine.runner.parallel.messages import Beat, Formed, Refused, ToNode, Welcome
@@ -50,6 +51,7 @@ class Node:
         self._events: queue.SimpleQueue[GroupRuns | GroupEnded] = queue.SimpleQueue()
         met = join(parallel, membership(config), read_secret(parallel, os.environ))
         self._control = met.nodes[0]
+        choose_interface(self._control.stream)
         self._local = LocalRanks(config, lambda reason: self._add(GroupEnded(reason)))
         try:
             sockets = open_sockets(topology_of(parallel), parallel.node_rank, met.streams)

@@ -52,10 +52,14 @@ class Topology:
         return len(group) > 1 and self.node_of(group[0]) == self.node_of(group[-1])
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks with which ``rank`` has a stream: its tensor group over several nodes, and other stages."""
+        """Return the ranks with which ``rank`` has a stream: its tensor group over several nodes, and other stages.
+
+        Every rank has one with rank 0, through which those on GPUs meet.
+        """
         group = () if self.shares_memory(rank) else self.tensor_group(rank)
         stages = (rank - self.tensor, rank + self.tensor)
-        found = {*group, *(other for other in stages if 0 <= other < self.ranks)}
+        meeting = range(self.ranks) if rank == 0 else (0,)
+        found = {*group, *meeting, *(other for other in stages if 0 <= other < self.ranks)}
         return tuple(sorted(found - {rank}))
 
     def links_between(self, node: int, other: int) -> list[tuple[int, int]]:
