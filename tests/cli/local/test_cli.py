@@ -158,9 +158,13 @@ def test_plan_counts_the_gpus_of_a_replica(quire: Quire) -> None:
     code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H200 141GB")
     assert code == 0 and "2 × H200 141GB" in out
     write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", "parallelism: {pipeline: 2}"))
-    code, _, err = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
-    assert code == 2
-    assert "spec.parallelism.pipeline and nodes are for CPUs in this version" in err
+    code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code == 0 and "2 × H100 80GB" in out
+    assert "2 in 2 stages of 1, each with about 7.48 GiB of the weights, on a GPU of its own; together" in out
+    gpus = "parallelism: {tensor: 2, pipeline: 2, nodes: 2}\n  resources: {limits: {nvidia.com/gpu: 2}}"
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", gpus))
+    code, out, _ = quire("plan", "-f", "f.yaml", "--gpu", "H100 80GB")
+    assert code == 0 and "4 × H100 80GB" in out and "in 2 pods of 2 GPUs; together" in " ".join(out.split())
 
 
 def test_plan_refuses_a_tensor_size_that_does_not_divide(quire: Quire) -> None:

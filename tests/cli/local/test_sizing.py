@@ -57,6 +57,12 @@ def test_each_rank_has_a_gpu_and_a_thread() -> None:
         share_of(divided, specs, machine(4))
 
 
+def test_pods_of_a_replica_have_their_gpus_on_one_machine() -> None:
+    group = spec_of("group", gpus=2, replicas=1, parallelism={"tensor": 2, "pipeline": 2, "nodes": 2})
+    six = replace(machine(0), gpu_memory_bytes=(80,) * 6)
+    assert share_of(group, (SPECS[0], group), six) == Share(memory_bytes=320, threads=4, gpus=(1, 2, 3, 4))
+
+
 @pytest.mark.parametrize(
     ("gpus", "per_replica", "expected"),
     [((), 1, [(), ()]), ((3, 4), 1, [(3,), (4,), (3,)]), ((1, 2, 3, 4), 2, [(1, 2), (3, 4), (1, 2)])],

@@ -267,6 +267,9 @@ def test_estimate_is_limited_by_compute_and_bandwidth():
     shared = speed.several(speed.GPUS["H100 80GB"], 2)
     halved = speed.estimated(needs, shared, kv_tokens=400_000, max_model_length=8192)
     assert halved.step_seconds == pytest.approx(guess.step_seconds / 2)
+    staged = speed.estimated(needs, shared, kv_tokens=400_000, max_model_length=8192, stages=2)
+    assert staged.step_seconds == pytest.approx(guess.step_seconds)
+    assert staged.prefill_tokens_per_second == halved.prefill_tokens_per_second
 
 
 def test_help_explains_status_flags_and_examples():

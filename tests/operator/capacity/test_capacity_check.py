@@ -54,6 +54,7 @@ def selecting(**labels: str) -> dict[str, Any]:
         ({"resources": AMD}, [T4, {"amd.com/gpu.vram": "much"}, {"amd.com/gpu.vram": "-1G"}], None),
         ({"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}}, [T4], 15360),
         ({"resources": {"limits": {"nvidia.com/gpu": 4}}, "parallelism": {"tensor": 4}}, [T4], 4 * 15360),
+        ({"resources": GPU, "parallelism": {"pipeline": 2, "nodes": 2}}, [T4], 2 * 15360),
         (selecting(pool="small"), [T4, H100], 15360),
         (selecting(pool="to-be-made"), [T4, H100], None),
         (
@@ -120,6 +121,11 @@ def test_gpus_of_a_replica_are_counted_together() -> None:
     message = refused(2, maxModelLength=131072)
     assert message is not None and "the memory of 2 GPUs like the largest GPU of this cluster's nodes" in message
     assert "set spec.parallelism.tensor and the GPUs in spec.resources to 4" in message
+    resources = {"limits": {"nvidia.com/gpu": 1}}
+    stages = spec_of(resources=resources, parallelism={"pipeline": 2, "nodes": 2}, engine={"maxModelLength": 131072})
+    found = judge(stages, facts(), replica_memory(stages, [T4]))
+    assert found is not None and found.reason == "InsufficientGPUMemory"
+    assert "the memory of 2 GPUs like" in found.message and "spec.parallelism" not in found.message
     adapted = refused(1, adapters={})
     assert adapted is not None and "spec.parallelism.tensor" not in adapted
 

@@ -115,5 +115,28 @@ def test_last_stage_has_a_copy_of_a_tied_table() -> None:
     ],
 )
 def test_largest_pod_of_a_group(shape: dict[str, int], tables: float) -> None:
-    config = config_of()
-    assert uneven_bytes(Parallelism(**shape), config, 2) == tables * table_bytes(config, 2)
+    config, parallelism = config_of(), Parallelism(**shape)
+    assert uneven_bytes(parallelism, config, 2, parts=parallelism.nodes) == tables * table_bytes(config, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tables"),
+    [
+        ({"tensor": 4}, 0.0),
+        ({"pipeline": 2}, 0.0),
+        ({"pipeline": 4}, 0.5),
+        ({"tensor": 2, "pipeline": 4, "nodes": 2}, 0.25),  # half of a table, and the mean is a quarter
+    ],
+)
+def test_largest_gpu_of_a_replica(shape: dict[str, int], tables: float) -> None:
+    config, parallelism = config_of(), Parallelism(**shape)
+    assert uneven_bytes(parallelism, config, 2, parts=parallelism.ranks) == tables * table_bytes(config, 2)
+
+
+def test_stages_on_gpus_have_feed_forward_layers_each() -> None:
+    inner, hidden, vocabulary = 14336, 4096, 128256
+    needs = needs_of(
+        1, shape={"tensor": 2, "pipeline": 2, "nodes": 2}, device="gpu", maxBatchedTokens=1000, maxSequences=10
+    )
+    per_gpu = 3 * inner // 2 + 2 * hidden + 2 * vocabulary
+    assert needs.workspace_bytes == 4 * (2**30 + 10 * vocabulary * 4 * 2 + 1000 * 2 * per_gpu)

@@ -77,6 +77,20 @@ def test_all_pods_run_one_command_that_lws_completes(children: Children) -> None
     assert flags["--master-port"] == "29501"
 
 
+@pytest.mark.parametrize(("tensor", "gpus"), [(2, 1), (4, 2)])
+def test_each_pod_of_a_group_has_its_gpus(children: Children, tensor: int, gpus: int) -> None:
+    """Also with one GPU in each pod, NCCL has shared memory for its connections to other pods."""
+    resources = {"limits": {"nvidia.com/gpu": gpus}}
+    groups = groups_of(children(parallelism={"tensor": tensor, "nodes": 2}, resources=resources))
+    for which in ("leaderTemplate", "workerTemplate"):
+        template = groups["leaderWorkerTemplate"][which]
+        engine = engine_of(template)
+        assert engine["resources"] == {"limits": {"nvidia.com/gpu": str(gpus)}}
+        assert engine["args"][engine["args"].index("--device") + 1] == "cuda"
+        (shm,) = (volume for volume in template["spec"]["volumes"] if volume["name"] == "shm")
+        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{gpus}Gi"}
+
+
 def test_secret_is_a_reference_and_changes_with_the_template(children: Children) -> None:
     first, same = children(parallelism=TWO), children(parallelism=TWO, target=5)
     other = children(parallelism=TWO, engine={"maxSequences": 8})
@@ -126,8 +140,17 @@ def test_paused_groups_keep_their_template(children: Children) -> None:
     assert "paused" not in groups_of(held)
 
 
-def test_budget_counts_all_pods_and_policy_opens_the_group_ports() -> None:
-    spec = spec_of(parallelism={"tensor": 2, "pipeline": 3, "nodes": 3})
+@pytest.mark.parametrize(
+    ("resources", "ports"),
+    [
+        ({}, {"port": 29501, "endPort": 29503, "protocol": "TCP"}),
+        ({"limits": {"nvidia.com/gpu": 2}}, {"protocol": "TCP"}),  # NCCL listens on ports that the kernel chooses
+    ],
+)
+def test_budget_counts_all_pods_and_policy_opens_the_group_ports(
+    resources: dict[str, Any], ports: dict[str, Any]
+) -> None:
+    spec = spec_of(parallelism={"tensor": 2, "pipeline": 3, "nodes": 3}, resources=resources)
     assert isinstance(spec, Spec)
     features = ClusterFeatures(network_peers=PEERS)
     made = desired(spec, 1, uid="u", images=Images(engine="e"), features=features)
@@ -144,7 +167,7 @@ def test_budget_counts_all_pods_and_policy_opens_the_group_ports() -> None:
     assert policy["podSelector"] == members
     assert policy["ingress"] == [
         {"from": [*PEERS], "ports": [{"port": 8000, "protocol": "TCP"}]},
-        {"from": [{"podSelector": members}], "ports": [{"port": 29501, "endPort": 29503, "protocol": "TCP"}]},
+        {"from": [{"podSelector": members}], "ports": [ports]},
     ]
 
 
@@ -175,7 +198,7 @@ def test_secret_may_not_be_replaced_by_a_pod_template(problems: Callable[..., di
         ({"parallelism": {"tensor": 2, "nodes": 0}}, "spec.parallelism.nodes"),
         ({"rollout": {"strategy": "Canary"}}, "spec.rollout.strategy"),
         ({"resources": {"limits": {"cpu": 1}}}, "spec.parallelism.tensor"),
-        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "spec.parallelism.nodes"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 4}}}, "spec.parallelism.tensor"),
         ({"engine": {"adapters": {}}}, "spec.parallelism.tensor"),
         ({"engine": {"extraArgs": ["--nnodes", "2"]}}, "spec.engine.extraArgs[0]"),
         ({"engine": {"extraArgs": ["--distributed-timeout-seconds", "2"]}}, "spec.engine.extraArgs[0]"),

@@ -76,6 +76,7 @@ def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
         ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "256Mi"),
         ({"parallelism": {"tensor": 4}, "resources": {"limits": {"nvidia.com/gpu": 4}}}, "4Gi"),
         ({"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 2}}}, "2Gi"),
+        ({"parallelism": {"pipeline": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}}, "2Gi"),
     ],
 )
 def test_ranks_on_gpus_have_more_shared_memory(pod: Pod, spec: dict[str, Any], limit: str) -> None:

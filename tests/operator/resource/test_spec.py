@@ -303,19 +303,23 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"parallelism": {"tensor": 65}}, "spec.parallelism.tensor: must be <= 64, got 65"),
         (
             {"resources": {"limits": {"nvidia.com/gpu": 2}}},
-            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
+            "spec.parallelism.tensor: each rank uses one GPU",
         ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
-            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
+            "spec.parallelism.tensor: each rank uses one GPU",
         ),
         (
-            {"parallelism": {"pipeline": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}},
-            "spec.parallelism.pipeline: is for CPUs in this version: use tensor with as many GPUs",
+            {"parallelism": {"tensor": 2, "pipeline": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}},
+            "spec.parallelism.tensor: each rank uses one GPU",
         ),
         (
-            {"parallelism": {"tensor": 4, "nodes": 2}, "resources": {"limits": {"nvidia.com/gpu": 2}}},
-            "spec.parallelism.nodes: is for CPUs in this version, because GPUs exchange data only within a pod",
+            {"parallelism": {"tensor": 4, "nodes": 2}, "resources": {"limits": {"nvidia.com/gpu": 4}}},
+            "spec.parallelism.tensor: each rank uses one GPU",
+        ),
+        (
+            {"parallelism": {"tensor": 4, "nodes": 3}, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+            "spec.parallelism.nodes: must divide tensor × pipeline",
         ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu": 2, "cpu": 1}}},
@@ -355,7 +359,7 @@ def test_existing_claim_can_be_the_cache() -> None:
         ),
         (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 1}}},
-            "spec.parallelism.tensor: must be the number of GPUs in spec.resources",
+            "spec.parallelism.tensor: each rank uses one GPU",
         ),
         ({"resources": {"limits": {"memory": "4Gb"}}}, "spec.resources.limits[memory]: must be a quantity"),
         ({"replicas": -1}, "spec.replicas: must be >= 0, got -1"),

@@ -78,16 +78,11 @@ def places(
                 f"--quantization fp8 needs compute capability 8.9, and {found.name} has less",
                 hint="remove it from spec.engine.extraArgs, or name a GPU such as L4, L40S or H100",
             )
-        if not spec.parallelism.suits_gpus:
-            raise CapacityProblem(
-                "spec.parallelism.pipeline and nodes are for CPUs in this version",
-                hint="use spec.parallelism.tensor alone, or do not use --gpu",
-            )
         return [_gpus_of(spec, found)]
     on_gpu = spec.resources.gpus > 0
     if memory_bytes is not None:
         label = f"{format_bytes(memory_bytes)} of {'GPU memory' if on_gpu else 'memory'}"
-        gpus = max(1, spec.resources.gpus)
+        gpus = max(1, spec.gpus_per_replica)
         return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu, gpus=gpus)]
     if on_gpu:
         return [_gpus_of(spec, each) for each in _usable_gpus(spec)]
@@ -105,7 +100,7 @@ def places(
 
 def _gpus_of(spec: Spec, gpu: Gpu) -> Place:
     """Return as many GPUs of one kind as a replica has ranks."""
-    count = spec.parallelism.tensor
+    count = spec.parallelism.ranks
     label = gpu.name if count == 1 else f"{count} × {gpu.name}"
     return Place(label=label, memory_bytes=count * gpu.memory_bytes, on_gpu=True, gpu=gpu, gpus=count)
 
@@ -126,8 +121,8 @@ def answers(
             spec, facts, on_gpu=place.on_gpu, multiplies_bfloat16=machine.multiplies_bfloat16, draft=draft
         )
         memory = place.memory_bytes
-        if place.nodes > 1:
-            memory = capacity.group_memory(spec, facts.config, needs.dtype, memory // place.nodes)
+        parts = max(place.nodes, place.gpus)
+        memory = capacity.memory_of_parts(spec, facts.config, needs.dtype, memory // parts, parts=parts)
         outcome = capacity.fit(spec, needs, limits, memory_bytes=memory)
         found.append(Answer(place=place, needs=needs, limits=limits, outcome=outcome))
     return found
@@ -203,7 +198,8 @@ def _ranks(spec: Spec, answer: Answer) -> str:
     stages = f" in {shape.pipeline} stages of {shape.tensor}" if shape.pipeline > 1 else ""
     ranks = f"{shape.ranks}{stages}, each with {'about ' if stages else ''}{share} of the weights"
     if answer.place.on_gpu:
-        return f"{ranks}, on a GPU of its own; together they use the memory below"
+        pods = f", in {shape.nodes} pods of {shape.ranks_per_node} GPUs" if shape.is_group else ""
+        return f"{ranks}, on a GPU of its own{pods}; together they use the memory below"
     if not shape.is_group:
         return f"{ranks}; together they use the memory below"
     node = format_bytes(needs.weight_bytes // shape.nodes)

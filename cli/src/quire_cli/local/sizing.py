@@ -60,7 +60,7 @@ def share_of(spec: Spec, specs: Sequence[Spec], machine: Machine) -> Share:
         memory = _gpu_memory(kind, machine)
         first = sum(_gpus(other) for other in kind[: kind.index(spec)])
         return Share(
-            memory_bytes=memory * spec.resources.gpus,
+            memory_bytes=memory * spec.gpus_per_replica,
             threads=spec.parallelism.ranks,
             gpus=tuple(range(first, first + _gpus(spec))),
         )
@@ -164,11 +164,11 @@ def _gpu_memory(specs: Sequence[Spec], machine: Machine) -> int:
         has, noun = "none" if found == 0 else f"only {found}", "GPU" if wanted == 1 else "GPUs"
         raise CapacityProblem(
             f"the replicas need {wanted} {noun} (spec.resources), but {witness} shows {has} on this machine",
-            hint="remove spec.resources to run on the CPU, or use fewer replicas or a smaller spec.parallelism.tensor",
+            hint="remove spec.resources to run on the CPU, or use fewer replicas or a smaller spec.parallelism",
         )
     return min(sizes)
 
 
 def _gpus(spec: Spec) -> int:
     """Return the number of GPUs of an LLMDeployment, with room for a replica if it has none yet."""
-    return max(1, spec.max_replicas) * spec.resources.gpus
+    return max(1, spec.max_replicas) * spec.gpus_per_replica

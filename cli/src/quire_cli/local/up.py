@@ -378,7 +378,7 @@ class _Run:
             kill_grace_seconds=kill_grace_seconds(sized.spec),
             adapters=tuple(adapter.served_name for adapter in adapters),
             gpus=sized.share.gpus,
-            gpus_per_replica=max(1, sized.spec.resources.gpus),
+            gpus_per_replica=max(1, sized.spec.gpus_per_replica),
         )
 
     def _adapters_file(self, spec: Spec, adapters: Sequence[AdapterSpec]) -> Path | None:

@@ -323,6 +323,7 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
                 hardware,
                 kv_tokens=answer.outcome.kv_tokens,
                 max_model_length=facts.config.max_positions,
+                stages=spec.parallelism.pipeline if place.on_gpu else 1,
             )
             return guess, place.label
     raise SimulationProblem(

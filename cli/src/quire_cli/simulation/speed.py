@@ -54,7 +54,7 @@ CPU = Hardware(teraflops=0.1, gigabytes_per_second=25)
 
 
 def several(one: Hardware, count: int) -> Hardware:
-    """Return GPUs that share each layer, as if they exchanged data in no time."""
+    """Return GPUs that share the work, as if they exchanged data in no time."""
     return Hardware(teraflops=count * one.teraflops, gigabytes_per_second=count * one.gigabytes_per_second)
 
 
@@ -105,14 +105,20 @@ def _of_rates(rates: Rates) -> Speed:
     )
 
 
-def estimated(needs: Footprint, hardware: Hardware, *, kv_tokens: int, max_model_length: int | None) -> Speed:
-    """Return an estimate from the arithmetic of a prompt and the memory traffic of a decode step."""
+def estimated(
+    needs: Footprint, hardware: Hardware, *, kv_tokens: int, max_model_length: int | None, stages: int = 1
+) -> Speed:
+    """Return an estimate from the arithmetic of a prompt and the memory traffic of a decode step.
+
+    With several ``stages``, a token passes through one after the other, and each reads the weights of its layers from
+    its own part of the hardware. All other work of different sequences is shared among the stages.
+    """
     flops = hardware.teraflops * 1e12 * _PREFILL_EFFICIENCY
     bandwidth = hardware.gigabytes_per_second * 1e9 * _DECODE_EFFICIENCY
     per_token = 2 * needs.parameters / flops
     return Speed(
         prefill_tokens_per_second=1 / per_token,
-        step_seconds=needs.weight_bytes / bandwidth,
+        step_seconds=stages * needs.weight_bytes / bandwidth,
         decode_seconds_per_sequence=per_token,
         decode_seconds_per_kv_token=needs.kv_bytes_per_token / bandwidth,
         kv_tokens=kv_tokens,

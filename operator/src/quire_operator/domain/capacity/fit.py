@@ -186,11 +186,13 @@ def _gpu_workspace(spec: Spec, config: ModelConfig, width: int) -> int:
     """Return the runtime and the activations of the largest step on all GPUs of a replica.
 
     A client may request the logprobs of every prompt token, and each then has logits. Feed-forward layers are divided
-    among the ranks; each rank has all logits, and gathers them from a second copy.
+    among the ranks of a stage; each rank has all logits, and gathers them from a second copy. Stages before the last
+    one have no logits, but the last one sets the size of the KV cache, so each counts as the last one.
     """
-    ranks = spec.parallelism.tensor
-    logits_copies = 1 if ranks == 1 else 2
-    per_token = ranks * (2 * config.hidden_size + logits_copies * config.vocab_size) + 3 * config.intermediate_size
+    ranks, stages = spec.parallelism.ranks, spec.parallelism.pipeline
+    logits_copies = 1 if spec.parallelism.tensor == 1 else 2
+    feed_forward = 3 * config.intermediate_size * stages
+    per_token = ranks * (2 * config.hidden_size + logits_copies * config.vocab_size) + feed_forward
     sampling = spec.engine.max_sequences * config.vocab_size * 4 * _LOGITS_COPIES
     return ranks * (_GPU_RUNTIME_BYTES + sampling) + spec.engine.max_batched_tokens * per_token * width
 
@@ -228,10 +230,13 @@ def limits(spec: Spec, config: ModelConfig) -> CacheLimits:
     )
 
 
-def group_memory(spec: Spec, config: ModelConfig, dtype: DTypeName, pod_bytes: int) -> int:
-    """Return the memory of a replica whose pods have ``pod_bytes`` each, less what the largest pod needs more."""
-    uneven = uneven_bytes(spec.parallelism, config, DTYPE_BYTES[dtype])
-    return max(0, pod_bytes - uneven) * spec.parallelism.nodes
+def memory_of_parts(spec: Spec, config: ModelConfig, dtype: DTypeName, part_bytes: int, *, parts: int) -> int:
+    """Return the memory of a replica in so many parts, less what the largest one needs more.
+
+    The parts are its pods, or its GPUs, which have ``part_bytes`` each.
+    """
+    uneven = uneven_bytes(spec.parallelism, config, DTYPE_BYTES[dtype], parts=parts)
+    return max(0, part_bytes - uneven) * parts
 
 
 def measure(

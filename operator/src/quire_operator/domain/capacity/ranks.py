@@ -44,13 +44,13 @@ def table_bytes(config: ModelConfig, width: int) -> int:
     return config.vocab_size * config.hidden_size * width
 
 
-def uneven_bytes(shape: Parallelism, config: ModelConfig, width: int) -> int:
-    """Return by how much the weights of the largest pod of a group exceed the mean of its pods.
+def uneven_bytes(shape: Parallelism, config: ModelConfig, width: int, *, parts: int) -> int:
+    """Return by how much the weights of the largest of ``parts`` exceed their mean: the pods of a group, or the GPUs.
 
     Layers are divided evenly; the two tables are in the first and in the last stage.
     """
-    if shape.pipeline == 1 or not shape.is_group:
+    if shape.pipeline == 1 or parts == 1:
         return 0
     table = table_bytes(config, width)
-    largest = table * min(shape.ranks_per_node, shape.tensor) // shape.tensor
-    return max(0, largest - 2 * table // shape.nodes)
+    largest = table * min(shape.ranks // parts, shape.tensor) // shape.tensor
+    return max(0, largest - 2 * table // parts)

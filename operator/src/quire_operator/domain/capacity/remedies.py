@@ -37,8 +37,11 @@ def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall,
 def gpus_that_fit(spec: Spec, facts: ModelFacts, *, gpu_bytes: int) -> int | None:
     """Return how many GPUs of ``gpu_bytes`` each would run the model, if they are more than now and one machine's.
 
-    Return None if none of the usual numbers does, or if ranks exclude another field of the spec.
+    Return None if none of the usual numbers does, if ranks exclude another field of the spec, or if the spec has stages
+    or several pods, whose numbers a user has chosen.
     """
+    if spec.parallelism.pipeline > 1 or spec.parallelism.is_group:
+        return None
     speculation = spec.engine.speculation
     if spec.engine.adapters is not None or (speculation is not None and speculation.draft is not None):
         return None

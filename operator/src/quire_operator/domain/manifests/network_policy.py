@@ -15,17 +15,22 @@ JSON = Mapping[str, object]
 _PEER_FIELDS = frozenset({"ipBlock", "namespaceSelector", "podSelector"})
 
 
-def network_policy(peers: Sequence[JSON], *, selector: JSON, nodes: int = 1) -> dict[str, object]:
+def network_policy(
+    peers: Sequence[JSON], *, selector: JSON, nodes: int = 1, on_gpus: bool = False
+) -> dict[str, object]:
     """Return the spec of a policy that lets only these peers reach the port of replicas.
 
     The pods of groups with several ``nodes`` also reach the ports on which they join each other. Policies cannot name
     one group, so that the pods of all groups of the LLMDeployment may connect; the group's secret keeps them apart.
+    With GPUs they reach all ports of each other, because NCCL listens on ports that the kernel chooses.
     """
     assert peers, "a rule with no peers lets everybody in"
-    rules = [{"from": list(peers), "ports": [{"port": engine.HTTP_PORT, "protocol": "TCP"}]}]
+    rules: list[JSON] = [{"from": list(peers), "ports": [{"port": engine.HTTP_PORT, "protocol": "TCP"}]}]
     if nodes > 1:
         last = engine.GROUP_PORT + nodes - 1
-        ports = [{"port": engine.GROUP_PORT, "endPort": last, "protocol": "TCP"}]
+        ports: list[JSON] = [{"port": engine.GROUP_PORT, "endPort": last, "protocol": "TCP"}]
+        if on_gpus:
+            ports = [{"protocol": "TCP"}]
         rules.append({"from": [{"podSelector": dict(selector)}], "ports": ports})
     return {"podSelector": dict(selector), "policyTypes": ["Ingress"], "ingress": rules}
 

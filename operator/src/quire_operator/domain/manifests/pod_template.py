@@ -41,7 +41,8 @@ GROUP_SECRET_KEY = "secret"
 """The key of a group's Secret."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
 _SHARED_MEMORY, _SHARED_MEMORY_OF_RANK_GIB = "256Mi", 1
-"""NCCL buffers take some hundred MB of each rank where GPUs cannot reach each other directly."""
+"""NCCL buffers take some hundred MB of each rank where GPUs cannot reach each other directly. It has some there for
+connections between pods too."""
 # Far above what is needed, so that a bug fills the pod's own limit instead of the node.
 _TMP_LIMIT, _CACHE_LIMIT = "2Gi", "16Gi"
 _CACHE_PATH, _TMP_PATH = "/cache", "/tmp"
@@ -340,7 +341,7 @@ def _container_security() -> JSON:
 
 
 def _shared_memory(spec: Spec) -> str:
-    if spec.resources.gpus < 2:
+    if not spec.resources.gpus or spec.parallelism.ranks == 1:
         return _SHARED_MEMORY
     return f"{spec.resources.gpus * _SHARED_MEMORY_OF_RANK_GIB}Gi"
 

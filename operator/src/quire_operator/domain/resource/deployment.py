@@ -50,8 +50,8 @@ class Spec:
         Resources,
         Section(
             "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu or "
-            "amd.com/gpu; for several, set parallelism.tensor to the same number. The kernels are compiled for GPUs of "
-            "AMD, but have not run on one yet.",
+            "amd.com/gpu; for several, divide the model among as many ranks with parallelism. The kernels are compiled "
+            "for GPUs of AMD, but have not run on one yet.",
             flags=("device",),
         ),
     ] = Resources()
@@ -169,23 +169,12 @@ class Spec:
         Rule(
             at="parallelism.tensor",
             holds=lambda spec, document: (
-                # Other divisions have messages of their own.
-                not spec.parallelism.suits_gpus or spec.resources.gpus in (0, spec.parallelism.tensor)
+                # Ranks that are not divided evenly have a message of their own.
+                spec.parallelism.ranks % spec.parallelism.nodes > 0
+                or spec.resources.gpus in (0, spec.parallelism.ranks_per_node)
             ),
-            message="must be the number of GPUs in spec.resources, because each rank uses one GPU: set both to the "
-            "same number",
-        ),
-        Rule(
-            at="parallelism.pipeline",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.pipeline == 1,
-            message="is for CPUs in this version: use tensor with as many GPUs instead, or remove the GPUs of "
-            "spec.resources",
-        ),
-        Rule(
-            at="parallelism.nodes",
-            holds=lambda spec, document: spec.resources.gpus == 0 or spec.parallelism.nodes == 1,
-            message="is for CPUs in this version, because GPUs exchange data only within a pod: remove it and set "
-            "tensor to the number of GPUs of one node, or remove the GPUs of spec.resources",
+            message="each rank uses one GPU, so spec.resources must have as many GPUs as a pod has ranks (tensor × "
+            "pipeline ÷ nodes): change one of them",
         ),
         Rule(
             at="parallelism.tensor",
@@ -247,6 +236,11 @@ class Spec:
         if problems or spec is None:
             return Invalid(name=name, namespace=namespace, problems=tuple(problems), readable=spec)
         return spec
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """The number of GPUs of all pods of a replica."""
+        return self.resources.gpus * self.parallelism.nodes
 
     @property
     def max_pods(self) -> int:

@@ -37,8 +37,8 @@ class Parallelism:
         int,
         Integer(
             "Number of pods of each replica, which must divide tensor × pipeline. Each pod has its share of the ranks, "
-            "and spec.resources are those of one pod. With 2 or more, a replica is a group of pods, which are on "
-            "different nodes where that is possible, and the cluster needs LeaderWorkerSet "
+            "and spec.resources are those of one pod, GPUs included. With 2 or more, a replica is a group of pods, "
+            "which are on different nodes where that is possible, and the cluster needs LeaderWorkerSet "
             "(leaderworkerset.x-k8s.io). Cannot change between 1 and more.",
             minimum=1,
             maximum=MAX_SIZE,
@@ -72,11 +72,6 @@ class Parallelism:
     def ranks_per_node(self) -> int:
         """The number of processes of one pod."""
         return self.ranks // self.nodes
-
-    @property
-    def suits_gpus(self) -> bool:
-        """True if all ranks share each layer in one pod."""
-        return self.pipeline == self.nodes == 1
 
     @property
     def is_group(self) -> bool:

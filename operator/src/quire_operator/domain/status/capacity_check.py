@@ -13,7 +13,7 @@ from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import MIB
 from quire_operator.domain.capacity.kv_groups import sequence_bytes
-from quire_operator.domain.capacity.model_config import ModelFacts
+from quire_operator.domain.capacity.model_config import DTypeName, ModelConfig, ModelFacts
 from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.cluster_state.observed import Resource
@@ -64,12 +64,12 @@ def _public(spec: Spec, source: Source, secret: str | None) -> HubSource | None:
 
 
 def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory | None:
-    """Return the pod's memory limit, or the largest GPU of the nodes that its selector admits; None if unknown."""
+    """Return a pod's memory limit, or the largest GPUs of the nodes that its selector admits; None if unknown."""
     if _sets_resources(spec):
         return None
     if spec.resources.gpus:
         pod = section_of(spec.pod_template, "spec")
-        return _largest_gpus(pod, nodes or (), amd=spec.resources.on_amd, count=spec.resources.gpus)
+        return _largest_gpus(pod, nodes or (), amd=spec.resources.on_amd, count=spec.gpus_per_replica)
     limit = spec.resources.memory_limit_bytes
     where = "spec.resources.limits.memory"
     if spec.parallelism.is_group:
@@ -92,7 +92,7 @@ def judge(
     # Which CPU will run it is unknown, so this assumes the smaller of its possible needs.
     device: capacity.Device = "gpu" if memory.on_gpu else "cpu"
     needs, asked = capacity.measure(spec, facts, device=device, cpu_multiplies_bfloat16=True, draft=draft)
-    memory = replace(memory, size_bytes=capacity.group_memory(spec, facts.config, needs.dtype, memory.size_bytes))
+    memory = replace(memory, size_bytes=_of_replica(spec, facts.config, needs.dtype, memory))
     outcome = capacity.fit(spec, needs, asked, memory_bytes=memory.size_bytes)
     if not isinstance(outcome, TooSmall):
         return None
@@ -101,10 +101,18 @@ def judge(
     reason = INSUFFICIENT_GPU_MEMORY if memory.on_gpu else INSUFFICIENT_MEMORY
     advice = remedies(spec, needs, asked, outcome, shared=False)
     if memory.on_gpu:
-        gpu_bytes = memory.size_bytes // spec.parallelism.tensor
+        gpu_bytes = memory.size_bytes // spec.parallelism.ranks
         if (count := gpus_that_fit(spec, facts, gpu_bytes=gpu_bytes)) is not None:
             advice.append(f"set spec.parallelism.tensor and the GPUs in spec.resources to {count}")
     return BlockingCondition(reason=reason, message=_sentence(needs, asked, outcome, memory, advice, spec))
+
+
+def _of_replica(spec: Spec, config: ModelConfig, dtype: DTypeName, memory: ReplicaMemory) -> int:
+    """Return the memory of all GPUs or pods of a replica that can be used, because they share the model evenly."""
+    if not memory.on_gpu:
+        return capacity.memory_of_parts(spec, config, dtype, memory.size_bytes, parts=spec.parallelism.nodes)
+    gpus = spec.parallelism.ranks
+    return capacity.memory_of_parts(spec, config, dtype, memory.size_bytes // gpus, parts=gpus)
 
 
 def is_let_in(resource: Resource) -> bool:
