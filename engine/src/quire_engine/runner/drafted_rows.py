@@ -129,7 +129,7 @@ class DraftedRows:
         return replace(batch, num_computed=computed.tolist())
 
     def _settle(self) -> None:
-        """Note what the passes of the step that was begun last stored of rows that follow drafts."""
+        """Note what the passes of the last issued step stored of rows that follow drafts."""
         if self._unsettled is None:
             return
         (columns, table), self._unsettled = self._unsettled, None
@@ -196,7 +196,7 @@ class DraftedRows:
         return columns
 
     def _overwrite(self, columns: DraftColumns, token_ids: np.ndarray, table: np.ndarray) -> None:
-        """Note the tokens that the target computes, as far as they are known, and forget what their slots held."""
+        """Note the tokens that the target computes, where they are known, and forget what their slots held."""
         begins = columns.begins
         known_ends = columns.known_ends
         known = ~columns.fed_back
