@@ -41,6 +41,11 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "num_swap_blocks": 20,
         "preemption_mode": "swap",
     },
+    "llama, as many rows as the tokens of a graph": {
+        "family": "llama",
+        "max_rows": 64,
+        "graph_sizes": GraphSizes(decode=(8,), mixed=(32, 64)),
+    },
     "mixtral, padded": {"family": "mixtral", "graph_sizes": GraphSizes(decode=(4,), mixed=(24, 64))},
 }
 

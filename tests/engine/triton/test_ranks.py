@@ -4,7 +4,6 @@ Nodes of a group are all on this machine. On real GPUs they need a network names
 interpreter only.
 """
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from fixed_trials import FixedTrials
 from quire_parity import cases
 from quire_parity.cases import Case
 
+from quire_cluster.ports import consecutive_free_ports
 from quire_engine.config import (
     CacheOptions,
     DeviceOptions,
@@ -155,8 +155,7 @@ def test_stages_and_nodes_answer_as_one_process(
     for name in ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = consecutive_free_ports(parallel.nodes)
     config = replace(config_of(reference.folder, replace(parallel, master_port=port)), speculation=NGRAM)
     with other_nodes(config):
         shared = answers(config)

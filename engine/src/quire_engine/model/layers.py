@@ -43,7 +43,9 @@ class ModelInputs:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     groups: tuple[GroupInputs, ...]
-    logits_rows: Tensor  # [R] int64, ascending: the tokens whose successors are sampled or reported
+    logits_rows: Tensor
+    """[R] int64, ascending: the tokens whose successors are sampled or reported. As many as tokens are all of them; a
+    model may then leave the values unread."""
     adapters: TokenGroups | None = None
     """The tokens that have an adapter; None if none has one."""
 

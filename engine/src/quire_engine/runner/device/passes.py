@@ -143,7 +143,8 @@ class DevicePasses:
         graph = self._graphs.key_for(sequences=len(columns.rows), tokens=tokens)
         if graph is not None and len(wanted.rows) > self._padded(graph).logits:
             graph = None  # Many positions of prompts are reported.
-        every = all_hidden or (graph is not None and (self._sizes.all_hidden or not graph.is_mixed))
+        # With as many rows of hidden states as tokens, a model returns those of all tokens in order.
+        every = all_hidden or (graph is not None and self._padded(graph).logits == graph.size)
         computed = np.arange(tokens) if every else wanted.rows
         if graph is not None:
             sizes = self._padded(graph)
