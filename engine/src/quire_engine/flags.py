@@ -142,6 +142,7 @@ def _parallel_options(values: FlagValues) -> ParallelOptions:
         master_port=values["master-port"] or standard.master_port,
         join_timeout_seconds=values["distributed-timeout-seconds"] or standard.join_timeout_seconds,
         secret_file=values["group-secret-file"],
+        disable_custom_all_reduce=values["disable-custom-all-reduce"] or False,
     )
 
 

@@ -73,7 +73,7 @@ _REASONS = (
         " enable-ep-weight-filter all2all-backend enable-dbo ubatch-size enable-elastic-ep elastic-ep-max-dp-size"
         " dbo-decode-token-threshold dbo-prefill-token-threshold dp-sync-interval"
         " disable-nccl-for-dp-synchronization enable-eplb eplb-config expert-placement-strategy"
-        " max-parallel-loading-workers ray-workers-use-nsight disable-custom-all-reduce enable-nccl-comm-suspend"
+        " max-parallel-loading-workers ray-workers-use-nsight enable-nccl-comm-suspend"
         " enable-scale-out",
     ),
     ("set CUDA_VISIBLE_DEVICES; an engine uses as many of its GPUs as it has ranks on the node", "device-ids"),

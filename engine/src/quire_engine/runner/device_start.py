@@ -84,12 +84,12 @@ def start_on_device(
     began = time.perf_counter()
     if linked := link_shipped_kernels():
         _log.info("found %d compiled Triton kernels in the image", linked)
-    attention = ""
+    attention = all_reduce = ""
     if memory is not None:
         chosen = choose_prompt_attention(config, model.cached_shape, model.device, model.dtype, model.cache_dtype)
         model, attention = replace(model, prompts=chosen.attention), chosen.line
     if group is not None:
-        group.connect()
+        all_reduce = group.connect(model.shape.hidden_size, model.dtype)
     uses = [] if memory is None else _measure_devices(config, model, sizes, memory, group)
     size = _size_cache(config, model, uses)
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
@@ -119,7 +119,7 @@ def start_on_device(
         size=size,
         measured=measured,
         memory=_memory_use(uses[0] if uses else None, sizes, free),
-        attention=attention,
+        choices=tuple(filter(None, (attention, all_reduce))) if memory is not None else (),
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )

@@ -67,8 +67,8 @@ class WarmRunner:
     memory: MemoryUse
     sharing: str = ""
     """The numbers of tokens from which steps are shared among threads, as text; empty if that does not apply."""
-    attention: str = ""
-    """The attention of steps with prompts, for the start report; empty if there is no choice."""
+    choices: tuple[str, ...] = ()
+    """The choices that a GPU's start has made by times, as lines of the start report."""
     cache_seconds: float
     """The seconds to size and allocate the KV cache."""
     warm_up_seconds: float

@@ -461,7 +461,7 @@ def _report(
         mixed_graph_sizes=memory.mixed_graph_sizes,
         before=memory.before,
         free=memory.free,
-        arithmetic=(*arithmetic.lines, *([warm.attention] if warm.attention else [])),
+        arithmetic=(*arithmetic.lines, *warm.choices),
         cpu=None if place.gpu is not None or config.cpu is None else config.cpu.sentence,
         threads=warm.sharing,
     )
