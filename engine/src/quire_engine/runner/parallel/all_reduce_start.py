@@ -111,6 +111,7 @@ def _by_nccl(reason: str) -> AllReduceChoice:
 
 def _try(trial: Trial, memory: PeerMemory) -> AllReduceTimes:
     """Return the longest times over all ranks, of the ways that add correctly. Raise FailedTogether on all ranks."""
+    _log.info("trying sums of ranks over symmetric memory, which --disable-custom-all-reduce turns off")
     together = trial.together
     gpus = together.do(lambda: trial.device.index or 0, int)
     together.do(lambda: memory.allocate(gpus), type(None))
