@@ -30,7 +30,7 @@ from quire_engine.engine import Engine
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import Accelerator, EagerGraph, Mark, make_accelerator
-from quire_engine.runner.device.graphs import GraphSizes
+from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
@@ -62,6 +62,11 @@ def answer(prompt: list[int], params: SamplingParams, windows: Windows) -> list[
     return known[len(prompt) :]
 
 
+def wanted_rows(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Return the ``rows`` [R] of hidden states [T, 2]; as a real model, leave them unread if there are T of them."""
+    return hidden if len(rows) == len(hidden) else hidden.index_select(0, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class ReadBackModel:
     """A model with one layer per group. T queries, B sequences, L token slots that block tables reach.
@@ -88,8 +93,7 @@ class ReadBackModel:
         token = total % PRIME
         if self.wrong:
             token += inputs.positions % self.wrong == 0
-        hidden = torch.stack((token % VOCABULARY, inputs.token_ids), dim=1)
-        return hidden.index_select(0, inputs.logits_rows).float()
+        return wanted_rows(torch.stack((token % VOCABULARY, inputs.token_ids), dim=1).float(), inputs.logits_rows)
 
     def read(self, index: int, plan: Any, positions: Tensor, cache: KVCache) -> Tensor:
         queries = torch.arange(len(positions), device=positions.device)
@@ -122,7 +126,14 @@ class ReadBackHead(EagleHead):
         total = ReadBackModel().read(0, group.plan, inputs.positions, cache)
         total += (inputs.token_ids + 1) * weight(inputs.positions + 1, 0)
         expected = torch.stack((total % PRIME % VOCABULARY, inputs.token_ids), dim=1)
-        return expected.index_select(0, inputs.logits_rows).float()
+        return wanted_rows(expected.float(), inputs.logits_rows)
+
+
+def default_sizes(max_rows: int, budget: int, *, verifies: bool) -> GraphSizes:
+    """Return the sizes that a start captures by default."""
+    return GraphSizes(
+        decode=default_decode_sizes(max_rows), mixed=default_mixed_sizes(budget, verifies=verifies)
+    ).within(sequences=max_rows, tokens=budget)
 
 
 def draft_of(world: "World") -> DeviceDraft | None:
@@ -388,8 +399,13 @@ worlds = st.builds(
     plain_steps=st.sampled_from([0, 1, 5, 9]),
     wrong=st.sampled_from([0, 5, 2]),
 ).flatmap(
-    lambda world: st.sampled_from(["oracle", "model", "model", "head"] if world.windows == (None,) else ["oracle"]).map(
-        lambda drafter: replace(world, drafter=drafter)
+    lambda world: st.builds(
+        replace,
+        st.just(world),
+        drafter=st.sampled_from(["oracle", "model", "model", "head"] if world.windows == (None,) else ["oracle"]),
+        graph_sizes=st.sampled_from(
+            [world.graph_sizes, default_sizes(world.max_rows, world.budget, verifies=world.drafts > 0)]
+        ),
     )
 )
 
