@@ -15,7 +15,7 @@ from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import Accelerator
 from quire_engine.runner.device.drafting import Drafting, Proposed
 from quire_engine.runner.device.staging import HostToDeviceBatch
-from quire_engine.runner.drafted_rows import DraftColumns, positions_of
+from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns, positions_of
 from quire_engine.runner.eagle_drafts import KeptRows, computed_tokens, is_prompt, kept_tokens, prompt_pairs
 from quire_kernels.kv_cache import KVCache
 
@@ -77,7 +77,8 @@ class DeviceEagle:
         rows, drafts = columns.rows[still], columns.drafts[still]
         ends = columns.known_ends[still] - 1
         # The steps of a start draft for rows that they admit, of which no state is kept.
-        lowest = np.minimum(self._kept.begins[rows], ends - 1)
+        # A pass has room for few missed pairs.
+        lowest = np.maximum(np.minimum(self._kept.begins[rows], ends - 1), ends - MOST_MISSED)
         starts = drafting.starts(table, rows, ends, lowest)
         read = [
             self._first_pass(table, rows[part], starts[part], ends[part]) for part in drafting.portions(starts, ends)
