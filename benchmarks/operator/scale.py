@@ -89,7 +89,7 @@ async def apply(cluster: KubeCluster, key: Key, children: Manifests) -> None:
     for manifest in children:
         while True:
             try:
-                await cluster.create(key, manifest)
+                await cluster.create(key, manifest, must_be_new=False)
                 break
             except (Throttled, Unavailable):
                 await asyncio.sleep(RETRY_SECONDS)

@@ -175,8 +175,11 @@ class Cluster(Protocol):
         """Return the current LLMDeployment, or None if it does not exist."""
         ...
 
-    async def create(self, key: Key, manifest: Manifest) -> Child:
-        """Apply the manifest without force. Raises ``Conflict`` if another client set one of its fields differently."""
+    async def create(self, key: Key, manifest: Manifest, *, must_be_new: bool) -> Child:
+        """Apply the manifest without force. Raises ``Conflict`` if another client set one of its fields differently.
+
+        If it ``must_be_new``, an object that has its name is not changed: raises ``Conflict`` whatever it contains.
+        """
         ...
 
     async def update(self, key: Key, manifest: Manifest) -> Child:

@@ -71,6 +71,23 @@ def test_a_quiet_cluster_sees_no_writes_but_the_lease(demo: Namespace, operator:
     assert any(request.resource == "deployments" for request in asked), "the resync looked at everything"
 
 
+def test_first_reconcile_reads_nothing(shared_space: Namespace, operator: OperatorProcess) -> None:
+    """The calls until the first status, of which a thousand new LLMDeployments cost a thousand times as many."""
+    start = shared_space.server.audit.position()
+    shared_space.apply("counted")
+    shared_space.wait_settled("counted")
+    asked = shared_space.server.audit.requests(start, user_agent=operator.identity)
+    calls = [
+        f"{request.verb} {request.resource} {request.status}"
+        for request in asked
+        if (request.name or "").startswith("counted")
+    ]
+    created = ("serviceaccounts", "services", "services", "poddisruptionbudgets", "deployments")
+    expected = [*(f"patch {resource} 201" for resource in created), "patch llmdeployments/status 200"]
+    assert calls[: len(expected)] == expected
+    assert not any(call.startswith("get") for call in calls)
+
+
 def test_retained_claim_survives_and_is_used_again(shared_space: Namespace, operator: OperatorProcess) -> None:
     model = {"source": "hf://org/model", "cache": {"size": "1Gi", "retain": "Retain"}}
 

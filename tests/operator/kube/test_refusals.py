@@ -82,6 +82,33 @@ def test_foreign_object_with_a_childs_name_is_never_changed(shared: Namespace) -
     assert service is not None and service["spec"]["ports"][0]["port"] == 8000
 
 
+def test_foreign_objects_that_differ_in_no_field_are_never_changed(shared: Namespace) -> None:
+    """Server-side apply alone would take them over: nothing of what it sets conflicts with them."""
+    shared.apply("pattern")
+    shared.wait_settled("pattern")
+    before = {}
+    for kind in ("serviceaccounts", "services", "poddisruptionbudgets", "deployments"):
+        body = shared.get(kind, "pattern")
+        assert body is not None
+        body["metadata"] = {"name": "equal", "annotations": body["metadata"].get("annotations", {})}
+        for field in ("clusterIP", "clusterIPs"):
+            body.get("spec", {}).pop(field, None)
+        before[kind] = shared.create(kind, {key: value for key, value in body.items() if key != "status"})
+    start = shared.server.audit.position()
+    shared.apply("equal")
+    message = shared.wait_reason("equal", "Ready", "NameConflict")["message"]
+    for kind, theirs in before.items():
+        assert f"{theirs['kind']} equal already exists and was not created by quire" in message
+        after = shared.get(kind, "equal")
+        assert after is not None
+        if kind in ("serviceaccounts", "services"):  # the controllers of the others report their status
+            assert after["metadata"]["resourceVersion"] == theirs["metadata"]["resourceVersion"]
+        assert "quire" not in {entry["manager"] for entry in after["metadata"]["managedFields"]}
+    tried = shared.server.audit.mutating_requests(start, user_agent="shared-operator")
+    assert {r.status for r in tried if r.name == "equal" and r.resource in before} == {409}
+    assert "equal-headless" in shared.names("services"), "what is free is made all the same"
+
+
 def test_recreated_resource_waits_for_old_children(shared: Namespace) -> None:
     shared.apply("recreated", replicas=1)
     shared.wait_settled("recreated")

@@ -47,6 +47,8 @@ class FakeCluster:
     pods: dict[str, Pod] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     """The writes, in order."""
+    read: list[Ref] = field(default_factory=list)
+    """The children that were read one by one, in order."""
     told: list[Event] = field(default_factory=list)
     costs: dict[str, str | None] = field(default_factory=dict)
     errors: dict[str, list[ClusterError]] = field(default_factory=dict)
@@ -97,12 +99,15 @@ class FakeCluster:
         return self.resources.get(key)
 
     async def read_child(self, key: Key, ref: Ref) -> Child | None:
+        self.read.append(ref)
         if self.errors.get(f"read {ref}"):
             raise self.errors[f"read {ref}"].pop(0)
         return self.children.get(ref)
 
-    async def create(self, key: Key, manifest: Manifest) -> Child:
+    async def create(self, key: Key, manifest: Manifest, *, must_be_new: bool) -> Child:
         self._ask(f"create {manifest.ref}")
+        if must_be_new and manifest.ref in self.children:
+            raise Conflict("the object has been modified")
         return self._apply(manifest)
 
     async def update(self, key: Key, manifest: Manifest) -> Child:

@@ -11,16 +11,17 @@ from quire_operator.reconcile.store import Store
 
 
 async def observed_children(
-    cluster: Cluster, store: Store, key: Key, spec: Spec, features: ClusterFeatures
+    cluster: Cluster, store: Store, key: Key, spec: Spec, features: ClusterFeatures, *, is_unread: bool
 ) -> Mapping[Ref, Child]:
     """Return the stored children and those that no watch shows.
 
-    No watch shows objects without our label, objects of other owners, those just created, and LeaderWorkerSets.
+    No watch shows objects without our label, objects of other owners, those just created, and LeaderWorkerSets. If
+    ``is_unread``, only the latter are read.
     """
     children = dict(store.children(key))
     for ref in child_refs(spec, features):
         known = children.get(ref)
-        if known is not None and ref.kind != LEADER_WORKER_SET:
+        if (known is not None or is_unread) and ref.kind != LEADER_WORKER_SET:
             continue
         try:
             child = await cluster.read_child(key, ref)

@@ -118,8 +118,10 @@ class Executor:
 
     async def _apply(self, resource: Resource, state: ReconcileState, action: Create | Update) -> None:
         key, manifest = resource.key, action.manifest
-        apply = self._cluster.create if isinstance(action, Create) else self._cluster.update
-        child = await apply(key, manifest)
+        if isinstance(action, Create):
+            child = await self._cluster.create(key, manifest, must_be_new=state.is_unread)
+        else:
+            child = await self._cluster.update(key, manifest)
         state.applied[manifest.ref] = Applied(uid=child.uid, digest=manifest.digest, fingerprint=child.fingerprint)
         self._store.put_child(key, child)
         if isinstance(action, Update) and action.drift:

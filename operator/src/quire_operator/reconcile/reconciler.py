@@ -27,6 +27,7 @@ from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import all_problems, desired
+from quire_operator.domain.manifests.model_volume import wants_image_volume
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
@@ -208,7 +209,11 @@ class Reconciler:
 
     async def _converge(self, resource: Resource, state: ReconcileState, spec: Spec) -> ReconcileResult:
         key, features = resource.key, self._features()
-        children = await observed_children(self._cluster, self._store, key, spec, features)
+        # Of a new LLMDeployment, nothing exists yet. If something has the name of a child all the same, its creation
+        # fails, and the next pass reads it. A dry run for image volumes would change it before that.
+        state.passes += 1
+        state.is_unread = state.passes == 1 and not resource.status and not wants_image_volume(spec)
+        children = await observed_children(self._cluster, self._store, key, spec, features, is_unread=state.is_unread)
         goal = self.scaling.target(resource, state, spec, children)
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
@@ -281,6 +286,9 @@ class Reconciler:
             todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
             await self.scaling.mark_victims(key, state, goal.replicas)
             result = await self._executor.apply(resource, state, todo)
+        if state.is_unread and state.refused:
+            # Perhaps it rejected the change of an object that has the name of a child: the next pass reads it.
+            result = result.again_within(_PASSING_SECONDS)
         if queued is not None and not spec.paused:
             wait = ASK_AGAIN_SECONDS if queued.until is None else max(0.0, queued.until - self._clock.now())
             result = result.again_within(wait)

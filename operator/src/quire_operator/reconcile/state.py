@@ -56,6 +56,10 @@ class ReconcileState:
     """The reconcile state of one LLMDeployment."""
 
     uid: str
+    passes: int = 0
+    """The passes of this process, with the present one."""
+    is_unread: bool = False
+    """True in a pass that read no children, so that it may only create those whose names are free."""
     applied: dict[Ref, Applied] = field(default_factory=dict)
     refused: dict[tuple[Ref, type[Action]], Refusal] = field(default_factory=dict)
     """The rejections by child and kind of action: what cannot be changed may be recreated."""

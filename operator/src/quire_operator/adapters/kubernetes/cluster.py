@@ -4,6 +4,7 @@
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -24,6 +25,8 @@ from quire_operator.ports import Conflict, Forbidden, NotFound, PartlyForbidden
 _APPLY = "application/apply-patch+yaml"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _MERGE = "application/merge-patch+json"
+_NO_VERSION = "1"
+"""A version that no object has: it is that of an empty store."""
 _MANAGER = ("fieldManager", names.FIELD_MANAGER)
 _CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
@@ -100,8 +103,13 @@ class KubeCluster:
         body = await self._connection.read(_path(_RESOURCES, key.namespace), query=query)
         return next((trim_resource(item) for item in body.get("items") or []), None)
 
-    async def create(self, key: Key, manifest: Manifest) -> Child:
+    async def create(self, key: Key, manifest: Manifest, *, must_be_new: bool) -> Child:
         """See ``ports.Cluster``."""
+        if must_be_new:
+            # The server compares the version with that of an existing object, and ignores it if there is none.
+            metadata: Any = manifest.body["metadata"]
+            body = {**manifest.body, "metadata": {**metadata, "resourceVersion": _NO_VERSION}}
+            manifest = replace(manifest, body=body)
         return await self._apply("create", key, manifest, force="false")
 
     async def update(self, key: Key, manifest: Manifest) -> Child:
