@@ -116,8 +116,10 @@ def test_every_granted_permission_is_used(life: tuple[Namespace, Position, Opera
     given = rights(space.server, space.name, everywhere=False)
     unused = {right for right in given - used(space, start) if right.group not in OPTIONAL_GROUPS}
     children = {right.resource for right in given if right.verb == "delete"}
-    # Only one kind is deleted as no longer desired; the others are deleted by the same code.
-    surplus = {right for right in unused if not (right.verb == "delete" and right.resource in children)}
+    # Only one kind is deleted as no longer desired, and some kinds are missing in no pass after the first, so that they
+    # are not read; the others are deleted and read by the same code.
+    same_code = ("delete", "get")
+    surplus = {right for right in unused if not (right.verb in same_code and right.resource in children)}
     surplus -= {Right(*right) for right in UNUSED}
     assert surplus == set(), sorted(map(str, surplus))
 

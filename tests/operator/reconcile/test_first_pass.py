@@ -1,4 +1,4 @@
-"""The calls of the first pass over an LLMDeployment: it reads no child, and changes no object that has the name of one."""
+"""The first pass over an LLMDeployment reads no child, and changes no foreign object that has the name of one."""
 
 from dataclasses import replace
 from typing import Any
@@ -90,7 +90,7 @@ async def test_foreign_object_is_named_also_if_a_policy_protects_it(world: Any) 
     assert world.cluster.children[taken] == foreign
 
 
-async def test_foreign_deployment_is_read_before_image_volumes_are_tried_with_its_name(world: Any) -> None:
+async def test_foreign_deployment_is_read_before_image_volumes_are_tried(world: Any) -> None:
     taken = CHILDREN[-1]
     foreign = await foreign_object(world, taken, model=IMAGE)
     world.cluster.errors["image volumes"] = [Refused("the selector is immutable")]

@@ -39,11 +39,6 @@ CHILDREN = [
 Make = Callable[..., Pod]
 
 
-async def test_new_resource_gets_children_and_then_status(world: Any) -> None:
-    world.apply()
-    assert await world.settle(passes=1) == [*CHILDREN, "status"]
-
-
 async def test_second_reconcile_writes_nothing(world: Any) -> None:
     world.apply()
     await world.settle()

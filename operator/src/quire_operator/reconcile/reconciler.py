@@ -210,7 +210,7 @@ class Reconciler:
     async def _converge(self, resource: Resource, state: ReconcileState, spec: Spec) -> ReconcileResult:
         key, features = resource.key, self._features()
         # Of a new LLMDeployment, nothing exists yet. If something has the name of a child all the same, its creation
-        # fails, and the next pass reads it. A dry run for image volumes would change it before that.
+        # fails, and the next pass reads it. A dry run for image volumes comes earlier, so specs with them read first.
         state.passes += 1
         state.is_unread = state.passes == 1 and not resource.status and not wants_image_volume(spec)
         children = await observed_children(self._cluster, self._store, key, spec, features, is_unread=state.is_unread)

@@ -106,7 +106,7 @@ class KubeCluster:
     async def create(self, key: Key, manifest: Manifest, *, must_be_new: bool) -> Child:
         """See ``ports.Cluster``."""
         if must_be_new:
-            # The server compares the version with that of an existing object, and ignores it if there is none.
+            # The server compares the version with that of an existing object, and ignores it for a new one.
             metadata: Any = manifest.body["metadata"]
             body = {**manifest.body, "metadata": {**metadata, "resourceVersion": _NO_VERSION}}
             manifest = replace(manifest, body=body)
