@@ -31,7 +31,7 @@ def test_a_first_token_is_late_two_seconds_after_its_own_prefill(first_token, ou
 
 def test_objective_is_configurable():
     result = RequestResult(**REQUEST, first_token=12.0, finish=14.0, outcome=Outcome.FINISHED)
-    assert is_late(result, slo_seconds=1.0, own_prefill=0.0)
+    assert is_late(result, slo_seconds=0.25)
     assert not is_late(result, slo_seconds=1.0)
 
 

@@ -42,11 +42,11 @@ class RequestResult:
         return None if self.first_token is None else self.first_token - self.arrival
 
 
-def is_late(result: RequestResult, *, slo_seconds: float = LATE_SECONDS, own_prefill: float = 1.0) -> bool:
-    """Its first token came later than ``slo_seconds`` beyond ``own_prefill`` times its own prefill, or it failed."""
+def is_late(result: RequestResult, *, slo_seconds: float = LATE_SECONDS) -> bool:
+    """Its first token came later than ``slo_seconds`` beyond its own prefill, or it failed."""
     if result.outcome is Outcome.FAILED or result.first_token is None:
         return True
-    return result.first_token - result.arrival > slo_seconds + own_prefill * result.own_prefill_seconds
+    return result.first_token - result.arrival > slo_seconds + result.own_prefill_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +124,10 @@ class Run:
     def changes_per_hour(self) -> float:
         return self.changes / self.scored_hours if self.scored_hours > 0 else 0.0
 
-    def attainment(self, *, slo_seconds: float = LATE_SECONDS, own_prefill: float = 1.0) -> float:
+    def attainment(self, *, slo_seconds: float = LATE_SECONDS) -> float:
         """Return the share of scored requests that were not late; 1 without requests."""
         scored = self.scored
-        late = sum(is_late(r, slo_seconds=slo_seconds, own_prefill=own_prefill) for r in scored)
+        late = sum(is_late(r, slo_seconds=slo_seconds) for r in scored)
         return 1.0 - late / len(scored) if scored else 1.0
 
 

@@ -19,6 +19,9 @@ from quire_engine.core.prefix_cache import PrefixCache, SharePrefixes
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.swap_space import SwapCopies, SwapSpace
 
+_HEADROOM = 0.01
+"""The share of the blocks that stay free when a sequence is placed; see ``KVManager.place``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
@@ -36,7 +39,7 @@ class Placement:
 class KVManager:
     """The owner of block tables.
 
-    ``max_chunk`` bounds the tokens of one sequence in one step; for ``headroom`` see ``place``.
+    ``max_chunk`` bounds the tokens of one sequence in one step.
     """
 
     def __init__(
@@ -46,7 +49,6 @@ class KVManager:
         max_chunk: int,
         enable_prefix_caching: bool,
         share_prefixes: SharePrefixes,
-        headroom: float = 0.01,
     ) -> None:
         self.layout = layout
         self._block_size = layout.block_size
@@ -58,7 +60,7 @@ class KVManager:
         self.max_chunk = min([max_chunk, *(self._groups[index].largest_chunk() for index in self._windowed)])
         if self.max_chunk < 1:
             raise ValueError("a sliding-window KV cache group is smaller than its window: not one sequence fits")
-        self._headroom = [int(group.num_blocks * headroom) for group in layout.groups]
+        self._headroom = [int(group.num_blocks * _HEADROOM) for group in layout.groups]
         self._prefixes = PrefixCache(
             self._groups, block_size=layout.block_size, enabled=enable_prefix_caching, share=share_prefixes
         )
@@ -82,7 +84,7 @@ class KVManager:
 
         All tokens that it must compute have to fit, although only the first chunk's blocks are allocated at admission.
         Blocks that the partly prefilled sequences (`begun`) still need are reserved. Unless the sequence is ``alone``,
-        ``headroom`` blocks stay free in addition, so that the next decode steps do not preempt it at once.
+        ``_HEADROOM`` of the blocks stay free in addition, so that the next decode steps do not preempt it at once.
         """
         placement = self._look_up(sequence)
         for index, group in enumerate(self._groups):

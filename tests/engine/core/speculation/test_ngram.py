@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from quire_engine.core.speculation.ngram import MOST_NEW_TOKENS, NgramIndex
 
 
-def indexed(tokens: list[int], *, shortest: int = 2, longest: int = 4) -> NgramIndex:
-    index = NgramIndex(shortest=shortest, longest=longest, most_tokens=len(tokens))
+def indexed(tokens: list[int], *, shortest: int = 2) -> NgramIndex:
+    index = NgramIndex(shortest=shortest, longest=4, most_tokens=len(tokens))
     while not index.extend(tokens):
         pass
     return index
@@ -54,7 +54,7 @@ def test_a_long_prompt_is_indexed_in_several_calls() -> None:
 )
 def test_proposals_match_a_plain_search(text: list[int], cut: int, shortest: int, more: int) -> None:
     longest = shortest + more
-    index = NgramIndex(shortest=shortest, longest=longest, most_tokens=len(text))
+    index = NgramIndex(shortest=shortest, longest=4, most_tokens=len(text))
     index.extend(text[:cut])
     index.extend(text)
     proposal = index.propose(text, 5)

@@ -27,7 +27,6 @@ import aiohttp
 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
-from e2e_support.traffic.pace import Concurrency, Pace, Rate, steady
 from e2e_support.traffic.permits import Permit
 from e2e_support.traffic.prompts import Prompt, load
 from e2e_support.traffic.records import Mark, Record
@@ -49,6 +48,23 @@ class Live:
     """Running streams that have started to answer, by replica."""
     completed: int
     failed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Concurrency:
+    """A constant number of running requests: a closed loop, in which a slow server gets fewer."""
+
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rate:
+    """A number of requests started per second, whatever their results: an open loop, like users."""
+
+    per_second: float
+
+
+_Pace = _Concurrency | _Rate
 
 
 class Traffic:
@@ -134,17 +150,15 @@ class Traffic:
         self._permits.append(permit)
 
     def set_concurrency(self, requests: int) -> None:
-        self._set_pace(Concurrency(requests=requests))
+        self._set_pace(_Concurrency(requests=requests))
 
-    def set_rate(self, per_second: float, *, over_seconds: float = 0.0) -> None:
-        """Start this number of requests per second; with `over_seconds`, change linearly from the current rate."""
-        pace = self._pace
-        before = pace.at(self.now()) if isinstance(pace, Rate) else 0.0
-        self._set_pace(Rate(start=before, end=per_second, since=self.now(), seconds=over_seconds))
+    def set_rate(self, per_second: float) -> None:
+        """Start this number of requests per second, whatever their results."""
+        self._set_pace(_Rate(per_second=per_second))
 
     def pause(self) -> None:
         """Start no more requests; running ones continue."""
-        self._set_pace(Concurrency(requests=0))
+        self._set_pace(_Concurrency(requests=0))
 
     def now(self) -> float:
         """Return the seconds since the start of the traffic."""
@@ -213,7 +227,7 @@ class Traffic:
 
     async def _drive(self) -> None:
         concurrency, rate = self._first_pace
-        pace: Pace = Concurrency(requests=concurrency) if concurrency is not None else steady(rate or 0.0, self.now())
+        pace = _Rate(per_second=rate or 0.0) if concurrency is None else _Concurrency(requests=concurrency)
         self._loop = asyncio.get_running_loop()
         self._conductor = _Conductor(pace, self._request, self.now)
         connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
@@ -235,12 +249,7 @@ class Traffic:
         if not record.ok:
             await asyncio.sleep(_AFTER_FAILURE_SECONDS)
 
-    @property
-    def _pace(self) -> Pace:
-        assert self._conductor is not None, "enter the traffic first"
-        return self._conductor.pace
-
-    def _set_pace(self, pace: Pace) -> None:
+    def _set_pace(self, pace: _Pace) -> None:
         self._call(lambda conductor: conductor.set_pace(pace))
 
     def _call(self, what: Callable[["_Conductor"], None]) -> None:
@@ -253,7 +262,7 @@ class _Conductor:
     """A scheduler that starts requests when they are due, in the driver's event loop."""
 
     def __init__(
-        self, pace: Pace, request: Callable[[], Coroutine[object, object, None]], now: Callable[[], float]
+        self, pace: _Pace, request: Callable[[], Coroutine[object, object, None]], now: Callable[[], float]
     ) -> None:
         self.pace = pace
         self.held_back = 0
@@ -263,7 +272,7 @@ class _Conductor:
         self._stopping = False
         self._due = now()
 
-    def set_pace(self, pace: Pace) -> None:
+    def set_pace(self, pace: _Pace) -> None:
         self.pace = pace
         self._due = self._now()
         self._changed.set()
@@ -287,19 +296,20 @@ class _Conductor:
     def _begin_what_is_due(self) -> float | None:
         """Start due requests. Return the seconds until the next one, or None until a change."""
         pace = self.pace
-        if isinstance(pace, Concurrency):
+        if isinstance(pace, _Concurrency):
             while len(self._running) < pace.requests:
                 self._begin()
             return None
+        if pace.per_second <= 0:
+            return None
         now = self._now()
-        while self._due <= now and pace.at(now) > 0:
+        while self._due <= now:
             if len(self._running) < MAX_IN_FLIGHT:
                 self._begin()
             else:
                 self.held_back += 1
-            self._due = pace.next_after(self._due, now) or now
-        following = self._due if pace.at(now) > 0 else pace.next_after(now, now)
-        return None if following is None else max(0.0, following - now)
+            self._due += 1 / pace.per_second
+        return max(0.0, self._due - now)
 
     def _begin(self) -> None:
         task = asyncio.create_task(self._request())

@@ -97,7 +97,7 @@ def advance(before: Record | None, situation: Situation, policy: Canary, *, now:
         text = f"revision {seen.revision} was rejected before and is not tried again: change the spec"
         return Record(stable=before.stable, phase=Phase.ROLLED_BACK, rejected=before.rejected, message=text)
     if before.canary != seen.revision or before.phase not in HAS_CANARY:
-        return _begun(before, seen, policy, now=now)
+        return _begun(before, seen, now=now)
     if before.phase is Phase.STARTING:
         return _starting(before, seen, policy, now=now)
     return _canary(before, seen, policy, now=now)
@@ -118,7 +118,7 @@ def _settled(before: Record, seen: Situation) -> Record:
     return Record(stable=seen.revision, rejected=before.rejected, message=message)
 
 
-def _begun(before: Record, seen: Situation, policy: Canary, *, now: float) -> Record:
+def _begun(before: Record, seen: Situation, *, now: float) -> Record:
     if seen.is_paused or seen.waits:
         why = seen.waits or "spec.paused is true: no canary starts"
         return Record(stable=before.stable, rejected=before.rejected, message=why)
