@@ -8,7 +8,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +23,7 @@ from quire_engine.model.linear import LinearBackend, choose_linear_backend
 from quire_engine.model.loader import NativeCandidate, find_candidate
 from quire_engine.model.model_part import ModelPart
 from quire_engine.model.shape import ModelShape
-from quire_engine.runner.adapter_start import StartedAdapters, adapter_problem, start_adapters
+from quire_engine.runner.adapter_start import StartedAdapters, start_adapters
 from quire_engine.runner.arithmetic import (
     Arithmetic,
     choose_arithmetic,
@@ -34,29 +34,19 @@ from quire_engine.runner.arithmetic import (
 )
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device_choice import (
-    Gpu,
-    NoDevice,
-    OnCpu,
-    OnGpu,
-    choose_device,
-    fp8_weights_problem,
-    kv_dtype_problem,
-)
 from quire_engine.runner.device_products import may_time_products, with_fast_few_rows
-from quire_engine.runner.device_search import find_devices
+from quire_engine.runner.device_search import Place, find_place
 from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
-from quire_engine.runner.kv_cache import cache_groups, largest_groups, option_problems
+from quire_engine.runner.kv_cache import cache_groups, largest_groups
 from quire_engine.runner.memory import available_memory
-from quire_engine.runner.parallel.checks import parallel_problems
 from quire_engine.runner.profiling import device_memory
+from quire_engine.runner.start_checks import attention_problem, start_problems
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
 from quire_engine.runner.threads import use_threads
 from quire_engine.special_tokens import tokenizer_eos_token_id
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.kv_cache import FP8
-from quire_kernels.paged_attention import unsupported
 
 if TYPE_CHECKING:
     from quire_engine.runner.parallel.group import RankGroup
@@ -80,14 +70,14 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     ask_for_tiles()
     threads = use_threads(config.threads)
     started = time.perf_counter()
-    place = _find_place(config)
+    place = find_place(config)
     candidate = find_candidate(
         options.path,
         impl=options.model_impl,
         trust_remote_code=options.trust_remote_code,
         overrides=options.overrides,
     )
-    if problems := _option_problems(config, candidate, place):
+    if problems := start_problems(config, candidate, place):
         raise FlagsError(problems)
     candidate = candidate.limited_to(model_limit(config, candidate.shape))
     if config.pooling is not None and config.pooling.task == "embed" and isinstance(candidate, NativeCandidate):
@@ -101,7 +91,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
     for shape in [candidate.shape, *([] if draft is None else [draft.shape])]:
-        if problem := _attention_problem(config, shape, place, dtype, cache_dtype):
+        if problem := attention_problem(config, shape, place, dtype, cache_dtype):
             raise FlagsError([problem])
     if cache_dtype == FP8:
         _log.info("keys and values are stored in fp8 (e4m3) with a scale of 1: values beyond 448 are clipped")
@@ -178,17 +168,7 @@ def ask_for_tiles() -> None:
         may_use_tiles()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    device: torch.device
-    gpu: Gpu | None
-
-    @property
-    def name(self) -> str:
-        return "the CPU" if self.gpu is None else self.gpu.name
-
-
-def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: _Place) -> "RankGroup | None":
+def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: Place) -> "RankGroup | None":
     """Start the other ranks, if there are any."""
     if config.parallel.ranks == 1:
         return None
@@ -201,99 +181,6 @@ def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: _Place) ->
         group.close()
         raise
     return group
-
-
-def _find_place(config: EngineConfig) -> _Place:
-    options, parallel = config.device, config.parallel
-    match choose_device(options.device, find_devices, parallel.local_ranks, needed_by=parallel.flags):
-        case NoDevice(message=message):
-            raise FlagsError([message])
-        case OnGpu(gpu=gpu):
-            # Our kernels are launched on the current device.
-            torch.cuda.set_device(gpu.index)
-            if gpu.amd:
-                _log.warning(
-                    "%s (%s): quire's kernels are compiled and bounded for this architecture, but have not run on"
-                    " a GPU of AMD yet; compare some answers with those of --device cpu",
-                    gpu.name,
-                    gpu.amd,
-                )
-            return _Place(device=torch.device("cuda", gpu.index), gpu=gpu)
-        case OnCpu(reason=reason):
-            if options.device == "auto":
-                _log.info("running on the CPU: %s", reason)
-            return _Place(device=torch.device("cpu"), gpu=None)
-
-
-def _option_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
-    problems = option_problems(config.cache)
-    model, asked = candidate.shape, config.model.max_model_len
-    if asked is not None and asked > model.max_position_embeddings:
-        problems.append(
-            f"--max-model-len {asked} is more than the model's {model.max_position_embeddings} positions"
-            " (max_position_embeddings in config.json); --hf-overrides can give it YaRN, or more positions than it was"
-            " trained with"
-        )
-    if config.device.deterministic and not candidate.is_native:
-        problems.append(
-            f"--deterministic is for quire's own model families, and this is {candidate.served_by}, whose layers may"
-            " compute a row otherwise in another batch"
-        )
-    gpu = (
-        None if not runs_triton(place.device.type) else place.name if place.gpu is not None else "Triton's interpreter"
-    )
-    problems += parallel_problems(config, candidate, device=gpu, device_type=place.device.type)
-    if problem := adapter_problem(config.adapters, candidate):
-        problems.append(problem)
-    if config.pooling is not None:
-        problems += _pooling_problems(config, candidate, place)
-    if config.model.quantization == "int8" and place.gpu is not None:
-        problems.append(
-            f"--quantization int8 is for CPUs, and the model would run on {place.name}: use fp8, leave it out, or take"
-            " --device cpu"
-        )
-    if config.model.quantization == "fp8":
-        problems += _fp8_problems(config, candidate, place)
-    if config.cache.kv_cache_dtype == "fp8" and not _is_interpreted(place):
-        problems += [problem] if (problem := kv_dtype_problem(place.gpu)) is not None else []
-    return problems
-
-
-def _fp8_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
-    problems = []
-    if not _is_interpreted(place) and (problem := fp8_weights_problem(place.gpu, config.model.dtype)) is not None:
-        problems.append(problem)
-    if isinstance(candidate, NativeCandidate) and (experts := candidate.shape.experts) is not None:
-        problems.append(
-            f"--quantization fp8 does not quantize mixtures of experts, and {candidate.shape.architecture} has"
-            f" {experts.num_experts} experts: leave it out"
-        )
-    return problems
-
-
-def _pooling_problems(config: EngineConfig, candidate: Candidate, place: _Place) -> list[str]:
-    problems = []
-    if config.speculation is not None:
-        problems.append(
-            "--spec-method and --speculative-config are for engines that generate text, and this model serves"
-            " embeddings or scores: leave the flag out, or add --runner generate to serve its text"
-        )
-    if not candidate.is_native:
-        problems.append(
-            f"embeddings and scores are for quire's own model families, and this is {candidate.served_by};"
-            " --runner generate serves its text"
-        )
-    if runs_triton(place.device.type):
-        problems.append(
-            f"embeddings and scores are for CPUs in this version, and the model would run on {place.name}: use"
-            " --device cpu, or --runner generate to serve its text"
-        )
-    return problems
-
-
-def _is_interpreted(place: _Place) -> bool:
-    """Return whether Triton's kernels run without a GPU."""
-    return place.gpu is None and runs_triton(place.device.type)
 
 
 def _end_tokens(config: EngineConfig, shape: ModelShape) -> tuple[int, ...]:
@@ -310,8 +197,8 @@ def model_limit(config: EngineConfig, model: ModelShape) -> int:
     return model.max_position_embeddings if asked is None else asked
 
 
-def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, threads: int) -> Arithmetic:
-    if place.gpu is None and not _is_interpreted(place):
+def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: Place, threads: int) -> Arithmetic:
+    if place.gpu is None and not place.is_interpreted:
         available = available_memory()
         return choose_arithmetic(
             config, shape, threads=threads, available_bytes=None if available is None else available.size
@@ -333,24 +220,6 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: _Place, t
     return Arithmetic(dtype=dtype, backend=backend, products=products)
 
 
-def _attention_problem(
-    config: EngineConfig, shape: ModelShape, place: _Place, dtype: torch.dtype, cache_dtype: torch.dtype
-) -> str | None:
-    for heads in dict.fromkeys(shape.layer_heads):
-        problem = unsupported(
-            device_type=place.device.type,
-            head_dim=heads.head_dim,
-            group=heads.heads // heads.kv_heads,
-            block_size=config.cache.block_size,
-            dtype=dtype,
-            cache_dtype=cache_dtype,
-            chunked=shape.chunked and shape.kv_groups != (None,),
-        )
-        if problem is not None:
-            return f"{shape.architecture} cannot be served on {place.name}: {problem}"
-    return None
-
-
 def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
     """Return an estimate until steps were measured: a pass of the draft model costs by the weights that it reads."""
     if model.draft is None:
@@ -358,7 +227,7 @@ def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
     return costs.fixed * min(1.0, max(0.1, model.draft.pass_bytes / model.built.weight_bytes))
 
 
-def _build_options(config: EngineConfig, place: _Place, dtype: torch.dtype, backend: LinearBackend) -> BuildOptions:
+def _build_options(config: EngineConfig, place: Place, dtype: torch.dtype, backend: LinearBackend) -> BuildOptions:
     return BuildOptions(
         load_format=config.model.load_format,
         seed=config.model.seed,
@@ -372,7 +241,7 @@ def _build_options(config: EngineConfig, place: _Place, dtype: torch.dtype, back
 def _build(
     config: EngineConfig,
     candidate: Candidate,
-    place: _Place,
+    place: Place,
     dtype: torch.dtype,
     backend: LinearBackend,
     group: "RankGroup | None",
@@ -431,7 +300,7 @@ def _no_graphs(config: EngineConfig) -> str | None:
 
 def _report(
     config: EngineConfig,
-    place: _Place,
+    place: Place,
     model: ModelInMemory,
     warm: WarmRunner,
     arithmetic: Arithmetic,
