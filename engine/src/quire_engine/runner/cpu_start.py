@@ -40,10 +40,9 @@ def start_on_cpu(
     Raise FlagsError if the KV cache would be too small.
     """
     began = time.perf_counter()
-    shape, demand = model.shape, model.demand
+    demand = model.demand
     # Libraries also split a product by the number of threads, which must therefore be the same in every step.
-    deterministic = config.device.deterministic
-    sharing = ALWAYS_SHARED if deterministic else _sharing(model, arithmetic)
+    sharing = ALWAYS_SHARED if config.device.deterministic else _sharing(model, arithmetic)
     available = _left_to_cache(available_memory(), model.reserved_bytes, ranks=config.parallel.local_ranks)
     if group is not None:
         available = _least(available, group.memory_elsewhere(), ranks=config.parallel.local_ranks)
@@ -55,49 +54,7 @@ def start_on_cpu(
         group.allocate(size, sharing)
     caches = allocate(layout, model.cached_shape, model.cache_dtype)
     chooser = make_threads(threads, sharing)
-    runner: Runner
-    if config.pooling is not None:
-        runner = PoolingRunner(
-            model=cast("DecoderStack", model.built.model),
-            caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
-            layout=layout,
-            max_rows=demand.max_sequences,
-            max_model_len=size.max_model_len,
-            threads=chooser,
-            deterministic=deterministic,
-            adapters=model.adapters,
-        )
-    elif config.parallel.pipeline > 1:
-        assert group is not None, "stages run in other processes"
-        stage = StageRunner(
-            model=model.built.model,
-            caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
-            layout=layout,
-            max_rows=demand.max_sequences,
-            max_model_len=size.max_model_len,
-            threads=chooser,
-            deterministic=deterministic,
-        )
-        runner = PipelineRunner(stage, group)
-    else:
-        runner = ModelRunner(
-            model=model.built.model,
-            caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
-            layout=layout,
-            vocab_size=shape.vocab_size,
-            max_rows=demand.max_sequences,
-            max_model_len=size.max_model_len,
-            threads=chooser,
-            deterministic=deterministic,
-            adapters=model.adapters,
-            drafter=_make_drafter(model, caches, layout, size),
-            draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
-        )
-    if group is not None and config.parallel.pipeline == 1:
-        runner = GroupRunner(runner, group)
+    runner = _make_runner(config, model, caches, layout, size, chooser, group)
     made = time.perf_counter()
     measured = warm_up(
         runner,
@@ -120,6 +77,60 @@ def start_on_cpu(
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
+
+
+def _make_runner(
+    config: EngineConfig,
+    model: ModelInMemory,
+    caches: tuple[KVCache, ...],
+    layout: KVCacheLayout,
+    size: CacheSize,
+    threads: ThreadChooser,
+    group: RankGroup | None,
+) -> Runner:
+    """Return the runner of rank 0, which lets the other ranks of ``group`` run each batch too."""
+    swap_space = allocate_swap_space(layout, caches)
+    max_rows, deterministic = model.demand.max_sequences, config.device.deterministic
+    if config.pooling is not None:
+        return PoolingRunner(
+            model=cast("DecoderStack", model.built.model),
+            caches=caches,
+            swap_space=swap_space,
+            layout=layout,
+            max_rows=max_rows,
+            max_model_len=size.max_model_len,
+            threads=threads,
+            deterministic=deterministic,
+            adapters=model.adapters,
+        )
+    if config.parallel.pipeline > 1:
+        assert group is not None, "stages run in other processes"
+        stage = StageRunner(
+            model=model.built.model,
+            caches=caches,
+            swap_space=swap_space,
+            layout=layout,
+            max_rows=max_rows,
+            max_model_len=size.max_model_len,
+            threads=threads,
+            deterministic=deterministic,
+        )
+        return PipelineRunner(stage, group)
+    runner = ModelRunner(
+        model=model.built.model,
+        caches=caches,
+        swap_space=swap_space,
+        layout=layout,
+        vocab_size=model.shape.vocab_size,
+        max_rows=max_rows,
+        max_model_len=size.max_model_len,
+        threads=threads,
+        deterministic=deterministic,
+        adapters=model.adapters,
+        drafter=_make_drafter(model, caches, layout, size),
+        draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
+    )
+    return runner if group is None else GroupRunner(runner, group)
 
 
 def _make_drafter(
