@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--partials", type=int, default=4032, help="the room of the workspace (default: %(default)s)")
     parser.add_argument("--deterministic", action="store_true", help="splits of 512 tokens, as with --deterministic")
     arguments = parser.parse_args()
-    from quire_kernels.paged_attention.kernel import schedule_rules
+    from quire_kernels.paged_attention.tiles import schedule_rules
     from quire_kernels.triton_runtime.target import Target
 
     rules = schedule_rules(

@@ -39,14 +39,14 @@ def lengths(*, max_model_len: int = 100, max_tokens: int = 100, chunks: tuple[in
 
 
 def test_every_tile_height_of_short_queries_is_warmed_up() -> None:
-    kernel = pytest.importorskip("quire_kernels.paged_attention.kernel")
+    tiles = pytest.importorskip("quire_kernels.paged_attention.tiles")
     plan = pytest.importorskip("quire_kernels.paged_attention.plan")
     ran = [length for length in lengths() if length <= plan.MAX_SHORT_QUERIES]
     for group in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 64, 128):
         for head_dim, query_bytes in ((64, 2), (128, 2), (128, 4), (256, 2)):
             shape = (group, head_dim, query_bytes)
-            served = {kernel.short_rows(queries, *shape) for queries in range(1, plan.MAX_SHORT_QUERIES + 1)}
-            assert {kernel.short_rows(queries, *shape) for queries in ran} == served
+            served = {tiles.short_rows(queries, *shape) for queries in range(1, plan.MAX_SHORT_QUERIES + 1)}
+            assert {tiles.short_rows(queries, *shape) for queries in ran} == served
 
 
 @pytest.mark.parametrize(("max_model_len", "max_tokens"), [(1, 1), (3, 100), (100, 5), (1000, 16)])

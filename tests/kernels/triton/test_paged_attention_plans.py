@@ -12,7 +12,6 @@ from torch import Tensor
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.errors import ArgumentError
 from quire_kernels.paged_attention import paged_attention, plan_attention, reference
-from quire_kernels.paged_attention.kernel import short_rows
 from quire_kernels.paged_attention.plan import (
     DevicePlan,
     ScheduleKey,
@@ -22,6 +21,7 @@ from quire_kernels.paged_attention.plan import (
     workspace_partials,
 )
 from quire_kernels.paged_attention.schedule import MAX_SHORT_QUERIES, Rule
+from quire_kernels.paged_attention.tiles import short_rows
 
 Close = Callable[[Tensor, Tensor], None]
 Fill = Callable[..., Any]

@@ -7,16 +7,13 @@ launch without work is skipped. A last one merges partial results. Nothing here 
 Legend: T query tokens, B sequences, HQ/HK query/KV heads, D head dim, S block size, M blocks per sequence.
 """
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_kernels.checks import refuse
-from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.kv_cache import FP8, KVCache
 from quire_kernels.paged_attention.device_kernels import _attend_kernel, _join_kernel
 from quire_kernels.paged_attention.device_plan import _plan_kernel
@@ -28,18 +25,14 @@ from quire_kernels.paged_attention.plan import (
     unsupported_shape,
 )
 from quire_kernels.paged_attention.schedule import LONG, MAX_SHORT_QUERIES, ONE, SHORT, Rule
+from quire_kernels.paged_attention.tiles import config_key, item_lists, layer_shape, list_rules, padded_head_dim
 from quire_kernels.triton_runtime.aot_case import AotCase
-from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
 from quire_kernels.triton_runtime.launch import Launch, launches
-from quire_kernels.triton_runtime.occupancy import register_limit
-from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
+from quire_kernels.triton_runtime.sizes import cdiv
 from quire_kernels.triton_runtime.target import Target
 
-# The least tokens of a split. A shorter one writes more partial results than 2 % of what it reads, or in a tile of many
-# queries 10 %, and mostly waits for its first tile.
-_LEAST_SPLIT = {ONE: 256, SHORT: 512, LONG: 512}
-_MOST_SPLITS = {ONE: 64, SHORT: 32, LONG: 32}
 _JOINS_PER_SM = 16
 
 
@@ -181,13 +174,13 @@ def _layer(
     processors: int,
     target: Target,
 ) -> _LayerLaunches:
-    shape = _shape(kv_heads, group, head_dim, block_size)
-    lists = _lists(shape, cache_bytes, query_bytes, split_tokens, target)
+    shape = layer_shape(kv_heads, group, head_dim, block_size)
+    lists = item_lists(shape, cache_bytes, query_bytes, split_tokens, target)
     programs = tuple(processors * each.per_processor for each in lists)
     join = config_for("paged_attention.join", target, config_key(head_dim, cache_bytes))
     heads = {"HEADS": kv_heads * group, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": shape["BLOCK_D"]}
     return _LayerLaunches(
-        rules=_rules(lists, processors, kv_heads, split_tokens),
+        rules=list_rules(lists, processors, kv_heads, split_tokens),
         plan=Launch(_plan_kernel, SHORT=MAX_SHORT_QUERIES, FIXED=split_tokens is not None, **_PLAN_OPTIONS),
         attend=tuple(Launch(_attend_kernel, **shape, **each.options(target)) for each in lists),
         programs=programs,
@@ -195,122 +188,6 @@ def _layer(
         join_programs=processors * _JOINS_PER_SM,
         own_results=programs[ONE] * lists[ONE].rows,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _List:
-    """The launch of a list's items for one shape of layers."""
-
-    kind: int
-    config: LaunchConfig
-    rows: int
-    """BLOCK_M, the rows of a query tile."""
-    group: int
-    visits: bool
-
-    @property
-    def per_processor(self) -> int:
-        """Return how many programs one multiprocessor is to run at once."""
-        return _programs_per_processor(self.config, self.rows)
-
-    def rule(self, processors: int, kv_heads: int, split_tokens: int | None) -> Rule:
-        return Rule(
-            tile=self.config.blocks["TILE"],
-            queries=self.rows // self.group,
-            fill=max(1, processors * self.per_processor // kv_heads),
-            least=split_tokens or _LEAST_SPLIT[self.kind],
-            most=_MOST_SPLITS[self.kind],
-        )
-
-    def options(self, target: Target) -> dict[str, Any]:
-        limit = register_limit(target, self.per_processor, self.config.num_warps)
-        return {
-            "LIST": self.kind,
-            "BLOCK_M": self.rows,
-            "TILE": self.config.blocks["TILE"],
-            "VISITS": self.visits,
-            "PLAIN": self.kind == LONG,
-            "INTERPRETED": INTERPRETED,
-            "num_warps": self.config.num_warps,
-            "num_stages": self.config.num_stages,
-            **({} if limit is None else {"maxnreg": limit}),
-        }
-
-
-def _rules(
-    lists: "tuple[_List, _List, _List]", processors: int, kv_heads: int, split_tokens: int | None
-) -> tuple[Rule, Rule, Rule]:
-    one, short, long = (each.rule(processors, kv_heads, split_tokens) for each in lists)
-    return one, short, long
-
-
-def schedule_rules(
-    *, kv_heads: int, group: int, split_tokens: int | None, target: Target, processors: int
-) -> tuple[Rule, Rule, Rule]:
-    """Return the rules for bfloat16 heads of 128 in blocks of 16, as a launch on such a GPU has them."""
-    lists = _lists(_shape(kv_heads, group, 128, 16), 2, 2, split_tokens, target)
-    return _rules(lists, processors, kv_heads, split_tokens)
-
-
-def _lists(
-    shape: dict[str, int], cache_bytes: int, query_bytes: int, split_tokens: int | None, target: Target
-) -> tuple[_List, _List, _List]:
-    """Return the launches of the three lists; with fixed splits only the first has items."""
-    head_dim, group = shape["HEAD_DIM"], shape["GROUP"]
-    key = config_key(head_dim, cache_bytes)
-    split, long = (config_for(f"paged_attention.{name}", target, key) for name in ("split", "attend"))
-    one, rows_of_one = split, short_rows(1, group, head_dim, query_bytes)
-    if split_tokens is not None:
-        one = config_for("paged_attention.fixed", target, key)
-        rows_of_one = max(one.blocks["BLOCK_M"], next_power_of_2(group))
-    rows_of_short = short_rows(MAX_SHORT_QUERIES, group, head_dim, query_bytes)
-    rows_of_long = max(long.blocks["BLOCK_M"], next_power_of_2(group))
-    return (
-        _List(kind=ONE, config=one, rows=rows_of_one, group=group, visits=True),
-        _List(kind=SHORT, config=split, rows=rows_of_short, group=group, visits=False),
-        _List(kind=LONG, config=long, rows=rows_of_long, group=group, visits=False),
-    )
-
-
-def config_key(head_dim: int, cache_bytes: int) -> str:
-    """Return the key of the best tiles: the padded head dim, and the bytes of an element of the cache."""
-    return f"head_dim={_padded(head_dim)} bytes={cache_bytes}"
-
-
-def short_rows(max_queries: int, group: int, head_dim: int, query_bytes: int) -> int:
-    """Return the rows of a query tile of the split kernel: whole tokens, at least those of a matrix instruction.
-
-    query_bytes  bytes of an element of the queries
-    """
-    wanted = next_power_of_2(max_queries * group)
-    # More rows of wide heads do not fit into registers, nor with the cache's tiles into 99 KiB of shared memory.
-    most = 64 if _padded(head_dim) * query_bytes**2 <= 512 else 32
-    return max(16, min(most, wanted), next_power_of_2(group))
-
-
-def _programs_per_processor(config: LaunchConfig, rows: int) -> int:
-    """Return how many programs of a persistent launch one multiprocessor is to run at once.
-
-    The table is for the rows of one decoded token. Tiles of more rows, which verify drafts, need twice the registers
-    and more shared memory.
-    """
-    most: int = config.blocks["PROGRAMS_PER_SM"]
-    return most if rows <= max(16, config.blocks.get("BLOCK_M", 16)) else max(1, min(most - 1, 2))
-
-
-@functools.cache
-def _shape(kv_heads: int, group: int, head_dim: int, block_size: int) -> dict[str, int]:
-    return {
-        "KV_HEADS": kv_heads,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": _padded(head_dim),
-        "BLOCK_SIZE": block_size,
-    }
-
-
-def _padded(head_dim: int) -> int:
-    return max(16, next_power_of_2(head_dim))
 
 
 def aot_cases(target: Target) -> list[AotCase]:
@@ -375,9 +252,9 @@ _SIZES = {"capacity": "i32", "num_partials": "i32", "num_results": "i32"}
 
 def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
     """Return a case of ``_attend_kernel``. ``kernel``: "split", "short", "attend" or "fixed"."""
-    shape = _shape(8, layer.group, layer.head_dim, layer.block_size)
+    shape = layer_shape(8, layer.group, layer.head_dim, layer.block_size)
     kind = {"short": SHORT, "attend": LONG}.get(kernel, ONE)
-    lists = _lists(shape, 2 if layer.cache == "bf16" else 1, 2, 512 if kernel == "fixed" else None, target)
+    lists = item_lists(shape, 2 if layer.cache == "bf16" else 1, 2, 512 if kernel == "fixed" else None, target)
     options = lists[kind].options(target)
     num_warps, num_stages = options.pop("num_warps"), options.pop("num_stages")
     maxnreg = options.pop("maxnreg", None)
@@ -425,7 +302,7 @@ def _join_case(layer: _Layer, target: Target) -> AotCase:
         "HEADS": 8 * layer.group,
         "GROUP": layer.group,
         "HEAD_DIM": layer.head_dim,
-        "BLOCK_D": _padded(layer.head_dim),
+        "BLOCK_D": padded_head_dim(layer.head_dim),
         **config.blocks,
     }
     return AotCase(
