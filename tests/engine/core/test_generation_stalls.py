@@ -42,7 +42,7 @@ def streaming(make_world: Make, *, max_stall: float, **shape: Any) -> Any:
     return here
 
 
-def run_prompts(here: Any, prompts: dict[int, int], *, learnt: bool = True) -> list[int]:
+def run_prompts(here: Any, prompts: dict[int, int]) -> list[int]:
     """Return the tokens of each step until all sequences have sampled a token."""
     for key, length in prompts.items():
         assert here.add(key, [key % 40 + 1] * length, max_tokens=2) is None

@@ -12,10 +12,10 @@ from quire_engine.text.tokenizer import Tokenizer
 SPECIAL = ["<|bos|>", "<|eos|>"]
 
 
-def byte_level_backend(merges: list[tuple[str, str]] | None = None) -> tokenizers.Tokenizer:
+def byte_level_backend() -> tokenizers.Tokenizer:
     """Return a tokenizer of GPT-2's kind: every byte is a token, and a few merges join some of them."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    joined = merges if merges is not None else [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł"), ("Ċ", "Ċ")]
+    joined = [("l", "l"), ("Ġ", "w"), ("Ã", "©"), ("ð", "Ł"), ("Ċ", "Ċ")]
     vocabulary = {token: index for index, token in enumerate([*alphabet, *(a + b for a, b in joined)])}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=joined))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -37,9 +37,9 @@ def meet(world: Any, resource: Resource) -> None:
     world.store.put_resource(resource)
 
 
-def unreported(*, name: str = "chat", generation: int = 1, **fields: Any) -> Resource:
+def unreported(*, generation: int = 1, **fields: Any) -> Resource:
     """Return a resource as a user writes it."""
-    return replace(rival("", name=name), generation=generation, status={}, **fields)
+    return replace(rival(""), generation=generation, status={}, **fields)
 
 
 async def test_younger_rival_gets_a_condition_and_keeps_serving(world: Any) -> None:

@@ -8,11 +8,11 @@ LABELS: Final = {"app": "gateway"}
 WAKE_FLAGS: Final = ("--gateway-selector", "app=gateway", "--wake-by-service", "on")
 
 
-def run_gateway(space: Namespace, *, name: str = "gateway-0", address: str = "10.0.0.1") -> None:
+def run_gateway(space: Namespace) -> None:
     """Create a ready gateway. It has only the port for requests to Services, so the operator connects to nothing."""
     ports = [{"name": "wake", "containerPort": 8001}]
     pod = {
-        "metadata": {"name": name, "labels": LABELS},
+        "metadata": {"name": "gateway-0", "labels": LABELS},
         "spec": {
             "automountServiceAccountToken": False,
             "containers": [{"name": "gateway", "image": "x", "ports": ports}],
@@ -20,7 +20,7 @@ def run_gateway(space: Namespace, *, name: str = "gateway-0", address: str = "10
     }
     space.create("pods", pod)
     ready = [{"type": "Ready", "status": "True"}]
-    space.patch("pods", f"{name}/status", {"status": {"phase": "Running", "podIP": address, "conditions": ready}})
+    space.patch("pods", "gateway-0/status", {"status": {"phase": "Running", "podIP": "10.0.0.1", "conditions": ready}})
 
 
 def wake_slice(space: Namespace, name: str) -> dict[str, Any] | None:

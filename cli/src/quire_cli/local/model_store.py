@@ -43,8 +43,8 @@ _HUB_HINT = "check the spelling of org/name and the revision; for a private or g
 class ModelStore:
     """The models of one YAML file; relative sources start from ``base``."""
 
-    def __init__(self, *, base: Path, cache: Path, environ: Mapping[str, str] = os.environ) -> None:
-        self._base, self._cache, self._environ = base, cache, environ
+    def __init__(self, *, base: Path, cache: Path) -> None:
+        self._base, self._cache = base, cache
 
     async def fetch(
         self, source: Source, *, progress: Progress, say: Say = lambda line: None, field: str = MODEL_FIELD
@@ -133,7 +133,7 @@ class ModelStore:
             return None
 
     async def _hub_facts(self, source: HubSource) -> ModelFacts:
-        reader = HubFacts(self._environ.get("HF_ENDPOINT") or None, token=_hub_token(self._environ))
+        reader = HubFacts(os.environ.get("HF_ENDPOINT") or None, token=_hub_token(os.environ))
         try:
             return await reader.facts(source)
         except ModelUnknown as error:

@@ -159,7 +159,7 @@ class DividedDecoder:
             assert self.before is not None
             weight = self.layers[0].mlp_norm.weight
             residual = self.before.receive(inputs.token_ids.shape[0], self.hidden_size, weight.dtype)
-        addend, residual = run_layers(self.layers, None, residual, inputs, caches)
+        addend, residual = run_layers(self.layers, residual, inputs, caches)
         if self.head is not None:
             return self.head(addend, residual, inputs.logits_rows)
         assert self.after is not None and addend is not None

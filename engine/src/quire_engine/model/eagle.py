@@ -64,7 +64,7 @@ class EagleHead:
         """
         embedded = functional.embedding(inputs.token_ids, self.target.embedding)  # [T, H]
         residual = self.fuse(torch.cat((embedded, hidden), dim=-1))  # [T, H]
-        addend, residual = run_layers(self.layers, None, residual, inputs, caches)
+        addend, residual = run_layers(self.layers, residual, inputs, caches)
         rows = inputs.logits_rows
         residual = residual.index_select(0, rows)
         return residual if addend is None else residual + addend.index_select(0, rows)

@@ -221,7 +221,7 @@ class DecoderStack:
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
-        addend, residual = run_layers(self.layers, None, residual, inputs, caches)
+        addend, residual = run_layers(self.layers, residual, inputs, caches)
         rows = inputs.logits_rows
         if rows.shape[0] == 0:
             return residual[:0]
@@ -232,15 +232,12 @@ class DecoderStack:
 
 def run_layers(
     layers: tuple[DecoderLayer, ...],
-    addend: Tensor | None,
     residual: Tensor,
     inputs: ModelInputs,
     caches: tuple[KVCache, ...],
 ) -> tuple[Tensor | None, Tensor]:
-    """Run layers, and return what remains to be added to the residual stream, and the stream [T, H], as they take it.
-
-    ``addend`` is None before the first layer of a model; ``residual`` is changed.
-    """
+    """Run layers, which change ``residual`` [T, H]; return what remains to be added to it, and ``residual``."""
+    addend: Tensor | None = None
     may_defer = residual.shape[0] <= _MOST_DEFERRED_ROWS and inputs.adapters is None
     may_defer = may_defer and not runs_triton(residual.device.type)  # interpreted kernels run at once
     if not may_defer or not all(layer.can_be_deferred for layer in layers):

@@ -11,7 +11,7 @@ from pathlib import Path
 VARIABLE = "QUIRE_PRECOMPILED_TRITON"
 
 
-def link_shipped_kernels(shipped: Path | None = None, cache: Path | None = None) -> int:
+def link_shipped_kernels(cache: Path | None = None) -> int:
     """Link the kernels of the folder into Triton's cache; return the number of those that were not there yet."""
     if cache is None:
         from triton import knobs
@@ -21,8 +21,7 @@ def link_shipped_kernels(shipped: Path | None = None, cache: Path | None = None)
     for entry in cache.iterdir() if cache.is_dir() else ():
         if entry.is_symlink() and not entry.exists():
             entry.unlink(missing_ok=True)
-    if shipped is None:
-        shipped = Path(named) if (named := os.environ.get(VARIABLE)) else None
+    shipped = Path(named) if (named := os.environ.get(VARIABLE)) else None
     if shipped is None or not shipped.is_dir() or shipped.resolve() == cache.resolve():
         return 0
     cache.mkdir(parents=True, exist_ok=True)

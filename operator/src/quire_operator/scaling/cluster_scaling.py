@@ -108,7 +108,7 @@ class ClusterScaling:
     def sleeping(self) -> list[Subject]:
         """Return those without replicas that may get one."""
         return [
-            self._subject(key, known, known.spec, known.policy, state, by_prometheus=False)
+            self._subject(key, known, known.policy, state, by_prometheus=False)
             for key, known in self._resources()
             if known.spec is not None
             and known.policy is not None
@@ -169,7 +169,7 @@ class ClusterScaling:
             by_prometheus = self._prometheus_problem is not None and source is not MetricsSource.PODS
             state = self._deployment(known)
             if state is not None:  # otherwise there is nothing to scale
-                yield self._subject(key, known, spec, policy, state, by_prometheus=by_prometheus)
+                yield self._subject(key, known, policy, state, by_prometheus=by_prometheus)
 
     def _resources(self) -> Iterator[tuple[Key, _Known]]:
         """Yield all LLMDeployments that are not being deleted."""
@@ -187,7 +187,7 @@ class ClusterScaling:
         return own_deployment(known.resource, self._store.children(known.resource.key))
 
     def _subject(
-        self, key: Key, known: _Known, spec: Spec, policy: Policy, state: DeploymentState, *, by_prometheus: bool
+        self, key: Key, known: _Known, policy: Policy, state: DeploymentState, *, by_prometheus: bool
     ) -> Subject:
         return Subject(
             key=str(key),

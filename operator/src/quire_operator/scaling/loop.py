@@ -39,7 +39,6 @@ async def keep_scaling(
     fleet: Fleet,
     *,
     tick_seconds: float = TICK_SECONDS,
-    wake_seconds: float = WAKE_SECONDS,
     decided: Callable[[Decision], None] = lambda decision: None,
     ticked: Callable[[float], None] = lambda seconds: None,
 ) -> None:
@@ -61,7 +60,7 @@ async def keep_scaling(
 
     async with asyncio.TaskGroup() as group:
         group.create_task(_for_ever(tick, tick_seconds))
-        group.create_task(_for_ever(wake, min(tick_seconds, wake_seconds)))
+        group.create_task(_for_ever(wake, min(tick_seconds, WAKE_SECONDS)))
 
 
 async def _for_ever(look: Callable[[], Awaitable[None]], period: float) -> None:

@@ -56,10 +56,10 @@ class Credentials:
     verify: bool
 
 
-def own_namespace(default: str = "default") -> str:
-    """Return the namespace of the pod that this process runs in."""
+def own_namespace() -> str:
+    """Return the namespace of the pod that this process runs in, or that of kubectl's default outside pods."""
     file = _ACCOUNT_FOLDER / "namespace"
-    return file.read_text().strip() if file.exists() else default
+    return file.read_text().strip() if file.exists() else "default"
 
 
 def in_cluster() -> bool:

@@ -89,7 +89,7 @@ def tracks(
     situation = Situation(
         revision=current.name,
         differs=differs,
-        canary_ready=_is_ready(before, spec, resource, children, policy=policy, replicas=replicas),
+        canary_ready=_is_ready(before, resource, children, policy=policy, replicas=replicas),
         failure=_failure(before, canary_pods, own_deployment(resource, children, of_canary=True)),
         results=results,
         requests=0 if found is None else found.canary.requests,
@@ -135,7 +135,6 @@ def _wanted(record: Record, policy: Canary, replicas: int) -> int:
 
 def _is_ready(
     before: Record | None,
-    spec: Spec,
     resource: Resource,
     children: Mapping[Ref, Child],
     *,
