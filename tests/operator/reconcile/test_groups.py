@@ -188,7 +188,8 @@ async def test_policy_outlives_the_groups_of_a_deleted_llmdeployment(grouped: An
     assert await grouped.settle() == ["update NetworkPolicy chat"]
     policy: Any = grouped.cluster.manifests[Ref("NetworkPolicy", "chat")].body
     assert {owner["name"] for owner in policy["metadata"]["ownerReferences"]} == {"l", "w"}
-    assert policy["spec"]["ingress"][1]["ports"][0]["port"] == 29501
+    # Nothing says any more whether the pods have GPUs, whose connections have ports that the kernel chooses.
+    assert policy["spec"]["ingress"][1]["ports"] == [{"protocol": "TCP"}]
 
 
 async def test_deleted_groups_are_created_again(grouped: Any) -> None:
