@@ -20,13 +20,8 @@ from quire_engine.errors import EngineStartError
 from quire_engine.runner.device.accelerator import InterpretedMark
 from quire_engine.runner.device_choice import FoundDevices, Gpu
 from quire_engine.runner.parallel.checks import device_problems
-from quire_engine.runner.parallel.device_group import (
-    DeviceGroup,
-    DeviceRanks,
-    DeviceStream,
-    FoundCollectives,
-    collectives_problem,
-)
+from quire_engine.runner.parallel.collectives import FoundCollectives, collectives_problem
+from quire_engine.runner.parallel.device_group import DeviceGroup, DeviceRanks, DeviceStream
 from quire_engine.runner.parallel.interfaces import choose_interface, interface_of
 from quire_engine.runner.parallel.rank import find_place
 from quire_engine.runner.parallel.rank_store import RankStore, StoreFailed

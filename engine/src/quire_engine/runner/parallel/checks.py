@@ -7,7 +7,7 @@ from quire_engine.config import EngineConfig, ParallelOptions
 from quire_engine.model.candidate import Candidate
 from quire_engine.model.config import ModelConfig
 from quire_engine.model.model_part import part_problems
-from quire_engine.runner.parallel.device_group import FoundCollectives, collectives_problem, find_collectives
+from quire_engine.runner.parallel.collectives import FoundCollectives, collectives_problem, find_collectives
 
 
 def parallel_problems(

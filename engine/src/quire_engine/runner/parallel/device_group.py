@@ -11,9 +11,8 @@ Legend: T tokens, H hidden size.
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,49 +21,11 @@ from quire_engine.model.divided import OneRank, TensorGroup
 from quire_engine.runner.device.accelerator import Mark
 from quire_engine.runner.parallel.all_reduce_choice import TOKENS, AllReduceFacts
 from quire_engine.runner.parallel.all_reduce_start import AllReduceChoice, FasterSums, Trial, choose_all_reduce
+from quire_engine.runner.parallel.collectives import collectives_of
 from quire_engine.runner.parallel.rank_store import RankStore
 from quire_engine.runner.parallel.symmetric_memory import SymmetricMemory, has_symmetric_memory
 from quire_engine.runner.parallel.together import Together
 from quire_engine.runner.parallel.topology import Topology
-
-Collectives = Literal["nccl", "gloo"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCollectives:
-    """The parts of torch.distributed that this torch has."""
-
-    torch_version: str
-    nccl: bool
-    gloo: bool
-
-
-def find_collectives() -> FoundCollectives:
-    distributed = torch.distributed
-    built = distributed.is_available()
-    return FoundCollectives(
-        torch_version=str(torch.__version__),
-        nccl=built and distributed.is_nccl_available(),
-        gloo=built and distributed.is_gloo_available(),
-    )
-
-
-def collectives_of(device_type: str) -> Collectives:
-    return "nccl" if device_type == "cuda" else "gloo"
-
-
-def collectives_problem(device_type: str, found: FoundCollectives) -> str | None:
-    """Return why ranks on such devices cannot exchange data with this torch, or None."""
-    if device_type == "cuda" and not found.nccl:
-        return (
-            f"torch {found.torch_version} is built without NCCL (RCCL for GPUs of AMD), by which GPUs exchange data:"
-            " install a build with it"
-        )
-    if device_type != "cuda" and not found.gloo:
-        return (
-            f"torch {found.torch_version} is built without gloo, by which ranks in Triton's interpreter exchange data"
-        )
-    return None
 
 
 class DeviceGroup:
