@@ -16,16 +16,17 @@ import os
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 
-from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, save, show_table
+from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, progress, save, show_table
 from benchmarks.serving.comparison.process_tree import free_port, running
 from benchmarks.serving.draft_pairs import DRAFTS
 
@@ -112,8 +113,13 @@ def engine(folder: Path, method: str | None, drafts: int) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-async def answer_all(address: str, bodies: Sequence[dict[str, Any]], cancelled: set[int]) -> tuple[list[Any], str]:
-    """Return the answers in the order of the requests, None for a cancelled one, and the engine's metrics."""
+async def answer_all(
+    address: str, bodies: Sequence[dict[str, Any]], cancelled: set[int], done: Callable[[], None]
+) -> tuple[list[Any], str]:
+    """Return the answers in the order of the requests, None for a cancelled one, and the engine's metrics.
+
+    Call ``done`` after each.
+    """
     answers: list[Any] = [None] * len(bodies)
     places = iter(range(len(bodies)))
     timeout = aiohttp.ClientTimeout(total=None)
@@ -126,6 +132,7 @@ async def answer_all(address: str, bodies: Sequence[dict[str, Any]], cancelled: 
                     await _cancel(session, bodies[place])
                 else:
                     answers[place] = await _answer(session, bodies[place])
+                done()
 
         await asyncio.gather(*(client() for _ in range(_CONCURRENCY)))
         async with session.get("/metrics") as response:
@@ -195,10 +202,11 @@ def main() -> None:
     bodies = [random_body(chance) for _ in range(arguments.requests)]
     cancelled = set(range(7, arguments.requests, 23))
     found: dict[str | None, tuple[list[Any], str]] = {}
-    with TemporaryDirectory(prefix="quire-same-answers-") as name:
+    with TemporaryDirectory(prefix="quire-same-answers-") as name, progress() as shown:
         for method in (None, *arguments.methods):
+            done = partial(shown.advance, shown.add_task(method or "no drafts", total=len(bodies)))
             with engine(Path(name), method, arguments.drafts) as address:
-                found[method] = asyncio.run(answer_all(address, bodies, cancelled))
+                found[method] = asyncio.run(answer_all(address, bodies, cancelled, done))
     results = [compare(method, found[None], found[method], len(cancelled)) for method in arguments.methods]
     refused = sum(isinstance(answer, dict) and "error" in answer for answer in found[None][0])
     show_table(
