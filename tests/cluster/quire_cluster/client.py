@@ -5,7 +5,6 @@ The code under test uses the project's real clients.
 
 import http.client
 import json
-import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from quire_cluster.certificates import KeyPair
 from quire_cluster.kubeconfig import Server
+from quire_cluster.tls import ClosedIfLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,7 @@ class ApiClient:
         self._host, self._port = address.hostname, address.port
         self._user_agent = user_agent
         self._tls = ssl.create_default_context(cafile=str(server.authority))
+        self._tls.sslsocket_class = ClosedIfLost
         self._tls.load_cert_chain(pair.certificate, pair.key)
 
     def get(self, path: str) -> Response:
@@ -84,22 +85,4 @@ class ApiClient:
         return {"User-Agent": self._user_agent, "Accept": "application/json"}
 
     def _connection(self, timeout_seconds: float) -> http.client.HTTPSConnection:
-        return _Connection(self._host, self._port, context=self._tls, timeout=timeout_seconds)
-
-
-class _Connection(http.client.HTTPSConnection):
-    """A connection that can always be closed.
-
-    The standard library wraps the socket after it is connected. If the server was killed between the two, the wrapped
-    socket is lost, and a later garbage collection reports it as unclosed.
-    """
-
-    def __init__(self, host: str, port: int, *, context: ssl.SSLContext, timeout: float) -> None:
-        super().__init__(host, port, context=context, timeout=timeout)
-        self._tls = context
-
-    def connect(self) -> None:
-        self.sock = self._tls.wrap_socket(socket.socket(), server_hostname=self.host)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect((self.host, self.port))
-        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=timeout_seconds)

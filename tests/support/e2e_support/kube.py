@@ -18,6 +18,7 @@ from kubernetes.config import load_kube_config
 from kubernetes.config.config_exception import ConfigException
 
 from e2e_support.errors import ApiError, CommandFailed, NotFound, TargetUnavailable
+from quire_cluster.tls import ClosedIfLost
 
 JSON = dict[str, Any]
 CALL_SECONDS: Final = 45.0
@@ -38,6 +39,9 @@ class Kube:
             raise TargetUnavailable(f"{kubeconfig} leads to no cluster: {error}") from error
         settings.retries = False  # an API server that is away is something to see, not to wait for
         self._client = ApiClient(settings)
+        tls = urllib3.util.ssl_.create_urllib3_context()
+        tls.sslsocket_class = ClosedIfLost
+        self._client.rest_client.pool_manager.connection_pool_kw["ssl_context"] = tls
         self.server: str = settings.host
 
     def get(self, path: str, **query: str) -> JSON:
