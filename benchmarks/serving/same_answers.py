@@ -4,9 +4,9 @@
     python -m benchmarks.serving.same_answers [--requests 1000] [--methods ngram draft_model eagle]
 
 The engines serve the demo model with --deterministic and --check-integrity, a KV cache that is too small for the load,
-and swap space, so that sequences are preempted. Requests have every sampling parameter, several answers, logprobs, stop
-strings and grammars; some are cancelled. The command ends with 1 if an answer differs or a counter shows that nothing
-was tried: no accepted draft, no preemption.
+and swap space, so that sequences are preempted. Layers of no effect make its step so slow that drafts pay. Requests
+have every sampling parameter, several answers, logprobs, stop strings and grammars; some are cancelled. The command
+ends with 1 if an answer differs or a counter shows that nothing was tried: no accepted draft, no preemption.
 """
 
 import argparse
@@ -26,14 +26,16 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.models.padded_model import write_padded_model
 from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, progress, save, show_table
 from benchmarks.serving.comparison.process_tree import free_port, running
 from benchmarks.serving.draft_pairs import DRAFTS
 
 METHODS = ("ngram", *DRAFTS)
 _CONCURRENCY = 12
-_CACHE_BYTES = {None: 3_800_000, "ngram": 3_800_000, "draft_model": 4_700_000, "eagle": 4_100_000}
-"""Room for about 38 blocks of 16 tokens, with the layers of each method's drafts."""
+_BLOCKS = 22
+"""Blocks of the KV cache: the longest request needs 16 of them, and eight sequences together more than there are."""
+_BLOCK_TOKENS = 16
 _SUBJECTS = ("generators", "the with statement", "dictionaries", "slicings", "lambda expressions", "exceptions")
 _SCHEMA = {
     "type": "object",
@@ -98,14 +100,23 @@ def random_body(chance: random.Random) -> dict[str, Any]:
     return body
 
 
+def block_bytes(model: Path) -> int:
+    """Return the bytes of a KV cache block of this model in float32."""
+    config = json.loads((model / "config.json").read_text())
+    heads = config["num_key_value_heads"] * config["head_dim"]
+    return int(config["num_hidden_layers"]) * 2 * int(heads) * _BLOCK_TOKENS * 4
+
+
 @contextmanager
-def engine(folder: Path, method: str | None, drafts: int) -> Iterator[str]:
+def engine(folder: Path, model: Path, method: str | None, drafts: int) -> Iterator[str]:
     """Run an engine, and yield its address."""
     port = free_port()
-    command = [sys.executable, "-m", "quire_engine", "--model", str(DEMO_MODEL), "--port", str(port)]
+    cache_bytes = _BLOCKS * (block_bytes(model) + (block_bytes(DRAFTS[method]) if method in DRAFTS else 0))
+    command = [sys.executable, "-m", "quire_engine", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "demo", "--dtype", "float32", "--deterministic", "--check-integrity"]
     command += ["--max-num-seqs", "8", "--max-model-len", "256", "--preemption-mode", "auto"]
-    command += ["--kv-cache-memory-bytes", str(_CACHE_BYTES[method]), "--swap-space-bytes", "4MiB"]
+    command += ["--kv-cache-memory-bytes", str(cache_bytes), "--swap-space-bytes", "16MiB"]
+    command += ["--block-size", str(_BLOCK_TOKENS)]
     if method is not None:
         command += ["--spec-method", method, "--spec-tokens", str(drafts)]
         command += ["--spec-model", str(DRAFTS[method])] if method in DRAFTS else []
@@ -191,6 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     options.add_argument("--requests", type=int, default=1000)
     options.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS))
     options.add_argument("--drafts", type=int, default=7, help="--spec-tokens (default 7)")
+    options.add_argument("--layers", type=int, default=8, help="further layers of no effect (default 8)")
     options.add_argument("--seed", type=int, default=0)
     return options.parse_args()
 
@@ -203,9 +215,11 @@ def main() -> None:
     cancelled = set(range(7, arguments.requests, 23))
     found: dict[str | None, tuple[list[Any], str]] = {}
     with TemporaryDirectory(prefix="quire-same-answers-") as name, progress() as shown:
+        model = Path(name) / "model"
+        write_padded_model(model, DEMO_MODEL, arguments.layers)
         for method in (None, *arguments.methods):
             done = partial(shown.advance, shown.add_task(method or "no drafts", total=len(bodies)))
-            with engine(Path(name), method, arguments.drafts) as address:
+            with engine(Path(name), model, method, arguments.drafts) as address:
                 found[method] = asyncio.run(answer_all(address, bodies, cancelled, done))
     results = [compare(method, found[None], found[method], len(cancelled)) for method in arguments.methods]
     refused = sum(isinstance(answer, dict) and "error" in answer for answer in found[None][0])
