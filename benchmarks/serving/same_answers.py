@@ -202,7 +202,7 @@ def parse_arguments() -> argparse.Namespace:
     options.add_argument("--requests", type=int, default=1000)
     options.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS))
     options.add_argument("--drafts", type=int, default=7, help="--spec-tokens (default 7)")
-    options.add_argument("--layers", type=int, default=8, help="further layers of no effect (default 8)")
+    options.add_argument("--layers", type=int, default=30, help="further layers of no effect (default 30)")
     options.add_argument("--seed", type=int, default=0)
     return options.parse_args()
 
