@@ -39,7 +39,7 @@ def test_streams_start_one_after_another(server):
         def pause(seconds: float) -> None:
             assert seconds == 1.0
             started = len(most_at_once) + 1
-            streams.wait_for(lambda live: live.in_flight >= started, 30, f"{started} streams")
+            streams.wait_for(lambda live: server.most_at_once >= started, 30, f"{started} streams")
             most_at_once.append(server.most_at_once)
 
         begin_one_by_one(streams, 3, pause=pause)
