@@ -111,7 +111,8 @@ def block_bytes(model: Path) -> int:
 def engine(folder: Path, model: Path, method: str | None, drafts: int) -> Iterator[str]:
     """Run an engine, and yield its address."""
     port = free_port()
-    cache_bytes = _BLOCKS * (block_bytes(model) + (block_bytes(DRAFTS[method]) if method in DRAFTS else 0))
+    draft = None if method is None else DRAFTS.get(method)
+    cache_bytes = _BLOCKS * (block_bytes(model) + (0 if draft is None else block_bytes(draft)))
     command = [sys.executable, "-m", "quire_engine", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "demo", "--dtype", "float32", "--deterministic", "--check-integrity"]
     command += ["--max-num-seqs", "8", "--max-model-len", "256", "--preemption-mode", "auto"]
@@ -119,7 +120,7 @@ def engine(folder: Path, model: Path, method: str | None, drafts: int) -> Iterat
     command += ["--block-size", str(_BLOCK_TOKENS)]
     if method is not None:
         command += ["--spec-method", method, "--spec-tokens", str(drafts)]
-        command += ["--spec-model", str(DRAFTS[method])] if method in DRAFTS else []
+        command += [] if draft is None else ["--spec-model", str(draft)]
     with running(command, dict(os.environ), folder / f"{method}.log"):
         yield f"http://127.0.0.1:{port}"
 
