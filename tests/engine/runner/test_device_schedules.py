@@ -336,15 +336,19 @@ class Play:
     def forget(self, number: int) -> None:
         self.engine.forget_prefixes()
 
-    def finish(self) -> None:
+    def finish(self) -> list[int]:
+        """Check all answers; return the number of steps in flight after each call of the engine."""
+        depths = []
         while self.engine.has_work:
             self.one_step()
+            depths.append(len(self.engine._flights))
         self.runner.close()
         for key, tokens in self.expected.items():
             if key in self.cancelled:
                 assert tokens[: len(self.said[key])] == self.said[key]
             else:
                 assert tokens == self.said[key]
+        return depths
 
 
 def make_cache(num_blocks: int) -> KVCache:
@@ -439,11 +443,7 @@ def test_steps_without_drafts_run_ahead_between_drafts(drafter: str) -> None:
     play = Play(world)
     for key, prompt in enumerate(([1, 2, 3], [4, 5])):
         play.add(key, prompt, SamplingParams(max_tokens=50, temperature=0.0, ignore_eos=True), 1, False)
-    depths = []
-    while play.engine.has_work:
-        play.one_step()
-        depths.append(len(play.engine._flights))
-    play.finish()
+    depths = play.finish()
     counters = play.engine.counters
     # A call leaves a step in flight if the next one need not wait for it.
     assert depths.count(1) > counters.steps / 2
@@ -476,11 +476,7 @@ def test_steps_with_drafts_run_ahead_of_each_other(plain: int, sizes: GraphSizes
     play = Play(world)
     for key, (prompt, length) in enumerate((([1, 2, 3], 50), ([4, 5], 30), ([6] * 20, 35), ([1, 2, 3], 50))):
         play.add(key, prompt, SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True), 1, False)
-    depths = []
-    while play.engine.has_work:
-        play.one_step()
-        depths.append(len(play.engine._flights))
-    play.finish()
+    depths = play.finish()
     counters = play.engine.counters
     assert depths.count(0) < 12, "the host waits only where an answer may have reached its end"
     assert 0 < counters.accepted_tokens <= counters.draft_tokens

@@ -141,13 +141,14 @@ class DevicePasses:
         """
         tokens = len(columns.token_ids)
         graph = self._graphs.key_for(sequences=len(columns.rows), tokens=tokens)
-        if graph is not None and len(wanted.rows) > self._padded(graph).logits:
-            graph = None  # Many positions of prompts are reported.
+        padded = None if graph is None else self._padded(graph)
+        if padded is not None and len(wanted.rows) > padded.logits:
+            graph = padded = None  # Many positions of prompts are reported.
         # With as many rows of hidden states as tokens, a model returns those of all tokens in order.
-        every = all_hidden or (graph is not None and self._padded(graph).logits == graph.size)
+        every = all_hidden or (padded is not None and padded.logits == padded.tokens)
         computed = np.arange(tokens) if every else wanted.rows
-        if graph is not None:
-            sizes = self._padded(graph)
+        if padded is not None:
+            sizes = padded
         else:
             slots = 0 if adapted is None else self._sizes.adapter_slots
             sizes = sizes_of(columns, logits=len(computed), draws=len(draws.rows), adapter_slots=slots)
