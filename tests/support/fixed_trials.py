@@ -12,7 +12,11 @@ class FixedTrials:
     fixed: Mode = Mode.ON
     pays: bool = True
     load: int = 0
+    any_paused: bool = False
     holds_prompts: bool = False
+
+    def passes(self, sequences: int) -> bool:
+        return False
 
     def is_paused(self, sequences: int) -> bool:
         return self.fixed is Mode.OFF
@@ -28,7 +32,7 @@ class FixedTrials:
 
     observe_drafted = observe_prompts = observe_plain
 
-    def refused(self) -> None:
+    def refused(self, loss: float) -> None:
         pass
 
     def hasten(self) -> None:

@@ -284,6 +284,8 @@ class Scheduler:
         if ahead and self._in_flight[-1].batch.num_drafts:
             assert speculation.runs_ahead, "a step with drafts must be committed first"
             assume_accepted(self._in_flight[-1])
+        if speculation.passes(len(running), self.counters):
+            return {}
         has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)
         drafts = speculation.plan(running, self.counters, step=self._step + 1, ahead=ahead, has_prompts=has_prompts)
         if has_prompts and speculation.holds_prompts:

@@ -218,7 +218,7 @@ def test_preview_of_the_next_step_equals_its_kind(seed: int) -> None:
         mode = trials.mode(sequences)
         assert may == (mode in (Mode.FIRST, Mode.TRIAL, Mode.ON)) and paused == (mode is Mode.OFF)
         if may and chance.random() < 0.1:
-            trials.refused()
+            trials.refused(1.0)
         elif may:
             seconds = chance.uniform(0.5, 4.0)
             trials.observe_drafted(seconds, expected=2.0, yielded=2.0, sequences=sequences)

@@ -190,8 +190,8 @@ def test_steps_without_drafts_measure_the_baseline_speed(speculating: Callable[.
     here.run()
     # A step takes its number of tokens, so that drafts that are always right gain nothing: the trial fails.
     counters = here.engine.counters
-    assert 0 < counters.num_drafts < 30
-    assert counters.undrafted_sequences["cost"] > 60
+    assert 0 < counters.num_drafts < 40
+    assert counters.undrafted_sequences["cost"] > 50
 
 
 @pytest.mark.parametrize(("text", "looks"), [([1], 40), ([2], 9)])

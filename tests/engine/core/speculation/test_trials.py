@@ -344,8 +344,53 @@ def test_few_rejected_drafts_lead_to_a_trial_instead_of_a_pause(sequences: int, 
         trials.observe_plain(1.0)
     trials.observe_drafted(1.3, expected=1.3, yielded=1.0, sequences=sequences)
     assert trials.mode(sequences) is Mode.FIRST
-    trials.refused()
+    trials.refused(1.0)
     assert trials.mode(sequences) is then
+
+
+def drafting(yielded: float = 2.0) -> DraftTrials:
+    """Return trials of one sequence, after a first one in which a step with drafts took 1.25 times a plain one."""
+    trials = DraftTrials(most_sequences=8)
+    while trials.mode(1) is Mode.PLAIN:
+        trials.observe_plain(1.0)
+    for _ in range(trial_steps(1)):
+        trials.observe_drafted(1.25, expected=1.25, yielded=yielded, sequences=1)
+    return trials
+
+
+def test_loads_rest_after_refusals_and_use_drafts_again_without_a_trial() -> None:
+    trials = drafting()
+    rests = []
+    for _ in range(8):
+        assert trials.mode(1) is Mode.ON and trials.pays
+        trials.refused(5.0)
+        assert not trials.pays
+        rest = 0
+        while trials.is_paused(1):
+            assert trials.passes(1)
+            rest += 1
+        rests.append(rest)
+    assert rests == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert trials.mode(1) is Mode.ON
+    trials.observe_drafted(1.25, expected=1.25, yielded=2.0, sequences=1)
+    trials.refused(5.0)
+    assert sum(trials.passes(1) for _ in range(10)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "steps", "uses"),
+    [
+        (1.3, 1.45, 10, True),  # the rate that it teaches permits more drafts
+        (1.3, 1.3, 16, False),  # neither a gain nor a loss
+        (1.2, 1.2, 8, False),
+    ],
+)
+def test_trials_without_a_loss_last_up_to_twice_as_long(first: float, later: float, steps: int, uses: bool) -> None:
+    trials, needed = drafting(first), trial_steps(1)
+    while trials.mode(1) in (Mode.FIRST, Mode.TRIAL):
+        needed += 1
+        trials.observe_drafted(1.25, expected=1.25, yielded=later, sequences=1)
+    assert (needed, trials.mode(1) is Mode.ON) == (steps, uses)
 
 
 def test_prefill_by_the_draft_model_counts_against_drafts() -> None:
@@ -366,13 +411,47 @@ def test_expected_costs_decide_while_step_times_are_unmeasured() -> None:
     assert [trials.mode(4) for _ in range(4)] == [Mode.PLAIN, Mode.PLAIN, Mode.FIRST, Mode.FIRST]
 
 
-def test_drafts_refused_by_cost_get_a_trial_after_a_pause() -> None:
+@pytest.mark.parametrize(("loss", "pause"), [(0.0, 32), (1.0, 128), (3.0, 320)])
+def test_drafts_refused_by_cost_get_a_trial_when_its_loss_is_saved(loss: float, pause: int) -> None:
     trials = DraftTrials(most_sequences=8)
     while trials.mode(4) is not Mode.FIRST:
         trials.observe_plain(1.0)
-    trials.refused()
-    modes = [trials.mode(4) for _ in range(33)]
-    assert modes == [Mode.OFF] * 32 + [Mode.TRIAL]
+    trials.refused(loss)
+    modes = []
+    while not modes or modes[-1] is Mode.OFF:
+        modes.append(trials.mode(4))
+        trials.observe_plain(1.0)
+    assert modes == [Mode.OFF] * pause + [Mode.TRIAL]
+
+
+def test_steps_amid_a_pause_pass_without_a_plan_and_pay_off_lost_time() -> None:
+    trials = DraftTrials(most_sequences=8)
+    while trials.mode(4) is not Mode.FIRST:
+        trials.observe_plain(1.0)
+    trials.refused(1.0)
+    assert trials.mode(4) is Mode.OFF and not trials.pays
+    assert not trials.passes(5), "another number of sequences may be another load"
+    passed = planned = 0
+    while True:
+        if trials.passes(4):
+            trials.observe_passed(1.0)
+            passed += 1
+        elif trials.mode(4) is Mode.OFF:
+            trials.observe_plain(1.0)
+            planned += 1
+        else:
+            break
+    assert passed > 2 * planned and 100 <= passed + planned < 140
+
+
+def test_prompts_are_computed_for_drafts_until_a_load_is_in_a_pause() -> None:
+    trials = DraftTrials(most_sequences=64)
+    while trials.mode(32) is not Mode.FIRST:
+        trials.observe_plain(1.0)
+    assert trials.pays
+    trials.refused(1.0)
+    trials.mode(4)
+    assert not trials.pays, "drafts may pay with fewer sequences, but that is not known"
 
 
 @pytest.mark.parametrize(("sequences", "steps"), [(1, 8), (2, 8), (4, 4), (8, 3), (500, 3)])

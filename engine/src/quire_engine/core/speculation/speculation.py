@@ -19,7 +19,7 @@ from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
 from quire_engine.core.speculation.ngram import NgramIndex
 from quire_engine.core.speculation.step_curve import StepCurve
-from quire_engine.core.speculation.trials import DraftTrials, Mode
+from quire_engine.core.speculation.trials import DraftTrials, Mode, trial_steps
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters
 
@@ -35,6 +35,8 @@ counts: larger ones are hiccups, except at first, when only the number of weight
 _PROMISING, _LIKELY = 0.5, 0.8
 """Proposals of prompt lookup have a trial only if they are probably accepted, which is learned without verification. If
 they are likely to be, the next trial is soon."""
+_CATCH_UP = 3.0
+"""The probable time in which a draft model computes what it has missed in a pause, in steps without drafts."""
 _MOST_SKIPPED = 8
 """The most steps between two looks for a proposal in a text that repeats nothing."""
 
@@ -164,7 +166,7 @@ class Speculation:
         self._passes = 0
         self._trials = DraftTrials(most_sequences=_MOST_SEQUENCES)
         self._loads: dict[int, int] = {}
-        """The load of each step in flight for which it was planned."""
+        """The load of each step in flight that is measured, for which it was planned."""
         self._finds_none = False
         """True if no sequence had a proposal when the last step was planned."""
 
@@ -178,6 +180,23 @@ class Speculation:
     def is_paused(self, sequences: int) -> bool:
         """Return whether the next step, of so many running sequences, has no drafts, and nothing is measured by it."""
         return self._trials.is_paused(sequences)
+
+    def passes(self, sequences: int, counters: Counters) -> bool:
+        """Return True if the next step is amid a pause: it has no drafts, and need not be planned.
+
+        This is what most steps of a draft model cost that does not pay.
+        """
+        if self._seconds_per_pass is None or not self._trials.passes(sequences):
+            return False
+        counters.undrafted_sequences["cost"] += sequences
+        return True
+
+    def observe_passed(self, step: int, seconds: float) -> bool:
+        """Return True, and note its time, if a step was not planned, because it ``passes``."""
+        if step in self._loads:
+            return False
+        self._trials.observe_passed(seconds)
+        return True
 
     @property
     def holds_prompts(self) -> bool:
@@ -209,6 +228,7 @@ class Speculation:
         known to compute prompts; see ``holds_prompts``.
         """
         if not running:
+            self._loads[step] = self._trials.load
             self._trials.holds_prompts = False  # the sequences for which prompts waited have ended
             return {}
         # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
@@ -276,6 +296,7 @@ class Speculation:
             return none
         if mode is Mode.OFF and max(rates) < _LIKELY:
             return none
+        doubtful = mode is Mode.OFF or (mode is Mode.FIRST and self._trials.any_paused)
         lengths = choose_lengths(
             rates,
             [len(candidate.proposal) for candidate in candidates],
@@ -283,7 +304,7 @@ class Speculation:
             most=self._most_drafts,
             seconds=self._curve.seconds,
             seconds_per_pass=self._seconds_per_pass or 0.0,
-            least_gain=LEAST_GAIN if mode in (Mode.FIRST, Mode.OFF) else 1.0,
+            least_gain=LEAST_GAIN if doubtful else 1.0,
         )
         if mode is Mode.OFF:
             if any(lengths):
@@ -293,8 +314,18 @@ class Speculation:
             return lengths
         if mode is Mode.TRIAL and (self._seconds_per_pass is not None or max(rates) >= _PROMISING):
             return [1] * min(len(rates), self._most_drafts) + none[self._most_drafts :]
-        self._trials.refused()
+        self._trials.refused(self._loss_of_trial(rates, others=others))
         return none
+
+    def _loss_of_trial(self, rates: list[float], *, others: int) -> float:
+        """Return what a trial with a draft for each candidate loses, in steps without drafts, by the expected costs.
+
+        Its first step also computes what a draft model has missed.
+        """
+        sequences, drafts = len(rates) + others, min(len(rates), self._most_drafts)
+        seconds = self._curve.seconds(sequences + drafts) + (self._seconds_per_pass or 0.0)
+        loss = seconds / self._curve.seconds(sequences) - (1.0 + sum(rates[:drafts]) / sequences)
+        return trial_steps(sequences) * max(0.0, loss) + (_CATCH_UP if self._seconds_per_pass is not None else 0.0)
 
     def _state(self, sequence: Sequence) -> _State:
         state = self._states.get(sequence.key)

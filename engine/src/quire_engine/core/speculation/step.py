@@ -67,6 +67,8 @@ def observe_speculation(
 
     ``elapsed`` is the time since the output of the step before, or 0 if it is not known.
     """
+    if speculation.observe_passed(flight.batch.step, max(elapsed, output.run_seconds)):
+        return
     if flight.batch.num_drafts:
         assert output.counts is not None
         columns = zip(flight.sampled, flight.drafts_of_sampled(), output.counts, strict=True)

@@ -9,7 +9,9 @@ measured:
 A load begins with steps without drafts, then has a trial of a few steps with drafts. Drafts stay while the gain is at
 least ``_STOP``, and need ``_START`` to begin. After a trial without success, the next one waits for a number of steps
 that doubles with each failure, and until the time that drafts have lost, and that the next trial will lose if it fails
-like the last one, is at most ``_LOST_SHARE`` of all decoding. While a load waits, its steps cost nothing but a count.
+like the last one, is at most ``_LOST_SHARE`` of all decoding. If the expected costs were against drafts, so that there
+was no trial, the first one waits until what it will lose by these costs is saved. While a load waits, its steps cost
+nothing but a count.
 
 Steps with prompts take part in no trial: their times say nothing, so that a trial of such steps would never end. Under
 a load in which every step has prompts, prompts therefore wait for the few steps of a trial. These steps' whole time
@@ -33,13 +35,20 @@ _HOPELESS = 0.95
 """The gain below which a trial ends before its last step, from the second one on."""
 _FEWEST_TRIAL_STEPS, _MOST_TRIAL_STEPS, _TRIAL_SEQUENCES = 3, 8, 16
 """A trial has as many steps as verify the drafts of some 16 sequences in total, within these bounds."""
+_LONGEST_TRIAL = 2
+"""A trial that neither gains enough nor loses goes on until it is so many times as long: it teaches rates of acceptance,
+and higher ones permit more drafts."""
 _LEAST_STEPS_TO_STOP = 8
 _REMEMBERED_PLAIN, _REMEMBERED_DRAFTED = 5, 16
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 2048
 """The steps between trials."""
+_MEASURED = 8
+"""The last steps of a pause, which are measured, so that the trial after it is compared with recent times."""
 _LASTING = 64
 """The steps with drafts after which a success forgets the failures before it."""
-_MOST_REFUSALS = 4
+_FIRST_REST, _LONGEST_REST = 2, 64
+"""The steps without drafts after a refusal while drafts are used: the present sequences are hard to predict, but the
+next one may not be. They double until a step has drafts. A look costs time, too."""
 _LOST_SHARE = 0.01
 _LARGEST_LOSS = 16.0
 """The most that one step counts as lost, as a multiple of the expected time of the step. The first step of a trial also
@@ -110,7 +119,7 @@ class _Load:
         "pause",
         "plain",
         "plain_left",
-        "refusals",
+        "rest",
         "sequences",
         "steps",
         "uses",
@@ -121,20 +130,21 @@ class _Load:
         self.plain: deque[float] = deque(maxlen=_REMEMBERED_PLAIN)
         self.drafted: deque[DraftedStep] = deque(maxlen=_REMEMBERED_DRAFTED)
         self.wait: int | None = None
-        """The steps until the next trial; None while there are drafts."""
+        """The steps until the next trial, or until drafts are used again; None while there are drafts."""
         self.uses = False
         """True after a trial with success, False during a trial."""
+        self.rest = _FIRST_REST
         self.forced = False
         """True for a trial after a pause."""
         self.steps = 0
         """The measured steps with drafts since the trial began."""
         self.sequences = 0
         """The sequences of the last measured step with drafts."""
-        self.refusals = 0
         self.loss = 0.0
         """The seconds that drafts have lost since the trial began."""
         self.cost = 0.0
-        """The seconds that the next trial probably loses, as the last one did; 0 if that was a success or too small."""
+        """The seconds that the next trial probably loses: as the last one did, or by the expected costs; 0 if that was
+        a success or too small."""
         self.pause = _FIRST_PAUSE
         self.crowded = self.held_left = 0
         """The steps with prompts in a row that were not measured, and the steps for which prompts still wait."""
@@ -148,7 +158,24 @@ class _Load:
 
     def begin_trial(self) -> None:
         self.drafted.clear()
-        self.wait, self.uses, self.forced, self.steps, self.refusals, self.loss = None, False, True, 0, 0, 0.0
+        self.wait, self.uses, self.forced, self.steps, self.loss = None, False, True, 0, 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """True if it waits for a trial."""
+        return self.wait is not None and not self.uses
+
+    def begin(self) -> None:
+        """Use drafts again after a rest, or begin the trial after a pause."""
+        if self.uses:
+            self.wait = None
+        else:
+            self.begin_trial()
+
+    def begin_rest(self) -> None:
+        """Do without drafts for a few steps."""
+        self.wait, self.held_left = self.rest, 0
+        self.rest = min(2 * self.rest, _LONGEST_REST)
 
     def end(self, *, failed: bool) -> None:
         """Do without drafts for a while, longer after each failure."""
@@ -181,7 +208,7 @@ class _Load:
         """Draw the conclusion from one more step with drafts."""
         self.steps += 1
         self.sequences = sequences
-        self.refusals = 0
+        self.rest = _FIRST_REST
         if not self.plain:  # the steps that were to measure it had prompts
             self.plain_left = _PLAIN_STEPS
             return
@@ -196,11 +223,12 @@ class _Load:
         elif self.steps >= trial_steps(sequences):
             # The first steps had few drafts if the sequences' rates of acceptance were not known.
             late = list(self.drafted)[-max(_FEWEST_TRIAL_STEPS, self.steps // 2) :]
-            if gain(self.plain, late) < _START:
-                self.end(failed=True)
-            else:
+            found = gain(self.plain, late)
+            if found >= _START:
                 self.uses, self.cost, self.held_left = True, 0.0, 0
                 self.drafted = deque(late, maxlen=_REMEMBERED_DRAFTED)
+            elif found < 1.0 or self.steps >= _LONGEST_TRIAL * trial_steps(sequences):
+                self.end(failed=True)
         elif self.steps > 1 and found < _HOPELESS:
             self.end(failed=True)
 
@@ -216,17 +244,33 @@ class DraftTrials:
     A step with drafts is committed before the next one is planned; other steps may be committed later.
     """
 
-    __slots__ = ("_beside", "_loads", "_lost", "_most_saved", "_place", "_unmeasured", "holds_prompts")
+    __slots__ = (
+        "_beside",
+        "_loads",
+        "_lost",
+        "_most_saved",
+        "_passed",
+        "_place",
+        "_sequences",
+        "_unmeasured",
+        "any_paused",
+        "holds_prompts",
+    )
 
     def __init__(self, *, most_sequences: int) -> None:
         self._loads = [_Load() for _ in range(knot(most_sequences) + 1)]
-        self._place = 0
+        self._place = self._sequences = 0
+        """The load of the step that was planned last, and its number of sequences."""
+        self.any_paused = False
+        """True if a load is in a pause."""
         self.holds_prompts = False
         """True if a step that ``mode`` was asked about with prompts is to leave them out."""
         self._lost = 0.0
         """The seconds that drafts have lost, minus the tolerated share of all seconds. Negative ones are saved for the
         next trial, as many as the dearest one of all loads has lost."""
         self._most_saved = 0.0
+        self._passed = 0.0
+        """The seconds of steps amid pauses that have not paid off lost time yet."""
         self._beside, self._unmeasured = 0.0, 0
         """The seconds in which prompts were computed for drafts since the last measured step with drafts, and the steps
         with drafts whose times were not measured meanwhile."""
@@ -238,13 +282,15 @@ class DraftTrials:
 
     @property
     def pays(self) -> bool:
-        """True if prompts should be computed for drafts: not in a pause, nor in the trial after one."""
+        """True if prompts should be computed for drafts: if these are used, or nothing is known of any load yet."""
         load = self._loads[self._place]
-        return load.wait is None and (load.uses or not load.forced)
+        return load.wait is None and (load.uses or not (self.any_paused or load.forced))
 
     def _place_of(self, sequences: int) -> int:
         """Return the load of a number of sequences, which is the present one if it is almost in its range."""
         place = self._place
+        if sequences == self._sequences:
+            return place
         first, end = bounds(place)
         if first * (1.0 - _TOLERANCE) <= sequences < end * (1.0 + _TOLERANCE):
             return place
@@ -260,17 +306,29 @@ class DraftTrials:
         return not self.is_paused(sequences) and not self._loads[self._place_of(sequences)].plain_left
 
     def _affords(self, load: _Load) -> bool:
-        return self._lost + load.cost <= 0.0
+        return load.uses or self._lost + load.cost <= 0.0
+
+    def passes(self, sequences: int) -> bool:
+        """Return True, and count the step, if it is amid a pause or rest, with as many sequences as the one before.
+
+        It has no drafts then, and is not measured; call ``observe_passed`` after it. If False, ``mode`` says what it is.
+        """
+        load = self._loads[self._place]
+        if not load.wait or sequences != self._sequences or (load.wait <= _MEASURED and not load.uses):
+            return False
+        load.wait -= 1
+        self.holds_prompts = False
+        return True
 
     def mode(self, sequences: int, *, has_prompts: bool = False, decodes: bool = True) -> Mode:
         """Return the kind of the next step, which has ``sequences`` running sequences, at least 1.
 
         ``decodes`` says that a step without its prompts would compute some of them; see ``holds_prompts``.
         """
-        self._place = self._place_of(sequences)
+        self._place, self._sequences = self._place_of(sequences), sequences
         load = self._loads[self._place]
         if load.wait is not None and (load.wait > 0 or not self._affords(load)):
-            load.wait = max(0, load.wait - 1)
+            load.wait = (load.wait or _FIRST_PAUSE) - 1
             self.holds_prompts = False
             return Mode.OFF
         if has_prompts:
@@ -282,7 +340,7 @@ class DraftTrials:
             self.holds_prompts = False
             load.crowded = 0
         if load.wait is not None:
-            load.begin_trial()
+            load.begin()
         if load.plain_left:
             load.plain_left -= 1
             return Mode.PLAIN
@@ -296,16 +354,23 @@ class DraftTrials:
         if load.wait is not None:
             load.wait = min(load.wait, _FIRST_PAUSE)
 
-    def refused(self) -> None:
-        """Note that a step with candidates has no drafts, because the expected costs were against all of them."""
+    def refused(self, loss: float) -> None:
+        """Note that a step with candidates has no drafts, because the expected costs were against all of them.
+
+        ``loss`` is what a trial loses by these costs, as a multiple of the time of a step without drafts.
+        """
         load = self._loads[self._place]
-        load.refusals += 1
         if load.wait is not None:
             return
         if load.is_undecided:
             load.begin_trial()
-        elif not load.uses or load.refusals >= _MOST_REFUSALS:
+        elif not load.uses:
             load.end(failed=False)
+            if load.plain:
+                load.cost = max(load.cost, loss * low_quantile(load.plain))
+            self._note_ends()
+        else:
+            load.begin_rest()
 
     def observe_prompts(self, seconds: float, *, drafted: bool, whole: float = 0.0) -> None:
         """Note the seconds in which a step computed prompts for drafts, and whether it had drafts, too.
@@ -315,6 +380,10 @@ class DraftTrials:
         self._beside += seconds
         self._unmeasured += drafted
         self._pay_off(whole)
+
+    def observe_passed(self, seconds: float) -> None:
+        """Note the time of a step amid a pause."""
+        self._passed += seconds
 
     def observe_plain(self, seconds: float, *, load: int | None = None) -> None:
         """Learn the time of a step without drafts and without prompts; ``load`` is that of the last one if None."""
@@ -343,7 +412,12 @@ class DraftTrials:
         if own.wait is None:
             own.judge(sequences)
             if own.wait is not None or own.uses:
-                self._most_saved = max(each.cost for each in self._loads)
+                self._note_ends()
+
+    def _note_ends(self) -> None:
+        """Note that a trial has ended, or the use of drafts."""
+        self._most_saved = max(each.cost for each in self._loads)
+        self.any_paused = any(each.is_paused for each in self._loads)
 
     def _count_held(self, load: _Load, seconds: float) -> None:
         """Count the time of a step as lost if prompts waited for it."""
@@ -352,7 +426,8 @@ class DraftTrials:
             self._lost = self._bounded(self._lost + seconds)
 
     def _pay_off(self, seconds: float) -> None:
-        self._lost = self._bounded(self._lost - _LOST_SHARE * seconds)
+        self._lost = self._bounded(self._lost - _LOST_SHARE * (seconds + self._passed))
+        self._passed = 0.0
 
     def _bounded(self, lost: float) -> float:
         return max(lost, -self._most_saved)
