@@ -36,7 +36,7 @@ _HOPELESS = 0.95
 _FEWEST_TRIAL_STEPS, _MOST_TRIAL_STEPS, _TRIAL_SEQUENCES = 3, 8, 16
 """A trial has as many steps as verify the drafts of some 16 sequences in total, within these bounds."""
 _LONGEST_TRIAL = 2
-"""A trial that neither gains enough nor loses goes on until it is so many times as long: it teaches rates of acceptance,
+"""A trial that neither gains enough nor loses goes on until it is so many times as long: it teaches acceptance rates,
 and higher ones permit more drafts."""
 _LEAST_STEPS_TO_STOP = 8
 _REMEMBERED_PLAIN, _REMEMBERED_DRAFTED = 5, 16
@@ -309,9 +309,9 @@ class DraftTrials:
         return load.uses or self._lost + load.cost <= 0.0
 
     def passes(self, sequences: int) -> bool:
-        """Return True, and count the step, if it is amid a pause or rest, with as many sequences as the one before.
+        """Return True, and count the step, if it is amid a pause, with as many sequences as the last.
 
-        It has no drafts then, and is not measured; call ``observe_passed`` after it. If False, ``mode`` says what it is.
+        It has no drafts then, and is not measured: call ``observe_passed`` after it. If False, ``mode`` says its kind.
         """
         load = self._loads[self._place]
         if not load.wait or sequences != self._sequences or (load.wait <= _MEASURED and not load.uses):
