@@ -358,7 +358,7 @@ def drafting(yielded: float = 2.0) -> DraftTrials:
     return trials
 
 
-def test_loads_rest_after_refusals_and_use_drafts_again_without_a_trial() -> None:
+def test_loads_rest_after_refusals_and_use_drafts_again() -> None:
     trials = drafting()
     rests = []
     for _ in range(8):
@@ -424,7 +424,7 @@ def test_drafts_refused_by_cost_get_a_trial_when_its_loss_is_saved(loss: float, 
     assert modes == [Mode.OFF] * pause + [Mode.TRIAL]
 
 
-def test_steps_amid_a_pause_pass_without_a_plan_and_pay_off_lost_time() -> None:
+def test_steps_amid_a_pause_pass_and_pay_off_lost_time() -> None:
     trials = DraftTrials(most_sequences=8)
     while trials.mode(4) is not Mode.FIRST:
         trials.observe_plain(1.0)
