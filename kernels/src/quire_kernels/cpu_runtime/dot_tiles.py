@@ -18,6 +18,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from quire_kernels.cpu_runtime.features import byte_products, has_avx512
+from quire_kernels.cpu_runtime.scalars import prefetch_at
 
 PANEL = 32
 """The number of columns that are packed together."""
@@ -25,6 +26,7 @@ PANEL = 32
 _LANES = 16
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
+_BYTES = ir.IntType(8).as_pointer()
 _INTEGERS = ir.VectorType(_I32, _LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
 _CONTRACT = ("contract",)
@@ -67,7 +69,7 @@ def _spelt_out(instruction: str, sums: Any) -> _Step:
 
 
 def _row_of(builder: Any, places: list[Any], stride: Any, row: int) -> Any:
-    byte = builder.bitcast(places[row // 3], ir.IntType(8).as_pointer())
+    byte = builder.bitcast(places[row // 3], _BYTES)
     offset = builder.mul(stride, ir.Constant(stride.type, row % 3))
     return builder.bitcast(builder.gep(byte, [offset]), _I32.as_pointer())
 
@@ -153,6 +155,10 @@ ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
 """The maximum number of rows in a tile."""
 _ALL_VECTORS = PANEL // _LANES
 
+_AHEAD = 8192 // 4
+"""The elements between the weights that are multiplied and those that are prefetched. The CPU itself reads ahead within
+a page of memory only, and some not across the lines that a tile of half a panel leaves out."""
+
 
 def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
     """Return the intrinsic that multiplies ``rows`` rows, with ``vectors`` vectors of columns computed together."""
@@ -175,6 +181,8 @@ def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
                 unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
                 places = [builder.gep(unit, [number(_LANES * v)]) for v in range(vectors)]
                 loaded = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
+                for place in places:
+                    prefetch_at(builder, builder.bitcast(builder.gep(place, [number(_AHEAD)]), _BYTES))
                 step(builder, cells, [builder.gep(third, [loop.index]) for third in thirds], stride, loaded)
             for row in range(rows):
                 for v, cell in enumerate(cells[row]):

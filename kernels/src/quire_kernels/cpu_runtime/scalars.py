@@ -20,6 +20,7 @@ _F16 = ir.HalfType()
 _I16 = ir.IntType(16)
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)
+_BYTES = ir.IntType(8).as_pointer()
 
 
 @intrinsic
@@ -131,14 +132,18 @@ def await_count(pointer: Any, index: Any, count: Any) -> None:
         pass
 
 
+def prefetch_at(builder: Any, place: Any, *, nearest: bool = True) -> None:
+    """Emit a prefetch of the line at a pointer to bytes, into the nearest cache or into the second-level one."""
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+    read, level, data = (ir.Constant(_I32, number) for number in (0, 3 if nearest else 2, 1))
+    builder.call(function, [place, read, level, data])
+
+
 @intrinsic
 def _prefetch_line(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _I32, _I32, _I32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        read, all_levels, data = ir.Constant(_I32, 0), ir.Constant(_I32, 3), ir.Constant(_I32, 1)
-        builder.call(function, [builder.inttoptr(args[0], byte), read, all_levels, data])
+        prefetch_at(builder, builder.inttoptr(args[0], _BYTES))
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
@@ -156,9 +161,8 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     """Copy bytes between two addresses with C's memcpy; a Python loop compiles to slower code for rows of kilobytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        function = builder.module.declare_intrinsic("llvm.memcpy", [byte, byte, _I64])
-        places = [builder.inttoptr(address, byte) for address in args[:2]]
+        function = builder.module.declare_intrinsic("llvm.memcpy", [_BYTES, _BYTES, _I64])
+        places = [builder.inttoptr(address, _BYTES) for address in args[:2]]
         builder.call(function, [*places, args[2], ir.Constant(ir.IntType(1), 0)])
         return context.get_dummy_value()
 

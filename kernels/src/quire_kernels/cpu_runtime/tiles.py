@@ -21,6 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from quire_kernels.cpu_runtime.features import multiplies_tiles
+from quire_kernels.cpu_runtime.scalars import prefetch_at
 
 TILE_ROWS = 16
 TILE_UNITS = 16
@@ -204,19 +205,7 @@ def _ask_ahead(builder: Any, address: Any, size: Any) -> None:
     address = builder.add(address, ir.Constant(_I64, _AHEAD_BYTES))
     with cgutils.for_range(builder, builder.udiv(size, ir.Constant(_I64, ROW_BYTES))) as loop:
         line = builder.add(address, builder.mul(loop.index, ir.Constant(_I64, ROW_BYTES)))
-        _prefetch(builder, line, nearest=True)
-
-
-def prefetch_far(builder: Any, address: Any) -> None:
-    """Prefetch a line into the second-level cache."""
-    _prefetch(builder, address, nearest=False)
-
-
-def _prefetch(builder: Any, address: Any, *, nearest: bool) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-    read, levels, data = (ir.Constant(_I32, number) for number in (0, 3 if nearest else 2, 1))
-    builder.call(function, [place_at(builder, address), read, levels, data])
+        prefetch_at(builder, place_at(builder, line))
 
 
 def call_tile(builder: Any, name: str, *operands: Any) -> None:

@@ -15,8 +15,9 @@ from numba.extending import intrinsic
 
 from quire_kernels.cpu_runtime.dot_tiles import PANEL
 from quire_kernels.cpu_runtime.features import multiplies_tiles
+from quire_kernels.cpu_runtime.scalars import prefetch_at
 from quire_kernels.cpu_runtime.tile_results import round_pairs
-from quire_kernels.cpu_runtime.tiles import ROW_BYTES, TILE_BYTES, TILE_ROWS, call_tile, place_at, prefetch_far
+from quire_kernels.cpu_runtime.tiles import ROW_BYTES, TILE_BYTES, TILE_ROWS, call_tile, place_at
 
 BLOCK_ROWS = 2 * TILE_ROWS
 BLOCK_BYTES = BLOCK_ROWS * PANEL * 4
@@ -105,7 +106,8 @@ def sweep_rows(
                 slot = builder.add(builder.mul(index, steps), loop.index)
                 ahead = builder.add(next_b, builder.mul(slot, builder.mul(lines_each, line)))
                 with cgutils.for_range(builder, lines_each) as lines:
-                    prefetch_far(builder, builder.add(ahead, builder.mul(lines.index, line)))
+                    place = builder.add(ahead, builder.mul(lines.index, line))
+                    prefetch_at(builder, place_at(builder, place), nearest=False)
                 begin = builder.mul(loop.index, rows_each)
                 end = _smaller(builder, left, builder.add(begin, rows_each))
                 with cgutils.for_range_slice(builder, begin, end, _number(1), _I64) as (row, _):
