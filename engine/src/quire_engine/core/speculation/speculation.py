@@ -35,6 +35,9 @@ counts: larger ones are hiccups, except at first, when only the number of weight
 _PROMISING, _LIKELY = 0.5, 0.8
 """Proposals of prompt lookup have a trial only if they are probably accepted, which is learned without verification. If
 they are likely to be, the next trial is soon."""
+_FEW = 2
+"""The most sequences whose first steps try drafts that are expected to break even only: a trial of them is cheap, and
+their rates of acceptance are learned slowly."""
 _CATCH_UP = 3.0
 """The probable time in which a draft model computes what it has missed in a pause, in steps without drafts."""
 _MOST_SKIPPED = 8
@@ -296,7 +299,7 @@ class Speculation:
             return none
         if mode is Mode.OFF and max(rates) < _LIKELY:
             return none
-        doubtful = mode is Mode.OFF or (mode is Mode.FIRST and self._trials.any_paused)
+        is_new = mode is Mode.FIRST and (len(rates) > _FEW or self._trials.any_paused)
         lengths = choose_lengths(
             rates,
             [len(candidate.proposal) for candidate in candidates],
@@ -304,7 +307,7 @@ class Speculation:
             most=self._most_drafts,
             seconds=self._curve.seconds,
             seconds_per_pass=self._seconds_per_pass or 0.0,
-            least_gain=LEAST_GAIN if doubtful else 1.0,
+            least_gain=LEAST_GAIN if is_new or mode is Mode.OFF else 1.0,
         )
         if mode is Mode.OFF:
             if any(lengths):
