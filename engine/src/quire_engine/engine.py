@@ -165,13 +165,15 @@ class Engine:
 
     def cancel(self, key: int) -> bool:
         """Cancel a request; its blocks are free at the next step. Returns False if there is no such request."""
-        if self._adapters is not None and self._adapters.ended(key):
-            return True
-        if self._unprepared.pop(key, None) is not None:
-            return True
-        if self._matchers is not None:
-            self._matchers.discard(key)
-        return self._scheduler.cancel(key)
+        found = self._unprepared.pop(key, None) is not None
+        if not found:
+            if self._matchers is not None:
+                self._matchers.discard(key)
+            found = self._scheduler.cancel(key)
+        # Last, because an adapter that was unloaded leaves its slot with its last request.
+        if self._adapters is not None:
+            found = self._adapters.ended(key) or found
+        return found
 
     def set_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Take in the tokens of the model, which grammars need."""

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from quire_common.contract.adapters_file import AdapterFailure
-from quire_engine.core.adapter_slots import OVERTAKEN_AT_MOST, AdapterSlots
+from quire_engine.core.adapter_slots import OVERTAKEN_AT_MOST, AdapterQueue, AdapterSlots
 from quire_engine.core.batch import AdapterLoad
+from quire_engine.core.fair_share import FairShare
 from quire_engine.core.ports import AdapterEvent
+from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.core.sequence import Request, Sequence
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
 
@@ -243,6 +246,43 @@ def test_unloading_waits_for_the_last_request(make_world: Callable[..., Any]) ->
     assert refusal is not None and refusal.message == "the adapter was unloaded"
     run(world)
     assert len(world.tokens[1]) == 10 and not store.knows(1) and world.engine.gauges().loaded_adapters == []
+
+
+def test_cancelling_the_last_request_of_an_unloaded_adapter(make_world: Callable[..., Any]) -> None:
+    store = MemoryStore()
+    world = adapted(make_world, 1, 2, store=store)
+    world.add(1, [5, 6], adapter=1, max_tokens=10)
+    world.add(2, [5, 6], adapter=2, max_tokens=3)
+    world.engine.add_prepared()
+    world.step()
+    world.engine.unload_adapter(1)
+    assert world.engine.cancel(1) and not world.engine.cancel(1)
+    assert not store.knows(1)
+    run(world)
+    assert len(world.tokens[2]) == 3 and world.engine.gauges().loaded_adapters == [2]
+
+
+def waiting(key: int, tenant: str, adapter: int | None) -> Sequence:
+    request = Request(
+        key=key, prompt_token_ids=[5, 6], params=SamplingParams(max_tokens=3), seed=0, tenant=tenant, adapter=adapter
+    )
+    return Sequence(request, order=(0, key), limit=5, eos_token_ids=(), num_groups=1)
+
+
+def test_tenant_waiting_for_a_slot_keeps_its_credit() -> None:
+    """It is not idle: after the wait, it goes before a tenant that was served more."""
+    slots, fair = AdapterSlots(1), FairShare()
+    queue = AdapterQueue(fair, slots)
+    slots.acquire(2)
+    for key, tenant, adapter in ((1, "served little", 1), (2, "served much", None), (3, "served little", 1)):
+        queue.push(waiting(key, tenant, adapter))
+    fair._tenants["served much"].counter = 500
+    first = queue.first()
+    assert first is not None and first.key == 2, "the others wait for a slot"
+    queue.push(waiting(4, "served little", None))
+    slots.release(2)
+    assert [queue.pop().key for _ in range(4) if queue.first()] == [1, 3, 4, 2]
+    assert fair._tenants["served little"].counter == 0
 
 
 def test_a_reload_finds_no_prefix_of_the_load_before(make_world: Callable[..., Any]) -> None:

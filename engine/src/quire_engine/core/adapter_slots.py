@@ -146,7 +146,7 @@ class AdapterQueue:
             adapter = sequence.request.adapter
             if adapter is None or self._slots.admits(adapter):
                 return sequence
-            self._policy.pop()
+            self._policy.set_aside()
             self._blocked.setdefault(adapter, WaitingQueue()).push(sequence)
             self._overtaken.setdefault(adapter, 0)
             self._adapter_of[sequence.key] = adapter
@@ -168,7 +168,7 @@ class AdapterQueue:
         while len(queue):
             sequence = queue.pop()
             del self._adapter_of[sequence.key]
-            self._policy.push(sequence)
+            self._policy.put_back(sequence)
 
     def pop(self) -> Sequence:
         sequence = self._policy.pop()
@@ -188,6 +188,7 @@ class AdapterQueue:
         if adapter is None:
             self._policy.discard(sequence)
             return
+        self._policy.discard_aside(sequence)
         queue = self._blocked[adapter]
         queue.discard(sequence)
         if not len(queue):

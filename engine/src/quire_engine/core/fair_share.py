@@ -22,11 +22,13 @@ _tenant_name = attrgetter("request.tenant")
 
 
 class _Tenant:
-    __slots__ = ("counter", "is_listed", "queue", "turn")
+    __slots__ = ("aside", "counter", "is_listed", "queue", "turn")
 
     def __init__(self, counter: int) -> None:
         self.counter = counter
         self.queue = WaitingQueue()
+        self.aside = 0
+        """The sequences that wait elsewhere: with some, the tenant is not idle."""
         self.turn = 0
         """The time at which it was last served or started to wait: among equal counters the oldest goes first."""
         self.is_listed = False
@@ -59,11 +61,14 @@ class FairShare:
     def push(self, sequence: Sequence) -> None:
         sequence.order = (0, sequence.order[1])
         tenant = self._tenant(sequence.request.tenant)
-        if not tenant.queue:
+        if not tenant.queue and not tenant.aside:
             leader = self._leader()
             tenant.counter = max(tenant.counter, self._level if leader is None else leader.counter)
             # Ahead of the tenant served last, behind those that have waited since.
             tenant.turn = 2 * self._turns
+        self._enqueue(tenant, sequence)
+
+    def _enqueue(self, tenant: _Tenant, sequence: Sequence) -> None:
         tenant.queue.push(sequence)
         if not tenant.is_listed:
             heappush(self._heap, (tenant.counter, tenant.turn, sequence.order[1], tenant))
@@ -85,6 +90,24 @@ class FairShare:
         leader.turn = 2 * self._turns + 1
         self._left(sequence)
         return sequence
+
+    def set_aside(self) -> Sequence:
+        leader = self._leader()
+        assert leader is not None
+        sequence = leader.queue.pop()
+        sequence.order = (leader.counter, sequence.order[1])
+        leader.aside += 1
+        self._left(sequence)
+        return sequence
+
+    def put_back(self, sequence: Sequence) -> None:
+        sequence.order = (0, sequence.order[1])
+        tenant = self._tenants[sequence.request.tenant]
+        tenant.aside -= 1
+        self._enqueue(tenant, sequence)
+
+    def discard_aside(self, sequence: Sequence) -> None:
+        self._tenants[sequence.request.tenant].aside -= 1
 
     def discard(self, sequence: Sequence) -> None:
         self._tenants[sequence.request.tenant].queue.discard(sequence)
@@ -151,6 +174,8 @@ class FairShare:
 
     def _forget(self) -> None:
         kept = {
-            name: tenant for name, tenant in self._tenants.items() if tenant.is_listed or tenant.counter > self._level
+            name: tenant
+            for name, tenant in self._tenants.items()
+            if tenant.is_listed or tenant.aside or tenant.counter > self._level
         }
         self._tenants, self._forget_at = kept, 2 * len(kept) + 64

@@ -33,6 +33,18 @@ class Policy(Protocol):
 
     def pop(self) -> Sequence: ...
 
+    def set_aside(self) -> Sequence:
+        """Remove the first sequence without serving it: it waits elsewhere, for ``put_back`` or ``discard_aside``."""
+        ...
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Return a sequence that was set aside."""
+        ...
+
+    def discard_aside(self, sequence: Sequence) -> None:
+        """Record the end of a sequence that was set aside."""
+        ...
+
     def discard(self, sequence: Sequence) -> None:
         """Remove a waiting sequence that is ``finished``."""
         ...
@@ -65,6 +77,15 @@ class Policy(Protocol):
 class FirstComeFirstServed(WaitingQueue):
     def order(self, request: Request, *, arrival: int) -> Order:
         return (0, arrival)
+
+    def set_aside(self) -> Sequence:
+        return self.pop()
+
+    def put_back(self, sequence: Sequence) -> None:
+        self.push(sequence)
+
+    def discard_aside(self, sequence: Sequence) -> None:
+        """Do nothing: no place depends on it."""
 
     def arrange(self, running: list[Sequence]) -> None:
         """Do nothing: the running sequences are in order."""
