@@ -166,16 +166,21 @@ async def test_request_queued_too_long_gets_503_queue_timeout(serving: Serving) 
         await _quiet(server)
 
 
-async def test_request_started_before_the_queue_timeout_continues(serving: Serving, token_ids: TokenIds) -> None:
+@pytest.mark.parametrize("choices", [1, 2])
+async def test_request_started_before_the_queue_timeout_continues(
+    serving: Serving, token_ids: TokenIds, choices: int
+) -> None:
     async with serving(admission=AdmissionOptions(max_queue_seconds=600)) as server:
-        asking = asyncio.create_task(server.chat())
-        stream = await server.engine.stream()
-        stream.starts()
-        while server.queue.requests:
+        asking = asyncio.create_task(server.chat(n=choices))
+        await server.engine.stream(choices - 1)
+        streams = server.engine.streams
+        streams[0].starts()
+        while server.queue.requests >= choices:
             await asyncio.sleep(0.01)
         (generation,) = server.context.lifecycle._in_flight
         generation._fail_if_queued()  # the timeout
-        stream.draw(token_ids("ok"), "length")
+        for stream in streams:
+            stream.draw(token_ids("ok"), "length")
         assert (await asking).status_code == 200
 
 

@@ -118,7 +118,7 @@ class Generation:
                 run.stream.cancel()
 
     def _fail_if_queued(self) -> None:
-        if any(run.waiting and not run.ended for run in self._runs):
+        if all(run.waiting and not run.ended for run in self._runs):
             self._services.metrics.rejected["queue_time"] += 1
             seconds = self._services.max_queue_seconds
             self.fail(
