@@ -219,6 +219,17 @@ def test_each_load_has_its_own_trial() -> None:
     assert trials.mode(32) is Mode.OFF and not trials.pays
 
 
+@pytest.mark.parametrize(("plain_left", "drafts"), [(2, 0), (0, 1)])
+def test_steps_ahead_have_no_drafts_amid_a_measurement(plain_left: int, drafts: int) -> None:
+    """A step with prompts takes no part in a measurement without drafts, but the tokens before it are not known."""
+    speculation = Speculation(lambda sequence: OpenProposer(), max_tokens=4, most_drafts=8, costs=None)
+    load = speculation._trials._loads[0]
+    load.uses, load.plain_left = True, plain_left
+    sequence = _sequence(0)
+    planned = speculation.plan([sequence], Counters(), step=2, ahead=plain_left > 0, has_prompts=True)
+    assert len(planned) == drafts
+
+
 def test_a_dip_between_two_sequences_keeps_the_load() -> None:
     """When a sequence ends, there is one less for a step, also at the edge of a load."""
     trials = DraftTrials(most_sequences=64)

@@ -244,6 +244,8 @@ class Speculation:
             mode = self._trials.mode(len(running), has_prompts=True, decodes=decodes)
         else:
             mode = self._trials.mode(len(running))
+        if ahead and not self.runs_ahead and mode is Mode.ON:
+            undecided = True  # in a measurement without drafts, in which steps with prompts take no part
         self._loads[step] = self._trials.load
         if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
             counters.undrafted_sequences["cost"] += len(running)
