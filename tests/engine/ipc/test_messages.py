@@ -74,7 +74,7 @@ def test_sampling_params_survive_serialization() -> None:
     [
         (
             Submit(
-                Request(key=1, prompt_token_ids=[1, 2], params=ODD, seed=2**62, arrival_time=1.5, tenant="t", parent=3)
+                Request(key=1, prompt_token_ids=[1, 2], params=ODD, seed=2**62, tenant="t", parent=3)
             ),
             ToEngine,
         ),

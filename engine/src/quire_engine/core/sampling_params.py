@@ -99,11 +99,6 @@ class SamplingParams:
     pooling: Pooling | None = None
     """The values that an engine which pools reads from the prompt. Nothing is sampled."""
 
-    @property
-    def greedy(self) -> bool:
-        """True if the most probable token is always selected."""
-        return self.temperature == 0.0
-
 
 FIELD_NAMES = tuple(each.name for each in fields(SamplingParams))
 MODEL_RANGES: Mapping[str, ModelRange] = {

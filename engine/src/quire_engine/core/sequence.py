@@ -21,7 +21,6 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int
-    arrival_time: float = 0.0
     priority: int = 0
     tenant: str | None = None
     cache_salt: str | None = None

@@ -6,7 +6,6 @@ It imports neither torch nor the engine, and is used from one event loop.
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 from secrets import randbits
-from time import monotonic
 from typing import Protocol
 
 from quire_common.contract.adapters_file import AdapterFailure
@@ -104,7 +103,6 @@ class EngineService(Protocol):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        arrival_time: float | None = None,
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
@@ -209,7 +207,6 @@ class EngineClient:
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         *,
-        arrival_time: float | None = None,
         priority: int = 0,
         tenant: str | None = None,
         cache_salt: str | None = None,
@@ -230,7 +227,6 @@ class EngineClient:
             prompt_token_ids=list(prompt_token_ids),
             params=params,
             seed=randbits(63) if params.seed is None else params.seed,
-            arrival_time=monotonic() if arrival_time is None else arrival_time,
             priority=priority,
             tenant=tenant,
             cache_salt=cache_salt,

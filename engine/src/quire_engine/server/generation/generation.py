@@ -361,7 +361,6 @@ def _submit_all(
             stream = services.engine.submit(
                 choice.prompt_token_ids,
                 sampling,
-                arrival_time=routing.arrival_time,
                 priority=routing.priority,
                 tenant=routing.identity.tenant,
                 cache_salt=routing.cache_salt,
