@@ -118,6 +118,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", "a <tool_call>nonsense</tool_call> b ", "a <tool_call>nonsense</tool_call> b ", []),
     ("hermes", "2 < 3 and <tool", "2 < 3 and <tool", []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", ("invalid", '{"a": "b'))]),
+    ("hermes", '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>', "", [("\ufffd", {})]),
+    (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\ud83d!\\"}"}</tool_call>',
+        "",
+        [("f", {"a": "\ufffd!"})],
+    ),
     # vLLM: test_llama3_json_tool_parser.py
     (
         "llama3_json",
@@ -207,6 +214,7 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", []),
     ("pythonic", "<|python_start|>[g()]<|python_end|>", "", [("g", {})]),
     ("pythonic", "[1] is a list", "[1] is a list", []),
+    ("pythonic", r"[f(a='\ud83d', b='\ud83d\ude00')]", "", [("f", {"a": "\ufffd", "b": "😀"})]),
     # vLLM: test_deepseekv3_tool_parser.py, test_deepseekv31_tool_parser.py
     (
         "deepseek_v3",
@@ -267,6 +275,12 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("typed", {"i": 42, "f": 3.14, "b": True, "s": "42", "o": {"w": 10, "h": 20}, "n": None, "t": "7", "e": "1"})],
     ),
     ("qwen3_coder", "<tool_call>oops", "<tool_call>oops", []),
+    (
+        "qwen3_coder",
+        '<function=f>\n<parameter=a>\n["\\ud83d"]\n</parameter>\n</function>',
+        "",
+        [("f", {"a": ["\ufffd"]})],
+    ),
     # vLLM: test_glm4_moe_tool_parser.py
     ("glm45", "This is a test", "This is a test", []),
     (

@@ -126,7 +126,7 @@ class Reader:
     def start_call(self, name: str, id: str | None = None) -> None:
         """Begin the next tool call."""
         self._space = ""
-        self.events.append(CallStart(self.num_calls, name, id))
+        self.events.append(CallStart(self.num_calls, _without_lone_surrogates(name), id))
         self.num_calls += 1
 
     def whole_call(self, name: str, arguments: Mapping[str, Any]) -> None:
@@ -137,7 +137,7 @@ class Reader:
     def arguments(self, text: str) -> None:
         """Add to the arguments of the call that was started last."""
         if text:
-            self.events.append(Arguments(self.num_calls - 1, text))
+            self.events.append(Arguments(self.num_calls - 1, _without_lone_surrogates(text)))
 
     def end(self) -> None:
         """Add the space with which an answer without calls ends."""
@@ -296,6 +296,14 @@ def decoded(text: str) -> Decoded | None:
         return Decoded(json.loads(text))
     except (ValueError, RecursionError):
         return None
+
+
+def _without_lone_surrogates(text: str) -> str:
+    """Return the text with U+FFFD for each half of a surrogate pair.
+
+    A model may write one as an escape in a string. UTF-8, and so an HTTP response, cannot contain it.
+    """
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 Format = Callable[[Reader], Steps]
