@@ -37,6 +37,7 @@ SCHEMAS: Schemas = {
             "n": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
             "t": {"type": ["string", "null"]},
             "e": {"enum": ["1", "2"]},
+            "u": {"type": ["string", "number"]},
         },
     }
 }
@@ -281,6 +282,10 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("f", {"a": ["\ufffd"]})],
     ),
+    *(
+        ("qwen3_coder", f"<function={name}><parameter=u>{value}</parameter></function>", "", [(name, {"u": value})])
+        for name, value in (("typed", "NaN"), ("typed", "-Infinity"), ("typed", "1e999"), ("f", '{"a": [1e999]}'))
+    ),
     # vLLM: test_glm4_moe_tool_parser.py
     ("glm45", "This is a test", "This is a test", []),
     (
@@ -296,6 +301,7 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("typed", {"i": 3, "s": "3"})],
     ),
+    ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>NaN</arg_value></tool_call>", "", [("f", {"a": "NaN"})]),
     # vLLM: test_functiongemma_tool_parser.py
     ("functiongemma", "Let me check. " + GEMMA + GEMMA, "Let me check.", [("get_weather", {"location": "London"})] * 2),
     (

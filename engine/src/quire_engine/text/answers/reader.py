@@ -5,6 +5,7 @@ the pieces were cut, so the events, joined, are the same as well. Nothing here k
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -290,10 +291,21 @@ class Decoded:
     value: Any
 
 
+def _finite(number: str) -> float:
+    """Return a number. Raises ValueError for NaN, for Infinity, and for one beyond the range, as JSON has none."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError("number out of range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def decoded(text: str) -> Decoded | None:
-    """Return the value of a JSON text, None where it is not valid."""
+    """Return the value of a JSON text, None where it is not valid or contains a number that is not finite."""
     try:
-        return Decoded(json.loads(text))
+        return Decoded(_DECODER.decode(text))
     except (ValueError, RecursionError):
         return None
 
