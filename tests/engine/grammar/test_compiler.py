@@ -6,15 +6,8 @@ from typing import Any
 import llguidance
 import pytest
 
-from quire_engine.grammar.compiler import (
-    LIMITS,
-    MAX_CHOICES,
-    MAX_DEPTH,
-    compile_grammar,
-    make_tokenizer,
-    without_anchors,
-)
-from quire_engine.grammar.spec import GrammarError, GrammarKind, GrammarSpec, Vocabulary
+from quire_engine.grammar.compiler import LIMITS, MAX_CHOICES, compile_grammar, make_tokenizer, without_anchors
+from quire_engine.grammar.spec import MAX_DEPTH, GrammarError, GrammarKind, GrammarSpec, Vocabulary
 
 WORDS = [b'{"', b'":', b" the", b"<tool_call>"]
 FIRST_WORD = 256

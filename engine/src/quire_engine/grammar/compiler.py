@@ -15,11 +15,9 @@ import llguidance
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from quire_engine.grammar.negation import rewritten
-from quire_engine.grammar.spec import GrammarError, GrammarSpec, Vocabulary
+from quire_engine.grammar.spec import GrammarError, GrammarSpec, Vocabulary, check_depth
 from quire_engine.grammar.structural_tags import structural_tag_grammars
 
-MAX_DEPTH = 64
-"""The deepest nesting of a JSON schema; llguidance's own parser ends at 128 levels of JSON."""
 MAX_CHOICES = 4096
 TRIAL_TOKENS = 32
 MAX_MASK_SECONDS = 0.05
@@ -107,7 +105,7 @@ def _json_schema(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise GrammarError("it allows no value" if schema is False else "a JSON schema should be an object")
-    _check_depth(schema)
+    check_depth(schema)
     return _wrapped({"json_schema": _prepared(schema, spec.whitespace_pattern)})
 
 
@@ -141,7 +139,7 @@ def _grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
 
 def _structural_tag(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
     tag = json.loads(spec.text)
-    _check_depth(tag)
+    check_depth(tag)
     return _wrapped(*structural_tag_grammars(tag, vocabulary.special_tokens, _prepared))
 
 
@@ -162,11 +160,6 @@ def _wrapped(content: dict[str, Any], *others: dict[str, Any]) -> str:
     """
     start = {"name": "answer", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @content\n'}
     return json.dumps({"grammars": [start, {"name": "content", **content}, *others]})
-
-
-def _check_depth(value: Any) -> None:
-    if (depth := json_depth(value)) > MAX_DEPTH:
-        raise GrammarError(f"it is nested {depth} deep; at most {MAX_DEPTH} levels are accepted")
 
 
 def try_grammar(grammar: str, tokenizer: llguidance.LLTokenizer) -> None:
@@ -194,15 +187,6 @@ def _any_bit(mask: bytes, generator: random.Random) -> int | None:
         return None
     place = generator.choice(places)
     return place * 8 + generator.choice([bit for bit in range(8) if mask[place] >> bit & 1])
-
-
-def json_depth(value: Any) -> int:
-    """Return how deep objects and arrays are nested; without recursion, because a client chooses the depth."""
-    depth, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list)]:
-        depth += 1
-        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
-    return depth
 
 
 def supported(schema: Any) -> Any:

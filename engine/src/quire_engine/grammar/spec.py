@@ -5,7 +5,10 @@ worker process, and the engine process gets the result as ``SamplingParams.gramm
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+MAX_DEPTH = 64
+"""The deepest nesting of a JSON schema; llguidance's own parser ends at 128 levels of JSON."""
 
 GrammarKind = Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
 
@@ -55,3 +58,18 @@ class Vocabulary:
 
 class GrammarError(Exception):
     """A grammar that cannot be compiled; the message says why, without the field of the request."""
+
+
+def check_depth(value: Any) -> None:
+    """Raise GrammarError for JSON that is nested too deeply for functions that call themselves at each level."""
+    if (depth := json_depth(value)) > MAX_DEPTH:
+        raise GrammarError(f"it is nested {depth} deep; at most {MAX_DEPTH} levels are accepted")
+
+
+def json_depth(value: Any) -> int:
+    """Return how deep objects and arrays are nested; without recursion, because a client chooses the depth."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth

@@ -303,6 +303,16 @@ async def test_grammar_allows_one_call_without_parallel_calls(serving: Serving) 
         assert follows(grammar, CALL) and not follows(grammar, f"{CALL}\n{CALL}")
 
 
+async def test_required_call_with_deep_parameters_is_refused(serving: Serving) -> None:
+    parameters: dict[str, Any] = {"type": "object"}
+    for _ in range(400):
+        parameters = {"type": "object", "properties": {"a": parameters}}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    async with serving("[]", template=TEMPLATE) as server:
+        error = (await server.chat(tools=[tool], tool_choice="required")).json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "tools", "invalid_grammar")
+
+
 async def test_with_tool_choice_none_a_type_is_the_only_answer(serving: Serving) -> None:
     async with serving('"sun"', template=TEMPLATE) as server:
         await server.chat(tools=[WEATHER], response_format=SKY, tool_choice="none")

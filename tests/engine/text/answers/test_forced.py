@@ -6,6 +6,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from quire_engine.grammar.spec import MAX_DEPTH, GrammarError
 from quire_engine.text.answers.forced import named_call, named_call_schema, required_calls, required_calls_schema
 from quire_engine.text.answers.reader import AnswerParser, Arguments, CallStart, Content
 
@@ -43,6 +44,15 @@ def test_required_calls_are_valid_by_the_tools_own_schemas(answer: Any, valid: b
 
 def test_tool_without_parameters_accepts_an_object() -> None:
     assert named_call_schema({}) == {"type": "object"} and named_call_schema(NODE) == NODE
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 5000])
+def test_parameters_that_are_nested_too_deeply_are_refused(depth: int) -> None:
+    parameters: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        parameters = {"not": parameters}
+    with pytest.raises(GrammarError):
+        required_calls_schema({"push": NODE, "deep": parameters}, several=True)
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from quire_engine.core.sampling_params import ReasoningPhase
-from quire_engine.grammar.spec import GrammarSpec
+from quire_engine.errors import InvalidRequest
+from quire_engine.grammar.spec import GrammarError, GrammarSpec
 from quire_engine.server.generation.choice import Delta
 from quire_engine.text.answers import hermes
 from quire_engine.text.answers.forced import named_call, named_call_schema, required_calls, required_calls_schema
@@ -59,14 +60,19 @@ class AnswerPlan:
         return required_calls if self.required else None
 
     def constraint(self) -> GrammarSpec | None:
-        """Return the constraint that the choice of tools demands."""
+        """Return the constraint that the choice of tools demands. Raises InvalidRequest."""
         if self.schemas is None or self._format is None:
             return None
-        schema = (
-            required_calls_schema(self.schemas, several=self.parallel_calls)
-            if self.forced_tool is None
-            else named_call_schema(self.schemas[self.forced_tool])
-        )
+        try:
+            schema = (
+                required_calls_schema(self.schemas, several=self.parallel_calls)
+                if self.forced_tool is None
+                else named_call_schema(self.schemas[self.forced_tool])
+            )
+        except GrammarError as error:
+            raise InvalidRequest(
+                f"tools: cannot be compiled: {error}", param="tools", code="invalid_grammar"
+            ) from error
         return GrammarSpec(kind="json_schema", text=msgspec.json.encode(schema).decode(), param="tools")
 
     def calls_or(self, wanted: GrammarSpec) -> GrammarSpec | None:

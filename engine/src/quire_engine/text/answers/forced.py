@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from quire_engine.grammar.spec import check_depth
 from quire_engine.text.answers.json_call import json_calls
 from quire_engine.text.answers.reader import Format, Reader, Schemas, Steps
 
@@ -15,10 +16,14 @@ def named_call_schema(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def required_calls_schema(tools: Schemas, *, several: bool) -> dict[str, Any]:
-    """Return the schema of an answer that is an array of calls, of one call unless there may be several."""
+    """Return the schema of an answer that is an array of calls, of one call unless there may be several.
+
+    Raises GrammarError for parameters that are nested too deeply.
+    """
     definitions: dict[str, Any] = {}
     calls = []
     for number, (name, parameters) in enumerate(tools.items()):
+        check_depth(parameters)
         key = f"tool{number}"
         definitions[key] = _moved(parameters, f"#/$defs/{key}") if parameters else _ANY_OBJECT
         calls.append(
