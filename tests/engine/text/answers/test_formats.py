@@ -118,6 +118,9 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("hermes", "a <tool_call>nonsense</tool_call> b ", "a <tool_call>nonsense</tool_call> b ", []),
     ("hermes", "2 < 3 and <tool", "2 < 3 and <tool", []),
+    ("hermes", "Use the <tool_call> tag", "Use the <tool_call> tag", []),
+    ("hermes", "<tool_call>\n[1, 2]", "<tool_call>\n[1, 2]", []),
+    ("hermes", '<tool_call> [ {"a": 1}]', '<tool_call> [ {"a": 1}]', []),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "b', "", [("f", ("invalid", '{"a": "b'))]),
     ("hermes", '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>', "", [("\ufffd", {})]),
     (
@@ -172,7 +175,8 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "Hello",
         [("add", {"a": 1}), ("w", {"c": "SF"})],
     ),
-    ("mistral", "[TOOL_CALLS] not json at all", "not json at all", []),
+    ("mistral", "a [TOOL_CALLS] word", "a  word", []),
+    ("mistral", "a[TOOL_CALLS]\n[1]", "a\n[1]", []),
     (
         "mistral",
         '[TOOL_CALLS]add{"a": 3.5, "b": 4}[TOOL_CALLS]multiply{"a": 3}',

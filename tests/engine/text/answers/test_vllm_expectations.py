@@ -404,9 +404,16 @@ DIFFERENT: list[tuple[str, str, tuple[str, str], Calls, str]] = [
     (
         "mistral",
         '[TOOL_CALLS]  junk [{"name": "add", "arguments":{"a": 1, "b": 2}}] trail',
-        ('junk [{"name": "add", "arguments":{"a": 1, "b": 2}}] trail', ""),
+        ('  junk [{"name": "add", "arguments":{"a": 1, "b": 2}}] trail', ""),
         [],
         "text after the tag that is no call is text; vLLM searches it for calls where it is not streamed",
+    ),
+    (
+        "mistral",
+        "[TOOL_CALLS] not json at all",
+        (" not json at all", ""),
+        [],
+        "white space after a tag is text where no call follows; vLLM strips such an answer",
     ),
 ]
 

@@ -11,32 +11,36 @@ def json_call(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -
     The call starts as soon as its name and the start of its arguments are known; what follows cannot make it text.
     """
     reader.record()
-    call = _Call(reader, argument_keys)
-    complete = yield from call.read()
-    if call.started:
-        reader.forget()
-        return True
-    if complete and call.start_with_held():
-        reader.forget()
-        return True
-    reader.restore()
-    return False
+    return (yield from _recorded_call(reader, argument_keys))
 
 
 def json_calls(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -> Steps:
     """Read one call, or an array of calls. The result is False where the first is no call; nothing is consumed then."""
-    if (yield from reader.space()) != "[":
-        return (yield from json_call(reader, argument_keys))
-    yield from reader.literal("[")
-    if not (yield from json_call(reader, argument_keys)):
-        reader.text = "[" + reader.text
+    reader.record()
+    is_array = (yield from reader.space()) == "["
+    if is_array:
+        yield from reader.literal("[")
+    if not (yield from _recorded_call(reader, argument_keys)):
         return False
+    if not is_array:
+        return True
     while (yield from reader.space()) == ",":
         yield from reader.literal(",")
         if not (yield from json_call(reader, argument_keys)):
             return True
     yield from reader.literal("]")
     return True
+
+
+def _recorded_call(reader: Reader, argument_keys: tuple[str, ...]) -> Steps:
+    """Read a call. Where the text is no call, what was consumed since ``record`` is put back."""
+    call = _Call(reader, argument_keys)
+    complete = yield from call.read()
+    if call.started or (complete and call.start_with_held()):
+        reader.forget()
+        return True
+    reader.restore()
+    return False
 
 
 class _Call:

@@ -13,7 +13,10 @@ _NAME = re.compile(r"[\w.:/-]{1,256}")
 def mistral(reader: Reader) -> Steps:
     """Read calls in the form of any version of Mistral's tokenizer; what follows a tag and is no call is text."""
     while (yield from reader.until((CALLS,), reader.content)):
-        if (yield from reader.space()) in ("[", "{"):
+        reader.record()
+        first = yield from reader.space()
+        reader.restore()
+        if first in ("[", "{"):
             yield from json_calls(reader)
         else:
             yield from _named(reader)
