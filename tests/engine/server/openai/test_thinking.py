@@ -85,3 +85,29 @@ async def test_a_budget_is_a_natural_number(serving: Serving, budget: Any) -> No
     async with serving("Hello", template=TEMPLATE) as server:
         answer = await server.chat(thinking_token_budget=budget)
         assert answer.status_code == 400 and "thinking_token_budget" in json.dumps(answer.json())
+
+
+@pytest.mark.parametrize(
+    ("thinking", "fields", "param"),
+    [
+        (True, {"allowed_token_ids": [65, 66]}, "allowed_token_ids"),
+        (None, {"allowed_token_ids": [65, 257]}, "allowed_token_ids"),
+        (True, {"bad_words": ["</think>"]}, "bad_words"),
+        (True, {"bad_words": ["x</think>"]}, "bad_words"),
+        (True, {"stop_token_ids": [258], "min_tokens": 9}, "min_tokens"),
+        (True, {"stop_token_ids": [258], "min_tokens": 8}, None),
+        (True, {"allowed_token_ids": [65, 258]}, None),
+        (None, {"allowed_token_ids": [65, 66]}, None),
+        (False, {"bad_words": ["</think>"]}, None),
+        (True, {"bad_words": ["</think>x"]}, None),
+    ],
+)
+async def test_a_budget_needs_an_end_tag_that_may_be_sampled(
+    serving: Serving, tagged: tuple[int, int], thinking: bool | None, fields: dict[str, Any], param: str | None
+) -> None:
+    """A prompt without the reasoning, or a start tag that may not be sampled, needs no end tag."""
+    async with serving("A", template=TEMPLATE) as server:
+        answer = await server.chat(enable_thinking=thinking, thinking_token_budget=8, **fields)
+        assert answer.status_code == (200 if param is None else 400)
+        assert param is None or answer.json()["error"]["param"] == param
+        assert (await server.chat(enable_thinking=thinking, **fields)).status_code == 200

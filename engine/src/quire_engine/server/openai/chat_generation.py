@@ -14,7 +14,7 @@ from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.openai.answer_parts import AnswerPlan, reasoning_tags
 from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
 from quire_engine.server.openai.grammars import grammar_of
-from quire_engine.server.openai.limits import longest_text
+from quire_engine.server.openai.limits import check_reasoning, longest_text
 from quire_engine.server.openai.requests import AnswerLimits, ValidatedRequest, start_generation, validate
 from quire_engine.server.rendering.conversation import Conversation
 
@@ -100,6 +100,7 @@ def _with_reasoning(
         return plan, valid
     phase = plan.reasoning_phase(context.tokenizer, budget)
     params = [replace(sampling, reasoning_phase=phase) for sampling in valid.params]
+    check_reasoning(params[0])
     return replace(plan, phase=phase), replace(valid, params=params)
 
 

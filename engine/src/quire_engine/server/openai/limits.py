@@ -129,6 +129,30 @@ def check_sampling(sampling: SamplingParams, limits: ModelLimits) -> None:
         raise InvalidRequest("bad_words: the words may forbid every token of this model", param="bad_words")
 
 
+def check_reasoning(sampling: SamplingParams) -> None:
+    """Raise InvalidRequest for a budget of reasoning if the end tag, then the only token allowed, may be forbidden."""
+    phase, allowed = sampling.reasoning_phase, sampling.allowed_token_ids
+    if phase is None or phase.budget is None:
+        return
+    may_begin = phase.optional and (allowed is None or phase.start_token_id in allowed)
+    if not phase.opened and not may_begin:
+        return
+    end = phase.end_token_id
+    # A grammar begins after the reasoning, and keeps min_tokens itself.
+    too_early = sampling.min_tokens > phase.budget and sampling.grammar is None
+    for param, forbids in (
+        ("allowed_token_ids", allowed is not None and end not in allowed),
+        ("bad_words", any(word[-1] == end for word in sampling.bad_words_token_ids)),
+        ("min_tokens", too_early and end in sampling.stop_token_ids),
+    ):
+        if forbids:
+            raise InvalidRequest(
+                f"{param}: may forbid token {end}, the end of the reasoning, which must follow once "
+                "thinking_token_budget is used up; permit this token, or send only one of the two",
+                param=param,
+            )
+
+
 def check_report_size(prompts: Sequence[Sequence[int]], sampling: SamplingParams, *, times: int) -> None:
     """Raise InvalidRequest for more prompt logprobs than a response may contain.
 
