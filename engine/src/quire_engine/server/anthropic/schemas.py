@@ -1,6 +1,7 @@
 """The schemas of POST /v1/messages and /v1/messages/count_tokens.
 
-Fields of Anthropic's API that would have an effect which this server lacks are refused by name.
+Fields of Anthropic's API that would have an effect which this server lacks are refused by name. The schema of the chat
+request that a body becomes checks more, such as that ``tool_choice`` names one of the tools.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -177,17 +178,6 @@ class CountTokensRequest(SamplingExtensions):
     betas: list[str] | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
-
-    @model_validator(mode="after")
-    def _declared(self) -> Self:
-        choice = self.tool_choice
-        if choice is None or choice.type in ("auto", "none"):
-            return self
-        if not self.tools:
-            raise ValueError("tool_choice: needs tools to choose from")
-        if choice.type == "tool" and choice.name not in {tool.name for tool in self.tools}:
-            raise ValueError(f"tool_choice: {(choice.name or '')[:100]!r} is not one of the tools")
-        return self
 
 
 class MessagesRequest(CountTokensRequest):

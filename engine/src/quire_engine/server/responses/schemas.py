@@ -1,6 +1,7 @@
 """The schema of POST /v1/responses.
 
-Fields and items of OpenAI's API that would have an effect which this server lacks are refused by name.
+Fields and items of OpenAI's API that would have an effect which this server lacks are refused by name. The schema of
+the chat request that a body becomes checks more, such as that ``tool_choice`` names one of the tools.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -251,10 +252,4 @@ class ResponsesRequest(SamplingExtensions):
             raise ValueError("background: needs store, because the answer is fetched later")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream set to true")
-        if self.tool_choice in (None, "none", "auto"):
-            return self
-        if not self.tools:
-            raise ValueError("tool_choice: needs tools to choose from")
-        if isinstance(self.tool_choice, dict) and self.tool_choice["name"] not in {tool.name for tool in self.tools}:
-            raise ValueError(f"tool_choice: {self.tool_choice['name'][:100]!r} is not one of the tools")
         return self
