@@ -16,7 +16,7 @@ from quire_engine.server import health
 from quire_engine.server.anthropic import messages
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
-from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
+from quire_engine.server.generation.generation import ClientGone
 from quire_engine.server.http import docs_page
 from quire_engine.server.http.edge import Edge
 from quire_engine.server.http.one_trial import OneTrial
@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _EXPOSED = ("x-request-id", "retry-after", "traceparent")
 """The response headers that a web page may read."""
+
+_CLIENT_CLOSED_REQUEST = 499
+"""The status in the access log and in traces, as in nginx; the client does not read it."""
 
 _DESCRIPTION = "OpenAI-compatible API of one language model, served by quire's engine."
 
@@ -66,6 +69,7 @@ def create_app(
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _routing_error)
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
+    app.add_exception_handler(ClientGone, _client_disconnected)
     app.add_exception_handler(Exception, _internal_error)
     edge: ASGIApp = OneTrial(Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing))
     if context.options.root_path:
@@ -122,7 +126,7 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _client_disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -124,6 +124,20 @@ async def test_a_disconnect_without_stream_ends_all_sequences(serving: Serving) 
         assert server.context.metrics.finished["abort"] == 4
 
 
+async def test_disconnect_without_stream_is_logged_with_status_499(
+    serving: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        async with serving(log_requests=True) as server:
+            asking = asyncio.create_task(server.chat())
+            stream = await server.engine.stream()
+            asking.cancel()
+            await asyncio.wait_for(stream.cancelled.wait(), 60)
+            await _quiet(server)
+    assert "/v1/chat/completions 499" in caplog.text
+    assert not any(record.exc_info for record in caplog.records)
+
+
 async def _quiet(server: Any) -> None:
     """Wait until nothing runs and nothing counts as waiting."""
     lifecycle = server.context.lifecycle

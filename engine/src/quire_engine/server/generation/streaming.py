@@ -25,8 +25,6 @@ _log = logging.getLogger(__name__)
 _SEND_TIMEOUT_SECONDS = 60.0
 """The server treats a client that reads nothing for this time as gone. Until then its tokens wait as ids, not text."""
 
-CLIENT_CLOSED_REQUEST = 499
-
 _JSON = "application/json"
 MAX_LOGPROBS_HELD = 500_000
 """The most logprobs in an answer that is not streamed: about 30 MB of JSON, and ten times that while encoding."""
@@ -76,7 +74,7 @@ class DisconnectWatch:
 async def respond(
     request: Request, generation: Generation, writer: Writer, *, stream: bool, keepalive_seconds: float | None
 ) -> Response:
-    """Return the response of a generation. Raises RequestError as long as nothing has been sent.
+    """Return the response of a generation. Raises RequestError, ClientGone as long as nothing has been sent.
 
     A stream without output begins after ``keepalive_seconds``, and has a comment whenever it had no event for so long.
     That of a trial begins with its first token, which shows that the request does not end the engine.
@@ -108,8 +106,6 @@ async def respond(
                 marks=None if resumption is None else TokenMarks(resumption),
             )
         return Response(await collect_whole(generation, writer, first.result()), media_type=_JSON, headers=headers)
-    except ClientGone:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         if not handed_over:
             first.cancel()

@@ -11,8 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
-from quire_engine.server.generation.generation import ClientGone
-from quire_engine.server.generation.streaming import CLIENT_CLOSED_REQUEST
 from quire_engine.server.http.body import body_schema
 from quire_engine.server.pooling.prompts import pair_prompt
 from quire_engine.server.pooling.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -39,19 +37,16 @@ async def embeddings(request: Request) -> Response:
         body = await read_body(request, context, EmbeddingRequest, held, ("input",))
         served.check_dimensions(body.dimensions)
         places = _places("input", body.input)
-        try:
-            read = await read_prompts(
-                request,
-                context,
-                served,
-                body,
-                body.input,
-                places,
-                add_special_tokens=body.add_special_tokens,
-                arrived=arrived,
-            )
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        read = await read_prompts(
+            request,
+            context,
+            served,
+            body,
+            body.input,
+            places,
+            add_special_tokens=body.add_special_tokens,
+            arrived=arrived,
+        )
     head = {"object": "list", "model": context.answer_name(body.model)}
     return await _written(read, lambda: {**head, "data": _embeddings(read, served, body)})
 
@@ -77,12 +72,9 @@ async def rerank(request: Request) -> Response:
     served = context.require_pooling()
     with context.bodies.lease() as held:
         body = await read_body(request, context, RerankRequest, held, ("documents",))
-        try:
-            read, score = await _scored(
-                request, context, served, body, [body.query], body.documents, ("query", "documents"), arrived
-            )
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        read, score = await _scored(
+            request, context, served, body, [body.query], body.documents, ("query", "documents"), arrived
+        )
 
     def ranking() -> dict[str, Any]:
         scores = score()
@@ -109,12 +101,9 @@ async def score(request: Request) -> Response:
     served = context.require_pooling()
     with context.bodies.lease() as held:
         body = await read_body(request, context, ScoreRequest, held, ("text_1", "text_2"))
-        try:
-            read, scores = await _scored(
-                request, context, served, body, body.text_1, body.text_2, ("text_1", "text_2"), arrived
-            )
-        except ClientGone:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        read, scores = await _scored(
+            request, context, served, body, body.text_1, body.text_2, ("text_1", "text_2"), arrived
+        )
     head = {
         "id": f"score-{request.state.request_id}",
         "object": "list",
