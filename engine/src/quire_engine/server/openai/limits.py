@@ -63,7 +63,12 @@ def check_against_model(request: GenerationRequest, logprobs: int | None, limits
             raise InvalidRequest(
                 f"{name}: {count} exceeds the limit of {limits.max_logprobs} (--max-logprobs)", param=name
             )
-    if request.priority != 0 and not limits.priorities:
+    check_priority(request.priority, used=limits.priorities)
+
+
+def check_priority(priority: int, *, used: bool) -> None:
+    """Raise InvalidRequest for a priority on a server whose scheduler does not use priorities."""
+    if priority != 0 and not used:
         raise InvalidRequest(
             "priority: only 0 is accepted, because this server runs requests in order of arrival; start it with "
             "--scheduling-policy priority to use priorities",

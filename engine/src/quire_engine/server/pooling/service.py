@@ -19,7 +19,7 @@ from quire_engine.server.generation.queue_limit import QueueLimit
 from quire_engine.server.generation.streaming import DisconnectWatch
 from quire_engine.server.http.body import MAX_TOKEN_IDS, read_object, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
-from quire_engine.server.openai.limits import check_length
+from quire_engine.server.openai.limits import check_length, check_priority
 from quire_engine.server.openai.unsupported import remove_empty
 from quire_engine.server.pooling.prompts import check_prompts, truncated
 from quire_engine.server.pooling.schemas import PoolingRequest
@@ -48,12 +48,7 @@ async def read_body(
     remove_empty(content, schema.model_fields)
     body = await validate_large_body(schema, content, lenient=context.options.lenient, num_bytes=held.num_bytes)
     await context.require_model(body.model)
-    if body.priority != 0 and not context.priorities:
-        raise InvalidRequest(
-            "priority: only 0 is accepted, because this server runs requests in order of arrival; start it with "
-            "--scheduling-policy priority to use priorities",
-            param="priority",
-        )
+    check_priority(body.priority, used=context.priorities)
     return body
 
 
