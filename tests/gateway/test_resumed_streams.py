@@ -188,6 +188,26 @@ async def test_stream_resumes_on_its_own_track(gateway, replicas):
     assert [len(replica.bodies) for replica in fleet.values()] == [0, 1, 1] and b"[DONE]" in data
 
 
+@pytest.mark.parametrize(("end", "errors"), [(ENGINE_STOPPED, 1), ("shutting_down", 0), ("waits", 0)])
+async def test_planned_move_is_no_error_of_its_track(gateway, replicas, end, errors):
+    """A canary replica that a node drain or a scale-down ends has not failed."""
+    one, two = await replicas("canary-a"), await replicas("canary-b")
+    leaving = one.behaviour = Engine(end, 2)
+    two.behaviour = Engine()
+    gateway.discovery.canary = CanaryRoute(revision="r2", weight_percent=90)
+    await gateway.push(chat=[one.endpoint(track=CANARY)])
+    reading = asyncio.create_task(stream(gateway))
+    await leaving.at_end.wait()
+    await gateway.push(chat=[one.endpoint(terminating=end == "waits", track=CANARY), two.endpoint(track=CANARY)])
+    leaving.go_on.set()
+
+    assert b"[DONE]" in await reading
+
+    async with gateway.client.get(f"{gateway.url}/tracks") as response:
+        canary = (await response.json())["models"]["chat"]["tracks"][CANARY]
+    assert (canary["requests"], canary["errors"]) == (1 + errors, errors)
+
+
 @pytest.mark.parametrize(
     ("engine", "error"),
     [(Engine("kill", 3, announces=False), b"replica_failed"), (Engine("internal", 3), b'"internal"')],

@@ -238,8 +238,10 @@ class Attempts:
             if events and events.has_error:
                 _note_broken(tracked)
         except ReplicaDied as death:
-            _note_broken(tracked)
-            if stream.is_resumable and (lost := lost_stream(stream, death)) is not None:
+            lost = lost_stream(stream, death) if stream.is_resumable else None
+            if lost is None or lost.reason not in NO_FAULT:
+                _note_broken(tracked)
+            if lost is not None:
                 backend.record_failure(monotonic(), unreachable=lost.reason == "disconnected")
                 return lost
             has_ended = events is not None and (events.has_error or stream.is_complete)

@@ -13,9 +13,9 @@ from quire_gateway.resumable import OpenStream
 BUSY, UNAVAILABLE = 429, 503
 _ENGINE_ENDS = "shutting_down"
 """The code of the error with which an engine ends the streams that its drain leaves."""
-NO_FAULT = frozenset({"busy", "stale", "trial_running"})
-"""The reasons of failed attempts that are no errors of the replica's track: a full queue, an idle connection that was
-closed, a trial of another request.
+NO_FAULT = frozenset({"busy", "moved", "stale", "trial_running"})
+"""The reasons of failed attempts that are no errors of the replica's track: a full queue, a stream that leaves a
+terminating replica, an idle connection that was closed, a trial of another request.
 """
 
 
