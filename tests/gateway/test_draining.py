@@ -11,6 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+from quire_gateway import wait_comments
 from quire_gateway.__main__ import _CANCEL_SECONDS
 
 EVENT = {"Content-Type": "text/event-stream"}
@@ -108,6 +110,22 @@ async def test_stream_unfinished_at_the_drain_timeout_gets_an_error(start_gatewa
     status, body = await held
     assert (status, body["error"]["code"]) == (503, "shutting_down")
     await asyncio.wait_for(chat.left.wait(), 60)
+
+
+async def test_commented_stream_at_the_drain_timeout_gets_an_error(start_gateway, monkeypatch):
+    """The response of a held stream has started with a comment, so a second head would corrupt its body."""
+    monkeypatch.setattr(wait_comments, "_LEAST_SECONDS", 0.01)
+    gateway = await start_gateway(drain_timeout_seconds=0.05)
+    await gateway.push(chat=[])
+    body, wish = {"model": "chat", "stream": True}, {WAIT_COMMENTS_HEADER: "0.01"}
+    response = await gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=wish)
+    await response.content.readuntil(b"\n\n")
+
+    await gateway.gateway.stop()
+
+    *comments, event, end = (await response.content.read()).decode().split("\n\n")
+    assert set(comments) <= {": waiting for a replica"} and event.startswith("event: error\ndata: ") and end == ""
+    assert json.loads(event.split("data: ")[1])["error"]["code"] == "shutting_down"
 
 
 def test_command_serves_until_sigterm_and_exits_with_zero(tmp_path):

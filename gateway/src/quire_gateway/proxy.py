@@ -173,12 +173,15 @@ class Proxy:
             return response
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._attempts.cancelling or call.stream.response is None or task is None:
+            if not self._attempts.cancelling or task is None:
                 raise
             task.uncancel()
-            shutdown = ShuttingDown("this gateway is shutting down")
-            await end_with_error(call.request, call.stream.response, shutdown.body(call.request.path))
-            return call.stream.response
+            shutdown = ShuttingDown("this gateway is shutting down", retry_after_seconds=1)
+            response = await _started(call)
+            if response is None:
+                raise shutdown from None
+            await end_with_error(call.request, response, shutdown.body(call.request.path))
+            return response
         response = await _started(call)
         if response is None or response is answer:
             return answer

@@ -39,7 +39,8 @@ class WaitComments:
     async def stop(self) -> web.StreamResponse | None:
         """End the comments; return the response if it has started."""
         self._stopped.set()
-        await self._task
+        # A request that is cancelled here must still learn whether its response has started.
+        await asyncio.shield(self._task)
         return self._response
 
     def cancel(self) -> None:
