@@ -158,6 +158,18 @@ async def test_each_replica_sees_its_own_gpu_or_none(cluster: Cluster, tmp_path:
         assert seen == expected
 
 
+async def test_scale_up_during_a_drain_uses_the_gpu_that_becomes_free(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_DRAIN_SECONDS", "0.5")
+    cluster.add(replicas=2, gpus=(0, 1))
+    await cluster.until("chat-0", "chat-1")
+    cluster.local.scale("chat", replicas=1)
+    cluster.local.scale("chat", replicas=2)
+    # The number 2 would share GPU 0.
+    await cluster.until("chat-0", "chat-3")
+
+
 async def test_internal_error_is_raised(cluster: Cluster) -> None:
     def broken(port: int) -> list[str]:
         raise ZeroDivisionError(port)

@@ -68,7 +68,12 @@ def test_pods_of_a_replica_have_their_gpus_on_one_machine() -> None:
     [((), 1, [(), ()]), ((3, 4), 1, [(3,), (4,), (3,)]), ((1, 2, 3, 4), 2, [(1, 2), (3, 4), (1, 2)])],
 )
 def test_replicas_use_separate_gpus(gpus: tuple[int, ...], per_replica: int, expected: list[tuple[int, ...]]) -> None:
-    deployment = LocalDeployment(
+    deployment = deployed(gpus, per_replica)
+    assert [deployment.gpus_of(number) for number in range(len(expected))] == expected
+
+
+def deployed(gpus: tuple[int, ...], per_replica: int = 1) -> LocalDeployment:
+    return LocalDeployment(
         name="chat",
         served_name="chat",
         command=lambda port: [],
@@ -76,7 +81,32 @@ def test_replicas_use_separate_gpus(gpus: tuple[int, ...], per_replica: int, exp
         gpus=gpus,
         gpus_per_replica=per_replica,
     )
-    assert [deployment.gpus_of(number) for number in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "per_replica", "staying", "draining", "expected"),
+    [
+        (2, 1, [], [], [0, 1, 2]),
+        (0, 1, [0, 2], [1], [3, 4]),
+        # GPU 1 becomes free, GPU 0 does not.
+        (2, 1, [0], [1], [3]),
+        (4, 2, [0], [1], [3]),
+        (2, 1, [1], [0, 2], [4]),
+        # GPU 2 is idle.
+        (3, 1, [1], [0], [2, 3]),
+        # The lowest free number belongs to a GPU that a staying replica fills.
+        (2, 1, [3], [], [0]),
+        (2, 1, [2], [0], [1, 3]),
+        # All GPUs are in use, so that two replicas share one.
+        (2, 1, [0, 1], [2], [3, 4]),
+    ],
+)
+def test_new_replica_gets_the_gpus_with_the_fewest_replicas(
+    num_gpus: int, per_replica: int, staying: list[int], draining: list[int], expected: list[int]
+) -> None:
+    deployment = deployed(tuple(range(num_gpus)), per_replica)
+    assert deployment.new_numbers(len(expected), staying=staying, draining=draining) == expected
+    assert deployment.new_numbers(-1, staying=staying, draining=draining) == []
 
 
 @pytest.mark.parametrize(("tensor", "threads"), [(1, 8), (2, 8), (16, 16)])

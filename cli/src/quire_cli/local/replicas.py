@@ -7,7 +7,8 @@ which are written as a whole at each change.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,9 +50,29 @@ class LocalDeployment:
 
     def gpus_of(self, number: int) -> tuple[int, ...]:
         """Return the GPUs of a replica. The next replica that has a number gets the same ones."""
-        sets = len(self.gpus) // self.gpus_per_replica
-        first = number % sets * self.gpus_per_replica if sets else 0
+        first = number % self._num_gpu_sets * self.gpus_per_replica
         return self.gpus[first : first + self.gpus_per_replica]
+
+    def new_numbers(self, count: int, *, staying: Iterable[int], draining: Iterable[int]) -> list[int]:
+        """Return the numbers of new replicas: each has the GPUs with the fewest replicas, and the lowest free number.
+
+        A draining replica keeps its number. It leaves its GPUs soon, so one that stays counts more.
+        """
+        sets = self._num_gpu_sets
+        stay, drain = list(staying), list(draining)
+        new: list[int] = []
+        for _ in range(count):
+            taken = {*stay, *drain, *new}
+            num_staying = Counter(number % sets for number in (*stay, *new))
+            num_draining = Counter(number % sets for number in drain)
+            # So many numbers contain a free one of each set of GPUs.
+            free = (number for number in range(sets * (len(taken) + 1)) if number not in taken)
+            new.append(min(free, key=lambda n: (num_staying[n % sets], num_draining[n % sets], n)))
+        return new
+
+    @property
+    def _num_gpu_sets(self) -> int:
+        return max(1, len(self.gpus) // self.gpus_per_replica)
 
 
 class LocalCluster:
@@ -118,9 +139,10 @@ class LocalCluster:
 
     def scale(self, name: str, *, replicas: int, victims: Sequence[str] = ()) -> None:
         """Start missing replicas, or drain surplus ones: the victims first, then the unready, then the youngest."""
-        staying = self._staying(name)
-        for number in self._free_numbers(name, max(0, replicas - len(staying))):
-            self._replicas[name][number] = self._keep(self._launch(self._deployments[name], number))
+        staying, deployment = self._staying(name), self._deployments[name]
+        draining = self._replicas[name].keys() - staying.keys()
+        for number in deployment.new_numbers(replicas - len(staying), staying=staying, draining=draining):
+            self._replicas[name][number] = self._keep(self._launch(deployment, number))
 
         def worth(number: int) -> tuple[bool, bool, int]:
             kept = staying[number]
@@ -175,10 +197,6 @@ class LocalCluster:
 
     def _staying(self, name: str) -> dict[int, KeptProcess]:
         return {number: kept for number, kept in self._replicas[name].items() if not kept.stopping}
-
-    def _free_numbers(self, name: str, count: int) -> list[int]:
-        taken = self._replicas[name]
-        return [number for number in range(len(taken) + count) if number not in taken][:count]
 
     def _keep(self, launch: Launch) -> KeptProcess:
         kept = KeptProcess(launch, http=self._http, pace=self._pace, changed=self._note)
