@@ -49,8 +49,15 @@ async def waking(start_gateway, replicas):
     return harness
 
 
-async def ask(harness, body: dict, *, host: str = "chat.team-a.svc.cluster.local:8000", **headers: str):
-    url = f"http://127.0.0.1:{harness.gateway.wake_port}/v1/completions"
+async def ask(
+    harness,
+    body: dict,
+    *,
+    host: str = "chat.team-a.svc.cluster.local:8000",
+    path: str = "/v1/completions",
+    **headers: str,
+):
+    url = f"http://127.0.0.1:{harness.gateway.wake_port}{path}"
     async with harness.client.post(url, json=body, headers={"Host": host} | headers) as response:
         return response.status, await response.json(), response.headers
 
@@ -69,6 +76,14 @@ async def test_a_service_serves_its_model_by_any_of_its_names(waking, body: dict
     status, answer, headers = await ask(waking, body)
     assert (status, answer["served_by"]) == (200, served_by)
     assert headers["Connection"] == "close", "the next request must reach a replica directly"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/tokenize", "/detokenize"]
+)
+async def test_routes_without_v1_reach_a_replica_on_the_wake_port(waking, path: str) -> None:
+    status, answer, _ = await ask(waking, {}, path=path)
+    assert (status, answer["served_by"]) == (200, "chat-0")
 
 
 async def test_a_service_serves_no_model_of_another_one(waking) -> None:

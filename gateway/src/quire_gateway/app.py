@@ -22,8 +22,8 @@ from quire_gateway.wake import SERVICE, find_service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that leaves /v1 must not reach other routes of a replica.
-_PROXIED = "/v1/{path:[A-Za-z0-9_/-]+}"
-
+_PROXIED = ("/v1/{path:[A-Za-z0-9_/-]+}", "/{path:tokenize|detokenize|rerank|v2/rerank|score}")
+"""The routes of POST requests that replicas answer, on both ports."""
 _STORED = "/v1/responses/{id:[A-Za-z0-9_]+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
@@ -116,8 +116,8 @@ def build_app(
     app.router.add_get(_STORED, stored.handle)
     app.router.add_delete(_STORED, stored.handle)
     app.router.add_post(f"{_STORED}/cancel", stored.handle)
-    app.router.add_post(_PROXIED, proxy.handle)
-    app.router.add_post("/{path:tokenize|detokenize|rerank|v2/rerank|score}", proxy.handle)
+    for route in _PROXIED:
+        app.router.add_post(route, proxy.handle)
     app.router.add_get("/v1/models", site.models)
     app.router.add_get("/v1/models/{model:.+}", site.model)
     app.router.add_get(LIVE_PATH, site.alive)
@@ -156,8 +156,8 @@ def build_wake_app(
         response.force_close()
 
     app.on_response_prepare.append(close_connection)
-    app.router.add_post(_PROXIED, forward)
-    app.router.add_post("/{path:tokenize|detokenize}", forward)
+    for route in _PROXIED:
+        app.router.add_post(route, forward)
     app.router.add_get("/v1/models", site.models_of_service)
     app.router.add_get(LIVE_PATH, site.alive)
     app.router.add_route("*", "/{path:.*}", site.not_found)
