@@ -256,21 +256,54 @@ async def test_stream_stays_where_no_other_replica_is_ready(gateway, replicas):
     await asyncio.wait({reading})
 
 
-async def test_refused_continuation_is_an_error_event(gateway, replicas):
-    one = await replicas("one")
-    engine = Engine(ENGINE_STOPPED, 2)
+class Unsuited(Engine):
+    """An engine with another tokenizer than the one that began a stream."""
 
-    async def behave(request: web.Request) -> web.StreamResponse:
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
         if RESUME_FIELD in await request.json():
             return web.json_response({"error": {"message": "no", "code": "not_resumable"}}, status=400)
-        return await engine(request)
+        return await super().__call__(request)
 
-    one.behaviour = behave
-    await gateway.push(chat=[one.endpoint()])
+
+@pytest.mark.parametrize("end", ["waits", "shutting_down", "kill later", ENGINE_STOPPED])
+async def test_stream_passes_replicas_that_cannot_continue_it(gateway, replicas, end):
+    """In a rolling update to another tokenizer, an old replica continues the stream, however busy it is."""
+    leaving, old = await replicas("leaving"), await replicas("old")
+    new = [await replicas(f"new-{number}") for number in range(4)]
+    engine = leaving.behaviour = Engine(end, 4)
+    old.behaviour = Engine()
+    old.load |= {"running": 50}
+    for replica in new:
+        replica.behaviour = Unsuited()
+        replica.load |= {"running": 25}
+    staying = [replica.endpoint() for replica in (*new, old)]
+    await gateway.push(chat=[*staying, leaving.endpoint()])
+    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
+        await asyncio.sleep(0.01)
+    reading = asyncio.create_task(stream(gateway))
+    await engine.at_end.wait()
+    if end == "waits":
+        await gateway.push(chat=[*staying, leaving.endpoint(terminating=True)])
+    engine.go_on.set()
+
+    data = await reading
+
+    assert data.startswith(b"".join(map(event, ANSWER))) and data.endswith(b"data: [DONE]\n\n")
+    assert all(len(replica.bodies) <= 1 for replica in new)
+    assert await gateway.metric("quire_gateway_broken_streams_total") == 0
+
+
+@pytest.mark.parametrize("end", ["shutting_down", ENGINE_STOPPED])
+async def test_stream_that_no_replica_can_continue_ends_with_an_error(gateway, replicas, end):
+    fleet = [await replicas(name) for name in ("one", "two")]
+    for replica in fleet:
+        replica.behaviour = Unsuited(end, 2)
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
 
     data = await stream(gateway)
 
-    assert data.count(b"event: error") == 1 and b"answered 400" in data
+    assert data.count(b"event: error") == 1 and b'"replica_failed"' in data and b"answered 400" in data
+    assert sum(len(replica.bodies) for replica in fleet) == 3
 
 
 @pytest.mark.parametrize(

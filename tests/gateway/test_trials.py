@@ -132,6 +132,16 @@ def test_lost_request_stays_on_its_track(trials: Trials, found: list[Place], cho
     assert (None if started is None else started[2]) == chosen
 
 
+def test_replica_that_cannot_continue_a_stream_gets_another_one() -> None:
+    trials, unsuited = Trials(streams=(1, 2, 3)), {1: frozenset({"a"}), 2: frozenset({"a"})}
+    found = [Place("a", in_flight=1, room=9), Place("b", in_flight=2, room=9)]
+    started = trials.start(found, unsuited=unsuited)
+    assert started is not None and started[1:] == (1, "b")
+    started = trials.start(places("a"), unsuited=unsuited)
+    assert started is not None and started[1:] == (3, "a")
+    assert Trials(streams=(1, 2)).start(places("a"), unsuited=unsuited) is None
+
+
 def test_failed_replica_is_used_only_if_all_failed() -> None:
     failed, trusted = Place("a", is_suspect=True), Place("b", in_flight=9)
     for found, chosen in (([failed], "a"), ([failed, trusted], "b")):

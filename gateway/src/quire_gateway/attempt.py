@@ -26,6 +26,7 @@ from quire_gateway.failed_attempts import (
     BUSY,
     NO_FAULT,
     UNAVAILABLE,
+    UNSUITED,
     FailedAttempt,
     ReplicaDied,
     disconnected,
@@ -135,6 +136,10 @@ class Attempts:
         if upstream.status in (BUSY, UNAVAILABLE):
             return await self._refused(call, backend, upstream)
         if call.stream.response is not None and upstream.content_type != sse.CONTENT_TYPE:
+            if _CLIENT_ERROR <= upstream.status < _SERVER_ERROR:
+                # Other replicas may run the version of the model that began the stream.
+                call.stream.unsuited.add(backend.endpoint.id)
+                return FailedAttempt(reason=UNSUITED, cause=f"answered {upstream.status} to continue the stream")
             raise UpstreamFailed(
                 f"a replica died, and another one answered {upstream.status} to the request to continue the stream"
             )

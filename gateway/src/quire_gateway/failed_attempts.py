@@ -13,9 +13,11 @@ from quire_gateway.resumable import OpenStream
 BUSY, UNAVAILABLE = 429, 503
 _ENGINE_ENDS = "shutting_down"
 """The code of the error with which an engine ends the streams that its drain leaves."""
-NO_FAULT = frozenset({"busy", "moved", "stale", "trial_running"})
+UNSUITED = "unsuited"
+"""The reason of the failed attempt of a replica that cannot continue a stream, for example with another tokenizer."""
+NO_FAULT = frozenset({"busy", "moved", "stale", "trial_running", UNSUITED})
 """The reasons of failed attempts that are no errors of the replica's track: a full queue, a stream that leaves a
-terminating replica, an idle connection that was closed, a trial of another request.
+terminating replica, an idle connection that was closed, a trial of another request, a stream of another model version.
 """
 
 

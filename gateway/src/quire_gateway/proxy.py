@@ -30,7 +30,7 @@ from quire_gateway.errors import (
     UnknownModel,
     UpstreamFailed,
 )
-from quire_gateway.failed_attempts import BUSY, FailedAttempt
+from quire_gateway.failed_attempts import BUSY, UNSUITED, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Charge, admitted
@@ -247,8 +247,13 @@ class Proxy:
         """
         call.ticket.close()
         together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
-        track, keeper = call.current_track, call.keeper
-        with self._trials.enter(call.pool, track=track, together=together, keeper=keeper) as trial:
+        with self._trials.enter(
+            call.pool,
+            track=call.current_track,
+            together=together,
+            keeper=call.keeper,
+            unsuited=call.stream.unsuited,
+        ) as trial:
             call = replace(call, trial=trial)
             while (backend := await trial.turn()) is not None:
                 call.pool.record_sent(backend, prompt_tokens=call.prompt_tokens, blocks=call.blocks)
@@ -266,7 +271,8 @@ class Proxy:
                     outcome = await self._attempts.send(call, backend)
                 else:
                     return outcome
-                trial.refused(backend, together=losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME)
+                together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
+                trial.refused(backend, together=together, accepts_others=outcome.reason == UNSUITED)
             raise UpstreamFailed(
                 f"a replica of {call.pool.model} ended while it worked on this request, and none could try it alone "
                 f"within {self._queue.timeout_seconds(call.pool):g} s"
@@ -277,8 +283,11 @@ class Proxy:
         _log.info("retrying request %s: replica %s %s", call.id, backend.endpoint.id, failure.cause)
 
     def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
-        if len(tried) >= self._options.max_attempts:
+        unsuited = call.stream.unsuited
+        # A replica that cannot continue a stream says so without any work.
+        if len(tried - unsuited) >= self._options.max_attempts:
             return Hold()
+        tried = tried | unsuited
         if (keeper := _waited_for(call)) is not None:
             tried = tried | (call.pool.backends.keys() - {keeper})
         choice: Backend | Hold = Hold()
@@ -295,6 +304,12 @@ class Proxy:
 
 
 def _after(losses: Losses, call: Call, backend: Backend, failed: FailedAttempt) -> tuple[Losses, Step]:
+    """Return the losses and the next step. Raise ``UpstreamFailed`` if no ready replica can continue the stream."""
+    if failed.reason == UNSUITED and call.stream.unsuited.issuperset(call.pool.ready_ids()):
+        raise UpstreamFailed(
+            f"a replica of {call.pool.model} ended while it worked on this request, and no other one can continue the "
+            f"stream: the last one {failed.cause}"
+        )
     terminating = backend.endpoint.terminating
     return losses.after(failed.reason, terminating=terminating, has_tokens=call.stream.has_tokens)
 

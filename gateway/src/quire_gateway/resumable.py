@@ -27,6 +27,8 @@ class OpenStream:
         """The answer to the client, once it has started."""
         self.track = ""
         """The track of the replica that began it; empty before that."""
+        self.unsuited: set[str] = set()
+        """The replicas that cannot continue it."""
         self._is_announced = False
         self._facts: dict[str, msgspec.Raw] | None = None
         self._tokens = array("q")

@@ -6,7 +6,7 @@ bounded in number: they were admitted before, and ``bodies`` bounds their memory
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
@@ -35,6 +35,8 @@ class _Line:
         """The track on which each request should stay."""
         self.keepers: dict[int, str] = {}
         """The only replica that can serve a request, for those that have one."""
+        self.unsuited: dict[int, Set[str]] = {}
+        """The replicas that cannot continue a stream, which grow in number while it is tried."""
         self.refusing_until: dict[str, float] = {}
         self.last_ask = 0.0
         self.timer: asyncio.TimerHandle | None = None
@@ -54,15 +56,18 @@ class TrialQueue:
         return frozenset() if line is None else avoid(line.trials.places, pool.ready_ids())
 
     @contextmanager
-    def enter(self, pool: Pool, *, track: str, together: bool, keeper: str | None = None) -> Iterator["Trial"]:
+    def enter(
+        self, pool: Pool, *, track: str, together: bool, unsuited: Set[str], keeper: str | None = None
+    ) -> Iterator["Trial"]:
         """Queue a request that was lost, until the context ends.
 
         ``together`` is true for a stream that may go on with others; ``keeper`` is the only replica that can serve it.
+        The replicas in ``unsuited``, which may grow meanwhile, get no trial of it.
         """
         line = self._lines.setdefault(pool, _Line())
         number = next(self._numbers)
         line.trials = line.trials.enter(number, together=together)
-        line.tracks[number] = track
+        line.tracks[number], line.unsuited[number] = track, unsuited
         if keeper is not None:
             line.keepers[number] = keeper
         line.num_members += 1
@@ -71,7 +76,7 @@ class TrialQueue:
             yield Trial(self, pool, line, number, deadline, together=together)
         finally:
             line.trials = line.trials.leave(number)
-            del line.tracks[number]
+            del line.tracks[number], line.unsuited[number]
             line.keepers.pop(number, None)
             line.num_members -= 1
             self._start_trials(pool, line)
@@ -106,11 +111,12 @@ class TrialQueue:
             line.turns.pop(trial.number, None)
             self._metrics.held[pool.model] -= 1
 
-    def refused(self, trial: "Trial", replica: str) -> None:
+    def refused(self, trial: "Trial", replica: str, *, accepts_others: bool) -> None:
         """Record that a replica refused a trial for now, or was lost in it; the request is the next to be tried."""
         line = trial.line
         line.trials = line.trials.put_back(trial.number, together=trial.together)
-        line.refusing_until[replica] = monotonic() + 2 * _POLL_SECONDS
+        if not accepts_others:
+            line.refusing_until[replica] = monotonic() + 2 * _POLL_SECONDS
         trial.deadline = min(trial.deadline, monotonic() + self._queue.timeout_seconds(trial.pool))
 
     def end(self, trial: "Trial") -> None:
@@ -144,7 +150,11 @@ class TrialQueue:
         keepers = {number: keeper for number, keeper in line.keepers.items() if pool.may_serve(keeper)}
         while (
             started := line.trials.start(
-                list(places.values()), ask_suspect=ask_suspect, tracks=line.tracks, keepers=keepers
+                list(places.values()),
+                ask_suspect=ask_suspect,
+                tracks=line.tracks,
+                keepers=keepers,
+                unsuited={number: frozenset(replicas) for number, replicas in line.unsuited.items()},
             )
         ) is not None:
             line.trials, number, replica = started
@@ -182,10 +192,13 @@ class Trial:
         """Wait until the request may be tried; return the replica, or None when the time is up."""
         return await self._queue.turn(self)
 
-    def refused(self, backend: Backend, *, together: bool) -> None:
-        """Record that the replica did not end the request, which is the next to be tried, together or alone."""
+    def refused(self, backend: Backend, *, together: bool, accepts_others: bool) -> None:
+        """Record that the replica did not end the request, which is the next to be tried, together or alone.
+
+        A replica that ``accepts_others`` only cannot continue this stream.
+        """
         self.together = together
-        self._queue.refused(self, backend.endpoint.id)
+        self._queue.refused(self, backend.endpoint.id, accepts_others=accepts_others)
 
     def end(self) -> None:
         """End the trial: others may be tried on its replica."""

@@ -26,6 +26,7 @@ _LOST = frozenset({"disconnected", "engine_stopped"})
 _MOST_LOSSES, _MOST_LOSSES_OF_STREAMS = 2, 3
 """A request that was lost so many times fails."""
 _NO_NAMES: Mapping[int, str] = MappingProxyType({})
+_NO_SETS: Mapping[int, frozenset[str]] = MappingProxyType({})
 _GONE = frozenset({"unreachable", "unavailable"})
 """The reasons of attempts that a dead replica, or one without an engine process, gives."""
 
@@ -128,24 +129,27 @@ class Trials:
         ask_suspect: bool = False,
         tracks: Mapping[int, str] = _NO_NAMES,
         keepers: Mapping[int, str] = _NO_NAMES,
+        unsuited: Mapping[int, frozenset[str]] = _NO_SETS,
     ) -> "tuple[Trials, int, str] | None":
         """Start the next trial: return the new state, the request and the replica; None if none can start now.
 
         The replica with the fewest requests is chosen, because a second death costs the least there. A replica that
         recently failed gets a trial only with ``ask_suspect``, and only if all failed. A request stays on the track
         that ``tracks`` names while a replica of it can be asked. ``keepers`` names the only replica of a request that
-        no other one can serve.
+        no other one can serve, ``unsuited`` the replicas that cannot serve it.
         """
         trusted = [place for place in places if not place.is_suspect]
         able = trusted if trusted or not ask_suspect else places
         may_add = len(self.places) < most_trials(len(places))
-        streams, seen = frozenset(self.streams), set[tuple[bool, str | None, str | None]]()
+        streams, seen = frozenset(self.streams), set[tuple[bool, str | None, str | None, frozenset[str]]]()
         for request in (*self.streams, *self.waiting):
             together, track, keeper = request in streams, tracks.get(request), keepers.get(request)
-            if (together, track, keeper) in seen:
+            barred = unsuited.get(request, frozenset())
+            if (together, track, keeper, barred) in seen:
                 continue
-            seen.add((together, track, keeper))
-            own = [place for place in able if place.track == track] or able
+            seen.add((together, track, keeper, barred))
+            suited = [place for place in able if place.id not in barred]
+            own = [place for place in suited if place.track == track] or suited
             if keeper is not None:
                 own = [place for place in able if place.id == keeper]
             free = [place for place in own if self._is_free(place, together=together, may_add=may_add)]
