@@ -1,5 +1,6 @@
 """The limits of API keys hold over all replicas, and over several gateways."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -100,6 +101,7 @@ def test_limits_follow_the_key_file_and_the_number_of_gateways():
 )
 def test_tokens_of_an_answer(data, tokens):
     charge = Charge(10.0)
+    charge.start_attempt()
     passed = b"".join(charge.read(each) for each in data)
     assert charge.tokens() == tokens
     assert b"quire-usage" not in passed and passed.endswith(b"".join(data)[-14:])
@@ -207,6 +209,38 @@ async def test_token_limit_counts_the_answers(start_limited):
     async with gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=AUTHORIZED) as response:
         assert await response.text() == 'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n'
         assert response.headers["x-ratelimit-limit-tokens"] == "100"
+    assert (await ask(gateway))[:2] == (429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "next_status"),
+    [
+        (429, "queue_full", 200),
+        (503, "engine_restarting", 200),
+        (400, "context_length_exceeded", 200),
+        # The engine worked on the request before it stopped.
+        (503, "engine_stopped", 429),
+    ],
+)
+async def test_refused_request_uses_no_tokens(start_limited, status, code, next_status):
+    gateway, (chat,) = await start_limited("tokens_per_minute=100", hold_timeout_seconds=0.05)
+
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no", "code": code}}, status=status)
+
+    chat.behaviour = refuse
+    assert (await ask(gateway, prompt="x" * 2000))[0] >= 400
+    chat.behaviour = chat.say_name
+    assert (await ask(gateway))[0] == next_status
+
+
+async def test_request_of_a_client_that_leaves_uses_tokens(start_limited):
+    gateway, (chat,) = await start_limited("tokens_per_minute=100")
+    chat.answer_after(asyncio.Event())
+    leaving = asyncio.create_task(ask(gateway, prompt="x" * 2000))
+    await chat.arrived.wait()
+    leaving.cancel()
+    await chat.left.wait()
     assert (await ask(gateway))[:2] == (429, "rate_limit_exceeded")
 
 

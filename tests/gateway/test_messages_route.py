@@ -75,6 +75,7 @@ async def test_x_api_key_is_a_key(start_gateway, replicas, tmp_path) -> None:
 )  # fmt: skip
 def test_usage_is_read_at_the_end_of_a_message(answer: bytes, tokens: float) -> None:
     charge = Charge(prompt_tokens=10.0)
+    charge.start_attempt()
     charge.read(answer)
     assert charge.tokens() == tokens
 

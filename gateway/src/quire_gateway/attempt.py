@@ -25,6 +25,7 @@ from quire_gateway.errors import ShuttingDown, UpstreamFailed
 from quire_gateway.failed_attempts import (
     BUSY,
     NO_FAULT,
+    REFUSALS,
     UNAVAILABLE,
     UNSUITED,
     FailedAttempt,
@@ -84,9 +85,13 @@ class Attempts:
         self.cancelling = False
 
     async def send(self, call: Call, backend: Backend) -> web.StreamResponse | FailedAttempt:
-        """Send the request to one replica, and count the result for the replica's track."""
+        """Send the request to one replica, and count the result for the replica's track and the tenant's limits."""
         tracked = call.pool.tracked(backend)
+        if call.charge is not None:
+            call.charge.start_attempt()
         outcome = await self._send(call, backend, tracked)
+        if call.charge is not None and _is_refusal(outcome):
+            call.charge.record_refusal()
         if tracked is not None and isinstance(outcome, web.StreamResponse):
             tracked.end(is_error=outcome.status >= _SERVER_ERROR)
         elif tracked is not None and isinstance(outcome, FailedAttempt) and outcome.reason not in NO_FAULT:
@@ -320,6 +325,13 @@ def _note_bytes(tracked: TrackedAttempt | None, status: int, chunk: bytes = b"")
     """Record the arrival of a part of an answer; the time to an error says nothing."""
     if tracked is not None and status < _CLIENT_ERROR:
         tracked.note_bytes(monotonic(), events=chunk.count(sse.EVENT_END))
+
+
+def _is_refusal(outcome: web.StreamResponse | FailedAttempt) -> bool:
+    """Return whether the replica did not work on the request."""
+    if isinstance(outcome, FailedAttempt):
+        return outcome.reason in REFUSALS
+    return _CLIENT_ERROR <= outcome.status < _SERVER_ERROR
 
 
 def _note_broken(tracked: TrackedAttempt | None) -> None:

@@ -19,6 +19,8 @@ NO_FAULT = frozenset({"busy", "moved", "stale", "trial_running", UNSUITED})
 """The reasons of failed attempts that are no errors of the replica's track: a full queue, a stream that leaves a
 terminating replica, an idle connection that was closed, a trial of another request, a stream of another model version.
 """
+REFUSALS = frozenset({"busy", "stale", "trial_running", "unavailable", "unreachable", UNSUITED})
+"""The reasons of failed attempts in which the replica did not work on the request."""
 
 
 class _Error(msgspec.Struct):

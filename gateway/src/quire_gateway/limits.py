@@ -54,8 +54,18 @@ class Charge:
 
     def __init__(self, prompt_tokens: float) -> None:
         self._prompt_tokens = prompt_tokens
+        self._attempts = 0
+        """The attempts in which a replica may have worked on the request."""
         self._events = 0
         self._tail = b""
+
+    def start_attempt(self) -> None:
+        """Record that the request is sent to a replica."""
+        self._attempts += 1
+
+    def record_refusal(self) -> None:
+        """Record that this replica refused the request before it worked on it."""
+        self._attempts -= 1
 
     def read(self, data: bytes) -> bytes:
         """Read a part of the answer, and return it without the comment that is meant for the gateway."""
@@ -68,8 +78,13 @@ class Charge:
         return data[:start] + (data[end + 2 :] if end >= 0 else b"")
 
     def tokens(self) -> float:
-        """Return the total that the replica reported; without a report, the prompt's estimate and one per event."""
+        """Return the total that the replica reported; without a report, the prompt's estimate and one per event.
+
+        A request that every replica refused costs nothing.
+        """
         if (usage := _MESSAGE_USAGE.search(self._tail)) is not None:
             return float(sum(map(int, usage.groups())))
         found = _TOTAL_TOKENS.findall(self._tail)
-        return float(found[-1]) if found else self._prompt_tokens + self._events
+        if found:
+            return float(found[-1])
+        return self._prompt_tokens + self._events if self._attempts else 0.0
