@@ -5,6 +5,7 @@ import math
 import socket
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
@@ -58,7 +59,9 @@ def test_answer_headers_are_kept():
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a\nb", "é", "a b"])
 def test_unsafe_request_ids_are_replaced(given):
-    assert headers.request_id(proxied(X_Request_Id=given)) != given
+    request = make_mocked_request("POST", "/", headers=proxied(X_Request_Id=given))
+    assert headers.request_id(request) != given
+    assert headers.request_id(request) == headers.request_id(request)
 
 
 # --- scraped pages ---

@@ -54,6 +54,26 @@ async def test_request_id_is_generated_and_sent_to_the_replica(gateway, replicas
     assert len(given) == 32
 
 
+async def test_error_has_the_request_id_that_the_replicas_and_the_log_have(gateway, replicas, caplog):
+    chat = await replicas("chat-0")
+
+    async def die(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    chat.behaviour = die
+    await gateway.push(chat=[chat.endpoint()])
+    caplog.set_level("INFO")
+
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
+        assert response.status == 502
+        given = response.headers["X-Request-Id"]
+
+    assert {headers["X-Request-Id"] for headers in chat.headers} == {given}
+    assert f"retrying request {given}" in caplog.text
+
+
 async def test_compressed_body_is_decompressed_once(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])

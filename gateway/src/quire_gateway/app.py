@@ -185,7 +185,12 @@ def _errors(metrics: Metrics) -> Middleware:
             # The client disconnected: an answer would reach nothing.
             raise
         except Exception:
-            _log.exception("request failed: %s %s: unhandled exception (bug)", request.method, request.path)
+            _log.exception(
+                "request failed: request %s: %s %s: unhandled exception (bug)",
+                headers.request_id(request),
+                request.method,
+                request.path,
+            )
             return answer(request, GatewayError("internal error; the gateway's log has the details"))
 
     return middleware
@@ -232,7 +237,7 @@ def _wait_for_models(fleet: Fleet, timeout_seconds: float) -> Middleware:
 
 def _error_response(request: web.Request, error: GatewayError, *, status: int) -> web.Response:
     response = web.Response(status=status, body=error.body(request.path), content_type="application/json")
-    response.headers[headers.REQUEST_ID] = headers.request_id(request.headers)
+    response.headers[headers.REQUEST_ID] = headers.request_id(request)
     if error.retry_after_seconds is not None:
         response.headers["Retry-After"] = str(error.retry_after_seconds)
     if error.should_retry is not None:

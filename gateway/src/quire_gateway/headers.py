@@ -1,8 +1,9 @@
-"""The headers that pass through the gateway; those of one hop do not (RFC 9110, 7.6.1). Pure; under ``proxy``."""
+"""The headers that pass through the gateway; those of one hop do not (RFC 9110, 7.6.1). Under ``proxy``."""
 
 from collections.abc import Iterable
 from uuid import uuid4
 
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_HEADER
@@ -44,10 +45,17 @@ _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 _MAX_ID = 128
 
 
-def request_id(headers: CIMultiDictProxy[str]) -> str:
-    """Return the client's own request id if it is safe to log, else a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if 0 < len(given) <= _MAX_ID and _ID_CHARACTERS.issuperset(given) else uuid4().hex
+_ID = web.RequestKey("id", str)
+"""The key under which a request stores its id, so that the replica, the log and an error name the same one."""
+
+
+def request_id(request: web.BaseRequest) -> str:
+    """Return the client's own request id if it is safe to log, else one that is generated at the first call."""
+    if _ID not in request:
+        given = request.headers.get(REQUEST_ID, "")
+        is_safe = 0 < len(given) <= _MAX_ID and _ID_CHARACTERS.issuperset(given)
+        request[_ID] = given if is_safe else uuid4().hex
+    return request[_ID]
 
 
 def to_replica(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDict[str]:

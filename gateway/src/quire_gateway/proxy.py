@@ -121,7 +121,7 @@ class Proxy:
         pool = pool_behind(service, self._fleet.pools, peeked.model) if service else self._pool(peeked.model)
         request[MODEL] = pool.model
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
-        request_id = headers.request_id(request.headers)
+        request_id = headers.request_id(request)
         seconds = wait_seconds(request, is_stream=peeked.is_stream)
         comments = None if seconds is None else WaitComments(request, seconds, request_id=request_id)
         try:

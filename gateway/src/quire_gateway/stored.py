@@ -57,7 +57,7 @@ class StoredResponses:
                 f"no running replica has the response {response_id[:100]!r}; responses are lost with their replica"
             )
         request[MODEL] = backend.model
-        request_id = headers.request_id(request.headers)
+        request_id = headers.request_id(request)
         try:
             async with self._session.request(
                 request.method,
