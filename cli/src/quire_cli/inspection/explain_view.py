@@ -58,8 +58,8 @@ def _state(explained: Explanation, now: datetime) -> Table:
     elif explained.now_missing is not None:
         table.add_row("Decision", Text(f"unknown: {explained.now_missing}", "yellow"))
     if explained.autoscaling is not None:
-        table.add_row("Up", str(explained.autoscaling.scale_up))
-        table.add_row("Down", f"{explained.autoscaling.scale_down}{_counted(explained.now)}")
+        table.add_row("Up", explained.autoscaling.up_text)
+        table.add_row("Down", f"{explained.autoscaling.down_text}{_counted(explained.now)}")
     return table
 
 

@@ -8,29 +8,19 @@ from quire_operator.domain.resource import Autoscaling, AutoscalingMode, SelectP
 from quire_operator.domain.resource.scaling_limits import StepLimits
 
 
-class UpRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class DirectionRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The window and the step limits of one direction."""
+
     window_seconds: float
     steps: str | None
     """None: never."""
 
-    def __str__(self) -> str:
+    def text(self, direction: str, condition: str) -> str:
+        """Return the rules as text: "scale-up" or "scale-down", and the condition that a window requires."""
         if self.steps is None:
-            return "never (scale-up is disabled)"
+            return f"never ({direction} is disabled)"
         window = format_duration(self.window_seconds)
-        when = "at once" if self.window_seconds == 0 else f"when needed all through {window}"
-        return f"{when}, by at most {self.steps}"
-
-
-class DownRules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    window_seconds: float
-    steps: str | None
-    """None: never."""
-
-    def __str__(self) -> str:
-        if self.steps is None:
-            return "never (scale-down is disabled)"
-        window = format_duration(self.window_seconds)
-        when = "at once" if self.window_seconds == 0 else f"when one fewer was enough all through {window}"
+        when = "at once" if self.window_seconds == 0 else f"when {condition} all through {window}"
         return f"{when}, by at most {self.steps}"
 
 
@@ -38,14 +28,22 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     mode: AutoscalingMode
     min_replicas: int
     max_replicas: int
-    scale_up: UpRules
-    scale_down: DownRules
+    scale_up: DirectionRules
+    scale_down: DirectionRules
     schedule: str | None = None
     """The reason why a schedule sets these bounds now; None if none does."""
 
     @property
     def enforced(self) -> bool:
         return self.mode is AutoscalingMode.ENFORCE
+
+    @property
+    def up_text(self) -> str:
+        return self.scale_up.text("scale-up", "needed")
+
+    @property
+    def down_text(self) -> str:
+        return self.scale_down.text("scale-down", "one fewer was enough")
 
     @classmethod
     def of(cls, autoscaling: Autoscaling, bounds: Bounds) -> "Rules":
@@ -56,8 +54,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             min_replicas=bounds.min_replicas,
             max_replicas=bounds.max_replicas,
             schedule=bounds.why,
-            scale_up=UpRules(window_seconds=up.window_seconds, steps=_steps(up)),
-            scale_down=DownRules(window_seconds=down.window_seconds, steps=_steps(down)),
+            scale_up=DirectionRules(window_seconds=up.window_seconds, steps=_steps(up)),
+            scale_down=DirectionRules(window_seconds=down.window_seconds, steps=_steps(down)),
         )
 
 
