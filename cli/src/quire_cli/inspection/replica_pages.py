@@ -5,6 +5,7 @@ A problem with one replica is reported for that replica, and does not affect the
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -58,14 +59,8 @@ class Pages(Protocol):
     async def close(self) -> None: ...
 
 
-class DirectPages:
-    """The pages of replicas, each read at its own address."""
-
-    how = "scraped directly"
-
-    def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE)
-        self._client = httpx.AsyncClient(timeout=_SECONDS, trust_env=False, limits=limits)
+class _SinglePages(ABC):
+    """A way to read the page of each replica by itself; it knows no earlier readings."""
 
     async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
         answers = await asyncio.gather(*map(self._read, replicas))
@@ -73,6 +68,20 @@ class DirectPages:
 
     async def earlier(self) -> Mapping[str, Reading]:
         return {}
+
+    @abstractmethod
+    async def _read(self, replica: Target) -> Reading | str:
+        """Return the reading of a replica, or the reason why it is missing."""
+
+
+class DirectPages(_SinglePages):
+    """The pages of replicas, each read at its own address."""
+
+    how = "scraped directly"
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE)
+        self._client = httpx.AsyncClient(timeout=_SECONDS, trust_env=False, limits=limits)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -92,20 +101,13 @@ class DirectPages:
         return _reading(response.text)
 
 
-class ProxiedPages:
+class ProxiedPages(_SinglePages):
     """The pages of pods, read through the API server, which needs permission to get pods/proxy."""
 
     how = "scraped through the API server (pods/proxy)"
 
     def __init__(self, reader: "KubeReader") -> None:
         self._reader, self._gate = reader, asyncio.Semaphore(_AT_ONCE)
-
-    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
-        answers = await asyncio.gather(*map(self._read, replicas))
-        return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
-
-    async def earlier(self) -> Mapping[str, Reading]:
-        return {}
 
     async def close(self) -> None:
         """Leave the reader open: its owner closes it."""
