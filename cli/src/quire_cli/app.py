@@ -18,7 +18,7 @@ from quire_cli import __version__
 from quire_cli.bench.command import bench
 from quire_cli.errors import StartProblem
 from quire_cli.inspection.explain import explain
-from quire_cli.inspection.screen import url
+from quire_cli.inspection.screen import plain_console, url
 from quire_cli.inspection.top import top
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_deployments
@@ -35,7 +35,6 @@ from quire_operator.errors import UserError
 
 _MAX_DETAILS = 30
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_PLAIN_WIDTH = 120
 
 app = typer.Typer(
     name="quire",
@@ -204,7 +203,7 @@ def plan(
         with suppress(StartProblem):  # a machine that only plans may have no engine
             machine = asyncio.run(with_tried_cpu(machine, (installed(ENGINE_COMMAND),)))
     store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
-    console = _console()
+    console = plain_console()
     everything_fits = True
     specs = read_deployments(file)
     for spec in specs:
@@ -216,11 +215,6 @@ def plan(
         console.print(planning.render(spec, facts, found, draft=draft))
     if not everything_fits:
         raise typer.Exit(1)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
 def _show_error(error: UserError) -> None:

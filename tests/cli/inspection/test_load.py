@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Replica, Sort
 from quire_cli.inspection.load import (
     CACHE_QUERIES,
-    FIRST_TOKEN_BUCKET,
     PREEMPTIONS,
     Figures,
     Reading,
@@ -47,8 +46,8 @@ def test_metrics_page_is_summed_over_labels() -> None:
     points = [
         Point(name=m.RUNNING, labels={"engine": "0"}, value=1),
         Point(name=m.RUNNING, labels={"engine": "1"}, value=2),
-        Point(name=FIRST_TOKEN_BUCKET, labels={"le": "1.0"}, value=3),
-        Point(name=FIRST_TOKEN_BUCKET, labels={"le": "+Inf"}, value=4),
+        Point(name=m.FIRST_TOKEN_TIME_BUCKET, labels={"le": "1.0"}, value=3),
+        Point(name=m.FIRST_TOKEN_TIME_BUCKET, labels={"le": "+Inf"}, value=4),
         Point(name=m.KV_USAGE, labels={}, value=math.nan),
     ]
     found = reading_of(points, time=5.0)

@@ -270,6 +270,9 @@ async def test_pipe_watcher_works_like_the_kernel_watcher(tmp_path: Path, monkey
     assert await process.wait() == 128 + signal.SIGTERM
     assert not is_alive(pid)
     process, pid = await started()
-    process.close_pipe()
+    pipe = process._process.stdin
+    assert pipe is not None
+    # The end of this process would close it too.
+    pipe.close()
     await until_dead([pid])
     await process.wait()

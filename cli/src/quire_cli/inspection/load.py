@@ -15,7 +15,6 @@ from quire_operator.domain.autoscaling.observation import Histogram
 
 CACHE_QUERIES = "vllm:prefix_cache_queries_total"
 PREEMPTIONS = "vllm:num_preemptions_total"
-FIRST_TOKEN_BUCKET = "vllm:time_to_first_token_seconds_bucket"
 NAMES = frozenset(
     {
         m.WAITING,
@@ -26,7 +25,7 @@ NAMES = frozenset(
         m.CACHE_HITS,
         CACHE_QUERIES,
         PREEMPTIONS,
-        FIRST_TOKEN_BUCKET,
+        m.FIRST_TOKEN_TIME_BUCKET,
     }
 )
 """The series that are read."""
@@ -82,7 +81,7 @@ def reading_of(points: Iterable[Point], *, time: float) -> Reading | None:
     values: dict[str, float] = {}
     buckets: dict[float, float] = {}
     for point in points:
-        if point.name == FIRST_TOKEN_BUCKET:
+        if point.name == m.FIRST_TOKEN_TIME_BUCKET:
             bound = float(point.labels.get("le", "nan"))
             buckets[bound] = buckets.get(bound, 0.0) + point.value
         elif math.isfinite(point.value):

@@ -89,11 +89,6 @@ class WatchedProcess:
         self._signal_session(signal.SIGKILL)
         return code
 
-    def close_pipe(self) -> None:
-        """Close the watcher's pipe, as the end of this process would."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
     def terminate(self) -> None:
         """Ask the command to end; it handles the processes that it started."""
         with suppress(ProcessLookupError):
