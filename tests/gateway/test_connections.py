@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from quire_gateway import connections
 from quire_gateway.connections import Connections
 
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -19,8 +20,8 @@ async def status(reader: asyncio.StreamReader) -> int:
     return int(head.split()[1])
 
 
-def hasten(gateway, seconds: float) -> None:
-    gateway.gateway.connections._head_seconds = seconds
+def hasten(monkeypatch, seconds: float) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", seconds)
 
 
 async def until_cut(gateway) -> None:
@@ -31,8 +32,8 @@ async def until_cut(gateway) -> None:
     writer.close()
 
 
-async def test_half_sent_head_is_cut_at_its_deadline(gateway):
-    hasten(gateway, 0.05)
+async def test_half_sent_head_is_cut_at_its_deadline(gateway, monkeypatch):
+    hasten(monkeypatch, 0.05)
     for sent in (b"", b"GET /livez HT", GET[:-4] % b"/livez"):
         reader, writer = await connect(gateway)
         writer.write(sent)
@@ -41,8 +42,8 @@ async def test_half_sent_head_is_cut_at_its_deadline(gateway):
         writer.close()
 
 
-async def test_half_sent_head_after_an_answer_is_cut(gateway):
-    hasten(gateway, 0.2)
+async def test_half_sent_head_after_an_answer_is_cut(gateway, monkeypatch):
+    hasten(monkeypatch, 0.2)
     reader, writer = await connect(gateway)
     writer.write(GET % b"/livez")
     assert await status(reader) == 200
@@ -52,8 +53,8 @@ async def test_half_sent_head_after_an_answer_is_cut(gateway):
     writer.close()
 
 
-async def test_head_deadline_does_not_cut_a_request(gateway, replicas):
-    hasten(gateway, 0.2)
+async def test_head_deadline_does_not_cut_a_request(gateway, replicas, monkeypatch):
+    hasten(monkeypatch, 0.2)
     chat, go_on = await replicas("chat-0"), asyncio.Event()
     chat.answer_after(go_on)
     await gateway.push(chat=[chat.endpoint()])

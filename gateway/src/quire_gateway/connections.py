@@ -20,14 +20,14 @@ _RETRY_AFTER_SECONDS = 2
 class Connections:
     """The connections of all clients. It is the factory of their protocols."""
 
-    def __init__(self, server: web.Server, *, limit: int, head_seconds: float = HEAD_SECONDS) -> None:
-        self._server, self.limit, self._head_seconds = server, limit, head_seconds
+    def __init__(self, server: web.Server, *, limit: int) -> None:
+        self._server, self.limit = server, limit
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}
         """The connections without a request, the one that has been idle the longest first."""
 
     def __call__(self) -> "Connection":
-        return Connection(self._server, self, head_seconds=self._head_seconds)
+        return Connection(self._server, self)
 
     def opened(self, connection: "Connection") -> bool:
         """Count a new connection, and make room for it; return whether it is surplus."""
@@ -60,9 +60,9 @@ class Connections:
 class Connection(web.RequestHandler):
     """One connection. It is aborted if a request head takes too long."""
 
-    def __init__(self, server: web.Server, connections: Connections, *, head_seconds: float) -> None:
+    def __init__(self, server: web.Server, connections: Connections) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]  # no log
-        self._connections, self._head_seconds = connections, head_seconds
+        self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
         self._is_busy = False
         self.is_surplus = False
@@ -99,7 +99,7 @@ class Connection(web.RequestHandler):
         self._connections.idle(self)
 
     def _expect_head(self) -> None:
-        self._deadline = asyncio.get_running_loop().call_later(self._head_seconds, self.abort)
+        self._deadline = asyncio.get_running_loop().call_later(HEAD_SECONDS, self.abort)
 
     def _head_arrived(self) -> None:
         if self._deadline is not None:
