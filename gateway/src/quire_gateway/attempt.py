@@ -21,7 +21,7 @@ from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
 from quire_gateway.bodies import BodyPayload
 from quire_gateway.call import Call
-from quire_gateway.errors import ShuttingDown, UpstreamFailed
+from quire_gateway.errors import ShuttingDown, UpstreamFailed, error_code
 from quire_gateway.failed_attempts import (
     BUSY,
     NO_FAULT,
@@ -31,7 +31,6 @@ from quire_gateway.failed_attempts import (
     FailedAttempt,
     ReplicaDied,
     disconnected,
-    error_code,
     lost_stream,
     refusal,
 )

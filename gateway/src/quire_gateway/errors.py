@@ -161,3 +161,23 @@ class ShuttingDown(GatewayError):
     status = 503
     type = "service_unavailable_error"
     code = "shutting_down"
+
+
+class _Error(msgspec.Struct):
+    """The field of an error that the gateway reads."""
+
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """The body of an error answer or an error event."""
+
+    error: _Error
+
+
+def error_code(body: bytes) -> str | None:
+    """Return the code of a replica's error in OpenAI's shape; None if the body has another shape."""
+    try:
+        return msgspec.json.decode(body, type=_ErrorBody).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from time import monotonic
 
-import msgspec
 from aiohttp import web
 
 from quire_common.contract.engine import ENGINE_STOPPED, TRIAL_RUNNING
@@ -21,18 +20,6 @@ terminating replica, an idle connection that was closed, a trial of another requ
 """
 REFUSALS = frozenset({"busy", "stale", "trial_running", "unavailable", "unreachable", UNSUITED})
 """The reasons of failed attempts in which the replica did not work on the request."""
-
-
-class _Error(msgspec.Struct):
-    """The field of an error that the gateway reads."""
-
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    """The body of an error answer."""
-
-    error: _Error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +53,6 @@ def refusal(answer: web.Response, code: str | None) -> FailedAttempt:
     else:
         reason, cause = "unavailable", f"answered {answer.status}"
     return FailedAttempt(reason=reason, cause=cause, answer=answer)
-
-
-def error_code(body: bytes) -> str | None:
-    """Return the code of an error in OpenAI's shape; None if the body has another shape."""
-    try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def lost_stream(stream: OpenStream, death: ReplicaDied) -> FailedAttempt | None:

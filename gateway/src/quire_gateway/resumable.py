@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from quire_common.contract.engine import RESUME_COMMENT, RESUME_FIELD, TOKENS_COMMENT
+from quire_gateway.errors import error_code
 
 _END = b"\n\n"
 _DONE = b"data: [DONE]"
@@ -83,12 +84,7 @@ class OpenStream:
     def error_code(self) -> str | None:
         """Return the code of the error event with which the replica ended the stream, if it sent one."""
         _, found, error = self._held.rpartition(_ERROR)
-        if not found:
-            return None
-        try:
-            return msgspec.json.decode(error, type=_ErrorBody).error.code
-        except msgspec.DecodeError:
-            return None
+        return error_code(error) if found else None
 
     def start(self, *, is_announced: bool, track: str = "") -> None:
         """Begin to read a replica's answer. Events of the one before that were not relayed are dropped.
@@ -104,11 +100,3 @@ class OpenStream:
         facts = {**self._facts, "token_ids": self._tokens.tolist()}
         # Spliced: the rest of the object stays as the client wrote it.
         return b'{"%b":%b,' % (RESUME_FIELD.encode(), msgspec.json.encode(facts)) + original.lstrip()[1:]
-
-
-class _Error(msgspec.Struct):
-    code: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error
