@@ -1,4 +1,4 @@
-"""Checks of names and addresses that users write in specs, flags and model sources."""
+"""Checks of names and addresses that users write in specs, flags and model sources, and hosts as URLs contain them."""
 
 import re
 from urllib.parse import urlsplit
@@ -21,3 +21,8 @@ def is_http_url(text: str) -> bool:
     except ValueError:
         return False
     return parts.scheme in ("http", "https") and bool(parts.hostname) and re.search(r"\s", text) is None
+
+
+def url_host(host: str) -> str:
+    """Return a host as a URL contains it: an IPv6 address has brackets."""
+    return f"[{host}]" if ":" in host else host

@@ -13,6 +13,7 @@ from quire_cli.inspection.replica_pages import Pages, Target, target_of
 from quire_cli.inspection.where import ended_note, user_error
 from quire_cli.local.runs import Run, read
 from quire_common.contract import engine
+from quire_common.names import url_host
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
 from quire_operator.ports import ClusterError
 
@@ -140,8 +141,7 @@ def _pod_replica(key: Key, pod: Pod) -> _There:
     phase = "Draining" if pod.deleting else "Ready" if pod.ready else "Loading" if pod.phase == "Running" else "Pending"
     askable = phase in _WITH_METRICS
     silence = "" if askable else f"it is {phase.lower()}"
-    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    url = f"http://{host}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
+    url = f"http://{url_host(pod.ip)}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
     asked = Target(id=str(where), pod=where, url=url) if askable else None
     return _There(replica=Replica(id=str(where), name=pod.name, phase=phase, silence=silence), asked=asked)
 

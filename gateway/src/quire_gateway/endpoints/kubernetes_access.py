@@ -16,6 +16,7 @@ import aiohttp
 import yaml
 
 from quire_common.errors import ConfigurationError
+from quire_common.names import url_host
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -55,12 +56,11 @@ def in_cluster(environ: Mapping[str, str], folder: Path) -> Access:
             "--kubernetes: this is not a pod with a service account "
             f"(no KUBERNETES_SERVICE_HOST, or no token in {folder}); outside a cluster add --kubeconfig FILE"
         )
-    address = f"[{host}]" if ":" in host else host
     try:
         tls = ssl.create_default_context(cafile=folder / "ca.crt")
     except (OSError, ssl.SSLError) as error:
         raise ConfigurationError(f"--kubernetes: {folder / 'ca.crt'} cannot be read: {error}") from error
-    return Access(url=f"https://{address}:{port}", tls=tls, token_file=folder / "token")
+    return Access(url=f"https://{url_host(host)}:{port}", tls=tls, token_file=folder / "token")
 
 
 def from_kubeconfig(path: Path) -> Access:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from quire_common.contract import engine
 from quire_common.contract.adapters_file import ADAPTERS_PATH, AdapterEntry, AdaptersReport, parse_report
+from quire_common.names import url_host
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource
 from quire_operator.domain.manifests.adapters import Listing, deployment_key, entries_digest, listings
@@ -173,9 +174,8 @@ class Adapters:
             await self._hurry(key, pod, report, entries)
 
     async def _report(self, pod: Pod) -> AdaptersReport | None:
-        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
         async with self._reading:
-            answer = await self._reader.read(f"http://{host}:{engine.HTTP_PORT}{ADAPTERS_PATH}")
+            answer = await self._reader.read(f"http://{url_host(pod.ip)}:{engine.HTTP_PORT}{ADAPTERS_PATH}")
         try:
             return None if answer is None else parse_report(json.loads(answer))
         except (ValueError, RecursionError):  # users choose the image that answers

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 
 from quire_common.contract import engine
+from quire_common.names import url_host
 from quire_operator.domain.cluster_state.observed import Key, Pod
 from quire_operator.domain.manifests.pod_template import FETCH, FETCH_DRAFT
 from quire_operator.domain.status.download import RENEWED_SECONDS, Arrived, Download, appended, is_news, slowest
@@ -91,8 +92,7 @@ def _downloading(pods: tuple[Pod, ...]) -> list[Pod]:
 
 
 def _url(pod: Pod) -> str:
-    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    return f"http://{host}:{engine.HTTP_PORT}{engine.PROGRESS_PATH}"
+    return f"http://{url_host(pod.ip)}:{engine.HTTP_PORT}{engine.PROGRESS_PATH}"
 
 
 def _arrived(answer: bytes, now: float) -> Arrived | None:

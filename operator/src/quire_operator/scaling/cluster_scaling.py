@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.contract import engine
+from quire_common.names import url_host
 from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import ScalingRecord
@@ -207,14 +208,10 @@ class ClusterScaling:
 
 
 def _address(key: Key, pod: Pod, *, by_prometheus: bool) -> ReplicaAddress:
-    url = f"http://{_host(pod.ip)}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
+    url = f"http://{url_host(pod.ip)}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
     return ReplicaAddress(
         name=f"{key.namespace}/{pod.name}", phase=_phase(pod), metrics_url=url, by_prometheus=by_prometheus
     )
-
-
-def _host(ip: str) -> str:
-    return f"[{ip}]" if ":" in ip else ip
 
 
 def _phase(pod: Pod) -> ReplicaPhase:

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from quire_common.contract.gateway import WAKE_PORT_NAME
+from quire_common.names import url_host
 from quire_operator.domain.manifests.wake_route import GatewayAddress
 from quire_operator.ports import ClusterError
 
@@ -82,8 +83,7 @@ def _address(pod: Mapping[str, Any]) -> str | None:
         return None
     numbers = _ports(pod)
     scheme = next((scheme for scheme in _SCHEMES if scheme in numbers), None)
-    host = f"[{ip}]" if ":" in ip else ip
-    return None if scheme is None else f"{scheme}://{host}:{numbers[scheme]}"
+    return None if scheme is None else f"{scheme}://{url_host(ip)}:{numbers[scheme]}"
 
 
 def _wake_address(pod: Mapping[str, Any]) -> GatewayAddress | None:
