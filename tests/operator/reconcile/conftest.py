@@ -62,6 +62,8 @@ class FakeCluster:
     secrets: dict[str, Manifest] = field(default_factory=dict)
     manifests: dict[Ref, Manifest] = field(default_factory=dict)
     """The manifests that were applied last."""
+    rolled_out: dict[Ref, str] = field(default_factory=dict)
+    """The digests of the templates that the controllers roll out."""
     version: int = 100
     dies_before: int | None = None
     """The number of the write before which the operator is killed, once."""
@@ -116,12 +118,14 @@ class FakeCluster:
 
     def _apply(self, manifest: Manifest) -> Child:
         body: Any = manifest.body
+        applied = self.manifests.get(manifest.ref)
         self.manifests[manifest.ref] = manifest
         owners = body["metadata"].get("ownerReferences", [])
         controller = next(
             (Owner(kind=o["kind"], name=o["name"], uid=o["uid"]) for o in owners if "controller" in o), None
         )
         old = self.children.get(manifest.ref)
+        is_changed = applied is None or applied.body.get("spec") != body.get("spec")
         child = Child(
             ref=manifest.ref,
             uid=old.uid if old else f"uid {manifest.ref}",
@@ -131,11 +135,30 @@ class FakeCluster:
             deleting=False,
             fingerprint=hashlib.md5(repr(body).encode(), usedforsecurity=False).hexdigest(),
             foreign=(),
-            deployment=_state(body, old) if manifest.ref.kind in ("Deployment", "LeaderWorkerSet") else None,
+            deployment=_state(body, old, is_changed=is_changed)
+            if manifest.ref.kind in ("Deployment", "LeaderWorkerSet")
+            else None,
             data=body["data"] if manifest.ref.kind == "ControllerRevision" else None,
         )
         self.children[manifest.ref] = child
         return child
+
+    def observe(self) -> None:
+        """Let the controllers observe what was applied, as they do soon after each write."""
+        for ref, child in self.children.items():
+            state = child.deployment
+            if state is None or state.observed_generation >= state.generation:
+                continue
+            is_same = self.rolled_out.get(ref) == state.template_digest
+            if not state.is_held:
+                self.rolled_out[ref] = state.template_digest
+            state = replace(
+                state,
+                observed_generation=state.generation,
+                updated=state.updated if is_same else 0,
+                revision=state.revision or "1",
+            )
+            self.children[ref] = replace(child, version=self._next(), deployment=state)
 
     async def remove_fields(self, key: Key, action: RemoveFields) -> Child:
         self._ask(f"remove-fields {action.ref}")
@@ -180,24 +203,24 @@ class FakeCluster:
             yield KEY, pod
 
 
-def _state(body: Any, old: Child | None) -> DeploymentState:
+def _state(body: Any, old: Child | None, *, is_changed: bool) -> DeploymentState:
+    """Return the state in the answer to a write, before the controller has observed it."""
     before = old.deployment if old else None
-    there = before.replicas if before else 0
-    digest = body["metadata"]["annotations"]["quire.dev/template"]
-    is_same = before is not None and before.template_digest == digest
+    asked = body["spec"]["replicas"]
     groups = body["spec"].get("leaderWorkerTemplate")
     deadline = body["metadata"]["annotations"].get("quire.dev/progress-deadline-seconds", "0")
+    is_changed = before is None or is_changed or before.replicas_asked != asked
     return DeploymentState(
-        replicas_asked=body["spec"]["replicas"],
-        template_digest=digest,
+        replicas_asked=asked,
+        template_digest=body["metadata"]["annotations"]["quire.dev/template"],
         is_held=body["spec"].get("paused", False),
-        generation=1,
-        observed_generation=1,
-        replicas=there,
-        updated=there if is_same or body["spec"].get("paused", False) else 0,
-        ready=there,
-        available=there,
-        revision="1",
+        generation=is_changed + (before.generation if before else 0),
+        observed_generation=before.observed_generation if before else 0,
+        replicas=before.replicas if before else 0,
+        updated=before.updated if before else 0,
+        ready=before.ready if before else 0,
+        available=before.available if before else 0,
+        revision=before.revision if before else "",
         progressing=None,
         failure=None,
         nodes=1 if groups is None else groups["size"],
@@ -250,7 +273,8 @@ class World:
         )
 
     def show(self) -> None:
-        """Deliver all changes to the watches."""
+        """Deliver all changes to the watches, with those of the controllers."""
+        self.cluster.observe()
         for resource in self.cluster.resources.values():
             self.store.put_resource(resource)
         for child in self.cluster.children.values():
@@ -302,6 +326,7 @@ class World:
 
     def change_deployment(self, ref: Ref = DEPLOYMENT, **changes: Any) -> None:
         """Change the Deployment as its controller does."""
+        self.cluster.observe()
         child = self.cluster.children[ref]
         assert child.deployment is not None
         state = replace(child.deployment, **changes)
@@ -309,6 +334,7 @@ class World:
 
     def run_replicas(self, ref: Ref = DEPLOYMENT) -> None:
         """Let its controller run the requested replicas."""
+        self.cluster.observe()
         state = self.cluster.children[ref].deployment
         assert state is not None
         asked = state.replicas_asked

@@ -256,3 +256,57 @@ async def test_replicas_of_a_schedule_that_still_start_leave_it_ready(world: Any
     await world.settle()
     assert (world.status["desiredReplicas"], world.status["readyReplicas"]) == (4, 1)
     assert world.condition("Ready") == "True Serving"
+
+
+@pytest.mark.parametrize("replicas", [3, 2], ids=["up", "down"])
+async def test_scaling_of_a_serving_deployment_leaves_it_ready(world: Any, pod: Any, replicas: int) -> None:
+    before = 5 - replicas
+    world.apply(replicas=before, autoscaling=AUTOSCALING | {"minReplicas": 2})
+    await world.settle()
+    world.run_replicas()
+    world.cluster.pods = {name: pod(name) for name in "abc"[:before]}
+    await world.settle()
+    since = [c["lastTransitionTime"] for c in world.status["conditions"] if c["type"] == "Ready"]
+    events, writes = len(world.cluster.told), len(world.cluster.statuses)
+    world.clock.time += 60
+    await world.cluster_scaling().scale("prod/chat", replicas=replicas, victims=())
+    await world.settle()
+    ready = [c for status in world.cluster.statuses[writes:] for c in status["conditions"] if c["type"] == "Ready"]
+    assert {(c["status"], c["reason"], c["lastTransitionTime"]) for c in ready} == {("True", "Serving", *since)}
+    assert len(ready) == 1 and world.cluster.told[events:] == []
+
+
+async def test_new_template_is_rolling_out_before_it_is_observed(world: Any) -> None:
+    world.apply(replicas=2)
+    await world.settle()
+    world.run_replicas()
+    await world.settle()
+    assert world.condition("Ready") == "True Serving"
+    world.apply(replicas=2, engine={"extraArgs": ["--seed=1"]})
+    await world.settle(passes=1)
+    assert world.condition("Ready") == "False RollingOut"
+    world.apply(replicas=3, engine={"extraArgs": ["--seed=1"]})
+    await world.settle(passes=1)
+    assert world.condition("Ready") == "False RollingOut", "the new number of replicas hides no rollout"
+
+
+async def test_first_observation_of_a_deployment_changes_no_condition(world: Any) -> None:
+    world.apply(replicas=1)
+    await world.settle(passes=1)
+    before = world.status
+    world.cluster.observe()
+    await world.settle()
+    assert world.status == before | {"currentRevision": "1"}
+
+
+async def test_new_process_waits_for_the_observation_of_its_template(world: Any) -> None:
+    """The new process does not know which template the controller has observed."""
+    world.apply(replicas=2)
+    await world.settle()
+    world.run_replicas()
+    world.change_deployment(generation=5)
+    ref = Ref("Deployment", KEY.name)
+    child = world.cluster.children[ref]
+    assert child.after(None).deployment.is_rolling
+    assert not child.after(world.store.children(KEY)[ref]).deployment.is_rolling
+    assert child.after(replace(world.store.children(KEY)[ref], uid="deleted")).deployment.is_rolling

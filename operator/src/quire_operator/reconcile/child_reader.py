@@ -28,7 +28,7 @@ async def observed_children(
         except Forbidden:
             continue  # it may not be created either, which the executor reports
         if child is not None:
-            children[ref] = child
+            children[ref] = child.after(known)
         if ref.kind == LEADER_WORKER_SET:
             # Optional kinds are listed at long intervals, and pods show that this one has changed.
             _remember(store, key, known, child)

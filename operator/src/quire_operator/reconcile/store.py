@@ -82,9 +82,10 @@ class Store:
     def put_child(self, key: Key, child: Child) -> bool:
         """Store the child and return True if it is newer than the stored one."""
         children = self._family(key).children
-        if not _is_news(child, children.get(child.ref)):
+        known = children.get(child.ref)
+        if not _is_news(child, known):
             return False
-        children[child.ref] = child
+        children[child.ref] = child.after(known)
         return True
 
     def put_pod(self, key: Key, pod: Pod) -> bool:

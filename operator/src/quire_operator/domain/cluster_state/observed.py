@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.resource.names import CANARY_SUFFIX, GROUP_SUFFIX
@@ -115,11 +115,31 @@ class DeploymentState:
     """The time at which we last changed a LeaderWorkerSet; empty for a Deployment."""
     deadline_seconds: int = 0
     """The progress deadline of a LeaderWorkerSet, which its controller does not know; 0 for a Deployment."""
+    observed_digest: str | None = None
+    """The digest of the newest template that its controller rolls out; None if this process has not seen it yet.
+
+    The status does not show it, so ``after`` adds it.
+    """
 
     @property
     def is_rolling(self) -> bool:
-        """True if pods of an older template remain, or the controller has not observed the newest one yet."""
-        return not self.is_held and (self.observed_generation < self.generation or self.updated < self.replicas)
+        """True if pods of an older template remain, or the controller has not observed the newest one yet.
+
+        A number of replicas that it has not observed yet is no rollout, and neither is a new object without pods.
+        """
+        is_observed = self.observed_generation >= self.generation or self.observed_digest == self.template_digest
+        return not self.is_held and (self.updated < self.replicas or not (is_observed or self.is_new))
+
+    @property
+    def is_new(self) -> bool:
+        """True until its controller has observed it for the first time."""
+        return self.observed_generation == 0
+
+    def after(self, before: "DeploymentState | None") -> "DeploymentState":
+        """Return this state with the template that its controller rolls out, which an earlier state may show."""
+        if self.observed_generation >= self.generation and not self.is_held:
+            return replace(self, observed_digest=self.template_digest)
+        return replace(self, observed_digest=None if before is None else before.observed_digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +158,13 @@ class Child:
     """All its owners, of which the controller is one; it is removed when the last of them is gone."""
     data: JSON | None = None
     """The content of a ControllerRevision."""
+
+    def after(self, before: "Child | None") -> "Child":
+        """Return this child with what only its earlier version shows, if that is one of the same object."""
+        if self.deployment is None:
+            return self
+        known = before.deployment if before is not None and before.uid == self.uid else None
+        return replace(self, deployment=self.deployment.after(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

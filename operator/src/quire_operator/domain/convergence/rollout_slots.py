@@ -18,7 +18,8 @@ _SHOWN = 5
 
 def begins_rollout(live: DeploymentState, *, template_digest: str) -> bool:
     """Return whether applying a template with this digest starts a rollout, unless one is already in progress."""
-    if live.replicas_asked == 0 and live.replicas == 0:
+    # A new Deployment has no pods to replace, and a pause would keep its controller from creating them.
+    if live.is_new or (live.replicas_asked == 0 and live.replicas == 0):
         return False
     return live.is_held or (live.template_digest != template_digest and not live.is_rolling)
 
