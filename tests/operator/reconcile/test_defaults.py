@@ -1,5 +1,6 @@
 """The defaults in force: read from ConfigMaps, applied to what the store shows, and reported."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -38,8 +39,13 @@ class Maps:
 def defaulted(world: Any) -> Any:
     """Return a world whose store applies defaults; the operator is in the namespace quire."""
     world.maps, world.changes = Maps(), []
-    world.defaults = DefaultsBook(maps=world.maps, namespace="quire", changed=lambda: world.changes.append(1))
-    world.store._overlay = world.defaults.apply
+
+    def changed() -> None:
+        world.changes.append(1)
+        world.store.note_new_defaults()
+
+    world.defaults = DefaultsBook(maps=world.maps, namespace="quire", changed=changed)
+    world.store._overlay = world.defaults.applied_to
     return world
 
 
@@ -102,6 +108,49 @@ async def test_an_unchanged_list_changes_nothing(defaulted: Any) -> None:
     await defaulted.defaults.refresh()
     assert len(defaulted.changes) == 1
     assert defaulted.store.resource(KEY) is shown, "parsed values are kept by identity"
+
+
+async def test_followed_defaults_are_known_at_once_and_then_polled(
+    defaulted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The webhook of a process that does not lead reviews with them."""
+    polled = asyncio.Event()
+
+    async def slept(seconds: float) -> None:
+        assert seconds == 15.0
+        polled.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("quire_operator.reconcile.defaults.asyncio.sleep", slept)
+    defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:1"}})
+    defaulted.apply()
+    following = asyncio.create_task(defaulted.defaults.follow())
+    await polled.wait()
+    following.cancel()
+    assert defaulted.store.resource(KEY).body["spec"]["engine"]["image"] == "registry.example/cluster:1"
+
+
+async def test_late_list_replaces_no_newer_defaults(defaulted: Any) -> None:
+    """The process that begins to lead reads the defaults while it polls them."""
+    arrived, answers = asyncio.Event(), []
+
+    async def listed() -> list[DefaultMap]:
+        found = list(defaulted.maps.maps.values())
+        answers.append(1)
+        if len(answers) == 1:
+            await arrived.wait()
+        return found
+
+    defaulted.maps.list_defaults = listed
+    late = asyncio.create_task(defaulted.defaults.refresh())
+    await asyncio.sleep(0)
+    defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:1"}})
+    reading = asyncio.create_task(defaulted.defaults.load())
+    await asyncio.sleep(0)
+    arrived.set()
+    await asyncio.gather(late, reading)
+    defaulted.apply()
+    assert defaulted.store.resource(KEY).body["spec"]["engine"]["image"] == "registry.example/cluster:1"
 
 
 async def test_an_invalid_default_is_reported_and_does_not_apply(defaulted: Any) -> None:

@@ -132,7 +132,7 @@ class Operator:
         self._namespace = settings.namespace or own_namespace()
         self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
         self.defaults = self._make_defaults(connection)
-        self._store, self._clock = Store(self.defaults.apply), WallClock()
+        self._store, self._clock = Store(self.defaults.applied_to), WallClock()
         self._workers: Workers[Key] = Workers(
             self._reconcile,
             on_error=self._on_error,
@@ -182,7 +182,7 @@ class Operator:
     def _make_defaults(self, connection: Connection) -> DefaultsBook:
         own = KubeCluster(connection, namespaces=(self._namespace,))
         return DefaultsBook(
-            maps=KubeDefaultMaps(self._cluster, own), namespace=self._namespace, changed=self._enqueue_all
+            maps=KubeDefaultMaps(self._cluster, own), namespace=self._namespace, changed=self._defaults_changed
         )
 
     def _make_adapters(self, connection: Connection, adapter_store: AdapterStore) -> Adapters:
@@ -282,7 +282,10 @@ class Operator:
             where = f"{self._settings.host}:{self._settings.port}"
             raise ClusterProblem(f"cannot listen on {where}: {error.strerror}", hint="choose another --port") from error
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
-        tasks = [asyncio.create_task(self._watching.run(login, webhook), name="watches")]
+        tasks = [
+            asyncio.create_task(self.defaults.follow(), name="defaults"),
+            asyncio.create_task(self._watching.run(login, webhook), name="watches"),
+        ]
         try:
             # A process without a view of the cluster must not lead: the first list comes before the first campaign.
             await self._until_stopped(self._watching.running.wait(), *tasks)
@@ -307,7 +310,8 @@ class Operator:
         for task in waiting:
             task.cancel()
 
-    def _enqueue_all(self) -> None:
+    def _defaults_changed(self) -> None:
+        self._store.note_new_defaults()
         for key in self._store.live_keys():
             self._workers.add(key)
 
@@ -338,7 +342,6 @@ class Operator:
             group.create_task(self.adapters.follow())
             group.create_task(self._follow_canaries())
             group.create_task(self._wake_routes.follow())
-            group.create_task(self.defaults.follow())
 
     async def _follow_canaries(self) -> None:
         gateways = Gateways(self._gateways.addresses)

@@ -1,8 +1,8 @@
 """The defaults of namespaces and of the cluster, applied to what the store shows of LLMDeployments.
 
-``app`` polls the ConfigMaps, before it leads and then at intervals: there are few of them, and a watch would show all
-ConfigMaps of the cluster. A change of defaults enqueues all LLMDeployments. Their generation stays the same, so the
-rollouts that follow wait for slots like those of a new operator.
+``app`` polls the ConfigMaps at intervals, in a standby too, because its webhook needs them. They are few, and a watch
+would show all ConfigMaps of the cluster. A change of defaults enqueues all LLMDeployments. Their generation stays
+the same, so the rollouts that follow wait for slots like those of a new operator.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from quire_operator.domain.cluster_state.observed import Key, Resource
+from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource.defaults import CONFIG_MAP, KEY, Defaults, apply_defaults, read_defaults
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.ports import ClusterError, DefaultMap, DefaultMaps, Forbidden
@@ -23,24 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 class DefaultsBook:
-    """The defaults that are in force. It implements ``store.Overlay``."""
+    """The defaults that are in force."""
 
     def __init__(self, *, maps: DefaultMaps, namespace: str, changed: Callable[[], None]) -> None:
         """``namespace`` is the one whose defaults hold for the cluster."""
         self._maps, self._namespace, self._changed = maps, namespace, changed
         self._layers: dict[str, Defaults] = {}
         self._versions: dict[str, str] = {}
-        self._shown: dict[Key, tuple[Resource, Resource]] = {}
+        self._refreshing = asyncio.Lock()
         self._logged, self._is_refused = "", False
-
-    def apply(self, resource: Resource) -> Resource:
-        """Return an LLMDeployment with the defaults of its namespace and of the cluster; the same one each time."""
-        known = self._shown.get(resource.key)
-        if known is not None and known[0] is resource:
-            return known[1]
-        shown = self.applied_to(resource)
-        self._shown[resource.key] = (resource, shown)
-        return shown
 
     async def load(self) -> None:
         """Read the defaults before anything is reconciled: without them, replicas would be replaced for nothing.
@@ -56,13 +47,18 @@ class DefaultsBook:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def follow(self) -> None:
-        """Poll until cancelled."""
+        """Read the defaults, and poll them until cancelled."""
+        await self.load()
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
             await self.refresh()
 
     async def refresh(self) -> bool:
         """Read the ConfigMaps once; return False if that failed. What is known stays then."""
+        async with self._refreshing:  # an older list must not replace a newer one
+            return await self._refresh()
+
+    async def _refresh(self) -> bool:
         try:
             found = await self._maps.list_defaults()
         except ClusterError as error:
@@ -77,12 +73,11 @@ class DefaultsBook:
             for layer in self._layers.values():
                 if layer.complaint:
                     _log.warning("invalid defaults, which do not apply: %s", layer.complaint)
-            self._shown.clear()
             self._changed()
         return True
 
     def applied_to(self, resource: Resource) -> Resource:
-        """Return the same as ``apply`` for an object that is not stored."""
+        """Return an LLMDeployment with the defaults of its namespace and of the cluster."""
         places = dict.fromkeys((resource.key.namespace, self._namespace))
         layers = [self._layers[place] for place in places if place in self._layers]
         spec = resource.body.get("spec")

@@ -18,6 +18,8 @@ class _Family:
     """The objects of one LLMDeployment."""
 
     resource: Resource | None = None
+    shown: Resource | None = None
+    """The resource with the defaults in force; None if that is not computed yet."""
     children: dict[Ref, Child] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
 
@@ -30,7 +32,7 @@ class Store:
     """The trimmed objects by key."""
 
     def __init__(self, overlay: Callable[[Resource], Resource] = lambda resource: resource) -> None:
-        """``overlay`` returns an LLMDeployment with the defaults in force, the same object for the same one."""
+        """``overlay`` returns an LLMDeployment with the defaults in force."""
         self._overlay = overlay
         self._families: dict[Key, _Family] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
@@ -44,8 +46,18 @@ class Store:
         return list(self._families)
 
     def resource(self, key: Key) -> Resource | None:
+        """Return an LLMDeployment with the defaults in force, which is the same object until one of them changes."""
         family = self._families.get(key)
-        return None if family is None or family.resource is None else self._overlay(family.resource)
+        if family is None or family.resource is None:
+            return None
+        if family.shown is None:
+            family.shown = self._overlay(family.resource)
+        return family.shown
+
+    def note_new_defaults(self) -> None:
+        """Have the defaults applied again to all resources."""
+        for family in self._families.values():
+            family.shown = None
 
     def children(self, key: Key) -> Mapping[Ref, Child]:
         family = self._families.get(key)
@@ -74,7 +86,7 @@ class Store:
         if not _is_news(resource, family.resource):
             return False
         self._unclaim(resource.key)
-        family.resource = resource
+        family.resource, family.shown = resource, None
         if (claim := recorded_claim(resource)) is not None:
             self._claims.setdefault(claim.name, {})[resource.key] = claim
         return True
@@ -101,7 +113,7 @@ class Store:
         family = self._families.get(key)
         if family is not None and family.resource is not None and family.resource.uid == uid:
             self._unclaim(key)
-            family.resource = None
+            family.resource = family.shown = None
             self._forget_empty(key)
 
     def drop_child(self, key: Key, ref: Ref, uid: str) -> None:
