@@ -8,6 +8,7 @@ from quire_operator.reconcile import reconciler
 
 KEY = Key("prod", "chat")
 CLAIM, DEPLOYMENT = Ref("PersistentVolumeClaim", "chat-models"), Ref("Deployment", "chat")
+CANARY = Ref("Deployment", "chat-canary")
 
 
 def cached(**cache: str) -> dict[str, Any]:
@@ -33,6 +34,16 @@ async def test_canary_that_may_not_mount_the_claim_is_refused(world: Any) -> Non
     assert "spec.rollout.strategy to RollingUpdate" in world.message("Ready")
 
 
+async def test_canary_with_a_claim_that_it_cannot_share_is_refused(world: Any) -> None:
+    canary = {"strategy": "Canary"}
+    world.apply(rollout=canary)
+    await world.settle()
+    world.run_replicas()
+    world.apply(model=cached(), rollout=canary)
+    await world.settle()
+    assert world.condition("Ready") == "False InvalidSpec" and CANARY not in world.cluster.children
+
+
 async def test_in_place_rollout_message_warns_of_interruption(world: Any) -> None:
     """With a surge, old and new replica would wait for each other if the new one is on another node."""
     world.apply(model=cached())
@@ -47,7 +58,7 @@ async def test_in_place_rollout_message_warns_of_interruption(world: Any) -> Non
 
 async def test_children_of_an_older_operator_stay_until_changed(world: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as older:
-        older.setattr(reconciler, "cache_refusal", lambda resource, spec: (None, None))
+        older.setattr(reconciler, "cache_refusal", lambda spec, was_let_in: (None, None))
         world.apply(model=cached(), autoscaling={"maxReplicas": 3})
         await world.settle()
         world.run_replicas()

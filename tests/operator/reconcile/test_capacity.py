@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.resource import HubSource
 from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
 from quire_operator.reconcile import capacity_check
@@ -151,6 +152,55 @@ async def test_running_pods_stay_if_a_new_spec_does_not_fit(checked: Any) -> Non
     checked.apply(model=MODEL, resources=GPU)
     await checked.settle()
     assert checked.condition("Ready") == "True Serving"
+
+
+CANARY_ROLLOUT = {"strategy": "Canary"}
+CANARY = Ref("Deployment", "chat-canary")
+
+
+async def serving_stable(checked: Any, *, mebibytes: int = 18_500, parameters: int = 10**9) -> None:
+    """Let a spec that fits serve with strategy Canary."""
+    checked.nodes.mebibytes = mebibytes
+    checked.hub.answer = facts(parameters)
+    checked.apply(model=MODEL, resources=GPU, rollout=CANARY_ROLLOUT)
+    await checked.settle()
+    checked.run_replicas()
+    await checked.settle()
+
+
+async def test_no_canary_is_created_if_its_model_does_not_fit(checked: Any) -> None:
+    await serving_stable(checked)
+    checked.hub.answer = facts(8 * 10**9)
+    checked.apply(model={"source": "hf://org/larger"}, resources=GPU, rollout=CANARY_ROLLOUT)
+    await checked.settle()
+    assert checked.condition("Ready") == "False InsufficientGPUMemory"
+    assert checked.condition("Available") == "True ReplicaReady"
+    assert CANARY not in checked.cluster.children
+
+    checked.nodes.mebibytes = 81_559
+    checked.clock.time += 61.0
+    await checked.settle()
+    assert checked.condition("Ready") == "True Serving" and CANARY in checked.cluster.children
+    checked.nodes.mebibytes = 18_500
+    checked.clock.time += 61.0
+    await checked.settle()
+    assert checked.condition("Degraded") == "True InsufficientGPUMemory", "it is applied, and its replicas start"
+    checked.run_replicas(CANARY)
+    await checked.settle()
+    assert checked.condition("Degraded") == "False AsExpected"
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["starts", "waits for a window"])
+async def test_estimate_of_a_serving_stable_spec_blocks_no_canary(checked: Any, waits: bool) -> None:
+    await serving_stable(checked, mebibytes=81_559, parameters=8 * 10**9)
+    checked.nodes.mebibytes = 18_500
+    checked.clock.time += 61.0
+    windows = {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]} if waits else {}
+    fits = {"kvCache": {"memoryPercent": 100}}
+    checked.apply(model=MODEL, resources=GPU, engine=fits, rollout=CANARY_ROLLOUT | windows)
+    await checked.settle()
+    assert checked.condition("Ready") == "True Serving"
+    assert (CANARY in checked.cluster.children) is not waits
 
 
 async def test_late_capacity_problem_is_reported_only(checked: Any) -> None:

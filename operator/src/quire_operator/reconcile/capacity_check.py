@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quire_operator.domain.capacity.model_config import ModelFacts
-from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
+from quire_operator.domain.cluster_state.observed import DeploymentState, Key
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.status.capacity_check import (
     Labels,
     draft_hub_source,
     hub_source,
-    is_let_in,
     judge,
     replica_memory,
 )
@@ -80,16 +79,17 @@ class CapacityCheck:
         await asyncio.gather(*lookups, return_exceptions=True)
         await self._hub.aclose()
 
-    async def check(self, resource: Resource, spec: Spec, deployment: DeploymentState | None) -> Finding:
+    async def check(self, key: Key, spec: Spec, applied: DeploymentState | None) -> Finding:
         """Return what prevents the spec from being applied, or is only to be reported.
 
-        A spec that was applied before continues: a ready replica disproves any estimate.
+        ``applied`` is the Deployment to which it was applied before. It continues: a ready replica disproves any
+        estimate.
         """
-        if deployment is None or not is_let_in(resource):
-            return Finding(blocking=await self.refusal(spec, key=resource.key))
-        if deployment.ready:
+        if applied is None:
+            return Finding(blocking=await self.refusal(spec, key=key))
+        if applied.ready:
             return Finding()
-        return Finding(nonblocking=await self.refusal(spec, key=resource.key, wait_seconds=0.0))
+        return Finding(nonblocking=await self.refusal(spec, key=key, wait_seconds=0.0))
 
     async def refusal(
         self, spec: Spec, *, key: Key | None = None, wait_seconds: float = _WAIT_SECONDS

@@ -16,6 +16,7 @@ from quire_operator.domain.canary.record import SECTION as ROLLOUT
 from quire_operator.domain.canary.record import read as read_record
 from quire_operator.domain.cluster_state.observed import (
     Child,
+    DeploymentState,
     Key,
     Ref,
     Resource,
@@ -33,6 +34,7 @@ from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.manifests.served_names import wanted_claim
 from quire_operator.domain.resource import Invalid, Spec
 from quire_operator.domain.status.cache_check import cache_refusal
+from quire_operator.domain.status.capacity_check import is_let_in
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.groups import UNSETTLED_SECONDS, is_settled, missing_kind
@@ -251,28 +253,25 @@ class Reconciler:
         )
         if isinstance(chosen, ReconcileResult):
             return chosen
-        goal, children, manifests, tracked = chosen.goal, chosen.children, chosen.manifests, chosen.tracked
-        result = await self._apply(resource, state, tracked.main, goal, manifests, children)
+        result, tracked = await self._apply(resource, state, spec, chosen), chosen.tracked
         if tracked.window is not None:
             wait = max(0.0, tracked.window - self._clock.now())
             result = result.again_within(wait)
-        return replace(result, target=goal.replicas, tracked=tracked)
+        return replace(result, target=chosen.goal.replicas, tracked=tracked)
 
-    async def _apply(
-        self,
-        resource: Resource,
-        state: ReconcileState,
-        spec: Spec,
-        goal: Target,
-        manifests: Manifests,
-        children: Mapping[Ref, Child],
-    ) -> ReconcileResult:
-        key = resource.key
-        refused, unshared = cache_refusal(resource, spec)
-        refused = refused or missing_kind(spec, self._features())
+    async def _apply(self, resource: Resource, state: ReconcileState, spec: Spec, chosen: Chosen) -> ReconcileResult:
+        """Check and apply what was chosen. ``spec`` is that of the resource."""
+        key, main, canary = resource.key, chosen.tracked.main, chosen.tracked.canary
+        manifests, children = chosen.manifests, chosen.children
+        judged = canary or main
+        # A stable spec that is not that of the resource was let in with an earlier generation.
+        was_let_in = judged is not spec or is_let_in(resource)
+        refused, unshared = cache_refusal(judged, was_let_in=was_let_in)
+        refused = refused or missing_kind(judged, self._features())
         if refused is not None:
             return ReconcileResult(blocking=refused)
-        found = await self._fits(resource, spec, children)
+        there = own_deployment(resource, children, of_canary=canary is not None)
+        found = await self._fits(key, judged, there if was_let_in else None)
         if found.blocking is not None:
             return ReconcileResult(blocking=found.blocking, again_seconds=CHECK_AGAIN_SECONDS)
         unprepared = await self._groups.prepare(resource, state, manifests, self._store.all_pods(key))
@@ -280,16 +279,16 @@ class Reconciler:
             return ReconcileResult(blocking=unprepared, again_seconds=REFUSED_SECONDS)
         live = own_deployment(resource, children)
         with self._slots.slot(
-            resource, spec, live, template_digest=manifests.template_digest, now=self._clock.now()
+            resource, main, live, template_digest=manifests.template_digest, now=self._clock.now()
         ) as queued:
             applied = manifests if queued is None else manifests.held()
             todo = plan(applied, children, state.applied, name=key.name, uid=resource.uid)
-            await self.scaling.mark_victims(key, state, goal.replicas)
+            await self.scaling.mark_victims(key, state, chosen.goal.replicas)
             result = await self._executor.apply(resource, state, todo)
         if state.is_unread and state.refused:
             # Perhaps it rejected the change of an object that has the name of a child: the next pass reads it.
             result = result.again_within(_PASSING_SECONDS)
-        if queued is not None and not spec.paused:
+        if queued is not None and not main.paused:
             wait = ASK_AGAIN_SECONDS if queued.until is None else max(0.0, queued.until - self._clock.now())
             result = result.again_within(wait)
         if todo.conflicts:
@@ -329,10 +328,8 @@ class Reconciler:
         others = await self._tracks.unwatched(resource.key, tracked, children)
         return Chosen(tracked=tracked, manifests=manifests, goal=goal, children={**children, **others})
 
-    async def _fits(self, resource: Resource, spec: Spec, children: Mapping[Ref, Child]) -> Finding:
-        if self._capacity is None:
-            return Finding()
-        return await self._capacity.check(resource, spec, own_deployment(resource, children))
+    async def _fits(self, key: Key, spec: Spec, applied: DeploymentState | None) -> Finding:
+        return Finding() if self._capacity is None else await self._capacity.check(key, spec, applied)
 
     async def _resolve(self, resource: Resource, state: ReconcileState, spec: Spec) -> Resolution | None:
         """Return the resolution of a moving model source.

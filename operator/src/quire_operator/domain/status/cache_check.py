@@ -5,11 +5,9 @@ A ReadWriteOnce volume can be mounted on one node only, so that replicas on othe
 may all be on one node.
 """
 
-from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import RolloutStrategy, Spec
 from quire_operator.domain.resource.deployment import HOSTNAME
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.status.capacity_check import is_let_in
 from quire_operator.domain.status.conditions import BlockingCondition
 
 
@@ -39,7 +37,7 @@ def unshared_cache(spec: Spec) -> Problem | None:
     )
 
 
-def cache_refusal(resource: Resource, spec: Spec) -> tuple[BlockingCondition | None, BlockingCondition | None]:
+def cache_refusal(spec: Spec, *, was_let_in: bool) -> tuple[BlockingCondition | None, BlockingCondition | None]:
     """Return the blocking and the non-blocking condition for a cache that replicas cannot share.
 
     A spec that was applied already is not refused: an upgrade of the operator must not stop what runs.
@@ -47,6 +45,6 @@ def cache_refusal(resource: Resource, spec: Spec) -> tuple[BlockingCondition | N
     problem = unshared_cache(spec)
     if problem is None:
         return None, None
-    if is_let_in(resource):
+    if was_let_in:
         return None, BlockingCondition(reason="CacheNotShared", message=str(problem))
     return BlockingCondition.invalid([problem]), None
