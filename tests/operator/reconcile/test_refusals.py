@@ -7,7 +7,7 @@ import pytest
 
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.ports import ClusterError, Forbidden, Refused
+from quire_operator.ports import ClusterError, Forbidden, QuotaExceeded, Refused
 
 KEY = Key("prod", "chat")
 DEPLOYMENT = Ref("Deployment", "chat")
@@ -28,6 +28,18 @@ async def test_refused_requests_are_repeated_later(world: Any) -> None:
     world.clock.time -= 9.0  # a clock that is set back makes no wait longer
     assert await world.reconciler.reconcile(KEY) is None
     assert world.condition("Ready") == "False Starting"
+
+
+@pytest.mark.parametrize("error", [Forbidden("no right to patch"), QuotaExceeded("exceeded quota")])
+async def test_sooner_retry_of_another_child_is_kept(world: Any, error: ClusterError) -> None:
+    world.cluster.errors["create Service chat"] = [Refused("denied by a policy")]
+    world.apply()
+    await world.reconciler.reconcile(KEY)
+    world.clock.time += 50.0
+    world.cluster.errors["update Deployment chat"] = [error]
+    world.apply(replicas=3)
+    assert await world.reconciler.reconcile(KEY) == 10.0
+    assert world.condition("Ready") == "False InvalidSpec"
 
 
 async def test_later_response_replaces_a_refusal(world: Any) -> None:

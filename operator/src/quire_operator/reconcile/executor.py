@@ -55,9 +55,10 @@ class Executor:
                 refusal = await self._try(resource, state, action, repair)
             except QuotaExceeded as error:
                 refusal = BlockingCondition(reason="QuotaExceeded", message=str(error), is_passing=True)
-                again = _QUOTA_SECONDS
+                again = soonest(again, _QUOTA_SECONDS)
             except Forbidden as error:
-                refusal, again = BlockingCondition(reason="Forbidden", message=str(error)), _FORBIDDEN_SECONDS
+                refusal = BlockingCondition(reason="Forbidden", message=str(error))
+                again = soonest(again, _FORBIDDEN_SECONDS)
             except Unavailable as error:
                 if (unanswered := unanswered_webhook(_ref(action), str(error))) is None:
                     raise

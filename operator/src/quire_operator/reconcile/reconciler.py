@@ -295,10 +295,9 @@ class Reconciler:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS
             result = replace(
-                result,
+                result.again_within(again),
                 blocking=blocking or result.blocking,
                 nonblocking=beside or result.nonblocking,
-                again_seconds=again if blocking else soonest(again, result.again_seconds),
             )
         nonblocking = result.nonblocking or found.nonblocking or unshared
         return replace(result, additions=todo.additions, nonblocking=nonblocking, queued=queued)
