@@ -1,10 +1,12 @@
 """Strategy Canary in whole passes: two tracks, promotion, rollback, edits in between, and an operator that dies."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from quire_common.contract.tracks import bin_of
+from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.canary.figures import Track, Tracks
 from quire_operator.domain.cluster_state.observed import ContainerState, Ref
 
@@ -335,3 +337,18 @@ async def test_figures_are_separate_for_each_deployment(world: World) -> None:
     await world.canaries.poll(world.gateways)
     assert world.canaries.figures("chat", world.status["rollout"]["canaryRevision"]) is None
     assert world.enqueued[-1] == KEY
+
+
+async def test_decision_is_stored_in_a_pass_without_a_stable_spec(world: World) -> None:
+    scaled = {**OLD, "autoscaling": {"minReplicas": 1, "maxReplicas": 8}}
+    world.apply(**scaled)
+    await world.settle()
+    (revision,) = revisions(world)
+    del world.cluster.children[Ref("ControllerRevision", revision)]
+    world.apply(**{**scaled, "engine": {"maxSequences": 16}})
+    persisting = asyncio.create_task(world.reconciler.scaling.persist(KEY, ScalingRecord(desired_replicas=5)))
+    await asyncio.sleep(0)
+    await world.settle()
+    await persisting
+    assert world.condition("Ready") == "False StableRevisionLost"
+    assert world.status["autoscaling"]["desiredReplicas"] == 5

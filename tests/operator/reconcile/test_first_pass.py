@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import Key, Ref
-from quire_operator.ports import Conflict, Refused, Throttled
+from quire_operator.domain.resource import HubSource
+from quire_operator.ports import Conflict, ModelUnknown, Refused, Throttled
+from quire_operator.reconcile.hub_reader import HubReader
+from quire_operator.reconcile.model_revisions import ModelRevisions
 
 KEY = Key("prod", "chat")
 CHILDREN = [
@@ -19,6 +23,18 @@ CHILDREN = [
 IMAGE = {"source": "oci://registry.example/llama:1"}
 
 
+class Hub:
+    """A ``ports.ModelReader`` that knows the commit of every model."""
+
+    async def commit(self, source: HubSource) -> str:
+        return 40 * "a"
+
+    async def facts(self, source: HubSource) -> ModelFacts:
+        raise ModelUnknown("it has no facts", unreachable=False)
+
+    async def aclose(self) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("spec", "calls"),
     [
@@ -27,11 +43,23 @@ IMAGE = {"source": "oci://registry.example/llama:1"}
             {"autoscaling": {"minReplicas": 1, "maxReplicas": 3}},
             ["status", *(f"create {ref}" for ref in CHILDREN), "status"],
         ),
+        (
+            {
+                "autoscaling": {"minReplicas": 1, "maxReplicas": 3},
+                "rollout": {"strategy": "Canary"},
+                "model": {"source": "hf://org/model"},
+            },
+            ["status", "create ControllerRevision", *(f"create {ref}" for ref in CHILDREN), "status"],
+        ),
     ],
+    ids=["fixed", "autoscaled", "autoscaled, with a canary and a moving model"],
 )
 async def test_new_one_costs_its_children_and_its_status(world: Any, spec: dict[str, Any], calls: list[str]) -> None:
+    """One write of the status records all decisions before they are applied."""
+    world.reconciler._revisions = ModelRevisions(HubReader(Hub(), now=world.clock.now))
     world.apply(**spec)
-    assert await world.settle(passes=1) == calls
+    asked = await world.settle(passes=1)
+    assert [call.partition(" chat-" if "Revision" in call else "\n")[0] for call in asked] == calls
     assert world.cluster.read == []
 
 

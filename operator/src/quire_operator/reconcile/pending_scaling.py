@@ -94,20 +94,20 @@ class PendingScaling:
             state.decided = recorded_bounds(spec.autoscaling, record, now).clamp(state.decided)
         return goal
 
-    async def write(self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target) -> None:
-        """Write the decision before it is applied, so that a successor applies the same after a crash."""
+    async def write(
+        self, resource: Resource, state: ReconcileState, spec: Spec, goal: Target, sections: Mapping[str, object]
+    ) -> None:
+        """Write the decision and the other ``sections`` of the status before they are applied, as one write."""
+        handed_in, record, now = state.persist, None, self._clock.now()
         if spec.autoscaling is None:
             state.give_up_persisting("it has a fixed number of replicas")
-            return
-        handed_in, now = state.persist, self._clock.now()
-        if handed_in is not None:
+        elif handed_in is not None:
             record = _within_bounds(handed_in.record, spec, now=now)
         elif goal.persist is not None:
             record = replace(scaling_record(resource.status) or ScalingRecord(), desired_replicas=goal.persist)
-        else:
-            return
-        wanted = {**resource.status, **scaling_sections(record, spec, now=now)}
-        await self._reporter.write_status(resource, state, spec, wanted)
+        decided = {} if record is None else scaling_sections(record, spec, now=now)
+        if decided or sections:
+            await self._reporter.write_status(resource, state, spec, {**resource.status, **decided, **sections})
         if handed_in is not None and state.persist is handed_in:
             state.persist = None
             handed_in.settle(None)

@@ -26,6 +26,7 @@ from quire_operator.domain.cluster_state.other_autoscalers import following_repl
 from quire_operator.domain.convergence.plan import plan
 from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.target import Target
+from quire_operator.domain.convergence.tracks import Tracked
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.desired import all_problems, desired
 from quire_operator.domain.manifests.model_volume import wants_image_volume
@@ -219,38 +220,16 @@ class Reconciler:
         goal = self.scaling.target(resource, state, spec, children)
         if spec.only_recommends:
             children, state.other_autoscaler = following_replicas(children), None
-        await self.scaling.write(resource, state, spec, goal)
-        resolution = await self._resolve(self._latest(resource), state, spec)
+        resolution = await self._revisions.resolution(resource, spec)
+        sections = self._new_resolution(resource, spec, resolution)
         spec = with_revision(spec, resolution)
-
-        def rendered(images: Images, spec: Spec = spec, replicas: int = goal.replicas) -> Manifests | Invalid:
-            return desired(
-                spec,
-                replicas,
-                uid=resource.uid,
-                images=images,
-                created=resource.created,
-                features=features,
-                adapters=() if spec.engine.adapters is None else self._adapters(key),
-            )
-
-        try:
-            images = await images_for(self._cluster, self._images, resource, spec, children, rendered)
-            manifests = rendered(images)
-        except (Refused, QuotaExceeded, Forbidden) as error:
-            rejected = rejection("a dry run of the Deployment with an image volume", error)
-            return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
-        if isinstance(manifests, Invalid):
-            return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
-
         chosen = await self._choose(
-            self._latest(resource),
-            state,
-            Basis(spec=spec, manifests=manifests, images=images, rendered=rendered),
-            children,
-            goal,
-            "" if resolution is None else resolution.revision or "",
+            resource, spec, children, goal, "" if resolution is None else resolution.revision or ""
         )
+        if chosen.tracked is not None:
+            sections |= self._new_record(resource, chosen.tracked)
+        # Before anything is applied, so that a successor goes on from it after a crash.
+        await self.scaling.write(self._latest(resource), state, spec, goal, sections)
         if isinstance(chosen, ReconcileResult):
             return chosen
         result, tracked = await self._apply(resource, state, spec, chosen), chosen.tracked
@@ -303,44 +282,56 @@ class Reconciler:
         return replace(result, additions=todo.additions, nonblocking=nonblocking, queued=queued)
 
     async def _choose(
-        self,
-        resource: Resource,
-        state: ReconcileState,
-        basis: Basis,
-        children: Mapping[Ref, Child],
-        goal: Target,
-        model_revision: str,
+        self, resource: Resource, spec: Spec, children: Mapping[Ref, Child], goal: Target, model_revision: str
     ) -> Chosen | ReconcileResult:
-        """Return the spec and the manifests to apply, which strategy Canary changes; persist how far it got."""
+        """Return the specs and the manifests to apply, or the reason why nothing can be applied."""
+        key, features = resource.key, self._features()
+
+        def rendered(images: Images, spec: Spec = spec, replicas: int = goal.replicas) -> Manifests | Invalid:
+            return desired(
+                spec,
+                replicas,
+                uid=resource.uid,
+                images=images,
+                created=resource.created,
+                features=features,
+                adapters=() if spec.engine.adapters is None else self._adapters(key),
+            )
+
+        try:
+            images = await images_for(self._cluster, self._images, resource, spec, children, rendered)
+            manifests = rendered(images)
+        except (Refused, QuotaExceeded, Forbidden) as error:
+            rejected = rejection("a dry run of the Deployment with an image volume", error)
+            return ReconcileResult(blocking=rejected, target=goal.replicas, again_seconds=REFUSED_SECONDS)
+        if isinstance(manifests, Invalid):
+            return ReconcileResult(blocking=BlockingCondition.invalid(manifests.problems), target=goal.replicas)
+        basis = Basis(spec=spec, manifests=manifests, images=images, rendered=rendered)
+        resource = self._latest(resource)
         tracked = self._tracks.decide(resource, basis, children, replicas=goal.replicas, model_revision=model_revision)
         if isinstance(tracked, BlockingCondition):
             return ReconcileResult(blocking=tracked, target=goal.replicas)
-        if tracked.record is not None and tracked.record != read_record(resource.status):
-            # Before it is applied, so that a successor goes on from it. Figures alone can wait.
-            wanted = {**resource.status, ROLLOUT: tracked.section}
-            await self._reporter.write_status(resource, state, basis.spec, wanted)
         goal = tracked.held_up(goal, own_deployment(resource, children))
-        manifests = self._tracks.render(resource, basis, tracked, replicas=goal.replicas)
-        if isinstance(manifests, Invalid):
-            blocking = BlockingCondition.invalid(manifests.problems)
+        whole = self._tracks.render(resource, basis, tracked, replicas=goal.replicas)
+        if isinstance(whole, Invalid):
+            blocking = BlockingCondition.invalid(whole.problems)
             return ReconcileResult(blocking=blocking, target=goal.replicas, tracked=tracked)
-        others = await self._tracks.unwatched(resource.key, tracked, children)
-        return Chosen(tracked=tracked, manifests=manifests, goal=goal, children={**children, **others})
+        others = await self._tracks.unwatched(key, tracked, children)
+        return Chosen(tracked=tracked, manifests=whole, goal=goal, children={**children, **others})
 
     async def _fits(self, key: Key, spec: Spec, applied: DeploymentState | None) -> Finding:
         return Finding() if self._capacity is None else await self._capacity.check(key, spec, applied)
 
-    async def _resolve(self, resource: Resource, state: ReconcileState, spec: Spec) -> Resolution | None:
-        """Return the resolution of a moving model source.
+    def _new_resolution(self, resource: Resource, spec: Spec, found: Resolution | None) -> dict[str, object]:
+        """Return the section of the status with the resolution of a moving model source, if it is new."""
+        if found is None or found == stored_resolution(resource, spec):
+            return {}
+        return {"model": model_section(found, spec, self._store.pods(resource.key), self._download(resource.key))}
 
-        It is stored before pods get it, so that a crash changes nothing.
-        """
-        resolution = await self._revisions.resolution(resource, spec)
-        if resolution is not None and resolution != stored_resolution(resource, spec):
-            key = resource.key
-            section = model_section(resolution, spec, self._store.pods(key), self._download(key))
-            await self._reporter.write_status(resource, state, spec, {**resource.status, "model": section})
-        return resolution
+    def _new_record(self, resource: Resource, tracked: Tracked) -> dict[str, object]:
+        """Return the section of the status with the progress of a canary, if it is new. Figures alone can wait."""
+        is_new = tracked.record is not None and tracked.record != read_record(self._latest(resource).status)
+        return {ROLLOUT: tracked.section} if is_new else {}
 
     async def _report(
         self, resource: Resource, state: ReconcileState, spec: Spec | None, result: ReconcileResult
