@@ -316,6 +316,11 @@ class World:
             await self.reconciler.reconcile(KEY)
         return self.cluster.asked[start:]
 
+    async def rest(self) -> list[str]:
+        """Let the second pass for which minor changes of the status wait; return the writes."""
+        self.clock.time += 1.0
+        return await self.settle()
+
     def delete(self) -> None:
         """As a person would; the garbage collector removes what has an owner, but pods go on draining."""
         gone = self.cluster.resources.pop(KEY)

@@ -68,6 +68,7 @@ async def test_groups_are_read_again_while_they_are_not_ready(world: Any, pod: M
     world.features = SERVED
     world.apply(parallelism=SHAPE)
     await world.settle()
+    await world.rest()
     assert await world.reconciler.reconcile(KEY) == 3.0
     run_groups(world, pod, 1)
     for leader in world.cluster.pods.values():

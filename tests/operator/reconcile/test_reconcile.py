@@ -60,6 +60,7 @@ async def test_own_writes_are_known_before_watch_events(world: Any) -> None:
 async def test_restart_applies_each_child_once_and_no_status(world: Any) -> None:
     world.apply()
     await world.settle()
+    await world.rest()
     world.restart()
     assert await world.settle() == [write.replace("create", "update") for write in CHILDREN]
 
@@ -216,8 +217,9 @@ async def test_status_changed_by_the_server_is_not_rewritten_forever(world: Any)
     """An older CRD drops unknown fields: the result of our write is what the server has."""
     world.cluster.unknown_fields = frozenset({"endpoint"})
     world.apply()
-    await world.settle(passes=2)
-    assert await world.settle(passes=4) == []
+    await world.settle()
+    await world.rest()
+    assert await world.rest() == []
 
 
 # --- the autoscaler's decision ---

@@ -209,7 +209,9 @@ async def test_status_shows_a_schedule_before_during_and_after(world: Any) -> No
     """Each pass asks for the next one at the time at which the bounds change."""
     world.clock.time = EIGHT - 3600
     world.apply(replicas=1, autoscaling=AUTOSCALING | {"schedules": [OFFICE]})
+    world.clock.time -= 1
     await world.settle()
+    await world.rest()
     seen = []
     for _ in range(5):
         again = await world.reconciler.reconcile(KEY)
@@ -243,6 +245,7 @@ async def test_schedule_in_force_is_in_the_condition_until_it_ends(world: Any) -
         "maxReplicas": 12,
         "endTime": "2026-03-02T17:00:00Z",
     }
+    await world.rest()
     world.clock.time += 3600
     assert await world.settle() == [], "a schedule in force causes no further write"
 
@@ -294,9 +297,32 @@ async def test_first_observation_of_a_deployment_changes_no_condition(world: Any
     world.apply(replicas=1)
     await world.settle(passes=1)
     before = world.status
-    world.cluster.observe()
-    await world.settle()
+    await world.rest()
     assert world.status == before | {"currentRevision": "1"}
+
+
+async def test_minor_changes_of_the_status_are_one_write_per_second(world: Any, pod: Any) -> None:
+    world.apply(replicas=2)
+    await world.settle(passes=1)
+    world.clock.time += 0.25
+    assert await world.settle(passes=1) == [], "the Deployment has a revision"
+    world.change_deployment(replicas=1, updated=1)
+    world.cluster.pods = {"a": pod("a", ready=False)}
+    world.show()
+    assert await world.reconciler.reconcile(KEY) == 0.75
+    assert await world.rest() == ["status"]
+    assert (world.status["replicas"], world.status["currentRevision"]) == (1, "1")
+    assert world.condition("ModelLoaded") == "False Loading"
+
+    world.change_deployment(replicas=2, updated=2)
+    assert await world.settle(passes=1) == []
+    world.change_deployment(ready=1)
+    assert "status" in await world.settle(passes=1), "a ready replica is reported at once"
+    assert (world.status["replicas"], world.status["readyReplicas"]) == (2, 1)
+
+    world.change_deployment(replicas=3, updated=3)
+    world.clock.time -= 3600
+    assert await world.settle(passes=1) == ["status"], "a clock that is set back delays nothing"
 
 
 async def test_new_process_waits_for_the_observation_of_its_template(world: Any) -> None:

@@ -26,7 +26,7 @@ from quire_operator.domain.status.conditions import (
     merged,
 )
 from quire_operator.domain.status.scaling_status import kept_replicas, parse_time, scaling_record, scaling_sections
-from quire_operator.domain.status.status import events, status
+from quire_operator.domain.status.status import events, is_minor, status
 
 TYPES = [
     *("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"),
@@ -417,3 +417,29 @@ def test_metrics_problem_is_read_from_its_condition(
     reported: dict[str, str] | None, problem: MetricsProblem | None
 ) -> None:
     assert last_metrics_problem({} if reported is None else {"conditions": [reported]}) == problem
+
+
+NEW_STATUS: dict[str, Any] = {
+    "replicas": 0,
+    "readyReplicas": 0,
+    "desiredReplicas": 2,
+    "conditions": [{"type": "ModelLoaded", "status": "False", "reason": "NoReplica"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "minor"),
+    [
+        ({"replicas": 2, "currentRevision": "1"}, True),
+        ({"conditions": [{"type": "ModelLoaded", "status": "False", "reason": "Loading"}]}, True),
+        ({"conditions": [{"type": "ModelLoaded", "status": "True", "reason": "Loaded"}]}, False),
+        ({"conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}]}, False),
+        ({"conditions": []}, False),
+        ({"replicas": 2, "readyReplicas": 1}, False),
+        ({"desiredReplicas": 3}, False),
+        ({"servedName": {"name": "m"}}, False),
+        ({"model": {"download": {"percent": 3}}}, False),
+    ],
+)
+def test_only_figures_of_pods_that_appear_are_minor(change: dict[str, Any], minor: bool) -> None:
+    assert is_minor(NEW_STATUS, NEW_STATUS | change) is minor

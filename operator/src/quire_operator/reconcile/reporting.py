@@ -1,8 +1,8 @@
 """The report of a pass: the status of an LLMDeployment and its Events.
 
 ``reconciler`` calls it at the end of a pass, and before a decision of the autoscaler is applied. ``domain.status``
-decides the content of the status. This module decides whether to write it: not if it is unchanged, and less and less
-often if another client keeps overwriting it.
+decides the content of the status. This module decides whether to write it: not if it is unchanged, less and less often
+if another client keeps overwriting it, and at most once per second if only minor figures change.
 """
 
 import logging
@@ -18,12 +18,15 @@ from quire_operator.domain.status.groups import judged, kept_failure
 from quire_operator.domain.status.model_status import mixed_versions
 from quire_operator.domain.status.pod_failures import worst_failure
 from quire_operator.domain.status.scaling_status import scaling_record
-from quire_operator.domain.status.status import Event, events, status
+from quire_operator.domain.status.status import Event, events, is_minor, status
 from quire_operator.ports import Clock, Cluster, ClusterError, NotLeading
 from quire_operator.reconcile.state import ReconcileResult, ReconcileState
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
+
+_MINOR_SECONDS = 1.0
+"""The shortest time between a write and one that only changes minor figures."""
 
 
 class Reporter:
@@ -50,7 +53,7 @@ class Reporter:
         *,
         rival: str | None,
     ) -> float | None:
-        """Write the status of this pass; return how long to wait if other clients write it too, else None."""
+        """Write the status of this pass; return the seconds until it may be written if it has to wait, else None."""
         now, other = self._clock.now(), state.other_autoscaler
         pods, workers = self._store.pods(resource.key), self._store.workers(resource.key)
         deployment = judged(own_deployment(resource, self._store.children(resource.key)), pods, now=now)
@@ -82,6 +85,9 @@ class Reporter:
             rollout=None if result.tracked is None else result.tracked.section,
         )
         wanted = status(resource, view, cluster_domain=self._cluster_domain, now=now)
+        since = now - state.written_at
+        if wanted != resource.status and 0.0 <= since < _MINOR_SECONDS and is_minor(resource.status, wanted):
+            return _MINOR_SECONDS - since
         # A served name is restored at once, however often another client changes it.
         has_name = wanted.get("servedName") == resource.status.get("servedName")
         if (
@@ -104,7 +110,7 @@ class Reporter:
             return
         written = await self._cluster.write_status(resource, wanted)
         self._store.put_resource(written)
-        state.status = (wanted, written.status)
+        state.status, state.written_at = (wanted, written.status), self._clock.now()
         recommends = spec is not None and spec.only_recommends
         await self.record_events(resource, events(resource.status, wanted, recommends=recommends))
 

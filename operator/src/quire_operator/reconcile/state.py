@@ -73,6 +73,8 @@ class ReconcileState:
     """Conflicts in a row: a few mean that other clients were faster, more need a pause."""
     status: tuple[Mapping[str, object], Mapping[str, object]] | None = None
     """The status that was written last, and the one that the server stored."""
+    written_at: float = 0.0
+    """The time of the last write of the status; 0 before the first one."""
 
     tried_template: str = ""
     """The digest of the template of groups that the API server accepted in a dry run."""

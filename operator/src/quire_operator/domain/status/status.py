@@ -83,6 +83,25 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
     return result
 
 
+_MINOR = frozenset({"replicas", "currentRevision"})
+
+
+def is_minor(before: JSON, after: JSON) -> bool:
+    """Return whether the change is one of many that follow each other within a second when pods are created.
+
+    These are the number of existing replicas, the revision, and the condition ModelLoaded when its first pod exists.
+    """
+    figures = [{name: part[name] for name in part if name not in {*_MINOR, "conditions"}} for part in (before, after)]
+    old, new = items_of(before, "conditions"), items_of(after, "conditions")
+    if figures[0] != figures[1] or len(old) != len(new):
+        return False
+    changed = [(was, now) for was, now in zip(old, new, strict=True) if was != now]
+    return all(
+        (now["type"], was.get("reason"), now["reason"]) == (c.MODEL_LOADED, "NoReplica", "Loading")
+        for was, now in changed
+    )
+
+
 def events(before: JSON, after: JSON, *, recommends: bool = False) -> tuple[Event, ...]:
     """Return Events for the change from one status to the next: Ready, Degraded, ForeignFields and scaling.
 
