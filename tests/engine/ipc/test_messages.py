@@ -73,9 +73,7 @@ def test_sampling_params_survive_serialization() -> None:
     ("message", "way"),
     [
         (
-            Submit(
-                Request(key=1, prompt_token_ids=[1, 2], params=ODD, seed=2**62, tenant="t", parent=3)
-            ),
+            Submit(Request(key=1, prompt_token_ids=[1, 2], params=ODD, seed=2**62, tenant="t", parent=3)),
             ToEngine,
         ),
         (Cancel([1, 2]), ToEngine),
