@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence as Many
 
 from quire_engine.core.batch import AdapterLoad
-from quire_engine.core.policy import Policy
+from quire_engine.core.policy import NestedPolicy
 from quire_engine.core.sequence import Order, Request, Sequence
 from quire_engine.core.waiting import WaitingQueue
 
@@ -115,7 +115,7 @@ class AdapterQueue:
     slot. No operation visits the whole queue.
     """
 
-    def __init__(self, policy: Policy, slots: AdapterSlots) -> None:
+    def __init__(self, policy: NestedPolicy, slots: AdapterSlots) -> None:
         self._policy = policy
         self._slots = slots
         self._blocked: dict[int, WaitingQueue] = {}

@@ -33,18 +33,6 @@ class Policy(Protocol):
 
     def pop(self) -> Sequence: ...
 
-    def set_aside(self) -> Sequence:
-        """Remove the first sequence without serving it: it waits elsewhere, for ``put_back`` or ``discard_aside``."""
-        ...
-
-    def put_back(self, sequence: Sequence) -> None:
-        """Return a sequence that was set aside."""
-        ...
-
-    def discard_aside(self, sequence: Sequence) -> None:
-        """Record the end of a sequence that was set aside."""
-        ...
-
     def discard(self, sequence: Sequence) -> None:
         """Remove a waiting sequence that is ``finished``."""
         ...
@@ -71,6 +59,22 @@ class Policy(Protocol):
 
     def record_sampled(self, sequences: list[Sequence]) -> None:
         """Record that each of these sequences sampled a token."""
+        ...
+
+
+class NestedPolicy(Policy, Protocol):
+    """A policy inside ``AdapterQueue``, in which sequences wait for a slot."""
+
+    def set_aside(self) -> Sequence:
+        """Remove the first sequence without serving it: it waits elsewhere, for ``put_back`` or ``discard_aside``."""
+        ...
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Return a sequence that was set aside."""
+        ...
+
+    def discard_aside(self, sequence: Sequence) -> None:
+        """Record the end of a sequence that was set aside."""
         ...
 
 
@@ -107,7 +111,7 @@ class ByPriority(FirstComeFirstServed):
         return (request.priority, arrival)
 
 
-def make_policy(name: PolicyName) -> Policy:
+def make_policy(name: PolicyName) -> NestedPolicy:
     match name:
         case "fcfs":
             return FirstComeFirstServed()
