@@ -15,6 +15,7 @@ from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.times import parse_time
 from quire_operator.domain.status.conditions import (
     BlockingCondition,
     ConditionState,
@@ -25,7 +26,7 @@ from quire_operator.domain.status.conditions import (
     last_metrics_problem,
     merged,
 )
-from quire_operator.domain.status.scaling_status import kept_replicas, parse_time, scaling_record, scaling_sections
+from quire_operator.domain.status.scaling_status import kept_replicas, scaling_record, scaling_sections
 from quire_operator.domain.status.status import events, is_minor, status
 
 TYPES = [

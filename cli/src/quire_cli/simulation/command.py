@@ -45,7 +45,7 @@ from quire_operator.domain.autoscaling.schedules import bounds_at
 from quire_operator.domain.capacity.fit import Fits
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode, MetricsSource
-from quire_operator.domain.status.scaling_status import parse_time
+from quire_operator.domain.resource.times import parse_time
 
 _WAKE_SECONDS = 1.0
 _DAY_SECONDS = 86_400

@@ -7,11 +7,11 @@ as replicas take to start, so that they are ready when the window opens.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.startups import MAX_SECONDS, USUAL_SECONDS
 from quire_operator.domain.resource.scaling import Autoscaling, Schedule
+from quire_operator.domain.resource.times import clock_time
 
 MARGIN_SECONDS = 30.0
 """A part of the lead: two ticks, at one of which the replicas are requested."""
@@ -60,11 +60,6 @@ class Bounds:
     def clamp(self, replicas: int) -> int:
         """Return the number of replicas within the bounds that is nearest."""
         return max(self.min_replicas, min(replicas, self.max_replicas))
-
-
-def clock_time(seconds: float) -> str:
-    """Return Unix seconds as RFC 3339 in UTC, to the second."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def bounds_at(rules: Autoscaling, now: float, *, start_up_seconds: float | None) -> Bounds:

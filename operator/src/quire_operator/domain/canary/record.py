@@ -1,12 +1,12 @@
 """``status.rollout``: the record of a canary with the figures of both tracks, written and read again. Pure."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 from quire_operator.domain.canary.judgement import CurvePoint, Figures, GateResult
 from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.resource import GateMetric
 from quire_operator.domain.resource.canary import LATENCIES
+from quire_operator.domain.resource.times import clock_time, parse_time
 from quire_operator.domain.resource.untyped import number_of
 
 JSON = Mapping[str, object]
@@ -33,7 +33,7 @@ def section(
     }
     if record.canary:
         found |= {"canaryRevision": record.canary, "step": record.step + 1}
-        found |= {"startTime": _time(record.started), "stepStartTime": _time(record.step_started)}
+        found |= {"startTime": clock_time(record.started), "stepStartTime": clock_time(record.step_started)}
     if compared_percent and record.phase is Phase.CANARY:
         found["comparedPerMillion"] = round(compared_percent * 10_000)
     if record.rejected:
@@ -57,8 +57,8 @@ def read(status: JSON) -> Record | None:
         rejected=str(found.get("rejectedRevision", "")),
         step=max(0, number_of(found, "step") - 1),
         weight_percent=number_of(found, "weightPercent"),
-        started=_seconds(found.get("startTime")),
-        step_started=_seconds(found.get("stepStartTime")),
+        started=parse_time(found.get("startTime")) or 0.0,
+        step_started=parse_time(found.get("stepStartTime")) or 0.0,
         message=str(found.get("message", "")),
     )
 
@@ -106,14 +106,3 @@ def _figures(figures: Figures, metric: GateMetric) -> dict[str, object]:
 
 def _micro(seconds: float) -> int:
     return round(seconds * 1e6)
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _seconds(text: object) -> float:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0

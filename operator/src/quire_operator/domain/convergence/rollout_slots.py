@@ -7,9 +7,9 @@ a spec starts at once; it takes a slot but does not wait for one.
 
 from collections.abc import Collection
 
-from quire_operator.domain.autoscaling.schedules import clock_time
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
 from quire_operator.domain.resource import Rollout, names
+from quire_operator.domain.resource.times import clock_time
 from quire_operator.domain.status.conditions import Queued
 from quire_operator.domain.status.rollout import is_overdue
 

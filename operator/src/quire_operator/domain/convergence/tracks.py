@@ -6,9 +6,7 @@ the record in the status and what the pass observed, it derives the next record 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
-from quire_operator.domain.autoscaling.schedules import clock_time
 from quire_operator.domain.canary.figures import Tracks
 from quire_operator.domain.canary.judgement import CurvePoint, GateResult, curve, judge
 from quire_operator.domain.canary.progress import HAS_CANARY, Phase, Record, Situation, advance
@@ -18,6 +16,7 @@ from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.manifests.canary import Revision, kept_revisions
 from quire_operator.domain.resource import Canary, Invalid, Spec, names
 from quire_operator.domain.resource.canary import LATENCIES, canary_replicas
+from quire_operator.domain.resource.times import clock_time, parse_time
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.rollout import is_overdue
 
@@ -165,7 +164,7 @@ def _failure(before: Record | None, pods: Sequence[Pod], live: DeploymentState |
         return None
     is_starting = before.phase is Phase.STARTING
     for pod in pods:
-        if is_starting and _seconds(pod.created) < int(before.started):
+        if is_starting and (parse_time(pod.created) or 0.0) < int(before.started):
             continue
         for container in pod.containers:
             if container.restarts and not container.init and not pod.deleting:
@@ -177,13 +176,6 @@ def _failure(before: Record | None, pods: Sequence[Pod], live: DeploymentState |
     if live.observed_generation >= live.generation and is_overdue(live):
         return "its replicas did not become ready within spec.rollout.progressDeadline"
     return None
-
-
-def _seconds(created: str) -> float:
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _outside(window: float, revision: str) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from quire_common.contract.adapters_file import AdapterReport, AdapterState
 from quire_operator.domain.manifests.adapters import Listing
 from quire_operator.domain.manifests.served_names import status_section
+from quire_operator.domain.resource.times import clock_time
 from quire_operator.domain.resource.untyped import items_of
 from quire_operator.domain.status.conditions import READY, ConditionState, merged
-from quire_operator.domain.status.scaling_status import format_time
 from quire_operator.domain.status.status import Event
 
 LOADED = "Loaded"
@@ -50,7 +50,7 @@ def adapter_status(
             items_of(resource.status, "conditions"),
             conditions,
             generation=resource.generation,
-            now=format_time(now).partition(".")[0] + "Z",
+            now=clock_time(now),
         ),
     }
     known = [each.adapter for each in replicas if each.adapter is not None and each.state in _HERE]

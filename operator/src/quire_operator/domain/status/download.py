@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire_common.quantities import format_bytes, format_duration
-from quire_operator.domain.status.scaling_status import format_time
+from quire_operator.domain.resource.times import clock_time
 
 RENEWED_SECONDS = 60.0
 """A report is renewed at least this often while bytes arrive."""
@@ -81,7 +81,7 @@ def is_news(new: Download | None, old: Download | None) -> bool:
 def download_section(download: Download) -> Mapping[str, object]:
     """Return ``status.model.download``."""
     section: dict[str, object] = {
-        "time": format_time(download.time).partition(".")[0] + "Z",
+        "time": clock_time(download.time),
         "downloadedBytes": download.done_bytes,
         "totalBytes": download.total_bytes,
     }

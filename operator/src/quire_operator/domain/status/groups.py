@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from quire_operator.domain.cluster_state.observed import LEADER_WORKER_SET, Condition, DeploymentState, Pod, Ref
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.times import parse_time
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.pod_failures import Failure, FailureReason
-from quire_operator.domain.status.scaling_status import parse_time
 
 INSTALL = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/lws/releases/download/v0.9.0/manifests.yaml"

@@ -5,13 +5,13 @@ user or another version wrote them, count as absent and influence no decision.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from math import isfinite
 
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
 from quire_operator.domain.autoscaling.rates import Rates
-from quire_operator.domain.autoscaling.schedules import clock_time, recorded_bounds
+from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.times import clock_time, format_time, parse_time
 from quire_operator.domain.resource.untyped import items_of, section_of
 
 JSON = Mapping[str, object]
@@ -120,20 +120,6 @@ def scaling_record(status: JSON) -> ScalingRecord | None:
         rates_time=0.0 if rates is None else parse_time(capacity.get("learntTime")) or 0.0,
         start_up_seconds=_count(capacity, "startUpSeconds") or None,
     )
-
-
-def format_time(seconds: float) -> str:
-    """Return Unix seconds as RFC 3339 in UTC, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def parse_time(text: object) -> float | None:
-    """Return Unix seconds, or None if the text is not a time."""
-    try:
-        time = datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
-    return None if time is None or time.tzinfo is None else time.timestamp()
 
 
 def _change_status(change: Change) -> dict[str, object]:
