@@ -14,6 +14,7 @@ from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource.defaults import CONFIG_MAP, KEY, Defaults, apply_defaults, read_defaults
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.ports import ClusterError, DefaultMap, DefaultMaps, Forbidden
+from quire_operator.reconcile.log_once import LogOnce
 
 PERIOD_SECONDS = 15.0
 _RETRY_SECONDS = 2.0
@@ -31,7 +32,7 @@ class DefaultsBook:
         self._layers: dict[str, Defaults] = {}
         self._versions: dict[str, str] = {}
         self._refreshing = asyncio.Lock()
-        self._logged, self._is_refused = "", False
+        self._problems, self._is_refused = LogOnce(_log), False
 
     async def load(self) -> None:
         """Read the defaults before anything is reconciled: without them, replicas would be replaced for nothing.
@@ -62,10 +63,10 @@ class DefaultsBook:
         try:
             found = await self._maps.list_defaults()
         except ClusterError as error:
-            self._log_once(f"reading the defaults of LLMDeployments failed; check the operator's role: {error}")
+            self._problems.warning(f"reading the defaults of LLMDeployments failed; check the operator's role: {error}")
             self._is_refused = isinstance(error, Forbidden)
             return False
-        self._logged = ""
+        self._problems.reset()
         versions = {each.namespace: each.version for each in found}
         if versions != self._versions:
             self._versions = versions
@@ -91,11 +92,6 @@ class DefaultsBook:
             defaults=applied.origins,
             defaults_problem=complaint,
         )
-
-    def _log_once(self, message: str) -> None:
-        if message != self._logged:
-            _log.warning("%s", message)
-            self._logged = message
 
 
 def _defaults(found: DefaultMap) -> Defaults:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from quire_operator.domain.cluster_state.observed import Key
 from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.ports import Cluster, ClusterError, Forbidden, NotFound
+from quire_operator.reconcile.log_once import LogOnce
 from quire_operator.reconcile.resync import resync_children
 from quire_operator.reconcile.store import Store
 
@@ -24,7 +25,7 @@ class OptionalKinds:
     def __init__(self, *, cluster: Cluster, store: Store, enqueue: Callable[[Key], None]) -> None:
         self._cluster, self._store, self._enqueue = cluster, store, enqueue
         self.served: frozenset[str] = frozenset()
-        self._told = ""
+        self._problems = LogOnce(logger)
 
     async def follow(self, period_seconds: float) -> None:
         """Discover and list them at intervals, until cancelled."""
@@ -38,7 +39,7 @@ class OptionalKinds:
             found = await self._cluster.served_kinds()
             served = frozenset([kind for kind in sorted(found) if await self._listed(kind)])
         except ClusterError as error:
-            self._log_once(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
+            self._problems.warning(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
             return
         for kind in OPTIONAL_KINDS - served:
             self._forget(kind)
@@ -59,7 +60,9 @@ class OptionalKinds:
         except NotFound:
             return False  # it was removed between the two requests
         except Forbidden as error:
-            self._log_once(f"the cluster has {kind}s, but the operator may not create any: {error}; check its role")
+            self._problems.warning(
+                f"the cluster has {kind}s, but the operator may not create any: {error}; check its role"
+            )
             return False
         return True
 
@@ -68,8 +71,3 @@ class OptionalKinds:
             for ref, child in self._store.children(key).items():
                 if ref.kind == kind:
                     self._store.drop_child(key, ref, child.uid)
-
-    def _log_once(self, message: str) -> None:
-        if message != self._told:
-            logger.warning("%s", message)
-            self._told = message

@@ -15,6 +15,7 @@ from quire_operator.domain.manifests.wake_route import GatewayAddress, WakeRoute
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.scaling_status import scaling_record
 from quire_operator.ports import AppliedRoute, Clock, ClusterError, PartlyForbidden, WakeSlices
+from quire_operator.reconcile.log_once import LogOnce
 from quire_operator.reconcile.store import Store
 
 _PERIOD_SECONDS = 1.0
@@ -54,7 +55,7 @@ class WakeRoutes:
         self._specs: dict[Key, tuple[Resource, Spec | None]] = {}
         self._retry: dict[Key, float] = {}
         self._is_listed, self._list_at = False, 0.0
-        self._logged = ""
+        self._problems = LogOnce(_log)
 
     async def follow(self) -> None:
         """Apply routes until cancelled."""
@@ -87,9 +88,9 @@ class WakeRoutes:
             async for route in self._slices.list_routes():
                 found.append(route)
         except PartlyForbidden as error:
-            self._log_once(f"no wake routes in {', '.join(sorted(error.namespaces))}: check the operator's role there")
+            self._warn(f"no wake routes in {', '.join(sorted(error.namespaces))}: check the operator's role there")
         except ClusterError as error:
-            self._log_once(f"no wake routes, because listing EndpointSlices failed; check the operator's role: {error}")
+            self._warn(f"no wake routes, because listing EndpointSlices failed; check the operator's role: {error}")
             self._list_at = self._now() + _RETRY_SECONDS
             return
         before = {known.route: known for known in self._known.values()}
@@ -118,7 +119,7 @@ class WakeRoutes:
                 _log.info("%s: removed the wake route of its Service", key)
         except ClusterError as error:
             self._retry[key] = self._now() + _RETRY_SECONDS
-            self._log_once(f"{key}: changing the wake route of its Service failed: {error}")
+            self._warn(f"{key}: changing the wake route of its Service failed: {error}")
 
     async def _apply(self, key: Key, route: WakeRoute, there: _Known | None) -> None:
         if there is not None and there.digest == route.digest:
@@ -142,7 +143,6 @@ class WakeRoutes:
         self._specs[resource.key] = (resource, spec)
         return spec
 
-    def _log_once(self, message: str) -> None:
-        if message != self._logged and self._is_on:
-            _log.warning("%s", message)
-            self._logged = message
+    def _warn(self, message: str) -> None:
+        if self._is_on:
+            self._problems.warning(message)
