@@ -167,10 +167,16 @@ class KubeCluster:
 
     async def write_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
         """See ``ports.Cluster``."""
+        return trim_resource(await self.write_object_status(_RESOURCES, names.KIND, resource, status))
+
+    async def write_object_status(
+        self, api: tuple[str, str], kind: str, resource: Resource, status: Mapping[str, object]
+    ) -> JSON:
+        """Replace the status of a custom resource unless it has changed; return the object."""
         key = resource.key
         body = {
             "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
+            "kind": kind,
             "metadata": {
                 "name": key.name,
                 "namespace": key.namespace,
@@ -179,12 +185,11 @@ class KubeCluster:
             },
             "status": status,
         }
-        path = f"{_path(_RESOURCES, key.namespace, key.name)}/status"
+        path = f"{_path(api, key.namespace, key.name)}/status"
         query = (_MANAGER, ("force", "true"))
-        written = await self._connection.write(
-            "write-status", names.KIND, "PATCH", path, query=query, body=body, content_type=_APPLY
+        return await self._connection.write(
+            "write-status", kind, "PATCH", path, query=query, body=body, content_type=_APPLY
         )
-        return trim_resource(written)
 
     async def record_event(self, resource: Resource, event: Event) -> None:
         """See ``ports.Cluster``."""

@@ -10,7 +10,6 @@ from quire_operator.domain.resource import names
 from quire_operator.domain.status.status import Event
 
 _MERGE = "application/merge-patch+json"
-_APPLY = "application/apply-patch+yaml"
 _MANAGER = ("fieldManager", names.FIELD_MANAGER)
 _ADAPTERS = (f"/apis/{names.API_VERSION}", names.ADAPTER_PLURAL)
 
@@ -28,26 +27,7 @@ class KubeLLMAdapters:
 
     async def write_adapter_status(self, resource: Resource, status: Mapping[str, object]) -> Resource:
         """See ``ports.AdapterObjects``."""
-        key = resource.key
-        metadata = {
-            "name": key.name,
-            "namespace": key.namespace,
-            "uid": resource.uid,
-            "resourceVersion": resource.version,
-        }
-        body = {"apiVersion": names.API_VERSION, "kind": names.ADAPTER_KIND, "metadata": metadata, "status": status}
-        prefix, plural = _ADAPTERS
-        path = f"{prefix}/namespaces/{key.namespace}/{plural}/{key.name}/status"
-        written = await self._connection.write(
-            "write-status",
-            names.ADAPTER_KIND,
-            "PATCH",
-            path,
-            query=(_MANAGER, ("force", "true")),
-            body=body,
-            content_type=_APPLY,
-        )
-        return trim_adapter(written)
+        return trim_adapter(await self._cluster.write_object_status(_ADAPTERS, names.ADAPTER_KIND, resource, status))
 
     async def record_event(self, resource: Resource, event: Event) -> None:
         """See ``ports.AdapterObjects``."""
