@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from quire_operator.domain.cluster_state.observed import Key, Pod, Resource, own_deployment
-from quire_operator.domain.resource.untyped import items_of, section_of
+from quire_operator.domain.manifests.served_names import spec_name
+from quire_operator.domain.resource.untyped import items_of
 from quire_operator.reconcile.store import Store
 
 _CONDITION = "quire_operator_llmdeployment_condition"
@@ -46,7 +47,7 @@ class ResourceMetrics:
 
     def _add(self, families: Mapping[str, list[str]], key: Key, resource: Resource, now: datetime) -> None:
         who = f'namespace="{key.namespace}",name="{key.name}"'
-        families[_INFO].append(f'{_INFO}{{{who},model_name="{_escaped(_served_name(resource))}"}} 1\n')
+        families[_INFO].append(f'{_INFO}{{{who},model_name="{_escaped(spec_name(resource) or key.name)}"}} 1\n')
         conditions = families[_CONDITION]
         for condition in items_of(resource.status, "conditions"):
             type_, status, reason = (_escaped(str(condition.get(label, ""))) for label in ("type", "status", "reason"))
@@ -70,12 +71,6 @@ class ResourceMetrics:
 
 def _family(name: str, lines: list[str]) -> str:
     return f"# HELP {name} {_HELP[name]}\n# TYPE {name} gauge\n{''.join(lines)}" if lines else ""
-
-
-def _served_name(resource: Resource) -> str:
-    """Return the served name, also of an invalid spec."""
-    name = section_of(resource.body, "spec", "model").get("servedName")
-    return name if isinstance(name, str) else resource.key.name
 
 
 @lru_cache(maxsize=4096)

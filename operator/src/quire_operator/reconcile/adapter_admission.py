@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.cluster_state.trimming import trim_adapter
-from quire_operator.domain.manifests.adapters import Listing, Refusal, source_problem
+from quire_operator.domain.manifests.adapters import Listing, Refusal
+from quire_operator.domain.manifests.model_volume import file_problem
 from quire_operator.domain.resource import AdapterSpec, Invalid
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.status.review import ALLOWED, Review, asks_for_nothing
@@ -31,7 +32,7 @@ class AdapterReviewer:
         spec = AdapterSpec.parse(resource.body)
         if isinstance(spec, Invalid):
             return Review(problems=spec.problems)
-        if (problem := source_problem(spec.source)) is not None:
+        if (problem := file_problem(spec.source)) is not None:
             return Review(problems=(Problem(path="spec.source", message=problem),))
         listing = self._preview(resource)
         if listing is None or listing.refusal in (None, Refusal.INVALID_SPEC):

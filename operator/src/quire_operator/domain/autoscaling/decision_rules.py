@@ -11,8 +11,7 @@ from quire_operator.domain.autoscaling.demand import Term
 from quire_operator.domain.autoscaling.history import Move, Need
 from quire_operator.domain.autoscaling.limits import (
     fewest_allowed,
-    highest_need_down,
-    highest_need_up,
+    highest_need,
     is_watched,
     most_allowed,
     steady_need_up,
@@ -137,7 +136,7 @@ def _downward(s: DecisionInputs) -> ReplicaChoice:
     if obstacle is not None:
         return _hold(s, obstacle[0], f"{obstacle[1]}; {_needs(s)}")
     window = format_duration(limits.window_seconds)
-    highest = highest_need_down(s.needs, rules=limits, now=s.now)
+    highest = highest_need(s.needs, lambda need: need.down, rules=limits, now=s.now)
     if whole(highest.down) > current - 1:
         when = f"{highest.down:.2f} replicas were needed {format_duration(round(s.now - highest.time))} ago"
         return _hold(s, Reason.SCALE_DOWN_WINDOW, f"{when}, within {window}; {_needs(s)}")
@@ -169,7 +168,8 @@ def _recommended(s: DecisionInputs, choice: ReplicaChoice, before: int) -> Repli
         )
     if not is_watched(s.needs, rules=limits, now=s.now):
         return _change(s, before, Reason.SCALE_DOWN_WINDOW, f"as recommended before; {_needs(s)}")
-    highest = highest_need_up(s.needs, rules=limits, now=s.now)
+    # Missing replicas count as empty here.
+    highest = highest_need(s.needs, lambda need: need.up, rules=limits, now=s.now)
     least = min(before, whole(highest.up))
     if least <= max(current, choice.desired):
         return choice

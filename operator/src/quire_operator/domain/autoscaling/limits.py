@@ -4,7 +4,7 @@ Part of ``autoscaler.decide``; pure arithmetic over earlier needs and moves.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quire_operator.domain.autoscaling.history import Move, Need
 from quire_operator.domain.resource.scaling import Autoscaling
@@ -37,14 +37,9 @@ def steady_need_up(needs: Sequence[Need], *, rules: ScaleUp, now: float) -> floa
     return min(need.up for need in needs if need.time >= now - rules.window_seconds)
 
 
-def highest_need_down(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
-    """Return the largest need within the window."""
-    return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.down)
-
-
-def highest_need_up(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> Need:
-    """Return the largest need within the window, with missing replicas counted as empty."""
-    return max((need for need in needs if need.time >= now - rules.window_seconds), key=lambda need: need.up)
+def highest_need(needs: Sequence[Need], key: Callable[[Need], float], *, rules: ScaleDown, now: float) -> Need:
+    """Return the need within the window whose number of replicas, which ``key`` returns, is the largest."""
+    return max((need for need in needs if need.time >= now - rules.window_seconds), key=key)
 
 
 def is_watched(needs: Sequence[Need], *, rules: ScaleDown, now: float) -> bool:

@@ -1,7 +1,7 @@
 """The requests, errors and latencies by load of both tracks of a model, summed over gateways. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -12,13 +12,12 @@ Histogram = Mapping[int, int]
 """Counts by bin of ``quire_common.contract.tracks``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class Track(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that one track has served since the canary's revision began."""
 
     requests: int = 0
     errors: int = 0
-    levels: Mapping[int, Mapping[str, Histogram]] = field(default_factory=dict)
+    levels: Mapping[int, Mapping[str, Histogram]] = {}
     """Histograms by load level and metric."""
 
     def histogram(self, metric: str, level: int) -> Histogram:
@@ -51,15 +50,9 @@ class Tracks:
     answers: Answers = Answers()
 
 
-class _Track(msgspec.Struct, frozen=True):
-    requests: int = 0
-    errors: int = 0
-    levels: dict[int, dict[str, dict[int, int]]] = {}
-
-
 class _Model(msgspec.Struct, frozen=True):
     revision: str
-    tracks: dict[str, _Track]
+    tracks: dict[str, Track]
     answers: Answers = Answers()
 
 
@@ -76,16 +69,12 @@ def read_tracks(body: bytes) -> TracksPage:
     page = msgspec.json.decode(body, type=_Page, strict=False)
     return {
         (model, found.revision): Tracks(
-            stable=_track(found.tracks.get(STABLE, _Track())),
-            canary=_track(found.tracks.get(CANARY, _Track())),
+            stable=found.tracks.get(STABLE, Track()),
+            canary=found.tracks.get(CANARY, Track()),
             answers=found.answers,
         )
         for model, found in page.models.items()
     }
-
-
-def _track(found: _Track) -> Track:
-    return Track(requests=found.requests, errors=found.errors, levels=found.levels)
 
 
 def summed(pages: Iterable[TracksPage]) -> TracksPage:

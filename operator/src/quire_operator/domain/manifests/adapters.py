@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from pathlib import PurePosixPath
 
 from quire_common.contract.adapters_file import ADAPTERS_KEY, AdapterEntry, render_adapters
 from quire_common.model_source import FileSource, Source
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key, Resource
-from quire_operator.domain.manifests.model_volume import MODELS_PATH
+from quire_operator.domain.manifests.model_volume import MODELS_PATH, file_problem
 from quire_operator.domain.manifests.served_names import conflict, deployment_of, served_names, wanted_adapter_claim
 from quire_operator.domain.manifests.source_credentials import adapter_credentials
 from quire_operator.domain.resource import AdapterSpec, Invalid, Spec
@@ -96,7 +95,7 @@ def _listing(
     spec = AdapterSpec.parse(resource.body)
     if isinstance(spec, Invalid):
         return refused(Refusal.INVALID_SPEC, str(spec))
-    if (problem := source_problem(spec.source)) is not None:
+    if (problem := file_problem(spec.source)) is not None:
         return refused(Refusal.INVALID_SPEC, f"spec.source: {problem}")
     named = f"LLMDeployment {spec.deployment}"
     if deployment is None:
@@ -138,13 +137,6 @@ def engine_source(source: Source) -> str:
     if isinstance(source, FileSource) and source.relative:
         return f"{MODELS_PATH}/{source.path}"
     return str(source)
-
-
-def source_problem(source: Source) -> str | None:
-    """Return why pods cannot read an adapter from a source, or None."""
-    if isinstance(source, FileSource) and source.relative and ".." in PurePosixPath(source.path).parts:
-        return f"is outside {MODELS_PATH}, where relative folders start in a pod; use a path without '..'"
-    return None
 
 
 def _generation(resource: Resource, spec: AdapterSpec) -> int:
