@@ -88,7 +88,7 @@ class _Counted:
         levels: dict[int, Mapping[str, Mapping[int, int]]] = {
             level: {name: _nonzero(counts[level]) for name, counts in self._counts.items()} for level in range(LEVELS)
         }
-        return Track(requests=self.requests, errors=self.errors, levels=levels)
+        return Track(requests=self.requests, warm_requests=self.requests, errors=self.errors, levels=levels)
 
 
 def _nonzero(row: "np.ndarray[tuple[int], np.dtype[np.int_]]") -> dict[int, int]:

@@ -222,7 +222,7 @@ async def test_answers_name_their_track_and_are_counted(both: Any, monkeypatch: 
     assert page["chat"]["revision"] == "r2"
     for track in (STABLE, CANARY):
         found = page["chat"]["tracks"][track]
-        assert (found["requests"], found["errors"]) == (10, 0)
+        assert (found["requests"], found["warmRequests"], found["errors"]) == (10, 10, 0)
         for metric in ("timeToFirstToken", "interTokenLatency"):
             assert sum(sum(level[metric].values()) for level in found["levels"].values()) == 10
     assert await gateway.metric("quire_gateway_track_requests_total", track=CANARY, result="ok") == 10
@@ -236,6 +236,7 @@ async def test_cold_replicas_are_counted_and_not_compared(both: Any) -> None:
     tracks = (await tracks_page(gateway))["chat"]["tracks"]
     assert [tracks[name]["requests"] for name in (STABLE, CANARY)] == [2, 2]
     assert [tracks[name]["levels"] for name in (STABLE, CANARY)] == [{}, {}]
+    assert [tracks[name]["warmRequests"] for name in (STABLE, CANARY)] == [0, 0]
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [(fail, 500), (unavailable, 200)])

@@ -27,6 +27,8 @@ class TrackFigures:
     """The requests that one track has served since the canary's revision began."""
 
     requests: int = 0
+    warm_requests: int = 0
+    """The number of them whose latencies are recorded."""
     errors: int = 0
     levels: dict[int, dict[str, Counter[int]]] = field(default_factory=dict)
     """Histograms of latencies by load level and metric."""
@@ -38,7 +40,12 @@ class TrackFigures:
     def page(self) -> dict[str, object]:
         """Return the figures as they are sent."""
         levels = {str(level): metrics for level, metrics in sorted(self.levels.items())}
-        return {"requests": self.requests, "errors": self.errors, "levels": levels}
+        return {
+            "requests": self.requests,
+            "warmRequests": self.warm_requests,
+            "errors": self.errors,
+            "levels": levels,
+        }
 
 
 @dataclass(slots=True)
@@ -131,6 +138,7 @@ class TrackedAttempt:
             return
         self._is_done = True
         self._figures.requests += 1
+        self._figures.warm_requests += self._is_warm
         self._figures.errors += is_error
         if not is_error and self._is_warm and self._first is not None and self._events >= _LEAST_EVENTS:
             gap = (self._last - self._first) / (self._events - 1)

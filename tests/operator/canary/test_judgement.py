@@ -27,7 +27,8 @@ def latencies(loads: dict[int, tuple[int, float]], *, seed: int = 1) -> Track:
             place = bin_of(median * rng.lognormvariate(0.0, 0.4))
             bins[place] = bins.get(place, 0) + 1
         levels[level] = {"timeToFirstToken": bins}
-    return Track(requests=sum(number for number, _ in loads.values()), levels=levels)
+    requests = sum(number for number, _ in loads.values())
+    return Track(requests=requests, warm_requests=requests, levels=levels)
 
 
 def verdict(stable: Track, canary: Track, policy: Canary = ONE) -> Verdict:
@@ -91,9 +92,12 @@ def test_too_few_requests_are_never_judged(median: float) -> None:
     assert (result.verdict, result.remaining) == (Verdict.WAITING, 1)
 
 
-def test_absent_latency_metric_is_ignored() -> None:
+@pytest.mark.parametrize(("warm", "expected"), [(1000, Verdict.NO_DATA), (999, Verdict.WAITING), (0, Verdict.WAITING)])
+def test_absent_latency_metric_is_ignored(warm: int, expected: Verdict) -> None:
+    """Requests of replicas that have just started have no latencies, however many they are."""
     policy = replace(ONE, gates=(Gate(metric=GateMetric.INTER_TOKEN_LATENCY),))
-    assert verdict(latencies(LOADED), latencies(LOADED, seed=2), policy) is Verdict.NO_DATA
+    canary = Track(requests=100_000, warm_requests=warm)
+    assert verdict(latencies(LOADED), canary, policy) is expected
 
 
 @pytest.mark.parametrize(
@@ -167,13 +171,14 @@ def test_latency_curve_has_both_tracks_by_load() -> None:
 
 def test_gateway_reports_are_summed() -> None:
     page = (
-        b'{"models": {"chat": {"revision": "r", "tracks": {"canary": {"requests": 3, "errors": 1, '
+        b'{"models": {"chat": {"revision": "r", "tracks": {"canary": {"requests": 3, "warmRequests": 2, "errors": 1, '
         b'"levels": {"2": {"timeToFirstToken": {"61": 2}}}}}, "answers": {"compared": 4, "nearTies": 1}}}}'
     )
     one = read_tracks(page)
     total = summed([one, one])["chat", "r"].canary
     assert summed([one, one])["chat", "r"].answers == Answers(compared=8, near_ties=2)
-    assert (total.requests, total.errors, total.histogram("timeToFirstToken", 2)) == (6, 2, {61: 4})
+    assert (total.requests, total.warm_requests, total.errors) == (6, 4, 2)
+    assert total.histogram("timeToFirstToken", 2) == {61: 4}
     for bad in (b"", b"[]", b'{"models": {"chat": {"tracks": {}}}}', b'{"models": 1}'):
         with pytest.raises(ValueError):
             read_tracks(bad)

@@ -22,9 +22,8 @@ OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}
 
 def track(requests: int, *, seconds: float = 0.1, errors: int = 0) -> Track:
     spread = {bin_of(seconds * (0.7 + 0.02 * step)): requests // 30 + 1 for step in range(30)}
-    return Track(
-        requests=requests, errors=errors, levels={2: {"timeToFirstToken": spread, "interTokenLatency": spread}}
-    )
+    levels = {2: {"timeToFirstToken": spread, "interTokenLatency": spread}}
+    return Track(requests=requests, warm_requests=requests, errors=errors, levels=levels)
 
 
 async def pass_time(world: World, seconds: float, *, tracks: Tracks | None = None) -> None:

@@ -1,9 +1,11 @@
 """The figures that the gateway reports about the tracks of a model with a canary, and their histograms. Pure.
 
-{"models": {"chat": {"revision": "5f0c", "tracks": {"canary": {"requests": 512, "errors": 1, "levels": {
-    "2": {"timeToFirstToken": {"61": 14, "62": 9}, "interTokenLatency": {"35": 23}}}}},
+{"models": {"chat": {"revision": "5f0c", "tracks": {"canary": {
+    "requests": 512, "warmRequests": 23, "errors": 1,
+    "levels": {"2": {"timeToFirstToken": {"61": 14, "62": 9}, "interTokenLatency": {"35": 23}}}}},
     "answers": {"compared": 320, "different": 0, "nearTies": 2, "failed": 0}}}}
 
+The latencies are those of warm requests, whose replicas were not just started.
 A level is a range of the load that a request met at its replica, so that latencies can be compared at equal load. A
 histogram maps bins to counts; each bin is 5 % wider than the one before, which resolves a change of 15 %.
 """

@@ -12,10 +12,12 @@ Histogram = Mapping[int, int]
 """Counts by bin of ``quire_common.contract.tracks``."""
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True):
+class Track(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The requests that one track has served since the canary's revision began."""
 
     requests: int = 0
+    warm_requests: int = 0
+    """The number of them whose latencies count: their replicas were not just started."""
     errors: int = 0
     levels: Mapping[int, Mapping[str, Histogram]] = {}
     """Histograms by load level and metric."""
@@ -99,7 +101,12 @@ def _sum(one: Track, other: Track) -> Track:
                 counts = levels.setdefault(level, {}).setdefault(metric, {})
                 for number, count in histogram.items():
                     counts[number] = counts.get(number, 0) + count
-    return Track(requests=one.requests + other.requests, errors=one.errors + other.errors, levels=levels)
+    return Track(
+        requests=one.requests + other.requests,
+        warm_requests=one.warm_requests + other.warm_requests,
+        errors=one.errors + other.errors,
+        levels=levels,
+    )
 
 
 def count(histogram: Histogram) -> int:

@@ -37,7 +37,7 @@ _LEAST_COMPARED, _COMPARED_FOR_NONE = 20, 320
 _DETECTED = 2.0
 """An error rate of so many times the limit must be ruled out before a canary passes."""
 _NO_STREAMS = 2
-"""After so many times minRequests without a single latency of a kind, there will be none."""
+"""After so many times minRequests of warm replicas without a single latency of a kind, there will be none."""
 _MOST_REMAINING = 10_000_000
 
 
@@ -156,7 +156,7 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
             leaning=strict.leaning(expected),
         )
 
-    if not total and tracks.canary.requests >= _NO_STREAMS * policy.min_requests:
+    if not total and tracks.canary.warm_requests >= _NO_STREAMS * policy.min_requests:
         return result(Verdict.NO_DATA, "no request has this latency, so that the gate does not count")
     if total < policy.min_requests:
         text = f"{total} of {policy.min_requests} requests"
