@@ -3,6 +3,7 @@
 In the second scenario, streams are longer than the drain of the replicas, so that they continue on other replicas.
 """
 
+from e2e_support.long_streams import tokens_lasting
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Condition, Pod
 from e2e_support.recording import recorded
@@ -13,7 +14,8 @@ from e2e_support.traffic import Form, Kind, Patience, Traffic, of_kind
 from e2e_support.waiting import Stopwatch
 
 REPLICAS = 2
-STREAMS, FEWER_STREAMS = 100, 10
+STREAMS, STREAM_SECONDS = 8, 5.0
+"""The streams in progress, and how long each lasts alone: longer than a drain, also on a fast machine."""
 PATIENCE = Patience(silence_seconds=120.0)
 RESUMED = "quire_gateway_resumed_streams_total"
 
@@ -58,7 +60,12 @@ def test_resumable_streams_outlive_their_replicas(
         small_llmdeployment(
             "chat",
             replicas=REPLICAS,
-            engine={"resumable": "Enabled", "maxSequences": 2 * STREAMS, "kvCache": {"size": "256Mi"}},
+            engine={
+                "resumable": "Enabled",
+                "maxModelLength": 4096,
+                "maxSequences": 2 * STREAMS,
+                "kvCache": {"size": "256Mi"},
+            },
             drain={"timeout": "1s"},
             rollout={"maxSurge": 0, "maxUnavailable": 1},
         )
@@ -69,17 +76,15 @@ def test_resumable_streams_outlive_their_replicas(
         gateway_url,
         model=chat.model,
         prompts=of_kind(Kind.LONG),
-        forms=(Form.STREAM, Form.STREAM_TOKENS),
+        forms=(Form.STREAM_TOKENS,),
         concurrency=STREAMS,
+        beyond=tokens_lasting(STREAM_SECONDS, gateway_url, chat.model),
         patience=PATIENCE,
     )
     with recorded(streams, report, chat) as traffic:
         traffic.wait_for(lambda live: sum(live.streams.values()) >= STREAMS, 60, f"{STREAMS} streams")
         changed = traffic.mark("spec.engine.maxBatchedTokens: 512 → 500")
         chat.patch(engine={"maxBatchedTokens": 500})
-        chat.until(lambda: len(_serving(chat, old)) < REPLICAS, what="a replica terminates", seconds=60)
-        # A hundred streams would leave the replica that starts next to nothing of two cores.
-        traffic.set_concurrency(FEWER_STREAMS)
         chat.until(lambda: not _serving(chat, old), what="every replica was replaced", seconds=240)
         through = traffic.mark("every replica was replaced")
         report.figure(f"spec edit to all {REPLICAS} replicas replaced, none in addition", through - changed)
