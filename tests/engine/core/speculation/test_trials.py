@@ -201,9 +201,13 @@ def test_planning_a_paused_step_costs_the_same_for_any_batch_size(sequences: int
         lambda sequence: OpenProposer(), max_tokens=4, most_drafts=256, costs=None, seconds_per_pass=9.0
     )
     running, counters = [_sequence(key) for key in range(sequences)], Counters()
-    for _ in range(8):
-        assert not speculation.plan(running, counters)
-        speculation.observe_step(sequences, 1.0, sequences=sequences, sampled=sequences)
+    for _ in range(12):
+        drafts = len(speculation.plan(running, counters))
+        seconds = 1.0 + 9.0 * (drafts > 0)
+        speculation.observe_step(
+            sequences + drafts, seconds, sequences=sequences, sampled=sequences, passes=min(1, drafts)
+        )
+    assert speculation.is_paused(sequences)
     assert python_cost(lambda: speculation.plan(running, counters)).instructions < 150
 
 

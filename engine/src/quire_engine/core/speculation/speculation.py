@@ -36,8 +36,8 @@ _PROMISING, _LIKELY = 0.5, 0.8
 """Proposals of prompt lookup have a trial only if they are probably accepted, which is learned without verification. If
 they are likely to be, the next trial is soon."""
 _FEW = 2
-"""The most sequences whose first steps try drafts that are expected to break even only: a trial of them is cheap, and
-their rates of acceptance are learned slowly."""
+"""The most sequences whose first steps try drafts whatever the expected costs say: a trial of them is cheap, gains most
+if they are easy to predict, and teaches their rates of acceptance."""
 _CATCH_UP = 3.0
 """The probable time in which a draft model computes what it has missed in a pause, in steps without drafts."""
 _MOST_SKIPPED = 8
@@ -302,6 +302,7 @@ class Speculation:
         if mode is Mode.OFF and max(rates) < _LIKELY:
             return none
         is_new = mode is Mode.FIRST and (len(rates) > _FEW or self._trials.any_paused)
+        is_trial = mode is Mode.TRIAL or (mode is Mode.FIRST and not is_new and self._seconds_per_pass is not None)
         lengths = choose_lengths(
             rates,
             [len(candidate.proposal) for candidate in candidates],
@@ -317,7 +318,7 @@ class Speculation:
             return none
         if any(lengths):
             return lengths
-        if mode is Mode.TRIAL and (self._seconds_per_pass is not None or max(rates) >= _PROMISING):
+        if is_trial and (self._seconds_per_pass is not None or max(rates) >= _PROMISING):
             return [1] * min(len(rates), self._most_drafts) + none[self._most_drafts :]
         self._trials.refused(self._loss_of_trial(rates, others=others))
         return none

@@ -33,6 +33,8 @@ _START, _STOP = 1.08, 1.03
 the times, and takes some hundredths of a small model's step."""
 _HOPELESS = 0.95
 """The gain below which a trial ends before its last step, from the second one on."""
+_LEAST_TO_DESPAIR = 4
+"""The fewest sequences with drafts, in total, after which it may: the first draft after a prompt is often wrong."""
 _FEWEST_TRIAL_STEPS, _MOST_TRIAL_STEPS, _TRIAL_SEQUENCES = 3, 8, 16
 """A trial has as many steps as verify the drafts of some 16 sequences in total, within these bounds."""
 _LONGEST_TRIAL = 2
@@ -181,8 +183,7 @@ class _Load:
         """Do without drafts for a while, longer after each failure."""
         self.wait = self.pause if failed else _FIRST_PAUSE
         self.held_left = 0
-        # A first trial of few sequences is repeated soon: noise decides it, and the next one has little to catch up on.
-        if failed and not self.uses and (self.forced or self.sequences >= _TRIAL_SEQUENCES):
+        if failed and not self.uses:
             self.cost = max(0.0, self.loss)
         self.uses = False
         if failed:
@@ -229,7 +230,7 @@ class _Load:
                 self.drafted = deque(late, maxlen=_REMEMBERED_DRAFTED)
             elif found < 1.0 or self.steps >= _LONGEST_TRIAL * trial_steps(sequences):
                 self.end(failed=True)
-        elif self.steps > 1 and found < _HOPELESS:
+        elif self.steps > 1 and self.steps * sequences >= _LEAST_TO_DESPAIR and found < _HOPELESS:
             self.end(failed=True)
 
 
