@@ -17,9 +17,10 @@ from typing import Protocol
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
+from quire_engine.core.speculation.load import trial_steps
 from quire_engine.core.speculation.ngram import NgramIndex
 from quire_engine.core.speculation.step_curve import StepCurve
-from quire_engine.core.speculation.trials import DraftTrials, Mode, trial_steps
+from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters
 
