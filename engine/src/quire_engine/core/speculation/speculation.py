@@ -302,8 +302,8 @@ class Speculation:
             return none
         if mode is Mode.OFF and max(rates) < _LIKELY:
             return none
-        is_new = mode is Mode.FIRST and (len(rates) > _FEW or self._trials.any_paused)
-        is_trial = mode is Mode.TRIAL or (mode is Mode.FIRST and not is_new and self._seconds_per_pass is not None)
+        is_doubtful = mode is Mode.FIRST and (len(rates) > _FEW or self._trials.any_paused)
+        is_trial = mode is Mode.TRIAL or (mode is Mode.FIRST and not is_doubtful and self._seconds_per_pass is not None)
         lengths = choose_lengths(
             rates,
             [len(candidate.proposal) for candidate in candidates],
@@ -311,7 +311,7 @@ class Speculation:
             most=self._most_drafts,
             seconds=self._curve.seconds,
             seconds_per_pass=self._seconds_per_pass or 0.0,
-            least_gain=LEAST_GAIN if is_new or mode is Mode.OFF else 1.0,
+            least_gain=LEAST_GAIN if is_doubtful or mode is Mode.OFF else 1.0,
         )
         if mode is Mode.OFF:
             if any(lengths):

@@ -42,7 +42,7 @@ class Mode(Enum):
     PLAIN = auto()
     """Without drafts, to measure its time."""
     FIRST = auto()
-    """With drafts if the expected costs are clearly for them: nothing was measured yet."""
+    """With drafts if the expected costs are clearly for them, or few sequences run: nothing was measured yet."""
     TRIAL = auto()
     """With drafts, whatever the expected costs say."""
     ON = auto()
