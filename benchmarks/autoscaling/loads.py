@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, TraceError, TraceRow, read_trace
-from quire_cli.simulation.scenario import EngineModel, Request
+from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, TraceError, read_trace, shaped
+from quire_cli.simulation.scenario import EngineModel
 
 MEAN_BUSY = 2.0
 KV_SEQUENCES = 24
@@ -62,23 +62,14 @@ class Load:
 
 def load_of(path: Path) -> Load:
     """Return the load of a trace file. Raise TraceError or OSError."""
-    return fitted(path.stem, requests_of(read_trace(path)))
-
-
-def requests_of(rows: Sequence[TraceRow]) -> tuple[Request, ...]:
-    """Return the requests in order of arrival. An answer has at least one token, the first one."""
-    for number, row in enumerate(rows, start=1):
-        if not math.isfinite(row.arrival_seconds):
-            raise TraceError(f"request {number} of the trace arrives at {row.arrival_seconds}; it should be a number")
-        if row.input_tokens < 0 or row.output_tokens < 0:
+    requests = read_trace(path)
+    for number, request in enumerate(requests, start=1):
+        if request.prompt_tokens < 0 or request.output_tokens < 0:
             raise TraceError(
-                f"request {number} of the trace has {row.input_tokens} prompt and {row.output_tokens} output tokens; "
-                "both should be 0 or more"
+                f"request {number} of the trace has {request.prompt_tokens} prompt and {request.output_tokens} output "
+                "tokens; both should be 0 or more"
             )
-    return tuple(
-        Request(row.arrival_seconds, max(1, row.input_tokens), max(1, row.output_tokens), row.prefix_blocks)
-        for row in rows
-    )
+    return fitted(path.stem, tuple(shaped(requests, Replay())))
 
 
 def fitted(name: str, requests: tuple[Request, ...]) -> Load:

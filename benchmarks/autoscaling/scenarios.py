@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from benchmarks.autoscaling.loads import Load, jittered
-from quire_cli.simulation.scenario import Crash, Fault, Request, Scenario, ScrapeOutage, SlowReplicas
+from quire_cli.bench.traces import Request
+from quire_cli.simulation.scenario import Crash, Fault, Scenario, ScrapeOutage, SlowReplicas
 
 STARTUP_DELAYS = (30.0, 120.0, 420.0)
 TARGETS = (0.95, 0.99)

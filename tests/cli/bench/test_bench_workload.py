@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_cli.bench.traces import Replay, TraceError, TraceRow, read_trace, replayed
+from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, replayed
 from quire_cli.bench.workload import Alphabet, Shape, arrivals, synthetic
 
 IDS = Alphabet(first_token_id=300, last_token_id=400, words=False)
@@ -68,7 +68,7 @@ def test_traces_are_read_in_order_of_arrival(tmp_path: Path, text: str, expected
     path = tmp_path / "trace"
     path.write_text(text)
     rows = read_trace(path)
-    assert [(pytest.approx(r.arrival_seconds, abs=1e-5), r.input_tokens, r.output_tokens) for r in rows] == expected
+    assert [(pytest.approx(r.time, abs=1e-5), r.prompt_tokens, r.output_tokens) for r in rows] == expected
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, comp
 
 
 def test_replay_cuts_scales_and_bounds_a_trace() -> None:
-    rows = [TraceRow(arrival_seconds=float(t), input_tokens=100 * t + 10, output_tokens=t + 1) for t in range(10)]
+    rows = [Request(float(t), 100 * t + 10, t + 1) for t in range(10)]
     window = Replay(
         speed=2.0, start_seconds=3, duration_seconds=4, scale_input=0.1, scale_output=3, max_output_tokens=20
     )

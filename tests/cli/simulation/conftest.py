@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import Run
 from quire_cli.simulation.scaler import Scaling
-from quire_cli.simulation.scenario import EngineModel, Request, Scenario
+from quire_cli.simulation.scenario import EngineModel, Scenario
 from quire_cli.simulation.simulate import simulate
 from quire_operator.domain.autoscaling.observation import Observation
 

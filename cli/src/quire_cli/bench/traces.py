@@ -7,7 +7,7 @@ import csv
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -28,14 +28,17 @@ class TraceError(ValueError):
     """The file is not a trace that can be read; the message names the line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRow:
-    """One request of a trace. ``prefix_blocks`` names shared blocks of 512 prompt tokens, if known."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a trace."""
 
-    arrival_seconds: float
-    input_tokens: int
+    time: float
+    """Its arrival, in seconds from the start."""
+    prompt_tokens: int
     output_tokens: int
     prefix_blocks: tuple[int, ...] = ()
+    """The names of the prompt's blocks of ``Replay.prefix_block_tokens``. A name stands for its block and all blocks
+    before it; equal ones can be found in a prefix cache. Empty if the trace does not know them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,33 +59,25 @@ class Replay:
         return max(1, round(MOONCAKE_BLOCK_TOKENS * self.scale_input))
 
 
-def read_trace(path: Path) -> list[TraceRow]:
-    """Rows in order of arrival, the first at 0 s. Raises TraceError, OSError."""
+def read_trace(path: Path) -> list[Request]:
+    """Return the requests in order of arrival, the first at 0 s. Raise TraceError or OSError."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             first = file.readline()
             file.seek(0)
-            rows = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
+            requests = list(_mooncake(file) if first.lstrip().startswith("{") else _azure(file))
     except UnicodeDecodeError as error:
         raise TraceError(f"it is not text: {error.reason} at byte {error.start}") from None
     except csv.Error as error:
         raise TraceError(f"it is neither a trace in CSV nor in JSON lines: {error}") from None
-    if not rows:
+    if not requests:
         raise TraceError("it contains no requests")
-    rows.sort(key=lambda row: row.arrival_seconds)
-    zero = rows[0].arrival_seconds
-    return [
-        TraceRow(
-            arrival_seconds=row.arrival_seconds - zero,
-            input_tokens=row.input_tokens,
-            output_tokens=row.output_tokens,
-            prefix_blocks=row.prefix_blocks,
-        )
-        for row in rows
-    ]
+    requests.sort(key=lambda request: request.time)
+    zero = requests[0].time
+    return [replace(request, time=request.time - zero) for request in requests]
 
 
-def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
+def _azure(lines: Iterable[str]) -> Iterator[Request]:
     reader = csv.DictReader(lines)
     missing = [column for column in AZURE_COLUMNS if column not in (reader.fieldnames or ())]
     if missing:
@@ -93,26 +88,22 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceRow]:
         try:
             # The trace has seven digits of a second; Python reads six.
             moment = datetime.fromisoformat(record["TIMESTAMP"].strip()[:26]).timestamp()
-            yield TraceRow(
-                arrival_seconds=moment,
-                input_tokens=_tokens(record["ContextTokens"]),
-                output_tokens=_tokens(record["GeneratedTokens"]),
-            )
+            yield Request(moment, _tokens(record["ContextTokens"]), _tokens(record["GeneratedTokens"]))
         except (TypeError, ValueError, AttributeError):
             raise TraceError(f"line {reader.line_num} of the trace: {_azure_complaint(record)}") from None
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[TraceRow]:
+def _mooncake(lines: Iterable[str]) -> Iterator[Request]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            yield TraceRow(
-                arrival_seconds=_finite(record["timestamp"]) / 1000.0,
-                input_tokens=_tokens(record["input_length"]),
-                output_tokens=_tokens(record["output_length"]),
-                prefix_blocks=tuple(int(block) for block in record.get("hash_ids", ())),
+            yield Request(
+                _finite(record["timestamp"]) / 1000.0,
+                _tokens(record["input_length"]),
+                _tokens(record["output_length"]),
+                tuple(int(block) for block in record.get("hash_ids", ())),
             )
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
             raise TraceError(f"line {number} of the trace: {_shown(line)} is not {_MOONCAKE_LINE}") from None
@@ -142,38 +133,38 @@ def _finite(value: float) -> float:
     return value
 
 
-def shaped(rows: Sequence[TraceRow], replay: Replay) -> list[TraceRow]:
-    """Yield the part of the trace that ``replay`` selects, with its speed and lengths."""
+def shaped(requests: Sequence[Request], replay: Replay) -> list[Request]:
+    """Return the part of the trace that ``replay`` selects, with its speed and lengths."""
     end = float("inf") if replay.duration_seconds is None else replay.start_seconds + replay.duration_seconds
     return [
-        TraceRow(
-            arrival_seconds=(row.arrival_seconds - replay.start_seconds) / replay.speed,
-            input_tokens=_bounded(row.input_tokens * replay.scale_input, replay.max_input_tokens),
-            output_tokens=_bounded(row.output_tokens * replay.scale_output, replay.max_output_tokens),
-            prefix_blocks=row.prefix_blocks,
+        Request(
+            (request.time - replay.start_seconds) / replay.speed,
+            _bounded(request.prompt_tokens * replay.scale_input, replay.max_input_tokens),
+            _bounded(request.output_tokens * replay.scale_output, replay.max_output_tokens),
+            request.prefix_blocks,
         )
-        for row in rows
-        if replay.start_seconds <= row.arrival_seconds < end
+        for request in requests
+        if replay.start_seconds <= request.time < end
     ]
 
 
-def replayed(rows: Sequence[TraceRow], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
+def replayed(requests: Sequence[Request], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
     """Return the selected part as conversations of one turn."""
     rng = random.Random(seed)
     return [
         Conversation(
-            arrival_seconds=row.arrival_seconds,
-            turns=(alphabet.turn(_prompt(rng, row, replay, alphabet, seed), row.output_tokens),),
+            arrival_seconds=request.time,
+            turns=(alphabet.turn(_prompt(rng, request, replay, alphabet, seed), request.output_tokens),),
         )
-        for row in shaped(rows, replay)
+        for request in shaped(requests, replay)
     ]
 
 
-def _prompt(rng: random.Random, row: TraceRow, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
-    """Fresh tokens; a block that the trace knows to be shared is written the same way each time."""
-    length, block_tokens = row.input_tokens, replay.prefix_block_tokens
+def _prompt(rng: random.Random, request: Request, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
+    """Return fresh tokens; a block that the trace knows to be shared is written the same way each time."""
+    length, block_tokens = request.prompt_tokens, replay.prefix_block_tokens
     symbols: list[int] = []
-    for block in row.prefix_blocks:
+    for block in request.prefix_blocks:
         if len(symbols) >= length:
             break
         symbols += alphabet.write(random.Random(f"{seed}:{block}"), block_tokens)

@@ -1,6 +1,6 @@
 """A fleet of engines that exists only in numbers: what would have happened under a trace, a policy and some bad luck.
 
-    scenario, workload   what is given: requests, the engine's speed, faults; a trace as requests
+    scenario             what is given besides requests: the engine's speed, the life of replicas, faults
     scaler               who decides: ``domain.autoscaler.decide`` unchanged, or another law
     kv, sequence         one engine's blocks; one request on its way
     decoding, steps      those that decode together; how long steps take

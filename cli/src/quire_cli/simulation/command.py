@@ -22,7 +22,7 @@ from quire_cli.bench.trace_options import (
     StartOption,
     trace_option,
 )
-from quire_cli.bench.traces import Replay, TraceError, read_trace
+from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, shaped
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 from quire_cli.inspection.screen import plain_console
 from quire_cli.local import plan as planning
@@ -33,11 +33,10 @@ from quire_cli.result_files import results_problem
 from quire_cli.simulation import report, speed
 from quire_cli.simulation.run import LATE_SECONDS, Run
 from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
-from quire_cli.simulation.scenario import Crash, Fault, Request, Scenario, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.scenario import Crash, Fault, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.simulate import simulate as simulate_fleet
 from quire_cli.simulation.speed import Speed
 from quire_cli.simulation.summary import summarise
-from quire_cli.simulation.workload import requests_of
 from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.domain.autoscaling.decision_context import Policy
@@ -242,7 +241,7 @@ def _choose(documents: tuple[Document, ...], policy: Path, name: str | None) -> 
 
 def _requests(trace: Path, replay: Replay) -> list[Request]:
     try:
-        requests = requests_of(read_trace(trace), replay)
+        requests = shaped(read_trace(trace), replay)
     except OSError as error:
         raise FileProblem(
             f"the trace {trace} cannot be read: {error.strerror}",

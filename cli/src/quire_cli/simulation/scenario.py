@@ -1,4 +1,4 @@
-"""The input of a simulation: requests, the speed of an engine, the start and end of replicas, faults. Pure values.
+"""The input of a simulation besides its requests: the speed of an engine, the start and end of replicas, faults. Pure.
 
 ``simulate`` reads them.
 """
@@ -9,19 +9,6 @@ from typing import TypeAlias
 
 DEFAULT_GENERATION_STALL_SECONDS = 0.25
 """The default of the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of a trace."""
-
-    time: float
-    """Seconds from the start of the simulation."""
-    prompt_tokens: int
-    output_tokens: int
-    prefix_blocks: tuple[int, ...] = ()
-    """Names of the prompt's blocks of ``Scenario.prefix_block_tokens``, each over all before it; equal ones can be
-    found in a prefix cache. Empty where the trace does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
