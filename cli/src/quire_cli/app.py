@@ -16,9 +16,10 @@ from rich.text import Text
 
 from quire_cli import __version__
 from quire_cli.bench.command import bench
+from quire_cli.bench.options import DURATION, URL
 from quire_cli.errors import StartProblem
 from quire_cli.inspection.explain import explain
-from quire_cli.inspection.screen import plain_console, url
+from quire_cli.inspection.screen import plain_console
 from quire_cli.inspection.top import top
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import read_deployments
@@ -30,7 +31,7 @@ from quire_cli.local.views import JsonLines, LiveTable, View
 from quire_cli.simulation.command import simulate
 from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.model_source import cache_home
-from quire_common.quantities import parse_bytes, parse_duration_seconds
+from quire_common.quantities import parse_bytes
 from quire_operator.errors import UserError
 
 _MAX_DETAILS = 30
@@ -83,13 +84,6 @@ def _root(
 ) -> None: ...
 
 
-def _duration(text: str) -> float:
-    seconds = parse_duration_seconds(text)
-    if seconds is None:
-        raise typer.BadParameter(f'"{text}" is not a duration such as 30s, 5m or 1h30m')
-    return seconds
-
-
 def _memory(text: str) -> int:
     size = parse_bytes(text)
     if not size:
@@ -106,21 +100,15 @@ def up(
     port: Annotated[int, typer.Option(help="The port to listen on, at 127.0.0.1.", min=1, max=65535)] = 8000,
     exit_after: Annotated[
         float | None,
-        typer.Option(
-            help="Drain and exit this long after the address is ready.",
-            parser=_duration,
-            metavar="DURATION",
-            show_default=False,
-        ),
+        typer.Option(help="Drain and exit this long after the address is ready.", show_default=False, **DURATION),
     ] = None,
     prometheus_url: Annotated[
         str | None,
         typer.Option(
             help="Scale by the metrics of this Prometheus, which finds the replicas in the run's folder"
             " (prometheus-targets.json, for file_sd_configs). Without it the replicas are scraped directly.",
-            metavar="URL",
-            parser=url,
             show_default=False,
+            **URL,
         ),
     ] = None,
 ) -> None:

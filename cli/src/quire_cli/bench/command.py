@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import aiohttp
 import typer
@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire_cli.bench import client, report
-from quire_cli.bench.summary import Objective, Outcome, Summary, summarise
-from quire_cli.bench.trace_options import (
+from quire_cli.bench.options import (
     DURATION,
+    URL,
     DurationOption,
     MaxInputOption,
     MaxOutputOption,
@@ -25,12 +25,14 @@ from quire_cli.bench.trace_options import (
     ScaleOutputOption,
     SpeedOption,
     StartOption,
-    trace_option,
+    of_result,
+    of_trace,
+    section,
 )
+from quire_cli.bench.summary import Objective, Outcome, Summary, summarise
 from quire_cli.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 from quire_cli.result_files import results_problem
-from quire_common.names import is_http_url
 
 
 class Endpoint(StrEnum):
@@ -38,12 +40,6 @@ class Endpoint(StrEnum):
 
     completions = "completions"
     chat = "chat"
-
-
-def _address(text: str) -> str:
-    if not is_http_url(text):
-        raise typer.BadParameter(f"{text!r} is not an http or https URL such as http://127.0.0.1:8000/v1")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +55,13 @@ def _token_ids(text: str) -> TokenRange:
     return TokenRange(int(first), int(last))
 
 
-LOAD, LENGTHS, RESULT = "Load", "Lengths", "Result"
-
-
-def _load(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=LOAD, **more)
-
-
-def _of_length(help: str, **more: Any) -> Any:
-    return typer.Option(help=help, rich_help_panel=LENGTHS, **more)
-
-
-def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
+_of_load = section("Load")
+_of_length = section("Lengths")
 
 
 def bench(
     base_url: Annotated[
-        str, typer.Option(help="Base URL of an OpenAI-compatible server.", metavar="URL", parser=_address)
+        str, typer.Option(help="Base URL of an OpenAI-compatible server.", **URL)
     ] = "http://127.0.0.1:8000/v1",
     model: Annotated[str | None, typer.Option(help="The model (default: the only one that is served).")] = None,
     endpoint: Annotated[
@@ -85,24 +70,24 @@ def bench(
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="API key, sent as a bearer token.")
     ] = None,
-    requests: Annotated[int, _load("Number of conversations.", min=1)] = 100,
+    requests: Annotated[int, _of_load("Number of conversations.", min=1)] = 100,
     concurrency: Annotated[
-        int | None, _load("Closed loop: number of concurrent conversations (default: 8 without --rate).", min=1)
+        int | None, _of_load("Closed loop: number of concurrent conversations (default: 8 without --rate).", min=1)
     ] = None,
     rate: Annotated[
         float | None,
-        _load("Open loop: conversations that start per second, whether or not others are answered.", min=0.001),
+        _of_load("Open loop: conversations that start per second, whether or not others are answered.", min=0.001),
     ] = None,
     burstiness: Annotated[
-        float, _load("With --rate: 1 is a Poisson process, lower values are burstier.", min=0.01)
+        float, _of_load("With --rate: 1 is a Poisson process, lower values are burstier.", min=0.01)
     ] = 1.0,
-    turns: Annotated[int, _load("Turns per conversation; each turn contains the previous ones.", min=1)] = 1,
-    warmup: Annotated[int, _load("Number of warm-up requests, which are not counted.", min=0)] = 1,
-    timeout: Annotated[float, _load("Timeout of one answer.", **DURATION)] = "10m",  # type: ignore[assignment]
-    seed: Annotated[int, _load("Seed of the workload.")] = 0,
-    temperature: Annotated[float, _load("Sampling temperature; 0 is greedy.", min=0.0)] = 0.0,
+    turns: Annotated[int, _of_load("Turns per conversation; each turn contains the previous ones.", min=1)] = 1,
+    warmup: Annotated[int, _of_load("Number of warm-up requests, which are not counted.", min=0)] = 1,
+    timeout: Annotated[float, _of_load("Timeout of one answer.", **DURATION)] = "10m",  # type: ignore[assignment]
+    seed: Annotated[int, _of_load("Seed of the workload.")] = 0,
+    temperature: Annotated[float, _of_load("Sampling temperature; 0 is greedy.", min=0.0)] = 0.0,
     ignore_eos: Annotated[
-        bool, _load("Request exactly the output length (an extension that most servers support).")
+        bool, _of_load("Request exactly the output length (an extension that most servers support).")
     ] = True,
     input_tokens: Annotated[int, _of_length("Mean prompt length, in tokens.", min=1)] = 256,
     output_tokens: Annotated[int, _of_length("Mean output length, in tokens.", min=1)] = 64,
@@ -114,7 +99,7 @@ def bench(
     ] = "300:2000",  # type: ignore[assignment]
     trace: Annotated[
         Path | None,
-        trace_option("Azure LLM trace (CSV) or Mooncake trace (JSON lines), which sets arrivals and lengths."),
+        of_trace("Azure LLM trace (CSV) or Mooncake trace (JSON lines), which sets arrivals and lengths."),
     ] = None,
     speed: SpeedOption = 1.0,
     start: StartOption = "0s",  # type: ignore[assignment]
@@ -123,11 +108,11 @@ def bench(
     scale_output: ScaleOutputOption = 1.0,
     max_input_tokens: MaxInputOption = None,
     max_output_tokens: MaxOutputOption = None,
-    slo_ttft: Annotated[float | None, _of_result("Goodput: maximum time to first token.", **DURATION)] = None,
-    slo_tpot: Annotated[float | None, _of_result("Goodput: maximum time per output token.", **DURATION)] = None,
-    slo_e2e: Annotated[float | None, _of_result("Goodput: maximum end-to-end latency.", **DURATION)] = None,
-    json_file: Annotated[Path | None, _of_result("Write all measurements to this file.", names=("--json",))] = None,
-    plot: Annotated[Path | None, _of_result("Plot load and latencies to this .png, .svg or .pdf file.")] = None,
+    slo_ttft: Annotated[float | None, of_result("Goodput: maximum time to first token.", **DURATION)] = None,
+    slo_tpot: Annotated[float | None, of_result("Goodput: maximum time per output token.", **DURATION)] = None,
+    slo_e2e: Annotated[float | None, of_result("Goodput: maximum end-to-end latency.", **DURATION)] = None,
+    json_file: Annotated[Path | None, of_result("Write all measurements to this file.", names=("--json",))] = None,
+    plot: Annotated[Path | None, of_result("Plot load and latencies to this .png, .svg or .pdf file.")] = None,
 ) -> None:
     """Measure any OpenAI-compatible server: latencies, throughput, goodput, errors.
 

@@ -2,27 +2,28 @@
 
 import asyncio
 import os
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
 
 import msgspec
 import typer
 
+from quire_cli.bench.options import URL
 from quire_cli.inspection import explain_view as view
 from quire_cli.inspection.explain_sources import Source, source_of
 from quire_cli.inspection.explanation import Explanation, Notice
 from quire_cli.inspection.screen import (
-    PLACE,
     ContextOption,
     KubeconfigOption,
     LocalOption,
     NamespaceOption,
-    Redrawn,
     RunOption,
     now,
+    of_place,
     plain_console,
+    redrawn,
     until_interrupted,
-    url,
 )
 from quire_cli.inspection.where import Where
 from quire_operator.domain.autoscaling.ticks import Log
@@ -45,11 +46,8 @@ def explain(
     run: RunOption = None,
     operator_url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            parser=url,
-            help="Read from the operator at this address, such as a forwarded port (default: use the API server).",
-            rich_help_panel=PLACE,
+        of_place(
+            "Read from the operator at this address, such as a forwarded port (default: use the API server).", **URL
         ),
     ] = None,
 ) -> None:
@@ -85,50 +83,62 @@ async def _explain(
     try:
         explained = await source.poll(now().timestamp())
         console = plain_console()
-        if not watch:
-            if as_json:
-                _print_json(explained)
-            else:
-                console.print(view.render(explained, now=now(), last=last))
+        if not watch and as_json:
+            _print_json(explained)
+        elif not watch:
+            console.print(view.render(explained, now=now(), last=last))
         elif as_json:
-            await _watch_json(source, explained)
-        elif console.is_terminal:
-            with Redrawn(console) as screen:
-                await _watch_screen(source, explained, screen, last)
+            await _watch(source, explained, _print_changes(), stays=True)
+        elif not console.is_terminal:
+            await _watch(source, explained, _print_lines())
         else:
-            await _watch_lines(source, explained)
+            with redrawn(console) as screen:
+
+                def show(explained: Explanation) -> None:
+                    screen.update(view.render(explained, now=now(), last=last), refresh=True)
+
+                await _watch(source, explained, show, stays=True)
     finally:
         await source.close()
 
 
-async def _watch_screen(source: Source, explained: Explanation, screen: Redrawn, last: int) -> None:
+_Show = Callable[[Explanation], None]
+
+
+async def _watch(source: Source, explained: Explanation, show: _Show, *, stays: bool = False) -> None:
+    """Show each explanation until the end of a local run; one that ``stays`` is refreshed until Ctrl-C."""
     while True:
-        screen.render(view.render(explained, now=now(), last=last))
+        show(explained)
+        if explained.ended is not None and not stays:
+            return
         await asyncio.sleep(_POLL_SECONDS)
         explained = await _refresh(source, explained, now())
 
 
-async def _watch_json(source: Source, explained: Explanation) -> None:
-    before = None
-    while True:
+def _print_changes() -> _Show:
+    before: Explanation | None = None
+
+    def show(explained: Explanation) -> None:
+        nonlocal before
         if explained != before:
             _print_json(explained)
-            before = explained
-        await asyncio.sleep(_POLL_SECONDS)
-        explained = await _refresh(source, explained, now())
+        before = explained
+
+    return show
 
 
-async def _watch_lines(source: Source, explained: Explanation) -> None:
+def _print_lines() -> _Show:
     seen: Log = ()
-    while True:
+
+    def show(explained: Explanation) -> None:
+        nonlocal seen
         for stretch in view.fresh_stretches(seen, explained.history):
             print(view.line(explained, stretch), flush=True)
         seen = explained.history or seen
         if explained.ended is not None:
             print(f"{explained.name}: the run {explained.ended}", flush=True)
-            return
-        await asyncio.sleep(_POLL_SECONDS)
-        explained = await _refresh(source, explained, now())
+
+    return show
 
 
 async def _refresh(source: Source, explained: Explanation, time: datetime) -> Explanation:

@@ -11,21 +11,10 @@ import httpx
 from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import Explanation, OperatorReport, of_resource, of_run
 from quire_cli.inspection.rights import readable
-from quire_cli.inspection.where import (
-    Where,
-    chosen_run,
-    connected,
-    ended_note,
-    ended_run,
-    no_such,
-    nowhere,
-    only_name,
-    user_error,
-)
+from quire_cli.inspection.where import Where, ended_note, no_such, only_name, open_target, user_error
 from quire_cli.local.runs import Run, read
 from quire_operator.domain.autoscaling.ticks import read_log
 from quire_operator.domain.cluster_state.observed import Key
-from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError, Forbidden, NotFound
 
 if TYPE_CHECKING:  # slow to import
@@ -48,18 +37,12 @@ async def source_of(
     name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
 ) -> Source:
     """Return the source for this name, or raise ``UserError``."""
-    wanted = [] if name is None else [name]
-    run = chosen_run(where, wanted, environ)
-    if run is None:
-        try:
-            reader = await connected(where)
-        except ClusterProblem as error:
-            run = ended_run(where, wanted, environ)
-            if run is None:
-                raise nowhere(error, where, wanted, environ) from error
-    if run is not None:
-        return RunSource(run, name or only_name(sorted(run.state.deployments), where=f"the run of {run.state.file}"))
-    return await _cluster_source(reader, name, where, operator_url)
+    found = await open_target(where, [] if name is None else [name], environ)
+    if isinstance(found, Run):
+        return RunSource(
+            found, name or only_name(sorted(found.state.deployments), where=f"the run of {found.state.file}")
+        )
+    return await _cluster_source(found, name, where, operator_url)
 
 
 async def _cluster_source(reader: "KubeReader", name: str | None, where: Where, operator_url: str | None) -> Source:

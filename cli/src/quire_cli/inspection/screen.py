@@ -8,45 +8,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 
-from quire_common.names import is_http_url
+from quire_cli.bench.options import section
 
 _PLAIN_WIDTH = 120
 
-PLACE = "Cluster or local run"
+of_place = section("Cluster or local run")
 
 NamespaceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--namespace", "-n", help="The namespace on the cluster (default: the context's).", rich_help_panel=PLACE
-    ),
+    str | None, of_place("The namespace on the cluster (default: the context's).", names=("--namespace", "-n"))
 ]
-KubeconfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Path to the kubeconfig file.", rich_help_panel=PLACE)
-]
-ContextOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The context of the kubeconfig to use.", rich_help_panel=PLACE)
-]
+KubeconfigOption = Annotated[str | None, of_place("Path to the kubeconfig file.", metavar="FILE")]
+ContextOption = Annotated[str | None, of_place("The context of the kubeconfig to use.", metavar="NAME")]
 LocalOption = Annotated[
-    bool,
-    typer.Option(
-        "--local", help="Use runs on this machine only, including runs that have ended.", rich_help_panel=PLACE
-    ),
+    bool, of_place("Use runs on this machine only, including runs that have ended.", names=("--local",))
 ]
-RunOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Use the run of this YAML file on this machine.", rich_help_panel=PLACE),
-]
-
-
-def url(text: str) -> str:
-    """Parse an option that is an address."""
-    if not is_http_url(text):
-        raise typer.BadParameter(f'"{text}" is not an http or https URL such as http://127.0.0.1:9090')
-    return text
+RunOption = Annotated[Path | None, of_place("Use the run of this YAML file on this machine.", metavar="FILE")]
 
 
 def now() -> datetime:
@@ -59,22 +38,9 @@ def plain_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
 
-class Redrawn:
-    """A screen on a terminal that is redrawn in place and stays when the command ends."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-
-    def __enter__(self) -> "Redrawn":
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def render(self, picture: RenderableType) -> None:
-        self._live.update(picture, refresh=True)
+def redrawn(console: Console) -> Live:
+    """Return a screen on a terminal that is redrawn in place and stays when the command ends."""
+    return Live(console=console, auto_refresh=False, vertical_overflow="crop")
 
 
 def until_interrupted(work: Coroutine[Any, Any, None]) -> None:

@@ -2,34 +2,34 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
+from quire_cli.bench.options import URL
 from quire_cli.inspection import top_view as view
 from quire_cli.inspection.fleet import Fleet, FleetLoad, Loads, Sort
-from quire_cli.inspection.replica_pages import DirectPages, Pages, PrometheusPages, ProxiedPages
+from quire_cli.inspection.replica_pages import DirectPages, PrometheusPages, ProxiedPages
 from quire_cli.inspection.screen import (
-    PLACE,
     ContextOption,
     KubeconfigOption,
     LocalOption,
     NamespaceOption,
-    Redrawn,
     RunOption,
     now,
+    of_place,
     plain_console,
+    redrawn,
     until_interrupted,
-    url,
 )
 from quire_cli.inspection.top_sources import ClusterFleet, RunFleet, Source
-from quire_cli.inspection.where import Where, chosen_run, connected, ended_run, nowhere
+from quire_cli.inspection.where import Where, open_target
+from quire_cli.local.runs import Run
 from quire_common.quantities import parse_duration_seconds
-from quire_operator.errors import ClusterProblem
 from quire_operator.ports import ClusterError
 
 _RATE_SECONDS = 10.0
@@ -57,7 +57,7 @@ def top(
     ] = False,
     namespace: NamespaceOption = None,
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Show all namespaces of the cluster.", rich_help_panel=PLACE)
+        bool, of_place("Show all namespaces of the cluster.", names=("--all-namespaces", "-A"))
     ] = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -65,12 +65,7 @@ def top(
     run: RunOption = None,
     prometheus_url: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            parser=url,
-            help="Read metrics from this Prometheus (default: scrape the replicas).",
-            rich_help_panel=PLACE,
-        ),
+        of_place("Read metrics from this Prometheus (default: scrape the replicas).", **URL),
     ] = None,
 ) -> None:
     """Show the current load of LLMDeployments: queue, running, KV cache usage, tokens per second, time to first token.
@@ -95,8 +90,8 @@ def top(
     async def work() -> None:
         source = await _source(wanted, where, prometheus_url, everywhere=all_namespaces)
         try:
-            run_loop = _loop(once=once, replicas=replicas, as_json=as_json)
-            await run_loop(source, Loads(seconds=max(_RATE_SECONDS, interval)), interval, sort)
+            with _output(once=once, replicas=replicas, as_json=as_json) as show:
+                await _poll(source, Loads(seconds=max(_RATE_SECONDS, interval)), interval, sort, show, once=once)
         finally:
             await source.close()
 
@@ -104,71 +99,53 @@ def top(
 
 
 async def _source(names: tuple[str, ...], where: Where, prometheus_url: str | None, *, everywhere: bool) -> Source:
+    found = await open_target(where, names, os.environ)
     prometheus = None if prometheus_url is None else PrometheusPages(prometheus_url)
-    run = chosen_run(where, names, os.environ)
-    if run is None:
-        try:
-            reader = await connected(where)
-        except ClusterProblem as error:
-            run = ended_run(where, names, os.environ)
-            if run is None:
-                raise nowhere(error, where, names, os.environ) from error
-    if run is not None:
-        return RunFleet(run, names, prometheus or DirectPages())
-    pages: Pages = prometheus or ProxiedPages(reader)
-    return ClusterFleet(reader, None if everywhere else where.namespace or reader.namespace, names, pages)
+    if isinstance(found, Run):
+        return RunFleet(found, names, prometheus or DirectPages())
+    namespace = None if everywhere else where.namespace or found.namespace
+    return ClusterFleet(found, namespace, names, prometheus or ProxiedPages(found))
 
 
-_Show = Callable[[Source, Loads, float, Sort], Awaitable[None]]
+_Show = Callable[[FleetLoad], None]
 
 
-def _loop(*, once: bool, replicas: bool, as_json: bool) -> _Show:
+@contextmanager
+def _output(*, once: bool, replicas: bool, as_json: bool) -> Iterator[_Show]:
     console = plain_console()
-
-    def show(load: FleetLoad) -> None:
-        if as_json:
-            print(msgspec.json.encode(load).decode(), flush=True)
-        else:
-            console.print(view.render(load, width=console.width, expand=replicas, most_rows=None))
-
-    async def snapshot(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
-        loads.update(await source.poll(now().timestamp()), sort=sort)
-        await asyncio.sleep(interval)
-        show(loads.update(await source.poll(now().timestamp()), sort=sort))
-
-    async def lines(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
-        await _poll_forever(source, loads, interval, sort, show)
-
-    async def screen(source: Source, loads: Loads, interval: float, sort: Sort) -> None:
-        with Redrawn(console) as drawn:
+    if as_json:
+        yield lambda load: print(msgspec.json.encode(load).decode(), flush=True)
+    elif once or not console.is_terminal:
+        yield lambda load: console.print(view.render(load, width=console.width, expand=replicas, most_rows=None))
+    else:
+        with redrawn(console) as screen:
 
             def show(load: FleetLoad) -> None:
-                height, width = _most_rows(console), console.width
-                drawn.render(view.render(load, width=width, expand=replicas, most_rows=height))
+                most_rows = console.size.height - _OTHER_LINES
+                screen.update(
+                    view.render(load, width=console.width, expand=replicas, most_rows=most_rows), refresh=True
+                )
 
-            await _poll_forever(source, loads, interval, sort, show)
-
-    if once:
-        return snapshot
-    return screen if console.is_terminal and not as_json else lines
+            yield show
 
 
-def _most_rows(console: Console) -> int:
-    return console.size.height - _OTHER_LINES
+async def _poll(source: Source, loads: Loads, interval: float, sort: Sort, show: _Show, *, once: bool) -> None:
+    """Poll until interrupted; with ``once`` poll twice, because rates need two polls, and show the second.
 
-
-async def _poll_forever(
-    source: Source, loads: Loads, interval: float, sort: Sort, show: Callable[[FleetLoad], None]
-) -> None:
-    """Poll until interrupted. A poll that takes longer than the interval is followed by the next one at once."""
+    A poll that takes longer than the interval is followed by the next one at once.
+    """
     loop = asyncio.get_running_loop()
     fleet: Fleet | None = None
     while True:
-        started = loop.time()
+        started, is_first = loop.time(), fleet is None
         try:
             fleet = await source.poll(now().timestamp())
         except ClusterError as error:
             assert fleet is not None, "errors of the first poll are user errors"
             fleet = replace(fleet, note=f"the API server: {error}")
-        show(loads.update(fleet, sort=sort))
+        load = loads.update(fleet, sort=sort)
+        if not (once and is_first):
+            show(load)
+            if once:
+                return
         await asyncio.sleep(max(0.0, interval - (loop.time() - started)))

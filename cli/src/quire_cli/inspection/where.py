@@ -52,7 +52,26 @@ class Where:
         return self.cluster or any(said is not None for said in (self.namespace, self.kubeconfig, self.context))
 
 
-def chosen_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> Run | None:
+async def open_target(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> "Run | KubeReader":
+    """Return the run that serves these names or a connection to the cluster, or raise ``UserError``."""
+    run = _chosen_run(where, wanted, environ)
+    if run is not None:
+        return run
+    from quire_cli.inspection.cluster_reading import KubeReader
+
+    try:
+        return await KubeReader.connect(where.kubeconfig, where.context)
+    except ClusterProblem as error:
+        if where.is_cluster:
+            raise
+        known = runs(environ)
+        ended = next((run for run in known if wanted and set(wanted) <= run.state.deployments.keys()), None)
+        if ended is not None:
+            return ended
+        raise _nowhere(error, wanted, known) from error
+
+
+def _chosen_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> Run | None:
     """Return the run to inspect, or None for a cluster. Raise ``InspectionProblem`` if a run is required."""
     if where.is_cluster:
         return None
@@ -82,20 +101,11 @@ def chosen_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) 
     )
 
 
-def ended_run(where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> Run | None:
-    """Return the newest ended run, for the case that there is no cluster either."""
-    if where.is_cluster:
-        return None
-    return next((run for run in runs(environ) if wanted and set(wanted) <= run.state.deployments.keys()), None)
-
-
-def nowhere(error: ClusterProblem, where: Where, wanted: Sequence[str], environ: Mapping[str, str]) -> UserError:
+def _nowhere(error: ClusterProblem, wanted: Sequence[str], known: Sequence[Run]) -> UserError:
     """Return the error for the case of no cluster connection and no matching run."""
-    if where.is_cluster:
-        return error
-    known = sorted({name for run in runs(environ) for name in run.state.deployments})
+    served = sorted({name for run in known for name in run.state.deployments})
     asked = " and ".join(wanted) or "an LLMDeployment"
-    near = f"among the runs on this machine: {near_names(wanted[0], known)}" if wanted and known else ""
+    near = f"among the runs on this machine: {near_names(wanted[0], served)}" if wanted and served else ""
     return InspectionProblem(
         f"no run on this machine serves {asked}, and there is {error.message}",
         details=[near] if near else [],
@@ -157,10 +167,3 @@ def no_such(key: Key, known: Sequence[str], *, place: str) -> InspectionProblem:
         f"there is no LLMDeployment {key.name} in namespace {key.namespace} of {place}",
         hint=near_names(key.name, known),
     )
-
-
-async def connected(where: Where) -> "KubeReader":
-    """Connect to the cluster, or raise ``ClusterProblem``."""
-    from quire_cli.inspection.cluster_reading import KubeReader
-
-    return await KubeReader.connect(where.kubeconfig, where.context)

@@ -5,13 +5,13 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quire_cli.bench.trace_options import (
+from quire_cli.bench.options import (
     DURATION,
     DurationOption,
     MaxInputOption,
@@ -20,7 +20,9 @@ from quire_cli.bench.trace_options import (
     ScaleOutputOption,
     SpeedOption,
     StartOption,
-    trace_option,
+    of_result,
+    of_trace,
+    section,
 )
 from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, shaped
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
@@ -53,7 +55,8 @@ _MOST_SECONDS = 366 * _DAY_SECONDS
 _POINTS = 600
 """The approximate number of points of the timeline."""
 
-ENGINE, FLEET, RESULT = "Engine", "Replicas", "Result"
+_of_engine = section("Engine", show_default=False)
+_of_fleet = section("Replicas")
 
 
 def _date(text: str) -> float:
@@ -81,18 +84,6 @@ def _fault(text: str) -> Fault:
         case "outage":
             return ScrapeOutage(start=start, seconds=300.0 if lasts is None else lasts)
     return SlowReplicas(start=start, seconds=300.0 if lasts is None else lasts, factor=factor)
-
-
-def _of_engine(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=ENGINE, show_default=False, **more)
-
-
-def _of_fleet(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=FLEET, **more)
-
-
-def _of_result(help: str, *, names: tuple[str, ...] = (), **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=RESULT, **more)
 
 
 def simulate(
@@ -142,16 +133,16 @@ def simulate(
     scale_output: ScaleOutputOption = 1.0,
     max_input_tokens: MaxInputOption = None,
     max_output_tokens: MaxOutputOption = None,
-    warm_up: Annotated[float, trace_option("Time at the start that is not scored.", **DURATION)] = "0s",  # type: ignore[assignment]
+    warm_up: Annotated[float, of_trace("Time at the start that is not scored.", **DURATION)] = "0s",  # type: ignore[assignment]
     slo: Annotated[
         float,
-        _of_result("A first token is late if it comes this long after the end of an immediate prefill.", **DURATION),
+        of_result("A first token is late if it comes this long after the end of an immediate prefill.", **DURATION),
     ] = f"{LATE_SECONDS:g}s",  # type: ignore[assignment]
-    decisions: Annotated[int, _of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
-    json_file: Annotated[Path | None, _of_result("Write all results to this file.", names=("--json",))] = None,
+    decisions: Annotated[int, of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
+    json_file: Annotated[Path | None, of_result("Write all results to this file.", names=("--json",))] = None,
     plot: Annotated[
         Path | None,
-        _of_result("Plot arrivals, replicas, queue, KV cache usage and late requests to this .png, .svg or .pdf file."),
+        of_result("Plot arrivals, replicas, queue, KV cache usage and late requests to this .png, .svg or .pdf file."),
     ] = None,
 ) -> None:
     """Replay a trace against an autoscaling policy, in seconds and without an engine.
