@@ -326,6 +326,8 @@ def test_piped_output_follows_the_run_until_it_ends(quire: Any, machine: Any) ->
     lines = out.splitlines()
     assert len(lines) == 4 and lines[0].endswith("ArrivingWork needs 1.60 replicas")
     assert "the run ended" in lines[-1]
+    code, out, _ = quire("explain", "chat", "--local", "--watch", "--json")
+    assert code == 0 and json.loads(out)["ended"].startswith("ended ")
 
 
 def test_defaults_are_shown_with_their_config_maps() -> None:

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from quire_cli.inspection.fleet import Deployment, Fleet, FleetLoad, Loads, Replica, Sort
 from quire_cli.inspection.load import CACHE_QUERIES, PREEMPTIONS, Reading
+from quire_cli.inspection.top import _poll
 from quire_cli.inspection.top_view import notes, render
 from quire_cli.local.run_state import ReplicaState, ServedState
 from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.observation import Histogram
+from quire_operator.ports import ClusterError
 
 PODS = "/api/v1/namespaces/prod/pods"
 RESOURCES = "/apis/quire.dev/v1alpha1/namespaces/prod/llmdeployments"
@@ -161,6 +163,23 @@ def test_ended_run_is_shown_as_ended(quire: Any, machine: Any) -> None:
     machine.run("f.yaml", live=False, ended=1000.0, chat=ServedState(served_name="c", replicas=0, ready_replicas=0))
     code, out, _ = quire("top", "--local", "--once", "--interval", "200ms")
     assert code == 0 and "this run ended" in out
+
+
+async def test_failed_second_poll_is_a_note() -> None:
+    class Source:
+        polls = 0
+
+        async def poll(self, now: float) -> Fleet:
+            self.polls += 1
+            if self.polls > 1:
+                raise ClusterError("etcd is away")
+            return Fleet(place="here", how="asked", deployments=())
+
+        async def close(self) -> None: ...
+
+    shown: list[FleetLoad] = []
+    await _poll(Source(), Loads(seconds=1.0), 0.0, Sort.name, shown.append, once=True)
+    assert [load.note for load in shown] == ["the API server: etcd is away"]
 
 
 def cluster(**replicas: tuple[int, Any]) -> dict[str, tuple[int, Any]]:

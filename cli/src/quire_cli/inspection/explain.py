@@ -87,10 +87,8 @@ async def _explain(
             _print_json(explained)
         elif not watch:
             console.print(view.render(explained, now=now(), last=last))
-        elif as_json:
-            await _watch(source, explained, _print_changes(), stays=True)
-        elif not console.is_terminal:
-            await _watch(source, explained, _print_lines())
+        elif as_json or not console.is_terminal:
+            await _watch(source, explained, _print_changes() if as_json else _print_lines())
         else:
             with redrawn(console) as screen:
 
