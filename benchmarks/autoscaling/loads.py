@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, TraceError, read_trace, shaped
+from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, read_trace, shaped
 from quire_cli.simulation.scenario import EngineModel
 
 MEAN_BUSY = 2.0
@@ -62,14 +62,7 @@ class Load:
 
 def load_of(path: Path) -> Load:
     """Return the load of a trace file. Raise TraceError or OSError."""
-    requests = read_trace(path)
-    for number, request in enumerate(requests, start=1):
-        if request.prompt_tokens < 0 or request.output_tokens < 0:
-            raise TraceError(
-                f"request {number} of the trace has {request.prompt_tokens} prompt and {request.output_tokens} output "
-                "tokens; both should be 0 or more"
-            )
-    return fitted(path.stem, tuple(shaped(requests, Replay())))
+    return fitted(path.stem, tuple(shaped(read_trace(path), Replay())))
 
 
 def fitted(name: str, requests: tuple[Request, ...]) -> Load:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from pathlib import Path
+from time import tzset
 
 import pytest
 
@@ -80,6 +81,7 @@ def test_traces_are_read_in_order_of_arrival(tmp_path: Path, text: str, expected
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.0,x,2\n", 'line 2.*ContextTokens "x"'),
         (f'[{{"id": "{"a" * 200_000}"}}]', "neither a trace in CSV"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:04.0,-5,2\n", 'line 2.*ContextTokens "-5"'),
         ('{"timestamp": 1}\n', "line 1"),
         (f'{{"timestamp": 1, "input_length": {10**400}, "output_length": 1}}\n', "line 1"),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n{broken\n', "line 2"),
@@ -90,6 +92,20 @@ def test_a_broken_trace_is_refused_with_its_line(tmp_path: Path, text: str, comp
     path.write_text(text)
     with pytest.raises(TraceError, match=complaint):
         read_trace(path)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_times_without_an_offset_are_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    """The zone of this machine changes nothing, nor does the end of its summer time on 2024-11-03."""
+    monkeypatch.setenv("TZ", zone)
+    tzset()
+    path = tmp_path / "trace"
+    times = ("2024-11-03 05:59:59.5000000", "2024-11-03 06:00:00+00:00", "2024-11-03 06:00:00.5")
+    path.write_text("\n".join([AZURE.splitlines()[0], *(f"{time},1,1" for time in times)]))
+    found = [request.time for request in read_trace(path)]
+    monkeypatch.undo()
+    tzset()
+    assert found == [0.0, 0.5, 1.0]
 
 
 def test_replay_cuts_scales_and_bounds_a_trace() -> None:

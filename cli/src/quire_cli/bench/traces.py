@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
 
@@ -86,9 +86,10 @@ def _azure(lines: Iterable[str]) -> Iterator[Request]:
         )
     for record in reader:
         try:
-            # The trace has seven digits of a second; Python reads six.
-            moment = datetime.fromisoformat(record["TIMESTAMP"].strip()[:26]).timestamp()
-            yield Request(moment, _tokens(record["ContextTokens"]), _tokens(record["GeneratedTokens"]))
+            moment = datetime.fromisoformat(record["TIMESTAMP"].strip())
+            # Some traces have an offset in some of their times. Without one it is UTC, which has no summer time.
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            yield Request(moment.timestamp(), _tokens(record["ContextTokens"]), _tokens(record["GeneratedTokens"]))
         except (TypeError, ValueError, AttributeError):
             raise TraceError(f"line {reader.line_num} of the trace: {_azure_complaint(record)}") from None
 
@@ -111,7 +112,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[Request]:
 
 def _azure_complaint(record: Mapping[str | None, str | None]) -> str:
     values = (f"{column} {_shown(record.get(column) or '')}" for column in AZURE_COLUMNS)
-    return f"{', '.join(values)}; a time such as 2023-11-16 18:17:03.97 and two whole numbers are needed"
+    return f"{', '.join(values)}; a time such as 2023-11-16 18:17:03.97 and two whole numbers of at least 0 are needed"
 
 
 def _shown(text: str) -> str:
@@ -122,8 +123,8 @@ def _shown(text: str) -> str:
 
 def _tokens(value: str | float) -> int:
     number = int(value)
-    if abs(number) > _MOST_TOKENS:
-        raise ValueError("a number of tokens is larger than any context")
+    if not 0 <= number <= _MOST_TOKENS:
+        raise ValueError("a number of tokens is negative, or larger than any context")
     return number
 
 
