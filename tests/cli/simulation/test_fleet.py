@@ -107,6 +107,12 @@ def test_slow_replicas_take_longer_while_the_fault_lasts(play):
     assert [r.first_token - r.arrival for r in run.requests] == [pytest.approx(s) for s in (0.2, 0.6, 0.2)]
 
 
+def test_slow_replica_stays_slow_after_a_crash(play):
+    faults = (SlowReplicas(start=10.0, seconds=100.0, factor=3.0), Crash(time=20.0))
+    run = play((60.0, 100, 1), (120.0, 100, 1), faults=faults).run
+    assert [r.first_token - r.arrival for r in run.requests] == [pytest.approx(s) for s in (0.6, 0.2)]
+
+
 def test_replica_can_slow_down_during_decoding(play):
     run = play((0.0, 100, 101), faults=(SlowReplicas(start=5.2, seconds=100.0, factor=2.0),)).run
     before = 46  # steps of 0.11 s started by 5.2 s

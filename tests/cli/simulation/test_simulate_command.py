@@ -183,6 +183,7 @@ def test_unknown_engine_speed_names_the_flags(policy, tmp_path, capsys):
         ('{"speed": 3}', '"speed" is not known'),
         ('{"step_seconds": "fast"}', '"step_seconds" must be a number > 0, got "fast"'),
         ('{"kv_tokens": 0}', '"kv_tokens" must be a number > 0, got 0'),
+        ('{"kv_tokens": 5.5}', "a KV cache of 5 tokens is smaller than a block of 16"),
         ('{"step_seconds": NaN}', '"step_seconds" must be a number > 0, got NaN'),
     ],
 )

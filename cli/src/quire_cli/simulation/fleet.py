@@ -210,6 +210,7 @@ class Fleet:
         _fail_all(victim.engine)
         victim.engine = self._engine(victim.number, now)
         victim.phase, victim.phase_since = ReplicaPhase.LOADING, now
+        self._set_pace(victim, now)
         self._start(victim, now, pending_share=0.0)
         self._changed(now)
         self.set_paces(now)

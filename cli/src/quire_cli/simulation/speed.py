@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
 
-from quire_cli.errors import FileProblem
+from quire_cli.errors import FileProblem, SimulationProblem
 from quire_cli.simulation.scenario import EngineModel
 from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.capacity.fit import Footprint
@@ -167,6 +167,9 @@ def engine_model(spec: Spec, speed: Speed) -> EngineModel:
     engine = spec.engine
     assert speed.prefill_tokens_per_second is not None and speed.step_seconds is not None
     assert speed.decode_seconds_per_sequence is not None and speed.kv_tokens is not None
+    if speed.kv_tokens < engine.block_size:
+        block = f"a block of {engine.block_size} (spec.engine.blockSize)"
+        raise SimulationProblem(f"a KV cache of {speed.kv_tokens} tokens is smaller than {block}")
     model = EngineModel(
         prefill_tokens_per_second=speed.prefill_tokens_per_second,
         step_seconds=speed.step_seconds,
