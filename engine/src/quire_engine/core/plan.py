@@ -1,4 +1,4 @@
-"""A batch under construction: its columns and its sequences.
+"""One step: first a batch under construction, then the batch in flight and its sequences.
 
 ``Scheduler.schedule`` fills it, ``commit`` reads it.
 """
@@ -59,6 +59,8 @@ class Plan:
     """The sequence of each entry of ``pooled``."""
     drafted: dict[int, int] = field(default_factory=dict)
     """The number of drafts of each sequence that has any, by its place in the columns."""
+    batch: Batch = field(init=False)
+    """The finished batch, from ``finish`` on."""
 
     def __post_init__(self) -> None:
         self.short_budget = int(self.budget * SHORT_SHARE)
@@ -152,7 +154,7 @@ class Plan:
             sequence.num_tokens += 1
             sequence.num_pending = 1
 
-    def to_batch(
+    def finish(
         self,
         *,
         step: int,
@@ -162,8 +164,9 @@ class Plan:
         constrained: ConstrainedSequences | None,
         adapter_loads: list[AdapterLoad],
         prepares_drafts: bool,
-    ) -> Batch:
-        return Batch(
+    ) -> None:
+        """Create the batch of the step, to which nothing is added afterwards."""
+        self.batch = Batch(
             step=step,
             rows=cast("list[int]", [sequence.row for sequence in self.sequences]),  # a running sequence has a row
             num_computed=self.num_computed,
@@ -183,19 +186,6 @@ class Plan:
             adapter_loads=adapter_loads,
             prepares_drafts=prepares_drafts,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlight:
-    """A step that is scheduled and not committed."""
-
-    batch: Batch
-    sampled: list[Sequence]
-    reporting: list[Sequence]
-    pooling: list[Sequence]
-    first_scheduled_keys: list[int]
-    first_scheduled_cached: list[int]
-    prompts: PromptWork
 
     def drafts_of_sampled(self) -> list[int]:
         """Return the number of drafts of each sequence in ``sampled``."""

@@ -36,7 +36,7 @@ from quire_engine.core.gauges import read_gauges
 from quire_engine.core.integrity import check_sequences
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.kv_manager import KVManager
-from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS, InFlight, Plan
+from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS, Plan
 from quire_engine.core.policy import PolicyName, make_policy
 from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
@@ -120,7 +120,7 @@ class Scheduler:
         self._rows = Rows(config.max_num_seqs, self.adapters)
         self._admission = AdmissionControl(waiting=self._waiting, kv=self._kv, rows=self._rows)
         self._deferral = PromptDeferral(stall_bound=stall_bound, kv=self._kv, admission=self._admission)
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[Plan] = deque()
         self._most_in_flight = max(2, config.stages)
         # A step has its share of the tokens and the sequences, so that there is as much work for each stage.
         self._step_tokens = -(-config.max_num_batched_tokens // config.stages)
@@ -240,7 +240,7 @@ class Scheduler:
             return None
         self._step += 1
         copies = self._kv.take_copies()
-        batch = plan.to_batch(
+        plan.finish(
             step=self._step,
             block_updates=self._kv.take_updates(),
             copies=copies,
@@ -249,26 +249,15 @@ class Scheduler:
             adapter_loads=self.adapters.take_loads() if self.adapters.count else [],
             prepares_drafts=self._speculation is None or self._speculation.pays,
         )
-        if batch.adapter_loads:
-            self.counters.adapter_loads += len(batch.adapter_loads)
+        self.counters.adapter_loads += len(plan.batch.adapter_loads)
         self.counters.swapped_out_blocks += copies.num_out
         self.counters.swapped_in_blocks += copies.num_in
-        self._in_flight.append(
-            InFlight(
-                batch=batch,
-                sampled=plan.sampled,
-                reporting=plan.reporting,
-                pooling=plan.pooling,
-                first_scheduled_keys=plan.first_scheduled_keys,
-                first_scheduled_cached=plan.first_scheduled_cached,
-                prompts=plan.prompts,
-            )
-        )
+        self._in_flight.append(plan)
         self.counters.steps += 1
         self.counters.scheduled_tokens += len(plan.token_ids)
         if plan.drafted:
             self.counters.scheduled_tokens -= sum(plan.drafted.values())
-        return batch
+        return plan.batch
 
     def _turn(self) -> list[Sequence]:
         """Return the running sequences of the next of several steps in flight: their share, without pending samples.

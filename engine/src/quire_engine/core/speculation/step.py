@@ -2,7 +2,7 @@
 
 from quire_engine.core.batch import Batch, DraftedLines, RunnerOutput
 from quire_engine.core.kv_manager import KVManager
-from quire_engine.core.plan import InFlight, Plan
+from quire_engine.core.plan import Plan
 from quire_engine.core.policy import Policy
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.speculation import Speculation
@@ -23,7 +23,7 @@ def add_drafts(plan: Plan, kv: KVManager, sequence: Sequence, drafts: list[int],
     return len(drafts)
 
 
-def assume_accepted(flight: InFlight) -> None:
+def assume_accepted(flight: Plan) -> None:
     """Count all drafts of a step in flight as accepted, so that the next step has room for its sequences in any case.
 
     ``grown`` and ``observe_speculation`` correct this when the step is committed.
@@ -61,7 +61,7 @@ def grown(sampled: list[Sequence], counts: list[int], waiting: Policy) -> list[S
 
 
 def observe_speculation(
-    speculation: Speculation, flight: InFlight, output: RunnerOutput, *, elapsed: float, counters: Counters
+    speculation: Speculation, flight: Plan, output: RunnerOutput, *, elapsed: float, counters: Counters
 ) -> None:
     """Advance sequences by their accepted drafts, and learn from the step.
 
