@@ -103,7 +103,7 @@ def start_decoding(engine: Engine, sequences: int, tokens: int, adapters: int) -
     for key in range(sequences):
         refusal = engine.add(request_of(key, tokens, 1 + key % adapters if adapters else None))
         if refusal is not None:
-            raise SystemExit(refusal.message)
+            raise SystemExit(refusal)
     engine.add_prepared()
     while (now := engine.gauges()).num_waiting or now.prefilling_tokens:
         engine.step()

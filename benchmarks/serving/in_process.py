@@ -94,7 +94,7 @@ class Clients:
         params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
         refusal = self._engine.add(Request(key=key, prompt_token_ids=token_ids, params=params, seed=key))
         if refusal is not None:
-            raise SystemExit(refusal.message)
+            raise SystemExit(refusal)
         return key
 
     def serve(self, load: Load) -> Served:

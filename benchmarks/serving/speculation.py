@@ -133,7 +133,7 @@ def measure(
     def add(key: int, prompt: list[int]) -> None:
         refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0))
         if refusal is not None:
-            raise SystemExit(refusal.message)
+            raise SystemExit(refusal)
 
     for key, prompt in enumerate(prompts):
         add(key, prompt)

@@ -105,7 +105,7 @@ class Bench:
             prompt = [chance.randrange(self.model.vocab_size // 2) for _ in range(length)]
             refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=key))
             if refusal is not None:
-                raise SystemExit(refusal.message)
+                raise SystemExit(refusal)
 
 
 def time_steps(engine: Engine, steps: int) -> list[StepTime]:

@@ -14,7 +14,6 @@ from quire_engine.core.adapter_requests import AdapterRequests
 from quire_engine.core.batch import Batch, ConstrainedSequences, StepOutput, TokenMasks
 from quire_engine.core.ports import AdapterEvent, AdapterStore, ForwardPass, LoadedModel, PendingOutput, Runner
 from quire_engine.core.preemption_cost import MeasuredRates
-from quire_engine.core.refusal import Refusal
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
@@ -84,7 +83,7 @@ class Engine:
         self._output_time: float | None = None
         """The time of the last output; None if there was no work since."""
 
-    def add(self, request: Request) -> Refusal | None:
+    def add(self, request: Request) -> str | None:
         """Queue a request, or return the reason why it can never run.
 
         A request with an adapter is queued when that is in host memory, and one with a grammar when the grammar is
@@ -93,11 +92,10 @@ class Engine:
         if request.adapter is None:
             return self._add_with_adapter(request)
         if self._adapters is None:
-            return Refusal(message="this engine serves no adapters (--enable-lora)")
-        reason = self._adapters.add(request)
-        return None if reason is None else Refusal(message=reason)
+            return "this engine serves no adapters (--enable-lora)"
+        return self._adapters.add(request)
 
-    def _add_with_adapter(self, request: Request) -> Refusal | None:
+    def _add_with_adapter(self, request: Request) -> str | None:
         """Queue a request whose adapter, if it has one, is in host memory."""
         grammar = request.params.grammar
         if grammar is None and request.params.reasoning_phase is None:
@@ -121,7 +119,7 @@ class Engine:
                 del self._unprepared[key]
                 refusal = self._add_constrained(request, grammar)
                 if refusal is not None:
-                    self._failed[key] = refusal.message
+                    self._failed[key] = refusal
                     if self._adapters is not None:
                         self._adapters.ended(key)
 
@@ -133,7 +131,7 @@ class Engine:
             refusal = self._add_with_adapter(request)
             if refusal is not None:
                 adapters.ended(request.key)
-                self._failed[request.key] = refusal.message
+                self._failed[request.key] = refusal
 
     def load_adapter(self, adapter: int, folder: str) -> None:
         """Read and check an adapter; ``take_adapter_events`` reports the result."""
@@ -150,12 +148,12 @@ class Engine:
         events, self._adapter_events = self._adapter_events, []
         return events
 
-    def _add_constrained(self, request: Request, grammar: str | None) -> Refusal | None:
+    def _add_constrained(self, request: Request, grammar: str | None) -> str | None:
         assert self._matchers is not None
         refusal = self._scheduler.add(request)
         if refusal is None and (reason := self._matchers.start(request.key, grammar, request.params)) is not None:
             self._scheduler.cancel(request.key)
-            refusal = Refusal(message=reason)
+            return reason
         return refusal
 
     def take_failed(self) -> dict[int, str]:

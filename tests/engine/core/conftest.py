@@ -14,7 +14,6 @@ from quire_engine.core.ports import AdapterStore
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.prefix_cache import SharePrefixes
-from quire_engine.core.refusal import Refusal
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
@@ -51,7 +50,7 @@ class World:
         parent: int | None = None,
         tenant: str | None = None,
         adapter: int | None = None,
-    ) -> Refusal | None:
+    ) -> str | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         return self.engine.add(
             Request(

@@ -42,7 +42,7 @@ from quire_engine.core.preemption import Preemption, PreemptionMode
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.preemptor import Preemptor
 from quire_engine.core.prefix_cache import SharePrefixes
-from quire_engine.core.refusal import Refusal, refuse
+from quire_engine.core.refusal import refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
@@ -137,7 +137,8 @@ class Scheduler:
             counted=self._count_preemption,
         )
 
-    def add(self, request: Request) -> Refusal | None:
+    def add(self, request: Request) -> str | None:
+        """Queue a request, or return the reason why it can never run."""
         assert request.key not in self._sequences and request.prompt_token_ids
         assert request.adapter is None or self._config.adapter_slots
         assert (request.params.pooling is not None) == self._config.pools

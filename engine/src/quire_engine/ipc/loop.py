@@ -114,7 +114,7 @@ class EngineLoop:
             self._received_prompt_tokens += len(request.prompt_token_ids)
         refusal = self._engine.add(request)
         if refusal is not None:
-            self._channel.send(Refused(request.key, refusal.message))
+            self._channel.send(Refused(request.key, refusal))
 
     def _report_adapters(self) -> None:
         for event in self._engine.take_adapter_events():
