@@ -1,7 +1,8 @@
 """Small setups of the core: a cache layout, an engine with the checking runner, and the expected answers."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import pytest
@@ -16,7 +17,7 @@ from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.prefix_cache import SharePrefixes
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
-from quire_engine.core.sequence import Request
+from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StallBound, StepCosts
 from quire_engine.engine import Engine, Step
@@ -33,6 +34,10 @@ class World:
     runner: FakeRunner
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishedSequence] = field(default_factory=dict)
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    """The sequences, also those that have ended; without those that still wait for an adapter."""
+    cached: dict[int, int] = field(default_factory=dict)
+    """The prompt tokens that were found in the prefix cache, for sequences that have run."""
     reported: dict[int, list[int]] = field(default_factory=dict)
     """Prompt tokens whose logprobs were reported."""
     pooled: dict[int, list[list[float]]] = field(default_factory=dict)
@@ -41,7 +46,7 @@ class World:
     def add(
         self,
         key: int,
-        prompt: Sequence[int],
+        prompt: Many[int],
         *,
         max_tokens: int = 8,
         params: SamplingParams | None = None,
@@ -52,7 +57,7 @@ class World:
         adapter: int | None = None,
     ) -> str | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        return self.engine.add(
+        refusal = self.engine.add(
             Request(
                 key=key,
                 prompt_token_ids=list(prompt),
@@ -65,6 +70,8 @@ class World:
                 adapter=adapter,
             )
         )
+        self.sequences |= self.scheduler._sequences
+        return refusal
 
     def step(self) -> Step | None:
         step = self.engine.step()
@@ -80,6 +87,7 @@ class World:
                 assert key not in self.finished
                 self.tokens.setdefault(key, []).append(token_id)
             self.finished.update({ended.key: ended for ended in step.output.finished})
+            self.cached |= zip(step.output.first_scheduled_keys, step.output.first_scheduled_cached, strict=True)
         return step
 
     def run(self, most_steps: int = 5000) -> None:
@@ -95,7 +103,7 @@ def make_world(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
-    windows: Sequence[int | None] = (None,),
+    windows: Many[int | None] = (None,),
     max_num_seqs: int = 4,
     budget: int = 16,
     max_model_len: int = 200,
@@ -154,7 +162,7 @@ def make_world(
     return World(engine, scheduler, runner)
 
 
-def expected_tokens(prompt: Sequence[int], params: SamplingParams, *, vocab_size: int, max_model_len: int) -> list[int]:
+def expected_tokens(prompt: Many[int], params: SamplingParams, *, vocab_size: int, max_model_len: int) -> list[int]:
     """Return the fake model's answer to a prompt, computed without an engine."""
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else (EOS,))}
     digest = 0

@@ -289,7 +289,7 @@ def test_a_reload_finds_no_prefix_of_the_load_before(make_world: Callable[..., A
     for key, adapter in ((1, 1), (2, 1), (3, 2), (4, None)):
         world.add(key, PROMPT, adapter=adapter)
         run(world)
-    assert [world.finished[key].num_cached_tokens > 0 for key in (1, 2, 3, 4)] == [False, True, False, False]
+    assert [world.cached[key] > 0 for key in (1, 2, 3, 4)] == [False, True, False, False]
 
 
 def test_an_engine_without_adapters_refuses_them(make_world: Callable[..., Any]) -> None:

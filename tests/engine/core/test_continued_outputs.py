@@ -42,7 +42,7 @@ def test_continued_request_samples_and_counts_remaining_tokens(
     assert world.tokens[2] == whole[num_sampled:]
     assert world.finished[2].reason == "length"
     # The answer's own tokens may be cached, but only those of the prompt are reported.
-    assert 0 <= world.finished[2].num_cached_tokens <= len(PROMPT)
+    assert 0 <= world.cached[2] <= len(PROMPT)
 
 
 @given(st.lists(st.integers(0, ANSWER - 1), min_size=1, max_size=6), st.integers(9, 20), st.booleans())

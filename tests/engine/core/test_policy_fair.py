@@ -250,8 +250,8 @@ def test_tenant_with_most_service_is_preempted_first(make_world: Make) -> None:
         here.step()
     assert here.add(9, [9] * 8, max_tokens=30, tenant="b") is None
     here.run()
-    assert here.finished[9].num_preemptions == 0
-    assert sum(here.finished[key].num_preemptions for key in range(3)) > 0
+    assert here.sequences[9].num_preemptions == 0
+    assert sum(here.sequences[key].num_preemptions for key in range(3)) > 0
 
 
 @settings(max_examples=40, deadline=None)

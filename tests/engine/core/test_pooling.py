@@ -48,7 +48,7 @@ def test_a_mean_computes_a_cached_prefix_again(make_world: World) -> None:
         here.add(key, PROMPT, params=pooling(mean=mean))
         here.run()
     assert totals(here, 2) == whole(PROMPT) and totals(here, 4) == last(PROMPT)
-    assert [here.finished[key].num_cached_tokens for key in (1, 2, 3, 4)] == [0, 0, 20, 20]
+    assert [here.cached[key] for key in (1, 2, 3, 4)] == [0, 0, 20, 20]
 
 
 def test_last_token_is_computed_even_if_all_blocks_are_cached(make_world: World) -> None:
@@ -57,7 +57,7 @@ def test_last_token_is_computed_even_if_all_blocks_are_cached(make_world: World)
         here.add(key, PROMPT[:20], params=pooling(mean=False))
         here.run()
     assert totals(here, 2) == last(PROMPT[:20])
-    assert here.finished[2].num_cached_tokens == 16
+    assert here.cached[2] == 16
 
 
 @given(

@@ -54,8 +54,7 @@ def cached_after(world: World, key: int, prompt: list[int], **options: Any) -> i
     """Run one more request and return how many of its prompt tokens were cached."""
     world.add(key, prompt, **options)
     world.run()
-    cached: int = world.finished[key].num_cached_tokens
-    return cached
+    return int(world.cached[key])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_preempted_sequence_finds_its_cached_blocks(make_world: Callable[..., Wo
         world.add(1, [1] * 15, max_tokens=20)
         world.add(2, [2] * 15, max_tokens=20)
         world.run()
-        assert world.finished[2].num_preemptions == 1
+        assert world.sequences[2].num_preemptions == 1
         computed[caching] = world.engine.counters.scheduled_tokens - 2 * (15 + 19)
     # The first sequence evicted the tail of its chain; the head was still there.
     assert 0 < computed[True] < computed[False]
@@ -158,7 +157,7 @@ def test_block_of_an_uncomputed_chunk_is_not_cached(make_world: Callable[..., Wo
         world.step()
     world.engine.cancel(1)
     world.run()
-    assert world.finished[2].num_preemptions == 1
+    assert world.sequences[2].num_preemptions == 1
 
 
 def test_windowed_groups_match_prefixes_by_visible_blocks(make_world: Callable[..., World]) -> None:

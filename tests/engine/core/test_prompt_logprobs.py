@@ -49,7 +49,7 @@ def test_cached_prefix_is_recomputed_if_its_logprobs_are_requested(make_world: W
         here.add(key, PROMPT, params=params)
         here.run()
     assert here.reported == {1: PROMPT[1:], 2: PROMPT[1:]}
-    assert [here.finished[key].num_cached_tokens for key in (1, 2, 3)] == [0, 0, 20]
+    assert [here.cached[key] for key in (1, 2, 3)] == [0, 0, 20]
 
 
 def test_preemption_repeats_no_reported_token(make_world: World) -> None:

@@ -153,7 +153,7 @@ def test_preemption_chooses_the_victim_by_policy(
     for key, priority in enumerate(priorities, start=1):
         world.add(key, [key] * 14, max_tokens=8, priority=priority)
     world.run()
-    preempted = [key for key, ended in sorted(world.finished.items()) if ended.num_preemptions]
+    preempted = [key for key, sequence in world.sequences.items() if sequence.num_preemptions]
     assert preempted == [victim]
     assert world.engine.counters.preemptions == {"recompute:no_swap_space": 1}
 

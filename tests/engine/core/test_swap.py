@@ -200,4 +200,4 @@ def test_evicted_prefix_is_not_found_by_a_swapped_sequence(make_world: MakeWorld
     world.run()
     world.add(9, [victim.key] * 14, max_tokens=1)
     world.run()
-    assert world.finished[9].num_cached_tokens == 0
+    assert world.cached[9] == 0

@@ -131,8 +131,8 @@ async def test_prefix_cache_can_be_reset(started: Started, reports: Reports) -> 
         if reset:
             client.reset_prefix_cache()
         async for update in client.generate([5] * 50, sampling(2)):
-            if update.finished is not None:
-                hits.append(update.finished.num_cached_tokens)
+            if update.num_cached_tokens is not None:
+                hits.append(update.num_cached_tokens)
     assert hits == [0, 48, 0]
 
 

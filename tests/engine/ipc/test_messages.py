@@ -85,7 +85,7 @@ def test_sampling_params_survive_serialization() -> None:
                 keys=[1, 2],
                 token_ids=[3, 4],
                 time=1.0,
-                finished=[FinishedSequence(1, "stop", 3, 0, 1)],
+                finished=[FinishedSequence(1, "stop", 3)],
                 logprobs=[None, TokenLogprobs([4, 5], [-0.1, -2.0], 1)],
                 first_scheduled_keys=[2],
                 first_scheduled_time=0.5,

@@ -8,7 +8,7 @@ from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.errors import RequestTimeout, Unavailable
 from quire_engine.ipc.stream import Stream, Update
 
-END = FinishedSequence(7, "length", None, 0, 0)
+END = FinishedSequence(7, "length", None)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ class FakeStream:
 
     def cancel(self) -> None:
         self.cancelled.set()
-        self._updates.put_nowait(Update([], None, None, FinishedSequence(0, "abort", None, 0, 0)))
+        self._updates.put_nowait(Update([], None, None, FinishedSequence(0, "abort", None)))
 
     def starts(self) -> None:
         self._updates.put_nowait(Update([], None, time.monotonic()))
@@ -118,7 +118,7 @@ class FakeStream:
             logprobs = [
                 TokenLogprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids
             ]
-        finished = None if finish is None else FinishedSequence(0, finish, stop_id, cached, 0)  # type: ignore[arg-type]
+        finished = None if finish is None else FinishedSequence(0, finish, stop_id)  # type: ignore[arg-type]
         self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished, None, cached or None))
 
     def breaks(self, error: Exception) -> None:

@@ -124,7 +124,7 @@ async def _stream(route: str, body: dict[str, Any], tokens: int) -> int:
         already = len(sent)
         stream.take(_TOKEN, None)
         if number == tokens - 1:
-            stream.finish(FinishedSequence(stream.key, "length", None, 0, 0))
+            stream.finish(FinishedSequence(stream.key, "length", None))
         while len(sent) == already:
             await asyncio.sleep(0)
     await answering

@@ -9,10 +9,11 @@ Legend: B scheduled sequences, T tokens.
 """
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.stopping import FinishReason
+
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +202,6 @@ class FinishedSequence(NamedTuple):
     reason: FinishReason
     stop_token_id: int | None
     """The token that ended the sequence if the reason is stop; it is among the returned tokens."""
-    num_cached_tokens: int
-    """The prompt tokens that were found in the prefix cache."""
-    num_preemptions: int
 
 
 class PromptLogprobs(NamedTuple):

@@ -49,7 +49,6 @@ from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.speculation.step import add_drafts, assume_accepted, grown, observe_speculation
 from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
-from quire_engine.core.stopping import Stop, find_stop
 
 T = TypeVar("T")
 
@@ -441,9 +440,10 @@ class Scheduler:
             sequence.num_pending -= 1
             keys.append(sequence.key)
             if token_id in sequence.stop_ids or len(known) >= sequence.limit:
-                stop = self._stop(sequence, token_id)
-                if stop is not None:
-                    finished.append(self._finish(sequence, stop))
+                reason = sequence.finish_reason()
+                if reason is not None:
+                    self._end(sequence)
+                    finished.append(FinishedSequence(sequence.key, reason, token_id if reason == "stop" else None))
         self.counters.generation_tokens += 0 if self._config.pools else len(keys)
         self.counters.discarded_tokens += len(discarded)
         return StepOutput(
@@ -459,26 +459,6 @@ class Scheduler:
                 if sequence.key in reported
             ],
             pooled=pooled,
-        )
-
-    def _stop(self, sequence: Sequence, token_id: int) -> Stop | None:
-        return find_stop(
-            token_id,
-            stop_ids=sequence.stop_ids,
-            num_output=sequence.num_output,
-            min_tokens=sequence.min_tokens,
-            num_tokens=len(sequence.token_ids),
-            limit=sequence.limit,
-        )
-
-    def _finish(self, sequence: Sequence, stop: Stop) -> FinishedSequence:
-        self._end(sequence)
-        return FinishedSequence(
-            key=sequence.key,
-            reason=stop.reason,
-            stop_token_id=stop.token_id,
-            num_cached_tokens=sequence.num_cached,
-            num_preemptions=sequence.num_preemptions,
         )
 
     @property

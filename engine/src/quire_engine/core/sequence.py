@@ -6,7 +6,7 @@ are stored ready to use (``num_tokens``, ``capacity``, ``limit``) instead of bei
 
 from dataclasses import dataclass, field, replace
 
-from quire_engine.core.batch import Admission
+from quire_engine.core.batch import Admission, FinishReason
 from quire_engine.core.sampling_params import SamplingParams
 
 Order = tuple[int, int]
@@ -151,6 +151,16 @@ class Sequence:
     def num_to_prefill(self) -> int:
         """The tokens to compute before it samples one; 0 for a sequence that decodes."""
         return self.num_tokens - self.num_computed if self.num_computed < self.num_prefill else 0
+
+    def finish_reason(self) -> FinishReason | None:
+        """Return why the sequence ends with its last token, or None.
+
+        A stop token before ``min_tokens`` outputs is a token like any other. A stop token that is also the last one
+        allowed is a stop, because the model was finished. Stop strings are not known here.
+        """
+        if self.token_ids[-1] in self.stop_ids and self.num_output > self.min_tokens:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.limit else None
 
     def assume_accepted(self, drafts: int) -> None:
         """Count so many drafts in flight as accepted; a negative number takes that back."""

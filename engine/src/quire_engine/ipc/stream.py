@@ -75,7 +75,7 @@ class Stream:
         """Stop the sequence; a waiting read ends with the finish reason ``abort``. No effect after the end."""
         if not self._ended:
             self._give_up(self.key)
-            self.finish(FinishedSequence(self.key, "abort", None, 0, 0))
+            self.finish(FinishedSequence(self.key, "abort", None))
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         update = self._update

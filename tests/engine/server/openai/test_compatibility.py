@@ -148,7 +148,7 @@ async def test_cached_tokens_are_reported_from_the_first_chunk_on(serving: Servi
 @pytest.mark.parametrize(("stop_id", "given", "reason"), [(7, (), None), (8, (), 8), (7, (7,), 7), (9, (9,), 9)])
 def test_additional_eos_tokens_are_stop_reasons(stop_id: int, given: tuple[int, ...], reason: int | None) -> None:
     choice: Choice = new_choice(bos_tokenizer(), 0, [1], StopRules(), given, 7)
-    delta = choice.append_tokens([1, stop_id], None, FinishedSequence(1, "stop", stop_id, 0, 0))
+    delta = choice.append_tokens([1, stop_id], None, FinishedSequence(1, "stop", stop_id))
     assert delta is not None and (delta.finish_reason, delta.stop_reason) == ("stop", reason)
 
 
