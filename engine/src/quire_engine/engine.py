@@ -327,7 +327,7 @@ def make_engine(
         stages=model.stages,
     )
     rates = MeasuredRates(
-        prefill_tokens_per_second=model.prefill_tokens_per_second,
+        seconds_per_token=None if model.step_costs is None else model.step_costs.per_token,
         swap_bytes_per_second=model.swap_bytes_per_second,
         block_bytes=model.block_bytes,
     )

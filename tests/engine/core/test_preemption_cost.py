@@ -56,7 +56,7 @@ def batch(*, chunks: list[int], out: int = 0, into: int = 0) -> Batch:
 
 
 def test_costs_follow_from_the_start_values() -> None:
-    rates = MeasuredRates(prefill_tokens_per_second=100.0, swap_bytes_per_second=1000.0, block_bytes=(50, 10))
+    rates = MeasuredRates(seconds_per_token=0.01, swap_bytes_per_second=1000.0, block_bytes=(50, 10))
     costs = rates.costs(PreemptionWork(tokens=200, blocks_out=(4, 2), blocks_in=(3, 2)))
     assert costs is not None
     assert costs.recompute_seconds == pytest.approx(2.0)
@@ -66,13 +66,13 @@ def test_costs_follow_from_the_start_values() -> None:
 @pytest.mark.parametrize(
     "missing",
     [
-        {"prefill_tokens_per_second": None},
+        {"seconds_per_token": None},
         {"swap_bytes_per_second": None},
         {"block_bytes": ()},
     ],
 )
 def test_costs_are_unknown_until_every_rate_is_measured(missing: dict[str, Any]) -> None:
-    known = {"prefill_tokens_per_second": 1.0, "swap_bytes_per_second": 1.0, "block_bytes": (1,)}
+    known = {"seconds_per_token": 1.0, "swap_bytes_per_second": 1.0, "block_bytes": (1,)}
     assert (
         MeasuredRates(**{**known, **missing}).costs(PreemptionWork(tokens=1, blocks_out=(1,), blocks_in=(1,))) is None
     )
@@ -105,7 +105,7 @@ def test_copy_rate_is_measured_from_copies() -> None:
 
 
 def test_newer_measurements_count_for_more() -> None:
-    rates = MeasuredRates(prefill_tokens_per_second=10.0)
+    rates = MeasuredRates(seconds_per_token=0.1)
     for _ in range(30):
         rates.observe_step(batch(chunks=[100]), RunnerOutput(token_ids=[], run_seconds=1.0), prompt_tokens=100)
     assert rates.seconds_per_token == pytest.approx(0.01, rel=0.02)
@@ -113,7 +113,7 @@ def test_newer_measurements_count_for_more() -> None:
 
 @pytest.mark.parametrize(("block_seconds", "kind"), [(0.5, "swap:cheaper"), (50.0, "recompute:cheaper")])
 def test_auto_chooses_the_mode_measured_as_cheaper(make_world: MakeWorld, block_seconds: float, kind: str) -> None:
-    rates = MeasuredRates(prefill_tokens_per_second=1.0, swap_bytes_per_second=1.0 / block_seconds, block_bytes=(1,))
+    rates = MeasuredRates(seconds_per_token=1.0, swap_bytes_per_second=1.0 / block_seconds, block_bytes=(1,))
     world = make_world(num_blocks=12, budget=40, max_num_seqs=3, num_swap_blocks=20, rates=rates)
     for key in (1, 2, 3):
         world.add(key, [key] * 14, max_tokens=8)
@@ -122,7 +122,7 @@ def test_auto_chooses_the_mode_measured_as_cheaper(make_world: MakeWorld, block_
 
 
 def test_auto_switches_to_recompute_if_copies_are_slow(make_world: MakeWorld) -> None:
-    rates = MeasuredRates(prefill_tokens_per_second=1.0, swap_bytes_per_second=10.0, block_bytes=(1,))
+    rates = MeasuredRates(seconds_per_token=1.0, swap_bytes_per_second=10.0, block_bytes=(1,))
     world = make_world(num_blocks=12, budget=40, max_num_seqs=3, num_swap_blocks=20, rates=rates, caching=False)
     world.runner.copy_seconds = 100.0
     for key in range(1, 9):

@@ -164,7 +164,7 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
     num_blocks = world["cache_tokens"] // world["block_size"]
     # Without a start value nothing is swapped, so the speed of copies would never be learned.
     rates = MeasuredRates(
-        prefill_tokens_per_second=1.0 / speed[0] if speed[0] else None,
+        seconds_per_token=speed[0] or None,
         swap_bytes_per_second=1.0 / speed[1] if speed[1] else None,
         block_bytes=[1] * len(world["windows"]),
     )

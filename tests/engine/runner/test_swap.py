@@ -56,10 +56,9 @@ def test_swapped_sequences_continue_unchanged(
 
 def test_warm_up_measures_the_costs_of_preemption_and_stalls(make_folder: Callable[..., Path], start: Make) -> None:
     model = start(make_folder(), swap_space_bytes=1 << 20).model
-    assert 10.0 < model.prefill_tokens_per_second < 1e8
     assert 1e6 < model.swap_bytes_per_second < 1e12
     costs = model.step_costs
-    assert 0.0 < costs.per_pair < costs.per_token < costs.fixed < 10.0
+    assert 0.0 < costs.per_pair < costs.per_token < costs.fixed < 10.0 and 1e-8 < costs.per_token < 0.1
     assert sum(model.block_bytes) * model.layout.groups[0].num_blocks == model.kv_cache_bytes
     assert start(make_folder()).model.swap_bytes_per_second is None
 

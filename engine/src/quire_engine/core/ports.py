@@ -103,10 +103,9 @@ class LoadedModel:
     phase_seconds: dict[str, float]
     asynchronous: bool = False
     """True if ``execute`` returns before the step is done, so that scheduling one step ahead saves time."""
-    prefill_tokens_per_second: float | None = None
-    """Measured in the warm-up, like the next two: the initial values of ``core.preemption_cost`` and
-    ``core.stall_bound``. None means not measured."""
     step_costs: StepCosts | None = None
+    """Measured in the warm-up, like the next one: the initial values of ``core.preemption_cost`` and
+    ``core.stall_bound``. None means not measured."""
     swap_bytes_per_second: float | None = None
     """The rate of copies of blocks between the cache and the swap space, in either direction."""
     seconds_per_draft: float | None = None

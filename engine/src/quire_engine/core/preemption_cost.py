@@ -45,11 +45,11 @@ class MeasuredRates:
     def __init__(
         self,
         *,
-        prefill_tokens_per_second: float | None = None,
+        seconds_per_token: float | None = None,
         swap_bytes_per_second: float | None = None,
         block_bytes: Sequence[int] = (),
     ) -> None:
-        self.seconds_per_token = 1.0 / prefill_tokens_per_second if prefill_tokens_per_second else None
+        self.seconds_per_token = seconds_per_token
         self.seconds_per_byte = 1.0 / swap_bytes_per_second if swap_bytes_per_second else None
         self._block_bytes = tuple(block_bytes)
 

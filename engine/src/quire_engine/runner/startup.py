@@ -150,7 +150,6 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         asynchronous=warm.asynchronous,
         follows_drafts=warm.follows_drafts,
         stages=config.parallel.pipeline,
-        prefill_tokens_per_second=1.0 / warm.measured.step_costs.per_token,
         step_costs=warm.measured.step_costs,
         seconds_per_draft=_seconds_per_draft(model, warm.measured.step_costs),
         swap_bytes_per_second=warm.measured.swap_bytes_per_second,
