@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire_engine.core.batch import BlockCopies
 from quire_engine.core.swap_space import SwapSpace
 
 
@@ -18,15 +19,11 @@ def test_swap_space_allocates_and_releases_blocks() -> None:
 def test_pending_copies_are_returned_once() -> None:
     space = SwapSpace([4])
     taken = space.copy_out(0, [7, 8])
-    copies = space.take_copies()
-    assert [(one.sources, one.targets) for one in copies.swap_out] == [([7, 8], taken)]
-    assert copies.swap_in == () and (copies.num_out, copies.num_in) == (2, 0)
+    assert space.take_copies() == ((BlockCopies(sources=[7, 8], targets=taken),), ())
     space.copy_in(0, taken, [3, 1])
     space.release([taken])
-    copies = space.take_copies()
-    assert copies.swap_out == () and [(one.sources, one.targets) for one in copies.swap_in] == [(taken, [3, 1])]
-    nothing = space.take_copies()
-    assert (nothing.swap_out, nothing.swap_in) == ((), ())
+    assert space.take_copies() == ((), (BlockCopies(sources=taken, targets=[3, 1]),))
+    assert space.take_copies() == ((), ())
 
 
 def test_cancelled_copies_are_dropped() -> None:
@@ -34,8 +31,7 @@ def test_cancelled_copies_are_dropped() -> None:
     one, other = space.copy_out(0, [7]), space.copy_out(0, [8])
     space.forget_copies([one])
     space.release([one])
-    [copies] = space.take_copies().swap_out
-    assert (copies.sources, copies.targets) == ([8], other)
+    assert space.take_copies() == ((BlockCopies(sources=[8], targets=other),), ())
 
 
 @pytest.mark.parametrize(("counts", "exists"), [([4], True), ([4, 2], True), ([4, 0], False), ([0], False)])

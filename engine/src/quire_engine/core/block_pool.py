@@ -98,10 +98,6 @@ class BlockPool:
     def find(self, digest: bytes) -> int | None:
         return self._by_digest.get(digest)
 
-    def find_published(self, digest: bytes) -> int:
-        """Return a block that is known to be published; see ``find``."""
-        return self._by_digest[digest]
-
     def forget(self) -> None:
         """Make all published blocks unfindable; running sequences keep their blocks."""
         self._by_digest.clear()

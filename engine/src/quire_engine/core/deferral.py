@@ -4,7 +4,7 @@ from quire_engine.core.admission import AdmissionControl
 from quire_engine.core.kv_manager import KVManager
 from quire_engine.core.plan import Plan
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.stall_bound import StallBound, StepBound
+from quire_engine.core.stall_bound import StallBound
 
 
 class PromptDeferral:
@@ -15,14 +15,15 @@ class PromptDeferral:
         self._kv = kv
         self._admission = admission
 
-    def step_bound(self, running: list[Sequence]) -> StepBound | None:
-        """Return the bound on the time of a step of the running sequences."""
+    def bound_step(self, plan: Plan, running: list[Sequence]) -> None:
+        """Set the bound on the time of a step of the running sequences."""
         bound = self._stall_bound
         if bound is None:
-            return None
+            return
         decoding = any(sequence.decodes for sequence in running)
         seconds = bound.max_seconds if decoding else bound.alone_seconds
-        return None if seconds is None else StepBound(bound=bound, seconds=seconds)
+        if seconds is not None:
+            plan.bound, plan.bound_seconds = bound, seconds
 
     def chunk(self, plan: Plan, sequence: Sequence, budget: int) -> int:
         """Return how many tokens of a running prompt to compute now; 0 defers it, or omits it from this step."""

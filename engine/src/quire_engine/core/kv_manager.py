@@ -17,7 +17,7 @@ from quire_engine.core.preemption import SwapRoom
 from quire_engine.core.preemption_cost import PreemptionWork
 from quire_engine.core.prefix_cache import PrefixCache, SharePrefixes
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.swap_space import SwapCopies, SwapSpace
+from quire_engine.core.swap_space import SwapSpace
 
 _HEADROOM = 0.01
 """The share of the blocks that stay free when a sequence is placed; see ``KVManager.place``."""
@@ -50,7 +50,6 @@ class KVManager:
         enable_prefix_caching: bool,
         share_prefixes: SharePrefixes,
     ) -> None:
-        self.layout = layout
         self._block_size = layout.block_size
         self._groups = tuple(
             KVGroup(pool=BlockPool(group.num_blocks), block_size=layout.block_size, window=group.window)
@@ -109,7 +108,7 @@ class KVManager:
             position=position,
             first_blocks=firsts,
             found=[
-                [group.pool.find_published(digest) for digest in sequence.digests[first:hit]]
+                [group.pool.find(digest) for digest in sequence.digests[first:hit]]
                 for group, first in zip(self._groups, firsts, strict=True)
             ],
             swapped=False,
@@ -136,7 +135,7 @@ class KVManager:
             table = self._take(index, placement.found[index], sequence)
             sequence.block_tables[index] = table
             self._record(index, sequence, placement.first_blocks[index], table)
-        self.drop_swapped(sequence)
+        self._drop_swapped(sequence)
         position = placement.position
         sequence.first_blocks = placement.first_blocks
         sequence.num_computed = position
@@ -279,7 +278,7 @@ class KVManager:
         ]
         self._give_back(victim)
 
-    def drop_swapped(self, sequence: Sequence) -> None:
+    def _drop_swapped(self, sequence: Sequence) -> None:
         """Release the sequence's host blocks, if it has any: they are copied in or no longer needed."""
         tables, sequence.swap_tables = sequence.swap_tables, None
         if tables is not None:
@@ -289,10 +288,7 @@ class KVManager:
         """Release the host blocks of a sequence that ended, and drop its pending copies."""
         if sequence.swap_tables is not None:
             self.swap_space.forget_copies(sequence.swap_tables)
-            self.drop_swapped(sequence)
-
-    def take_copies(self) -> SwapCopies:
-        return self.swap_space.take_copies()
+            self._drop_swapped(sequence)
 
     def publish_computed(self, sequence: Sequence) -> None:
         """Make all full blocks of a sequence findable, including the last one."""

@@ -16,8 +16,8 @@ from quire_engine.core.batch import (
     PromptPositions,
 )
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StepBound
-from quire_engine.core.swap_space import SwapCopies
+from quire_engine.core.stall_bound import SHORT_SHARE, PromptWork, StallBound
+from quire_engine.core.swap_space import Copies
 
 MAX_PROMPT_LOGPROBS_POSITIONS = 256
 """The positions of prompts whose logprobs one step computes at most: each has a row of logits over the vocabulary."""
@@ -28,8 +28,9 @@ class Plan:
     budget: int
     positions_left: int
     """The remaining positions of prompts whose logprobs may be computed."""
-    bound: StepBound | None = None
-    """The bound on the time of this step; None leaves it unbounded."""
+    bound: StallBound | None = None
+    """The bound on the time of this step, which is ``bound_seconds``; None leaves it unbounded."""
+    bound_seconds: float = 0.0
     short_budget: int = field(init=False)
     """The tokens that short prompts may still use in this step before the deferred ones."""
     deferred: list[Sequence] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Plan:
     def allowed_tokens(self, start: int) -> int:
         """Return how many tokens of a prompt, from its token ``start`` on, this step may compute by its time bound."""
         assert self.bound is not None
-        return self.bound.allowed_tokens(self.prompts, start, extra=self.short_tokens)
+        return self.bound.allowed_tokens(self.prompts, start, seconds=self.bound_seconds, extra=self.short_tokens)
 
     def chunk(self, sequence: Sequence, most: int) -> int:
         """Return how many tokens of a running prompt this step may compute, at most ``most`` (none if < 1)."""
@@ -89,7 +90,9 @@ class Plan:
         count = sequence.num_tokens - start
         if self.bound is None or count > min(self.short_budget, self.budget):
             return False
-        return start >= sequence.num_prefill or self.bound.is_short(self.prompts, start, count)
+        if start >= sequence.num_prefill:
+            return True
+        return count <= self.bound.allowed_tokens(self.prompts, start, seconds=self.bound_seconds, share=SHORT_SHARE)
 
     def budget_for(self, sequence: Sequence, start: int, *, short: bool) -> int:
         """Return how many tokens of a waiting sequence, from ``start`` on, this step may compute.
@@ -159,7 +162,7 @@ class Plan:
         *,
         step: int,
         block_updates: tuple[BlockUpdates, ...],
-        copies: SwapCopies,
+        copies: tuple[Copies, Copies],
         released_rows: list[int],
         constrained: ConstrainedSequences | None,
         adapter_loads: list[AdapterLoad],
@@ -177,8 +180,8 @@ class Plan:
             admitted=self.admitted,
             block_updates=block_updates,
             released_rows=released_rows,
-            swap_out=copies.swap_out,
-            swap_in=copies.swap_in,
+            swap_out=copies[0],
+            swap_in=copies[1],
             prompt_logprobs=self.prompt_logprobs,
             pooled=self.pooled,
             constrained=constrained,

@@ -54,15 +54,13 @@ class MeasuredRates:
         self._block_bytes = tuple(block_bytes)
 
     def observe_step(self, batch: Batch, output: RunnerOutput, *, prompt_tokens: int) -> None:
-        self.observe_run(num_tokens=batch.num_tokens, prompt_tokens=prompt_tokens, seconds=output.run_seconds)
+        """Update the rates from a step, of whose tokens ``prompt_tokens`` are of prompts."""
+        num_tokens, seconds = batch.num_tokens, output.run_seconds
+        if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
+            self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
         num_bytes = self._bytes_of(batch.swap_out) + self._bytes_of(batch.swap_in)
         if output.swap_seconds > 0.0 and num_bytes > 0:
             self.seconds_per_byte = _averaged(self.seconds_per_byte, output.swap_seconds / num_bytes)
-
-    def observe_run(self, *, num_tokens: int, prompt_tokens: int, seconds: float) -> None:
-        """Update the rate from a run of the model over ``num_tokens``, of which ``prompt_tokens`` are of prompts."""
-        if seconds > 0.0 and prompt_tokens >= max(FEWEST_TOKENS, PROMPT_SHARE * num_tokens):
-            self.seconds_per_token = _averaged(self.seconds_per_token, seconds / num_tokens)
 
     def costs(self, loss: PreemptionWork) -> Costs | None:
         """Return the costs, or None if a rate or the size of blocks is unknown."""

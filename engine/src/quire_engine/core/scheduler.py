@@ -229,7 +229,7 @@ class Scheduler:
         self._waiting.arrange(self._running)
         self._displace()
         self._kv.leave_behind(self._running)
-        plan.bound = self._deferral.step_bound(self._running)
+        self._deferral.bound_step(plan, self._running)
         self._serve_running(plan, self._running if self._config.stages == 1 else self._turn())
         self._release_children()
         if plan.deferred:
@@ -239,19 +239,18 @@ class Scheduler:
         if not plan.sequences:
             return None
         self._step += 1
-        copies = self._kv.take_copies()
         plan.finish(
             step=self._step,
             block_updates=self._kv.take_updates(),
-            copies=copies,
+            copies=self._kv.swap_space.take_copies(),
             released_rows=self._rows.take_released(),
             constrained=_constrained(plan.sampled) if self._num_constrained else None,
             adapter_loads=self.adapters.take_loads() if self.adapters.count else [],
             prepares_drafts=self._speculation is None or self._speculation.pays,
         )
         self.counters.adapter_loads += len(plan.batch.adapter_loads)
-        self.counters.swapped_out_blocks += copies.num_out
-        self.counters.swapped_in_blocks += copies.num_in
+        self.counters.swapped_out_blocks += sum([len(copies.sources) for copies in plan.batch.swap_out])
+        self.counters.swapped_in_blocks += sum([len(copies.sources) for copies in plan.batch.swap_in])
         self._in_flight.append(plan)
         self.counters.steps += 1
         self.counters.scheduled_tokens += len(plan.token_ids)

@@ -143,22 +143,6 @@ class StallBound:
             self._costs.learn_decoding(ratio)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBound:
-    """The bound on one step: the time that prompts and decoding may take together."""
-
-    bound: StallBound
-    seconds: float
-
-    def allowed_tokens(self, work: PromptWork, start: int, *, extra: int = 0) -> int:
-        """Return how many tokens of a prompt fit into the step in addition to ``work``; none if it is 0 or less."""
-        return self.bound.allowed_tokens(work, start, seconds=self.seconds, extra=extra)
-
-    def is_short(self, work: PromptWork, start: int, count: int) -> bool:
-        """Return whether ``count`` tokens fit into the share of the step that a long prompt leaves to short ones."""
-        return count <= self.bound.allowed_tokens(work, start, seconds=self.seconds, share=SHORT_SHARE)
-
-
 class _LearntCosts:
     """A Kalman filter over the costs of a step, in relative terms.
 

@@ -6,28 +6,11 @@ allocated by the next step, whatever is still in flight.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from quire_engine.core.batch import BlockCopies
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwapCopies:
-    """The copies of a step, as in ``Batch.swap_out`` and ``swap_in``: one entry per KV cache group, or empty."""
-
-    swap_out: tuple[BlockCopies, ...] = ()
-    swap_in: tuple[BlockCopies, ...] = ()
-
-    @property
-    def num_out(self) -> int:
-        return sum(len(copies.sources) for copies in self.swap_out)
-
-    @property
-    def num_in(self) -> int:
-        return sum(len(copies.sources) for copies in self.swap_in)
-
-
-_NO_COPIES = SwapCopies()
+Copies = tuple[BlockCopies, ...]
+"""The copies of a step in one direction: one entry per KV cache group, or empty."""
 
 
 class SwapSpace:
@@ -40,7 +23,7 @@ class SwapSpace:
         self._in = self._no_copies()
         self._pending = False
 
-    def _no_copies(self) -> tuple[BlockCopies, ...]:
+    def _no_copies(self) -> Copies:
         return tuple(BlockCopies() for _ in self.num_blocks)
 
     @property
@@ -70,7 +53,7 @@ class SwapSpace:
         copies = self._in[group]
         copies.sources.extend(taken)
         copies.targets.extend(blocks)
-        self._pending = self._pending or bool(blocks)
+        self._pending = True
 
     def release(self, tables: list[list[int]]) -> None:
         """Release the host blocks of one sequence, in each group."""
@@ -79,19 +62,17 @@ class SwapSpace:
 
     def forget_copies(self, tables: list[list[int]]) -> None:
         """Drop pending copies to these host blocks, because other blocks may be copied there in the same step."""
-        if not self._pending:
-            return
         for copies, taken in zip(self._out, tables, strict=True):
             gone = set(taken)
             kept = [pair for pair in zip(copies.sources, copies.targets, strict=True) if pair[1] not in gone]
             copies.sources[:] = [source for source, _ in kept]
             copies.targets[:] = [target for _, target in kept]
 
-    def take_copies(self) -> SwapCopies:
-        """Return and clear the copies for the next step."""
+    def take_copies(self) -> tuple[Copies, Copies]:
+        """Return and clear the copies for the next step, ``Batch.swap_out`` and ``swap_in``."""
         if not self._pending:
-            return _NO_COPIES
-        copies = SwapCopies(swap_out=_unless_empty(self._out), swap_in=_unless_empty(self._in))
+            return (), ()
+        copies = _unless_empty(self._out), _unless_empty(self._in)
         self._out, self._in, self._pending = self._no_copies(), self._no_copies(), False
         return copies
 
@@ -104,5 +85,5 @@ class SwapSpace:
         assert not any(copies.sources for copies in self._in), "copies that no batch has taken"
 
 
-def _unless_empty(copies: tuple[BlockCopies, ...]) -> tuple[BlockCopies, ...]:
+def _unless_empty(copies: Copies) -> Copies:
     return copies if any(of_group.sources for of_group in copies) else ()
