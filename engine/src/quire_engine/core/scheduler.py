@@ -96,8 +96,7 @@ class Scheduler:
         # Blocks outside a window are released by lengths that count drafts in flight as accepted.
         assert speculation is None or not speculation.runs_ahead or all(group.window is None for group in layout.groups)
         self._config = config
-        self._max_cached_tokens = layout.max_tokens
-        self._num_groups = len(layout.groups)
+        self._layout = layout
         self._kv = KVManager(
             layout,
             max_chunk=config.max_num_batched_tokens,
@@ -113,7 +112,6 @@ class Scheduler:
         policy = make_policy(config.policy)
         self._waiting = AdapterQueue(policy, self.adapters) if config.adapter_slots else policy
         self._parked = ParkedChildren()
-        self._families = 0
         self._num_constrained = 0
         self._running: list[Sequence] = []  # in order: the last is the first to be preempted
         self._rows = Rows(config.max_num_seqs, self.adapters)
@@ -149,7 +147,7 @@ class Scheduler:
             limit=limit,
             max_model_len=self._config.max_model_len,
             pools=self._config.pools,
-            max_cached_tokens=self._max_cached_tokens,
+            max_cached_tokens=self._layout.max_tokens,
         )
         if refusal is not None:
             return refusal
@@ -159,7 +157,7 @@ class Scheduler:
             order=self._waiting.order(request, arrival=self._arrivals),
             limit=limit,
             eos_token_ids=self._config.eos_token_ids,
-            num_groups=self._num_groups,
+            num_groups=len(self._layout.groups),
         )
         self._sequences[request.key] = sequence
         self._num_constrained += sequence.masked
@@ -173,10 +171,7 @@ class Scheduler:
     def _fork(self, child: Sequence, parent: Sequence) -> None:
         """Let a sequence wait for its parent, which computes their common prompt."""
         if not self._config.enable_prefix_caching:
-            if parent.family is None:
-                self._families += 1
-                parent.family = self._families
-            child.family = parent.family
+            child.family = parent.family = parent.order[1]  # its arrival, which no other sequence shares
         self._parked.park(child, parent)
         self._release_children()
 
@@ -322,14 +317,11 @@ class Scheduler:
                 token_ids.append(sequence.token_ids[start])
             else:
                 token_ids += sequence.token_ids[start:end]
-            if is_prompt:
-                plan.prompts.add(start, count)
-            proposed = drafts and drafts.get(sequence.key)
-            count += (
-                add_drafts(plan, self._kv, sequence, proposed[: budget - behind - 1], others=behind) if proposed else 0
-            )
+            if drafts and (proposed := drafts.get(sequence.key)):
+                count += add_drafts(plan, self._kv, sequence, proposed[: budget - behind - 1], others=behind)
             sequences.append(sequence)
-            if start < sequence.num_to_report:
+            if is_prompt:
+                plan.prompts.add(start, end - start)
                 plan.report(sequence, start, end)
             num_computed.append(start)
             num_scheduled.append(count)
@@ -411,23 +403,21 @@ class Scheduler:
         Tokens of sequences that have ended are discarded. ``elapsed`` is the time in seconds since the output of the
         step before, or 0 if it is not known.
         """
-        flight = self._in_flight.popleft()
-        assert flight.batch is batch, "steps are committed in the order they were scheduled"
-        self._rates.observe_step(batch, output, prompt_tokens=flight.prompts.tokens)
-        sampled = flight.sampled if output.counts is None else grown(flight.sampled, output.counts, self._waiting)
-        if self._speculation is not None:
-            observe_speculation(self._speculation, flight, output, elapsed=elapsed, counters=self.counters)
-        self._waiting.record_sampled(sampled)
-        if self._stall_bound is not None:
-            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds
-            self._stall_bound.observe(flight.prompts, seconds)
-        keys: list[int] = []
-        reported = {sequence.key for sequence in flight.reporting if not sequence.finished}
-        pooled = [
-            PooledPart(sequence.key, values)
-            for sequence, values in zip(flight.pooling, output.pooled, strict=True)
+        plan = self._in_flight.popleft()
+        assert plan.batch is batch, "steps are committed in the order they were scheduled"
+        sampled = self._observe(plan, output, elapsed)
+        # Before the sequences end that sampled their last token: the end of a prompt is reported with it.
+        prompt_logprobs = [
+            PromptLogprobs(sequence.key, entries)
+            for sequence, entries in zip(plan.reporting, output.prompt_logprobs, strict=True)
             if not sequence.finished
         ]
+        pooled = [
+            PooledPart(sequence.key, values)
+            for sequence, values in zip(plan.pooling, output.pooled, strict=True)
+            if not sequence.finished
+        ]
+        keys: list[int] = []
         finished: list[FinishedSequence] = []
         discarded: list[int] = []
         for index, (sequence, token_id) in enumerate(zip(sampled, output.token_ids, strict=True)):
@@ -450,15 +440,23 @@ class Scheduler:
             token_ids=_without(output.token_ids, discarded),
             logprobs=None if output.logprobs is None else _without(output.logprobs, discarded),
             finished=finished,
-            first_scheduled_keys=flight.first_scheduled_keys,
-            first_scheduled_cached=flight.first_scheduled_cached,
-            prompt_logprobs=[
-                PromptLogprobs(key=sequence.key, entries=entries)
-                for sequence, entries in zip(flight.reporting, output.prompt_logprobs, strict=True)
-                if sequence.key in reported
-            ],
+            first_scheduled_keys=plan.first_scheduled_keys,
+            first_scheduled_cached=plan.first_scheduled_cached,
+            prompt_logprobs=prompt_logprobs,
             pooled=pooled,
         )
+
+    def _observe(self, plan: Plan, output: RunnerOutput, elapsed: float) -> list[Sequence]:
+        """Learn from a step whatever the next ones depend on; return the sequence of each sampled token."""
+        self._rates.observe_step(plan.batch, output, prompt_tokens=plan.prompts.tokens)
+        sampled = plan.sampled if output.counts is None else grown(plan.sampled, output.counts, self._waiting)
+        if self._speculation is not None:
+            observe_speculation(self._speculation, plan, output, elapsed=elapsed, counters=self.counters)
+        self._waiting.record_sampled(sampled)
+        if self._stall_bound is not None:
+            seconds = output.prepare_seconds + output.run_seconds + output.sample_seconds + output.draft_seconds
+            self._stall_bound.observe(plan.prompts, seconds)
+        return sampled
 
     @property
     def has_unfinished(self) -> bool:
