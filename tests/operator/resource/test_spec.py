@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 
 import pytest
 from hypothesis import given
@@ -476,6 +477,9 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"rollout": {"progressDeadline": "9s"}}, "spec.rollout.progressDeadline: must be >= 10s"),
         ({"drain": {"timeout": "2h"}}, "spec.drain.timeout: must be <= 1h"),
         ({"podTemplate": []}, "spec.podTemplate: must be a mapping, got a list"),
+        ({"podTemplate": {1: "a"}}, "spec.podTemplate: must have keys that are strings, got 1: write it in quotes"),
+        ({"podTemplate": {"a": [{True: 1}]}}, "spec.podTemplate: must have keys that are strings, got true"),
+        ({"podTemplate": {"a": date(2030, 1, 1)}}, "spec.podTemplate: must have values of JSON, got a date"),
         ({"podTemplate": nested(51)}, "spec.podTemplate: must be nested at most 50 levels deep"),
         ({"podTemplate": nested(10_000)}, "spec.podTemplate: must be nested at most 50 levels deep"),
         ({"replcas": 2}, "spec.replcas: unknown field; did you mean replicas?"),

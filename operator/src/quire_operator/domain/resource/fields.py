@@ -116,12 +116,12 @@ class Fields:
         value = self.raw(key)
         if value is None:
             return {}
-        if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
-            if not _is_deeper_than(_MAX_LEVELS, value):
-                return dict(value)
-            self.problem(key, f"must be nested at most {_MAX_LEVELS} levels deep")
-            return {}
-        self.problem(key, f"must be a mapping, got {shown(value)}")
+        if not isinstance(value, Mapping):
+            self.problem(key, f"must be a mapping, got {shown(value)}")
+        elif (reason := _content_problem(value)) is not None:
+            self.problem(key, reason)
+        else:
+            return dict(value)
         return {}
 
     def texts(self, key: str, *, at_most: int) -> tuple[str, ...]:
@@ -245,17 +245,21 @@ def _near(value: object, words: Sequence[str]) -> str:
     return f"; did you mean {folded[near[0]]}?" if near else ""
 
 
-def _is_deeper_than(levels: int, value: object) -> bool:
-    """Return True if a value is nested more deeply, without recursion, since it may be deeper than any stack."""
+def _content_problem(value: object) -> str | None:
+    """Return why a value cannot be passed on as JSON, without recursion, since it may be deeper than any stack."""
     layer = [value]
-    for _ in range(levels + 1):
+    for _ in range(_MAX_LEVELS + 1):
         inner: list[object] = []
         for item in layer:
             if isinstance(item, Mapping):
                 inner += item.values()
+                if odd := [name for name in item if not isinstance(name, str)]:
+                    return f"must have keys that are strings, got {shown(odd[0])}: write it in quotes"
             elif isinstance(item, list):
                 inner += item
+            elif not isinstance(item, str | int | float | None):
+                return f"must have values of JSON, got {shown(item)}: write it in quotes"
         if not inner:
-            return False
+            return None
         layer = inner
-    return True
+    return f"must be nested at most {_MAX_LEVELS} levels deep"
