@@ -33,6 +33,11 @@ def test_own_value_precedes_namespace_and_cluster_defaults() -> None:
     assert applied({}, CLUSTER)["engine"]["image"] == "registry.example/engine:1"
 
 
+def test_replicas_may_be_replaced_one_by_one_by_default() -> None:
+    limits = {"maxSurge": 0, "maxUnavailable": 1}
+    assert applied({}, {"rollout": limits})["rollout"] == limits
+
+
 def test_pod_templates_are_merged_key_by_key() -> None:
     pod = applied({"podTemplate": {"spec": {"priorityClassName": "high"}}}, TEAM, CLUSTER)["podTemplate"]["spec"]
     assert pod == {"priorityClassName": "high", "nodeSelector": {"pool": "team"}, "tolerations": [{"key": "gpu"}]}
@@ -126,6 +131,9 @@ WINDOW = {"cron": "0 2 * * *", "duration": "4h"}
         ({"engine": "x"}, "data.spec: spec.engine", "cannot have a default"),
         ({"engine": {"maxModelLength": -1}}, "data.spec: spec.engine.maxModelLength", "must be"),
         ({"rollout": {"maxSurge": "x"}}, "data.spec: spec.rollout.maxSurge", "must be"),
+        ({"rollout": {"maxSurge": "x", "maxUnavailable": 1}}, "data.spec: spec.rollout.maxSurge", "must be"),
+        ({"rollout": {"maxSurge": 0}}, "data.spec: spec.rollout.maxUnavailable", "must be at least 1"),
+        ({"podTemplate": {"spec": {"nodeSelector": {1: "a"}}}}, "data.spec: spec.podTemplate", "write it in quotes"),
         (
             {"model": {"cache": {"accessMode": "Sometimes"}}},
             "data.spec: spec.model.cache.accessMode",

@@ -45,6 +45,8 @@ class Defaultable:
     """True if the default and the own value are merged key by key; lists and other values are never merged."""
     needs: JSON = field(default_factory=dict)
     """The rest of a spec in which the field is valid."""
+    partner: tuple[str, ...] = ()
+    """The field whose default decides whether this one is valid."""
 
     @property
     def text(self) -> str:
@@ -65,6 +67,11 @@ def _fields() -> tuple[Defaultable, ...]:
         Defaultable(path=("autoscaling", "scaleToZero", name), applies=_has("autoscaling"), needs=scaled)
         for name in ("after", "holdTimeout", "maxHeld")
     ]
+    surge, unavailable = ("rollout", "maxSurge"), ("rollout", "maxUnavailable")
+    limits = [
+        Defaultable(path=path, applies=_surges, partner=partner)
+        for path, partner in ((surge, unavailable), (unavailable, surge))
+    ]
     engine = ("image", "imagePullPolicy", "imagePullSecrets", "maxModelLength", "kvCache")
     return (
         Defaultable(path=("model", "credentials")),
@@ -74,7 +81,7 @@ def _fields() -> tuple[Defaultable, ...]:
         Defaultable(path=("autoscaling", "metricsSource"), applies=_has("autoscaling"), needs=scaled),
         *targets,
         *to_zero,
-        *(Defaultable(path=("rollout", name), applies=_surges) for name in ("maxSurge", "maxUnavailable")),
+        *limits,
         *(Defaultable(path=("rollout", name)) for name in ("progressDeadline", "windows")),
         Defaultable(path=("auth",)),
         Defaultable(path=("podTemplate",), is_merged=True),
@@ -121,8 +128,8 @@ def read_defaults(document: object, *, source: str) -> Defaults:
         value = _at(document, each.path)
         if value is None:
             continue
-        found = _problems(each, value)
-        problems += found
+        found = _problems(each, value, _at(document, each.partner) if each.partner else None)
+        problems += [problem for problem in found if problem not in problems]
         if not found:
             values[each.path] = value
     return Defaults(source=source, values=values, problems=tuple(problems))
@@ -151,10 +158,12 @@ def apply_defaults(spec: JSON, layers: Sequence[Defaults]) -> Applied:
     return Applied(spec=result, origins=tuple(origins))
 
 
-def _problems(each: Defaultable, value: object) -> list[Problem]:
-    """Return the problems of a default, which is read as a part of a minimal LLMDeployment."""
+def _problems(each: Defaultable, value: object, partner: object) -> list[Problem]:
+    """Return the problems of a default, which is read as a part of a minimal LLMDeployment with its partner."""
     base = _merged({"model": {"source": "hf://default/model"}}, each.needs)
     assert isinstance(base, Mapping)
+    if partner is not None:
+        base = _with(dict(base), each.partner, partner)
     body = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
