@@ -8,9 +8,9 @@ from quire_common.contract.adapters_file import Placement
 from quire_common.model_source import ClaimSource, Source
 from quire_common.names import object_name_problem
 from quire_operator.domain.resource import names
-from quire_operator.domain.resource.deployment import Invalid, check_kind
+from quire_operator.domain.resource.deployment import Invalid, read_head
 from quire_operator.domain.resource.field_kinds import Choice, ObjectName, Text
-from quire_operator.domain.resource.fields import Fields, Problem
+from quire_operator.domain.resource.fields import Fields
 from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, served_name_problem
 from quire_operator.domain.resource.schema import Rule, Section, read_section
 
@@ -100,22 +100,12 @@ class AdapterSpec:
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "AdapterSpec | Invalid":
         """Return the spec of a whole object (apiVersion, kind, metadata, spec), or its problems. It never raises."""
-        problems: list[Problem] = []
-        root = Fields(body, path="", problems=problems)
-        root.knows("status")
-        check_kind(root, names.ADAPTER_KIND)
-        metadata = root.section("metadata")
-        if not metadata.has("name"):
-            metadata.problem("name", "is required")
-        name = metadata.text("name", default=None, check=object_name_problem)
-        namespace = metadata.text("namespace", default="default")
+        root, name, namespace = read_head(body, kind=names.ADAPTER_KIND, name_problem=object_name_problem)
         spec: AdapterSpec | None = None
         if root.has("spec"):
             spec = read_section(cls, root.section("spec"), name=name or "unnamed", namespace=namespace)
             spec = replace(spec, served_name=spec.served_name or spec.name)
-        else:
-            root.problem("spec", "is required")
         root.done()
-        if problems or spec is None:
-            return Invalid(name=name, namespace=namespace, problems=tuple(problems))
+        if root.problems or spec is None:
+            return Invalid(name=name, namespace=namespace, problems=tuple(root.problems))
         return spec

@@ -4,7 +4,7 @@ It parses Kubernetes objects and local YAML files alike. The fields are those of
 and is never ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
@@ -18,6 +18,7 @@ from quire_operator.domain.resource.parallelism import Parallelism
 from quire_operator.domain.resource.rollout import Drain, Rollout, RolloutStrategy
 from quire_operator.domain.resource.scaling import Autoscaling, AutoscalingMode
 from quire_operator.domain.resource.schema import Rule, Section, flag_owners, read_section
+from quire_operator.domain.resource.speculation import Draft
 from quire_operator.domain.resource.untyped import section_of
 
 HOSTNAME = "kubernetes.io/hostname"
@@ -183,9 +184,7 @@ class Spec:
         ),
         Rule(
             at="parallelism.tensor",
-            holds=lambda spec, document: (
-                spec.parallelism.ranks == 1 or spec.engine.speculation is None or spec.engine.speculation.draft is None
-            ),
+            holds=lambda spec, document: spec.parallelism.ranks == 1 or spec.draft is None,
             message="does not work with engine.speculation.draft in this version, nor does pipeline: remove one of "
             "them",
         ),
@@ -222,20 +221,17 @@ class Spec:
     @classmethod
     def parse(cls, body: Mapping[str, object]) -> "Spec | Invalid":
         """Return the spec of a whole object (apiVersion, kind, metadata, spec), or its problems. It never raises."""
-        problems: list[Problem] = []
-        root = Fields(body, path="", problems=problems)
-        root.knows("status")
-        check_kind(root, names.KIND)
-        metadata = root.section("metadata")
-        name = _read_name(metadata)
-        namespace = metadata.text("namespace", default="default")
-        if not root.has("spec"):
-            root.problem("spec", "is required")
-        spec = _read_spec(root, name=name or "unnamed", namespace=namespace)
+        root, name, namespace = read_head(body, kind=names.KIND, name_problem=names.name_problem)
+        spec = _read_spec(root, name=name or "unnamed", namespace=namespace) if root.has("spec") else None
         root.done()
-        if problems or spec is None:
-            return Invalid(name=name, namespace=namespace, problems=tuple(problems), readable=spec)
+        if root.problems or spec is None:
+            return Invalid(name=name, namespace=namespace, problems=tuple(root.problems), readable=spec)
         return spec
+
+    @property
+    def draft(self) -> Draft | None:
+        """The draft model or head of the engine."""
+        return None if self.engine.speculation is None else self.engine.speculation.draft
 
     @property
     def gpus_per_replica(self) -> int:
@@ -283,8 +279,12 @@ class Spec:
         return self.replicas if self.autoscaling is None else self.autoscaling.most_replicas
 
 
-def check_kind(root: Fields, kind: str) -> None:
-    """Note an API version or a kind other than the expected ones."""
+def read_head(
+    body: Mapping[str, object], *, kind: str, name_problem: Callable[[str], str | None]
+) -> tuple[Fields, str | None, str]:
+    """Return an object of this kind, its name, if it has a valid one, and its namespace; without a spec to read yet."""
+    root = Fields(body, path="", problems=[])
+    root.knows("status")
     for key, expected in (("apiVersion", names.API_VERSION), ("kind", kind)):
         value = root.raw(key)
         if value is None:
@@ -292,17 +292,18 @@ def check_kind(root: Fields, kind: str) -> None:
         elif value != expected:
             root.problem(key, f"must be {expected}, got {shown(value)}")
 
-
-def _read_name(metadata: Fields) -> str | None:
+    metadata = root.section("metadata")
     if not metadata.has("name"):
         metadata.problem("name", "is required")
-    return metadata.text("name", default=None, check=names.name_problem)
-
-
-def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec | None:
-    document = root.section("spec")
+    name = metadata.text("name", default=None, check=name_problem)
+    namespace = metadata.text("namespace", default="default")
     if not root.has("spec"):
-        return None
+        root.problem("spec", "is required")
+    return root, name, namespace
+
+
+def _read_spec(root: Fields, *, name: str, namespace: str) -> Spec:
+    document = root.section("spec")
     spec = read_section(Spec, document, name=name, namespace=namespace)
     if not any(problem.path.startswith(f"{document.at(_EXTRA_ARGS)}[") for problem in root.problems):
         for problem in extra_args_problems(spec.engine.extra_args, OWNED_FLAGS):

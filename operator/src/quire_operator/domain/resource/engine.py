@@ -88,7 +88,11 @@ class Arguments(Kind):
         return {"type": "array", "maxItems": _MAX_ARGUMENTS, "x-kubernetes-list-type": "atomic", "items": item}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.texts(name, at_most=_MAX_ARGUMENTS)
+        items = document.items(name, at_most=_MAX_ARGUMENTS)
+        for index, item in enumerate(items):
+            if not isinstance(item, str):
+                document.problem(f"{name}[{index}]", f"must be a string, got {shown(item)}")
+        return tuple(item for item in items if isinstance(item, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,17 @@ class Quantities(Kind):
         return {"type": "object", "maxProperties": 16, "additionalProperties": quantity_schema()}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return _read_amounts(document, name)
+        amounts: dict[str, str] = {}
+        for resource, value in document.mapping(name).items():
+            where = f"{name}[{resource[:60]}]"
+            quantity = parse_quantity(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+            if quantity is None:
+                document.problem(where, f'must be a quantity such as 1, "500m" or "16Gi", got {shown(value)}')
+            elif resource in GPU_RESOURCES and quantity.denominator != 1:
+                document.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
+            else:
+                amounts[resource] = str(int(quantity)) if resource in GPU_RESOURCES else str(value)
+        return amounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,19 +376,3 @@ class Resources:
     def memory_limit_bytes(self) -> int | None:
         limit = self.limits.get("memory")
         return None if limit is None else parse_bytes(limit)
-
-
-def _read_amounts(fields: Fields, key: str) -> dict[str, str]:
-    """Return the quantities of a map; the messages name the resource."""
-    amounts: dict[str, str] = {}
-    for name, value in fields.mapping(key).items():
-        where = f"{key}[{name[:60]}]"
-        readable = isinstance(value, str | int) and not isinstance(value, bool)
-        quantity = parse_quantity(value) if readable and isinstance(value, str | int) else None
-        if quantity is None:
-            fields.problem(where, f'must be a quantity such as 1, "500m" or "16Gi", got {shown(value)}')
-        elif name in GPU_RESOURCES and quantity.denominator != 1:
-            fields.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
-        else:
-            amounts[name] = str(int(quantity)) if name in GPU_RESOURCES else str(value)
-    return amounts

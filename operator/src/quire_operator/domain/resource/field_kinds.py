@@ -1,15 +1,17 @@
 """The kinds of values of the resource's fields: text, numbers, durations, sizes, choices, content passed on."""
 
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any, ClassVar
 
 from quire_common.names import object_name_problem
-from quire_common.quantities import format_duration
-from quire_operator.domain.resource.fields import Fields
+from quire_common.quantities import format_duration, parse_bytes, parse_duration_seconds
+from quire_operator.domain.resource.fields import Fields, near_word, one_of, shown
 from quire_operator.domain.resource.schema import JSON, Declared, Kind, Rule
 
 _MAX_INT32 = 2**31 - 1
+_PERCENT = re.compile("(100|[1-9]?[0-9])%")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,11 @@ class Boolean(Kind):
         return {"type": "boolean"}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.flag(name, default=default)
+        value = document.raw(name)
+        if value is None or isinstance(value, bool):
+            return default if value is None else value
+        document.problem(name, f"must be true or false, got {shown(value)}")
+        return default
 
     def arguments(self, value: Any) -> list[str]:
         """Return the last flag, which is the one against the feature, for false."""
@@ -120,7 +126,13 @@ class Choice(Kind):
         return {"type": "string", "enum": [word.value for word in value_type]}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return default if not document.has(name) else document.choice(name, value_type, default=default)
+        value, words = document.raw(name), [word.value for word in value_type]
+        if value is None:
+            return default
+        if value in words:
+            return value_type(value)
+        document.problem(name, f"must be {one_of(words)}, got {shown(value)}{near_word(value, words)}")
+        return default
 
     def in_yaml(self, value: Any) -> Any:
         return value.value
@@ -149,7 +161,19 @@ class Duration(Kind):
         return {"type": "string", "maxLength": 40, "x-kubernetes-validations": [rule.schema]}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.duration(name, default=default, minimum=self.minimum, maximum=self.maximum)
+        value = document.raw(name)
+        if value is None:
+            return default
+        seconds = parse_duration_seconds(value) if isinstance(value, str) else None
+        if seconds is None:
+            document.problem(name, f'must be a duration such as "90s", "500ms" or "1h30m", got {shown(value)}')
+        elif seconds < self.minimum:
+            document.problem(name, f"must be >= {format_duration(self.minimum)}, got {shown(value)}")
+        elif seconds > self.maximum:
+            document.problem(name, f"must be <= {format_duration(self.maximum)}, got {shown(value)}")
+        else:
+            return seconds
+        return default
 
     def in_yaml(self, value: Any) -> str:
         return f"{value:g}s"
@@ -169,7 +193,14 @@ class ByteSize(Kind):
         return quantity_schema()
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.byte_size(name, default=default, minimum=self.minimum)
+        value = document.raw(name)
+        if value is None:
+            return default
+        size = parse_bytes(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+        if size is None or size < self.minimum:
+            document.problem(name, f'must be an amount of memory such as "4Gi" or "512Mi", got {shown(value)}')
+            return default
+        return size
 
     def arguments(self, value: Any) -> list[str]:
         return Kind.arguments(self, value or None)
@@ -189,7 +220,14 @@ class CountOrPercent(Kind):
         return {"x-kubernetes-int-or-string": True, "anyOf": either, "maxLength": 10, **rules}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
-        return document.count_or_percent(name, default=default)
+        value = document.raw(name)
+        if not isinstance(value, str):
+            return document.integer(name, default=default)
+        if _PERCENT.fullmatch(value) is None:
+            message = f'must be a whole number or a percentage up to 100 such as "25%", got {shown(value)}'
+            document.problem(name, message)
+            return default
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from typing import TypeVar
 
-from quire_common.quantities import format_duration, parse_bytes, parse_duration_seconds
-
-E = TypeVar("E", bound=StrEnum)
 T = TypeVar("T")
 _MAX_INT32 = 2**31 - 1
 _SHOWN = 60
-_PERCENT = re.compile("(100|[1-9]?[0-9])%")
 _MAX_LEVELS = 50
 """The limit for mappings that are passed on unread: several times the depth of Kubernetes' own."""
 
@@ -108,7 +103,7 @@ class Fields:
 
     def sections(self, key: str, *, at_most: int, at_least: int = 0) -> list["Fields"]:
         """Return a list of mappings."""
-        items = self._list(key, at_most, at_least)
+        items = self.items(key, at_most=at_most, at_least=at_least)
         return [Fields(item, path=f"{self.at(key)}[{i}]", problems=self.problems) for i, item in enumerate(items)]
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -123,14 +118,6 @@ class Fields:
         else:
             return dict(value)
         return {}
-
-    def texts(self, key: str, *, at_most: int) -> tuple[str, ...]:
-        """Return a list of strings."""
-        items = self._list(key, at_most)
-        for index, item in enumerate(items):
-            if not isinstance(item, str):
-                self.problem(f"{key}[{index}]", f"must be a string, got {shown(item)}")
-        return tuple(item for item in items if isinstance(item, str))
 
     def text(self, key: str, *, default: T, check: Callable[[str], str | None] | None = None) -> str | T:
         """Return a non-empty string. ``check`` returns the problem of a value, or None."""
@@ -160,66 +147,8 @@ class Fields:
             return default
         return value
 
-    def count_or_percent(self, key: str, *, default: int) -> int | str:
-        """Return a whole number, or a percentage such as "25%", which Kubernetes rounds itself."""
-        value = self.raw(key)
-        if not isinstance(value, str):
-            return self.integer(key, default=default)
-        if _PERCENT.fullmatch(value) is None:
-            self.problem(key, f'must be a whole number or a percentage up to 100 such as "25%", got {shown(value)}')
-            return default
-        return value
-
-    def flag(self, key: str, *, default: bool = False) -> bool:
-        """Return true or false."""
-        value = self.raw(key)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        self.problem(key, f"must be true or false, got {shown(value)}")
-        return default
-
-    def duration(self, key: str, *, default: T, minimum: float = 0.0, maximum: float = 86_400.0) -> float | T:
-        """Return the seconds of a duration string."""
-        value = self.raw(key)
-        if value is None:
-            return default
-        seconds = parse_duration_seconds(value) if isinstance(value, str) else None
-        if seconds is None:
-            self.problem(key, f'must be a duration such as "90s", "500ms" or "1h30m", got {shown(value)}')
-            return default
-        if not minimum <= seconds <= maximum:
-            bound = f">= {format_duration(minimum)}" if seconds < minimum else f"<= {format_duration(maximum)}"
-            self.problem(key, f"must be {bound}, got {shown(value)}")
-            return default
-        return seconds
-
-    def byte_size(self, key: str, *, default: T, minimum: int = 1) -> int | T:
-        """Return the bytes of a quantity such as 4Gi."""
-        value = self.raw(key)
-        if value is None:
-            return default
-        readable = isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool))
-        size = parse_bytes(value) if readable and isinstance(value, str | int) else None
-        if size is None or size < minimum:
-            self.problem(key, f'must be an amount of memory such as "4Gi" or "512Mi", got {shown(value)}')
-            return default
-        return size
-
-    def choice(self, key: str, kind: type[E], *, default: T) -> E | T:
-        """Return one of the words of ``kind``."""
-        value = self.raw(key)
-        if value is None:
-            return default
-        words = [word.value for word in kind]
-        if isinstance(value, str) and value in words:
-            return kind(value)
-        near = _near(value, words)
-        self.problem(key, f"must be {one_of(words)}, got {shown(value)}{near}")
-        return default
-
-    def _list(self, key: str, at_most: int, at_least: int = 0) -> Sequence[object]:
+    def items(self, key: str, *, at_most: int, at_least: int = 0) -> Sequence[object]:
+        """Return a list of anything."""
         value = self.raw(key)
         if value is None:
             return ()
@@ -237,7 +166,8 @@ def one_of(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
-def _near(value: object, words: Sequence[str]) -> str:
+def near_word(value: object, words: Sequence[str]) -> str:
+    """Return the question whether one of these words was meant, to follow in a sentence; empty if none is similar."""
     if not isinstance(value, str):
         return ""
     folded = {re.sub("[^a-z0-9]", "", word.lower()): word for word in words}
