@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from json import dumps
-from typing import Any
 
 from quire_operator.domain.cluster_state.observed import Child as ObservedChild
 from quire_operator.domain.cluster_state.observed import Ref, Resource
@@ -24,12 +23,12 @@ from quire_operator.domain.manifests.child_kinds import (
     render,
 )
 from quire_operator.domain.manifests.cluster_features import NO_FEATURES, ClusterFeatures
-from quire_operator.domain.manifests.objects import Manifest, Manifests, labels, owner_reference
+from quire_operator.domain.manifests.objects import Manifest, Manifests, labels, owner_reference, selector
 from quire_operator.domain.manifests.pod_template import Images, pod_template
 from quire_operator.domain.manifests.served_names import served_names
 from quire_operator.domain.resource import HubSource, Invalid, Spec, names
+from quire_operator.domain.resource.untyped import JSON, section_of
 
-JSON = Mapping[str, object]
 _OF_BOTH = ("replicas", "autoscaling", "rollout", "paused")
 """Fields of spec that reach no pod: a change of them is no new revision."""
 _CLAIM = "PersistentVolumeClaim"
@@ -44,24 +43,21 @@ class Revision:
     """The commit to which a branch was resolved; empty without one."""
 
     @property
-    def name(self) -> str:
-        """A hash that is equal for equal pods."""
-        content = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
-        text = dumps([content, self.model_revision], sort_keys=True)
-        return blake2b(text.encode(), digest_size=5).hexdigest()
+    def own(self) -> dict[str, object]:
+        """The fields of the spec that reach pods."""
+        return {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
 
     @property
-    def data(self) -> dict[str, object]:
-        """The content of its ControllerRevision."""
-        content = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
-        return {"spec": content, "modelRevision": self.model_revision}
+    def name(self) -> str:
+        """A hash that is equal for equal pods."""
+        text = dumps([self.own, self.model_revision], sort_keys=True)
+        return blake2b(text.encode(), digest_size=5).hexdigest()
 
     def parse(self, resource: Resource) -> Spec | Invalid:
         """Return it as the spec of a resource, whose number of replicas and rollout it has."""
-        raw: Any = resource.body.get("spec")
-        shared = {key: raw[key] for key in _OF_BOTH if key in raw} if isinstance(raw, Mapping) else {}
-        own = {key: value for key, value in self.spec.items() if key not in _OF_BOTH}
-        spec = Spec.parse({**resource.body, "spec": {**own, **shared}})
+        raw = section_of(resource.body, "spec")
+        shared = {key: raw[key] for key in _OF_BOTH if key in raw}
+        spec = Spec.parse({**resource.body, "spec": {**self.own, **shared}})
         if isinstance(spec, Invalid) or not self.model_revision or not isinstance(spec.model.source, HubSource):
             return spec
         source = replace(spec.model.source, revision=self.model_revision)
@@ -97,7 +93,7 @@ def canary_manifests(
         spec,
         images,
         labels=labels(spec.name, component=component),
-        selector=_selector(spec.name),
+        selector=selector(spec.name, component=component),
         served_names=served_names(spec, features.served_names),
     )
     if not isinstance(template, dict):
@@ -124,18 +120,15 @@ def _no_content(parent: Parent) -> Content:
     raise AssertionError("a revision is needed to render this child")
 
 
-def _selector(name: str) -> dict[str, str]:
-    return {names.LABEL_DEPLOYMENT: name, names.LABEL_COMPONENT: names.CANARY_COMPONENT}
-
-
 def _service(parent: Parent) -> Content:
-    return Content(fields={"spec": {"selector": _selector(parent.spec.name), "ports": [port()]}})
+    selected = selector(parent.spec.name, component=names.CANARY_COMPONENT)
+    return Content(fields={"spec": {"selector": selected, "ports": [port()]}})
 
 
 def _deployment(parent: Parent, revision: str) -> Content:
     deployment: dict[str, object] = {
         "replicas": parent.target,
-        "selector": {"matchLabels": _selector(parent.spec.name)},
+        "selector": {"matchLabels": selector(parent.spec.name, component=names.CANARY_COMPONENT)},
         # Another revision gets no requests before it is ready, so nothing is lost, and no GPU is needed twice.
         "strategy": {"type": "Recreate"},
         "progressDeadlineSeconds": progress_deadline_seconds(parent.spec),
@@ -147,7 +140,8 @@ def _deployment(parent: Parent, revision: str) -> Content:
 
 
 def _revision(resource: Resource, name: str, revision: Revision) -> Manifest:
-    content = Content(fields={"revision": 1, "data": revision.data})
+    data = {"spec": revision.own, "modelRevision": revision.model_revision}
+    content = Content(fields={"revision": 1, "data": data})
     key = resource.key
     owner = owner_reference(key.name, resource.uid)
     child = replace(REVISION, suffix=f"-{name}")
@@ -155,21 +149,9 @@ def _revision(resource: Resource, name: str, revision: Revision) -> Manifest:
 
 
 _SERVICE = Child(
-    kind="Service",
-    api_version="v1",
-    plural="services",
-    render=_service,
-    suffix=names.CANARY_SUFFIX,
-    component=names.CANARY_COMPONENT,
+    kind="Service", api_version="v1", render=_service, suffix=names.CANARY_SUFFIX, component=names.CANARY_COMPONENT
 )
-_DEPLOYMENT = Child(
-    kind="Deployment",
-    api_version="apps/v1",
-    plural="deployments",
-    render=_no_content,
-    suffix=names.CANARY_SUFFIX,
-    component=names.CANARY_COMPONENT,
-)
-REVISION = Child(kind="ControllerRevision", api_version="apps/v1", plural="controllerrevisions", render=_no_content)
+_DEPLOYMENT = replace(_SERVICE, kind="Deployment", api_version="apps/v1", render=_no_content)
+REVISION = Child(kind="ControllerRevision", api_version="apps/v1", render=_no_content)
 KINDS = (*CHILDREN, REVISION)
 """One or more children of every kind that the operator creates: the watches and the adapter read it."""

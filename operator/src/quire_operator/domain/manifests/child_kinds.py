@@ -79,7 +79,6 @@ class Child:
 
     kind: str
     api_version: str
-    plural: str
     render: Callable[[Parent], Content]
     suffix: str = ""
     """Follows the name of the LLMDeployment in the child's name."""
@@ -95,6 +94,12 @@ class Child:
     def ref(self, deployment: str) -> Ref:
         """Return the reference to the child of the LLMDeployment with this name."""
         return Ref(self.kind, f"{deployment}{self.suffix}")
+
+    @property
+    def plural(self) -> str:
+        """The name of the kind in paths of the API."""
+        name = self.kind.lower()
+        return f"{name.removesuffix('y')}ies" if name.endswith("y") else f"{name}s"
 
     @property
     def group_and_version(self) -> tuple[str, str]:
@@ -136,14 +141,6 @@ def _cache_claim(parent: Parent) -> Content:
     if cache.storage_class_name is not None:
         claim["storageClassName"] = cache.storage_class_name
     return Content(fields={"spec": claim})
-
-
-def _adapters(parent: Parent) -> Content:
-    return Content(fields=config_map(parent.adapters))
-
-
-def _service_account(parent: Parent) -> Content:
-    return Content(fields={"automountServiceAccountToken": False})
 
 
 def _service(parent: Parent) -> Content:
@@ -268,9 +265,8 @@ def progress_deadline_seconds(spec: Spec) -> int:
     """Return the maximum time between two replicas becoming ready during a rollout."""
     if spec.rollout.progress_deadline_seconds is not None:
         return ceil(spec.rollout.progress_deadline_seconds)
-    speculation = spec.engine.speculation
-    draft = None if speculation is None or speculation.draft is None else speculation.draft.source
-    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource) for source in (spec.model.source, draft))
+    sources = (spec.model.source, None if spec.draft is None else spec.draft.source)
+    download = _DOWNLOAD_SECONDS * sum(isinstance(source, RemoteSource) for source in sources)
     return STARTUP_SECONDS + _PROGRESS_MARGIN_SECONDS + download
 
 
@@ -301,7 +297,6 @@ def _prometheus_rule(parent: Parent) -> Content:
 POLICY = Child(
     kind="NetworkPolicy",
     api_version="networking.k8s.io/v1",
-    plural="networkpolicies",
     render=_network_policy,
     is_wanted=lambda spec, features: features.network_peers is not None,
     is_nonblocking=True,
@@ -313,7 +308,6 @@ CHILDREN = (
     Child(
         kind="PersistentVolumeClaim",
         api_version="v1",
-        plural="persistentvolumeclaims",
         render=_cache_claim,
         suffix=names.CACHE_CLAIM_SUFFIX,
         is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
@@ -322,40 +316,35 @@ CHILDREN = (
     Child(
         kind="ConfigMap",
         api_version="v1",
-        plural="configmaps",
-        render=_adapters,
+        render=lambda parent: Content(fields=config_map(parent.adapters)),
         suffix=names.ADAPTERS_SUFFIX,
         is_wanted=lambda spec, features: spec.engine.adapters is not None,
         is_nonblocking=True,
     ),
-    Child(kind="ServiceAccount", api_version="v1", plural="serviceaccounts", render=_service_account),
-    Child(kind="Service", api_version="v1", plural="services", render=_service),
+    Child(
+        kind="ServiceAccount",
+        api_version="v1",
+        render=lambda parent: Content(fields={"automountServiceAccountToken": False}),
+    ),
+    Child(kind="Service", api_version="v1", render=_service),
     Child(
         kind="Service",
         api_version="v1",
-        plural="services",
         render=_headless_service,
         suffix=names.HEADLESS_SUFFIX,
         component=HEADLESS_COMPONENT,
     ),
     POLICY,
-    Child(
-        kind="PodDisruptionBudget",
-        api_version="policy/v1",
-        plural="poddisruptionbudgets",
-        render=_pod_disruption_budget,
-    ),
+    Child(kind="PodDisruptionBudget", api_version="policy/v1", render=_pod_disruption_budget),
     Child(
         kind="Deployment",
         api_version="apps/v1",
-        plural="deployments",
         render=_deployment,
         is_wanted=lambda spec, features: not spec.parallelism.is_group,
     ),
     Child(
         kind=LEADER_WORKER_SET,
         api_version="leaderworkerset.x-k8s.io/v1",
-        plural="leaderworkersets",
         render=_leader_worker_set,
         suffix=names.GROUP_SUFFIX,
         is_wanted=lambda spec, features: spec.parallelism.is_group,
@@ -364,7 +353,6 @@ CHILDREN = (
     Child(
         kind=POD_MONITOR,
         api_version=_MONITORING,
-        plural="podmonitors",
         render=_pod_monitor,
         is_wanted=lambda spec, features: features.creates(POD_MONITOR),
         is_optional=True,
@@ -373,7 +361,6 @@ CHILDREN = (
     Child(
         kind=PROMETHEUS_RULE,
         api_version=_MONITORING,
-        plural="prometheusrules",
         render=_prometheus_rule,
         is_wanted=lambda spec, features: features.creates(PROMETHEUS_RULE) and spec.autoscaling is not None,
         is_optional=True,

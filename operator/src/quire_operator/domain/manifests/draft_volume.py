@@ -11,6 +11,7 @@ from quire_operator.domain.manifests.model_volume import (
     MODELS_PATH,
     VOLUME,
     ModelVolume,
+    below,
     file_problem,
     is_draft_an_image,
 )
@@ -55,41 +56,33 @@ def draft_volume(
     spec: Spec, target: ModelVolume, *, size_limit: str, image_volumes: bool = False
 ) -> DraftVolume | None:
     """Return the volume of the draft model in a pod with this volume of the target; None without a draft model."""
-    speculation = spec.engine.speculation
-    draft = None if speculation is None else speculation.draft
+    draft = spec.draft
     if draft is None:
         return None
     match draft.source:
         case ImageSource() as image if image_volumes and spec.model.cache is None and is_draft_an_image(spec):
             return DraftVolume(
-                model_path=_below(DRAFT_PATH, image.path),
+                model_path=below(DRAFT_PATH, image.path),
                 volume={"image": {"reference": image.image}},
                 pull_secret=draft.credentials_secret,
             )
         case HubSource() | BucketSource() | ImageSource() as remote:
             if target.takes_downloads:
-                return DraftVolume(model_path=_below(MODELS_PATH, link_name(remote)), fetch=remote)
+                return DraftVolume(model_path=below(MODELS_PATH, link_name(remote)), fetch=remote)
             volume: JSON = {"emptyDir": {"sizeLimit": size_limit}}
-            return DraftVolume(model_path=_below(DRAFT_PATH, link_name(remote)), volume=volume, fetch=remote)
+            return DraftVolume(model_path=below(DRAFT_PATH, link_name(remote)), volume=volume, fetch=remote)
         case ClaimSource(claim_name=name, path=path):
             if target.claim_name == name:
-                return DraftVolume(model_path=_below(MODELS_PATH, path))
+                return DraftVolume(model_path=below(MODELS_PATH, path))
             volume = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
-            return DraftVolume(model_path=_below(DRAFT_PATH, path), volume=volume)
+            return DraftVolume(model_path=below(DRAFT_PATH, path), volume=volume)
         case FileSource(path=path, relative=True):
-            return DraftVolume(model_path=_below(MODELS_PATH, path))
+            return DraftVolume(model_path=below(MODELS_PATH, path))
         case FileSource(path=path):
             return DraftVolume(model_path=path)
 
 
 def draft_problem(spec: Spec) -> Problem | None:
     """Return why a pod cannot use the source of the draft model although local mode can, or None."""
-    speculation = spec.engine.speculation
-    if speculation is None or speculation.draft is None:
-        return None
-    message = file_problem(speculation.draft.source)
+    message = None if spec.draft is None else file_problem(spec.draft.source)
     return None if message is None else Problem(path="spec.engine.speculation.draft.source", message=message)
-
-
-def _below(root: str, path: str) -> str:
-    return f"{root}/{path}" if path else root

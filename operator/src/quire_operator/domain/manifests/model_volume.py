@@ -65,7 +65,9 @@ def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) ->
     claim = _claim_volume(spec)
     match spec.model.source:
         case ImageSource() as image if image_volumes and spec.model.cache is None:
-            return ModelVolume(model_path=_below(image.path), volume={"image": {"reference": image.image}}, image=image)
+            return ModelVolume(
+                model_path=below(MODELS_PATH, image.path), volume={"image": {"reference": image.image}}, image=image
+            )
         case HubSource() | BucketSource() | ImageSource() as remote:
             # Many models may share a claim, which other pods may mount at another path.
             path = f"{MODELS_PATH}/{link_name(remote)}"
@@ -73,9 +75,9 @@ def model_volume(spec: Spec, *, size_limit: str, image_volumes: bool = False) ->
         case ClaimSource(claim_name=name, path=path):
             # Read-only for the whole pod: a claim with ReadOnlyMany can be mounted on several nodes only like this.
             volume: JSON = {"persistentVolumeClaim": {"claimName": name, "readOnly": True}}
-            return ModelVolume(model_path=_below(path), volume=volume)
+            return ModelVolume(model_path=below(MODELS_PATH, path), volume=volume)
         case FileSource(path=path, relative=True):
-            return ModelVolume(model_path=_below(path), volume=claim)
+            return ModelVolume(model_path=below(MODELS_PATH, path), volume=claim)
         case FileSource(path=path):
             return ModelVolume(model_path=path, volume=claim)
 
@@ -88,9 +90,8 @@ def wants_image_volume(spec: Spec) -> bool:
 def is_draft_an_image(spec: Spec) -> bool:
     """Return True if the draft model may be mounted as an image: a pod does not start without its images."""
     speculation = spec.engine.speculation
-    if speculation is None or speculation.draft is None:
-        return False
-    return isinstance(speculation.draft.source, ImageSource) and speculation.required
+    draft = None if speculation is None or not speculation.required else speculation.draft
+    return draft is not None and isinstance(draft.source, ImageSource)
 
 
 def file_problem(source: Source) -> str | None:
@@ -102,8 +103,9 @@ def file_problem(source: Source) -> str | None:
             return None
 
 
-def _below(path: str) -> str:
-    return f"{MODELS_PATH}/{path}" if path else MODELS_PATH
+def below(root: str, path: str) -> str:
+    """Return a path below a folder; an empty one is the folder itself."""
+    return f"{root}/{path}" if path else root
 
 
 def _claim_volume(spec: Spec) -> JSON | None:

@@ -12,63 +12,23 @@ from quire_operator.domain.resource.untyped import JSON, items_of, section_of
 
 ALLOWED_VOLUMES = frozenset(
     {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "image",
-        "persistentVolumeClaim",
-        "projected",
+        *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
         "secret",
     }
 )
 """The volume types of the restricted profile. Every other type, known or not, is rejected."""
 OTHER_VOLUMES = frozenset(
     {
-        "awsElasticBlockStore",
-        "azureDisk",
-        "azureFile",
-        "cephfs",
-        "cinder",
-        "fc",
-        "flexVolume",
-        "flocker",
-        "gcePersistentDisk",
-        "gitRepo",
-        "glusterfs",
-        "hostPath",
-        "iscsi",
-        "nfs",
-        "photonPersistentDisk",
-        "portworxVolume",
-        "quobyte",
-        "rbd",
-        "scaleIO",
-        "storageos",
-        "vsphereVolume",
+        *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "fc", "flexVolume", "flocker"),
+        *("gcePersistentDisk", "gitRepo", "glusterfs", "hostPath", "iscsi", "nfs", "photonPersistentDisk"),
+        *("portworxVolume", "quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
     }
 )
 RULES = frozenset(
     {
-        "appArmorProfile",
-        "capabilities",
-        "hostIPC",
-        "hostNetwork",
-        "hostPID",
-        "hostPort",
-        "hostProbe",
-        "privilegeEscalation",
-        "privileged",
-        "procMount",
-        "rootGroup",
-        "rootUser",
-        "seLinuxOptions",
-        "seccompProfile",
-        "serviceAccountToken",
-        "shareProcessNamespace",
-        "sysctls",
-        "systemPriority",
+        *("appArmorProfile", "capabilities", "hostIPC", "hostNetwork", "hostPID", "hostPort", "hostProbe"),
+        *("privilegeEscalation", "privileged", "procMount", "rootGroup", "rootUser", "seLinuxOptions"),
+        *("seccompProfile", "serviceAccountToken", "shareProcessNamespace", "sysctls", "systemPriority"),
         "windowsOptions",
     }
 )
@@ -89,24 +49,10 @@ _HOST = ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace")
 _SECCOMP = ("RuntimeDefault", "Localhost")
 _KNOWN_CONTEXT = frozenset(
     {
-        "allowPrivilegeEscalation",
-        "appArmorProfile",
-        "capabilities",
-        "fsGroup",
-        "fsGroupChangePolicy",
-        "privileged",
-        "procMount",
-        "readOnlyRootFilesystem",
-        "runAsGroup",
-        "runAsNonRoot",
-        "runAsUser",
-        "seLinuxChangePolicy",
-        "seLinuxOptions",
-        "seccompProfile",
-        "supplementalGroups",
-        "supplementalGroupsPolicy",
-        "sysctls",
-        "windowsOptions",
+        *("allowPrivilegeEscalation", "appArmorProfile", "capabilities", "fsGroup", "fsGroupChangePolicy"),
+        *("privileged", "procMount", "readOnlyRootFilesystem", "runAsGroup", "runAsNonRoot", "runAsUser"),
+        *("seLinuxChangePolicy", "seLinuxOptions", "seccompProfile", "supplementalGroups"),
+        *("supplementalGroupsPolicy", "sysctls", "windowsOptions"),
     }
 )
 _APP_ARMOR_ANNOTATION = "container.apparmor.security.beta.kubernetes.io/"

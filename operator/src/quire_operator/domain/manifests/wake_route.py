@@ -5,16 +5,15 @@ wakes the model as a request to the gateway does (ADR 0098). The slice lacks the
 so no gateway sends a request to itself. Kubernetes' own controller leaves slices of other managers alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from quire_common.contract import engine
 from quire_operator.domain.cluster_state.observed import Pod
 from quire_operator.domain.manifests.objects import digest, owner_reference
 from quire_operator.domain.resource import Spec, names
-
-JSON = Mapping[str, object]
+from quire_operator.domain.resource.times import parse_time
+from quire_operator.domain.resource.untyped import JSON
 
 API_VERSION, KIND, PLURAL = "discovery.k8s.io/v1", "EndpointSlice", "endpointslices"
 MANAGER_LABEL, MANAGER = "endpointslice.kubernetes.io/managed-by", "quire-operator"
@@ -87,8 +86,5 @@ def wake_route(spec: Spec, uid: str, gateways: Sequence[GatewayAddress]) -> Wake
 def _is_settled(pod: Pod, now: float) -> bool:
     if not pod.ready or pod.deleting or pod.is_canary:
         return False
-    try:
-        since = datetime.fromisoformat(pod.ready_changed).timestamp()
-    except ValueError:
-        return True  # nothing is known about the time, so the replica counts
-    return now - since >= READY_SECONDS
+    since = parse_time(pod.ready_changed)
+    return since is None or now - since >= READY_SECONDS  # a replica counts if nothing is known about the time
