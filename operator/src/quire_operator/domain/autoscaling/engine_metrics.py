@@ -7,51 +7,22 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from quire_common.contract.engine import (
-    ACCEPTED_TOKENS,
-    ARRIVED_REQUESTS,
-    CACHE_CONFIG,
-    CACHE_HITS,
-    DRAFT_TOKENS,
-    FINISHED,
-    FIRST_TOKEN_TIME_BUCKET,
-    FIRST_TOKEN_WAIT_BUCKET,
-    GENERATION_TOKENS,
-    KV_USAGE,
-    PROMPT_TOKENS,
-    QUEUED_TOKENS,
-    RUNNING,
-    STEP_SECONDS,
-    STEPS,
-    TOKEN_GAP_BUCKET,
-    UNCACHED_PROMPT_TOKENS,
-    WAITING,
-)
+from quire_common.contract import engine as m
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
 
-_BUCKETS = frozenset({FIRST_TOKEN_WAIT_BUCKET, FIRST_TOKEN_TIME_BUCKET, TOKEN_GAP_BUCKET})
-SPECULATION_NAMES = frozenset({DRAFT_TOKENS, ACCEPTED_TOKENS})
+_BUCKETS = frozenset({m.FIRST_TOKEN_WAIT_BUCKET, m.FIRST_TOKEN_TIME_BUCKET, m.TOKEN_GAP_BUCKET})
+SPECULATION_NAMES = frozenset({m.DRAFT_TOKENS, m.ACCEPTED_TOKENS})
 """The series that only engines with speculation serve; without them no draft was rejected."""
-NAMES = SPECULATION_NAMES | frozenset(
+_GAUGES = frozenset({m.RUNNING, m.WAITING, m.KV_USAGE, m.CACHE_CONFIG, m.QUEUED_TOKENS})
+_COUNTERS = frozenset(
     {
-        RUNNING,
-        WAITING,
-        KV_USAGE,
-        CACHE_CONFIG,
-        PROMPT_TOKENS,
-        GENERATION_TOKENS,
-        CACHE_HITS,
-        FINISHED,
-        STEPS,
-        QUEUED_TOKENS,
-        ARRIVED_REQUESTS,
-        UNCACHED_PROMPT_TOKENS,
-        STEP_SECONDS,
-        *_BUCKETS,
+        *(m.PROMPT_TOKENS, m.UNCACHED_PROMPT_TOKENS, m.CACHE_HITS, m.GENERATION_TOKENS),
+        *(m.ARRIVED_REQUESTS, m.FINISHED, m.STEPS, m.STEP_SECONDS),
     }
 )
+NAMES = _GAUGES | _COUNTERS | _BUCKETS | SPECULATION_NAMES
 """All series that the autoscaler needs."""
-LABELLED = frozenset({CACHE_CONFIG, *_BUCKETS})
+LABELLED = frozenset({m.CACHE_CONFIG, *_BUCKETS})
 """The series whose labels matter; all others are summed over their labels."""
 
 
@@ -69,7 +40,7 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
     buckets: dict[str, dict[float, float]] = {name: {} for name in _BUCKETS}
     kv_tokens: float | None = None
     for point in points:
-        if point.name == CACHE_CONFIG:
+        if point.name == m.CACHE_CONFIG:
             kv_tokens = _kv_tokens(point.labels)
         elif point.name in _BUCKETS:
             bound, counts = _number(point.labels.get("le", "")), buckets[point.name]
@@ -78,27 +49,27 @@ def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:
         else:
             # Sum over the labels that split one value: engine, finished_reason, part.
             sums[point.name] = sums.get(point.name, 0.0) + point.value
-    if kv_tokens is None or not {RUNNING, WAITING, KV_USAGE} <= sums.keys():
+    if kv_tokens is None or not {m.RUNNING, m.WAITING, m.KV_USAGE} <= sums.keys():
         return None
     return ReplicaSample(
         time=time,
-        waiting=sums[WAITING],
-        running=sums[RUNNING],
-        queued_prompt_tokens=sums.get(QUEUED_TOKENS, 0.0),
-        kv_tokens_used=sums[KV_USAGE] * kv_tokens,
+        waiting=sums[m.WAITING],
+        running=sums[m.RUNNING],
+        queued_prompt_tokens=sums.get(m.QUEUED_TOKENS, 0.0),
+        kv_tokens_used=sums[m.KV_USAGE] * kv_tokens,
         kv_tokens_capacity=kv_tokens,
-        arrived_requests=sums.get(ARRIVED_REQUESTS),
-        arrived_prompt_tokens=sums.get(UNCACHED_PROMPT_TOKENS),
-        prompt_tokens=sums.get(PROMPT_TOKENS, 0.0),
-        cached_prompt_tokens=sums.get(CACHE_HITS, 0.0),
-        generation_tokens=sums.get(GENERATION_TOKENS, 0.0),
-        rejected_drafts=sums.get(DRAFT_TOKENS, 0.0) - sums.get(ACCEPTED_TOKENS, 0.0),
-        finished_requests=sums.get(FINISHED, 0.0),
-        steps=sums.get(STEPS),
-        busy_seconds=sums.get(STEP_SECONDS),
-        first_token_waits=_histogram(buckets[FIRST_TOKEN_WAIT_BUCKET]),
-        first_token_times=_histogram(buckets[FIRST_TOKEN_TIME_BUCKET]),
-        token_gaps=_histogram(buckets[TOKEN_GAP_BUCKET]),
+        arrived_requests=sums.get(m.ARRIVED_REQUESTS),
+        arrived_prompt_tokens=sums.get(m.UNCACHED_PROMPT_TOKENS),
+        prompt_tokens=sums.get(m.PROMPT_TOKENS, 0.0),
+        cached_prompt_tokens=sums.get(m.CACHE_HITS, 0.0),
+        generation_tokens=sums.get(m.GENERATION_TOKENS, 0.0),
+        rejected_drafts=sums.get(m.DRAFT_TOKENS, 0.0) - sums.get(m.ACCEPTED_TOKENS, 0.0),
+        finished_requests=sums.get(m.FINISHED, 0.0),
+        steps=sums.get(m.STEPS),
+        busy_seconds=sums.get(m.STEP_SECONDS),
+        first_token_waits=_histogram(buckets[m.FIRST_TOKEN_WAIT_BUCKET]),
+        first_token_times=_histogram(buckets[m.FIRST_TOKEN_TIME_BUCKET]),
+        token_gaps=_histogram(buckets[m.TOKEN_GAP_BUCKET]),
     )
 
 

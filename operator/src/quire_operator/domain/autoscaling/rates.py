@@ -9,7 +9,7 @@ and the three costs are the non-negative least-squares fit over decaying sums. P
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 _HALF_LIFE_BUSY_SECONDS = 300.0
@@ -115,30 +115,20 @@ class Evidence:
         fade = 0.5 ** (y / _HALF_LIFE_BUSY_SECONDS)
         s, p, g = work.steps, work.prefill_tokens, work.decode_tokens
         row = (s * s / y, s * p / y, s * g / y, p * p / y, p * g / y, g * g / y)
-        m, v = self.matrix, self.vector
-        return Evidence(
-            matrix=(
-                m[0] * fade + row[0],
-                m[1] * fade + row[1],
-                m[2] * fade + row[2],
-                m[3] * fade + row[3],
-                m[4] * fade + row[4],
-                m[5] * fade + row[5],
-            ),
+        v = self.vector
+        a, b, c, d, e, f = (old * fade + new for old, new in zip(self.matrix, row, strict=True))
+        return replace(
+            self,
+            matrix=(a, b, c, d, e, f),
             vector=(v[0] * fade + s, v[1] * fade + p, v[2] * fade + g),
             busy_seconds=self.busy_seconds * fade + y,
-            requests=self.requests,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
         )
 
     def with_requests(self, *, requests: float, prompt_tokens: float, output_tokens: float) -> "Evidence":
         """Return the evidence with finished requests and the tokens processed in the same period."""
         fade = 0.5 ** (requests / _HALF_LIFE_REQUESTS)
-        return Evidence(
-            matrix=self.matrix,
-            vector=self.vector,
-            busy_seconds=self.busy_seconds,
+        return replace(
+            self,
             requests=self.requests * fade + requests,
             prompt_tokens=self.prompt_tokens * fade + prompt_tokens,
             output_tokens=self.output_tokens * fade + output_tokens,

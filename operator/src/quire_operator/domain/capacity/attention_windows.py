@@ -3,7 +3,8 @@
 The engine's ``model/dialect``, or transformers, reads the same fields; tests/contract compares both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from quire_operator.domain.resource.fields import Fields
 
@@ -29,29 +30,23 @@ def _one_window(fields: Fields, layers: int) -> Windows:
 def _if_used(fields: Fields, layers: int) -> Windows:
     if fields.raw("use_sliding_window") is not True:
         return (None,) * layers
-    window = fields.integer("sliding_window", default=_DEFAULT_WINDOW, minimum=1)
     first = fields.integer("max_window_layers", default=_DEFAULT_FULL_LAYERS)
-    kinds = _kinds(fields, layers) or [layer < first for layer in range(layers)]
-    return tuple(None if is_full else window for is_full in kinds)
+    return _windows(fields, _kinds(fields, layers) or [layer < first for layer in range(layers)])
 
 
 def _everywhere_if_used(fields: Fields, layers: int) -> Windows:
-    if fields.raw("use_sliding_window") is not True:
-        return (None,) * layers
-    return (fields.integer("sliding_window", default=_DEFAULT_WINDOW, minimum=1),) * layers
+    is_used = fields.raw("use_sliding_window") is True
+    return _windows(fields, [False] * layers) if is_used else (None,) * layers
 
 
-def _every_other(fields: Fields, layers: int) -> Windows:
-    return _patterned(fields, layers, period=2)
+def _patterned(fields: Fields, layers: int, *, period: int, default: int = _DEFAULT_WINDOW) -> Windows:
+    """Return full attention in every layer whose number is a multiple of ``period``."""
+    return _windows(fields, _kinds(fields, layers) or _every(period, layers), default=default)
 
 
 def _all_but_every_nth(fields: Fields, layers: int) -> Windows:
     period = fields.integer("sliding_window_pattern", default=_DEFAULT_PATTERN, minimum=1)
     return _patterned(fields, layers, period=period)
-
-
-def _every_other_of_gpt_oss(fields: Fields, layers: int) -> Windows:
-    return _patterned(fields, layers, period=2, default=128)
 
 
 def _all_but_every_sixth_and_the_last(fields: Fields, layers: int) -> Windows:
@@ -60,21 +55,23 @@ def _all_but_every_sixth_and_the_last(fields: Fields, layers: int) -> Windows:
 
 def _chunks(fields: Fields, layers: int) -> Windows:
     """Return Llama 4's: chunks, but in every fourth layer, or in those without rotation."""
-    chunk = fields.integer("attention_chunk_size", default=_DEFAULT_CHUNK, minimum=1)
     period = fields.integer("no_rope_layer_interval", default=4, minimum=1)
     rotated = fields.raw("no_rope_layers")
     kinds = _kinds(fields, layers)
     if not kinds and isinstance(rotated, list) and len(rotated) == layers:
         kinds = [not is_rotated for is_rotated in rotated]
-    return tuple(
-        None if is_full else chunk for is_full in kinds or [(layer + 1) % period == 0 for layer in range(layers)]
-    )
+    return _windows(fields, kinds or _every(period, layers), key="attention_chunk_size", default=_DEFAULT_CHUNK)
 
 
-def _patterned(fields: Fields, layers: int, *, period: int, default: int = _DEFAULT_WINDOW) -> Windows:
-    window = fields.integer("sliding_window", default=default, minimum=1)
-    kinds = _kinds(fields, layers) or [(layer + 1) % period == 0 for layer in range(layers)]
-    return tuple(None if is_full else window for is_full in kinds)
+def _windows(
+    fields: Fields, are_full: Sequence[bool], *, key: str = "sliding_window", default: int = _DEFAULT_WINDOW
+) -> Windows:
+    window = fields.integer(key, default=default, minimum=1)
+    return tuple(None if is_full else window for is_full in are_full)
+
+
+def _every(period: int, layers: int) -> list[bool]:
+    return [(layer + 1) % period == 0 for layer in range(layers)]
 
 
 def _kinds(fields: Fields, layers: int) -> list[bool]:
@@ -86,11 +83,11 @@ def _kinds(fields: Fields, layers: int) -> list[bool]:
 
 
 _READERS: Mapping[str, Callable[[Fields, int], Windows]] = {
-    "Gemma2ForCausalLM": _every_other,
+    "Gemma2ForCausalLM": partial(_patterned, period=2),
     "Gemma3ForCausalLM": _all_but_every_nth,
     "Gemma4ForCausalLM": _all_but_every_sixth_and_the_last,
     "Gemma4ForConditionalGeneration": _all_but_every_sixth_and_the_last,
-    "GptOssForCausalLM": _every_other_of_gpt_oss,
+    "GptOssForCausalLM": partial(_patterned, period=2, default=128),
     "Llama4ForCausalLM": _chunks,
     "MistralForCausalLM": _one_window,
     "MixtralForCausalLM": _one_window,

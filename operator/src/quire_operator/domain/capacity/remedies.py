@@ -42,8 +42,7 @@ def gpus_that_fit(spec: Spec, facts: ModelFacts, *, gpu_bytes: int) -> int | Non
     """
     if spec.parallelism.pipeline > 1 or spec.parallelism.is_group:
         return None
-    speculation = spec.engine.speculation
-    if spec.engine.adapters is not None or (speculation is not None and speculation.draft is not None):
+    if spec.engine.adapters is not None or spec.draft is not None:
         return None
     for tensor in _TENSOR_SIZES:
         divided = replace(spec, parallelism=Parallelism(tensor=tensor))

@@ -4,7 +4,8 @@
 of another type in it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from quire_common.contract.engine import FETCHED_VERSION
 from quire_operator.domain.cluster_state.observed import (
@@ -42,9 +43,8 @@ from quire_operator.domain.resource.names import (
     LABEL_GROUP_REVISION,
     WORKER_COMPONENT,
 )
-from quire_operator.domain.resource.untyped import items_of, number_of, section_of, text_of
+from quire_operator.domain.resource.untyped import JSON, items_of, number_of, section_of, text_of
 
-JSON = Mapping[str, object]
 _MAX_ANNOTATION, _MAX_VERSION, _REVISION_LENGTH = 128, 128, 10
 _PAUSED = ("f:spec", "f:paused")
 _PARTITION = ("f:spec", "f:rolloutStrategy", "f:rollingUpdateConfiguration", "f:partition")
@@ -169,26 +169,17 @@ def _deployment(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
 
 
 def _leader_worker_set(body: JSON, foreign: Sequence[ForeignField]) -> DeploymentState:
-    metadata, spec, status = section_of(body, "metadata"), section_of(body, "spec"), section_of(body, "status")
-    annotations = section_of(metadata, "annotations")
+    spec, state = section_of(body, "spec"), _deployment(body, foreign)
     rules = section_of(spec, "rolloutStrategy", "rollingUpdateConfiguration")
-    digest, observed = text_of(annotations, ANNOTATION_TEMPLATE), number_of(status, "observedGeneration")
-    deadline = text_of(annotations, ANNOTATION_PROGRESS_DEADLINE)
-    is_held = rules.get("partition") == HELD_PARTITION and not any(field.path == _PARTITION for field in foreign)
-    return DeploymentState(
-        replicas_asked=number_of(spec, "replicas"),
-        generation=number_of(metadata, "generation"),
-        observed_generation=observed,
-        replicas=number_of(status, "replicas"),
-        updated=number_of(status, "updatedReplicas"),
-        ready=number_of(status, "readyReplicas"),
-        available=number_of(status, "readyReplicas"),
+    deadline = text_of(section_of(body, "metadata", "annotations"), ANNOTATION_PROGRESS_DEADLINE)
+    return replace(
+        state,
+        available=state.ready,
         # Its controller numbers no revisions, so the template stands for them as soon as it has been observed.
-        revision=digest[:_REVISION_LENGTH] if observed else "",
+        revision=state.template_digest[:_REVISION_LENGTH] if state.observed_generation else "",
         progressing=None,
         failure=None,
-        template_digest=digest,
-        is_held=is_held,
+        is_held=rules.get("partition") == HELD_PARTITION and not any(field.path == _PARTITION for field in foreign),
         nodes=number_of(section_of(spec, "leaderWorkerTemplate"), "size"),
         changed=own_entry_time(body),
         deadline_seconds=int(deadline) if deadline.isdecimal() and len(deadline) < 10 else 0,

@@ -51,10 +51,7 @@ def hub_source(spec: Spec) -> HubSource | None:
 
 def draft_hub_source(spec: Spec) -> HubSource | None:
     """Return the draft model if there is one and its facts are public."""
-    speculation = spec.engine.speculation
-    if speculation is None or speculation.draft is None:
-        return None
-    return _public(spec, speculation.draft.source, speculation.draft.credentials_secret)
+    return None if spec.draft is None else _public(spec, spec.draft.source, spec.draft.credentials_secret)
 
 
 def _public(spec: Spec, source: Source, secret: str | None) -> HubSource | None:
@@ -117,8 +114,7 @@ def _of_replica(spec: Spec, config: ModelConfig, dtype: DTypeName, memory: Repli
 
 def is_let_in(resource: Resource) -> bool:
     """Return True if the current spec was applied before: then its pods show best whether it fits."""
-    conditions = resource.status.get("conditions")
-    for condition in conditions if isinstance(conditions, list) else ():
+    for condition in items_of(resource.status, "conditions"):
         if condition.get("type") == READY:
             return (
                 condition.get("observedGeneration") == resource.generation
