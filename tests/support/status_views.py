@@ -8,7 +8,7 @@ from quire_operator.domain.cluster_state.observed import ContainerState, Deploym
 from quire_operator.domain.status.conditions import View
 
 
-def deployment(asked: int, ready: int, **changes: Any) -> DeploymentState:
+def deployment(asked: int = 2, ready: int = 2, **changes: Any) -> DeploymentState:
     """Return a Deployment of which as many replicas exist as are requested, all of the newest template."""
     replicas = changes.pop("replicas", asked)
     fields: dict[str, Any] = {

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import status_views
 from specs import valid_spec
 
 from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
@@ -136,20 +137,7 @@ def test_policy_without_owner_is_owned_by_its_applied_fields() -> None:
 
 
 def pod(name: str, cost: str = "", *, deleting: bool = False) -> Pod:
-    return Pod(
-        name=name,
-        uid=name,
-        version="1",
-        ip="",
-        phase="Running",
-        ready=True,
-        deleting=deleting,
-        revision="",
-        created="",
-        unschedulable="",
-        containers=(),
-        deletion_cost=cost,
-    )
+    return replace(status_views.pod(ready=True), name=name, deleting=deleting, deletion_cost=cost)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from status_views import deployment
 
 from quire_operator.domain.cluster_state.observed import (
     Child,
@@ -24,7 +25,7 @@ from quire_operator.domain.convergence.rollout_slots import (
     queued,
     takes_slot,
 )
-from quire_operator.domain.resource import RecurringWindow, Rollout, RolloutStrategy
+from quire_operator.domain.resource import RecurringWindow, Rollout
 from quire_operator.reconcile.rollout_slots import RolloutSlots
 from quire_operator.reconcile.store import Store
 
@@ -32,20 +33,7 @@ LATE = Condition(is_true=False, reason="ProgressDeadlineExceeded", message="late
 
 
 def state(**changes: Any) -> DeploymentState:
-    fields: dict[str, Any] = {
-        "replicas_asked": 2,
-        "generation": 1,
-        "observed_generation": 1,
-        "replicas": 2,
-        "updated": 2,
-        "ready": 2,
-        "available": 2,
-        "revision": "1",
-        "progressing": None,
-        "failure": None,
-        "template_digest": "old",
-    }
-    return DeploymentState(**(fields | changes))
+    return deployment(**({"template_digest": "old"} | changes))
 
 
 @pytest.mark.parametrize(
@@ -218,12 +206,7 @@ HOUR = 3600.0
 def test_rollout_waits_for_a_window(
     windows: tuple[RecurringWindow, ...], live: DeploymentState, rollout_now: str, hour: float, until: float | None
 ) -> None:
-    rules = Rollout(
-        strategy=RolloutStrategy.ROLLING_UPDATE,
-        max_surge=1,
-        max_unavailable=0,
-        windows=windows,
-        progress_deadline_seconds=None,
+    wait = outside_window(
+        Rollout(windows=windows), live, template_digest="new", rollout_now=rollout_now, now=MIDNIGHT + hour * HOUR
     )
-    wait = outside_window(rules, live, template_digest="new", rollout_now=rollout_now, now=MIDNIGHT + hour * HOUR)
     assert (None if wait is None else wait.until) == (None if until is None else MIDNIGHT + until * HOUR)

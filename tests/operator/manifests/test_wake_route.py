@@ -1,8 +1,10 @@
 """The EndpointSlice that leads the Service of an LLMDeployment without ready replicas to the gateways."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import status_views
 from specs import valid_spec
 
 from quire_common.contract.kubernetes import LABEL_DEPLOYMENT
@@ -15,21 +17,7 @@ ZERO: dict[str, Any] = {"minReplicas": 0, "maxReplicas": 2}
 
 
 def pod(*, ready: bool = True, since: str = LONG_AGO, deleting: bool = False) -> Pod:
-    return Pod(
-        name="chat-1",
-        uid="p1",
-        version="1",
-        ip="10.0.0.9",
-        phase="Running",
-        ready=ready,
-        deleting=deleting,
-        revision="r",
-        created="",
-        unschedulable="",
-        containers=(),
-        deletion_cost="",
-        ready_changed=since,
-    )
+    return replace(status_views.pod(ready=ready), deleting=deleting, ready_changed=since)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from specs import valid_spec
-from status_views import pod, view
+from status_views import deployment, pod, view
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, ContainerState, DeploymentState, Pod
 from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod
@@ -21,23 +21,8 @@ CAUSE = Failure(reason=FailureReason.ENGINE_REFUSED, message="container engine o
 
 
 def groups(asked: int = 2, ready: int = 2, **changes: Any) -> DeploymentState:
-    fields: dict[str, Any] = {
-        "replicas_asked": asked,
-        "generation": 2,
-        "observed_generation": 2,
-        "replicas": asked,
-        "updated": asked,
-        "ready": ready,
-        "available": ready,
-        "revision": "digest",
-        "progressing": None,
-        "failure": None,
-        "template_digest": "digest",
-        "nodes": 2,
-        "changed": CHANGED,
-        "deadline_seconds": 600,
-    }
-    return DeploymentState(**(fields | changes))
+    of_groups = {"template_digest": "digest", "nodes": 2, "changed": CHANGED, "deadline_seconds": 600}
+    return deployment(asked, ready, **({"generation": 2, "observed_generation": 2} | of_groups | changes))
 
 
 def leader(*, ready: bool = True, created: str = CHANGED, ready_changed: str = CHANGED) -> Pod:

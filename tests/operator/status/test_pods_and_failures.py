@@ -1,9 +1,9 @@
 """The status of pods and Deployments, and the reason derived from it."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from status_views import deployment
 
 from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Key, Pod, is_newer
 from quire_operator.domain.cluster_state.trimming import key_of_child, trim_child, trim_pod, trim_resource
@@ -175,44 +175,27 @@ EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low 
 
 def test_evicted_pod_is_reported_until_it_is_replaced() -> None:
     pod = trim_pod(pod_body(**EVICTED, containerStatuses=[crashed(137)]))
-    failure = worst_failure([pod], replace(deployment(), ready=1))
+    failure = worst_failure([pod], deployment(2, 1))
     assert failure is not None and failure.reason == "PodFailed"
     assert failure.message == "pod chat-1 failed: Evicted: The node was low on resource: memory."
-    assert worst_failure([pod], replace(deployment(), ready=2)) is None
+    assert worst_failure([pod], deployment(2, 2)) is None
 
 
-def failed(message: str) -> Condition:
-    return Condition(is_true=True, reason="FailedCreate", message=message)
+def failed(message: str) -> DeploymentState:
+    return deployment(2, 0, failure=Condition(is_true=True, reason="FailedCreate", message=message))
 
 
-def deployment(**conditions: Condition) -> DeploymentState:
-    return DeploymentState(
-        replicas_asked=2,
-        generation=1,
-        observed_generation=1,
-        replicas=2,
-        updated=2,
-        ready=0,
-        available=0,
-        revision="1",
-        progressing=conditions.get("progressing"),
-        failure=conditions.get("failure"),
-    )
+def progressing(is_true: bool, reason: str) -> DeploymentState:
+    return deployment(2, 0, progressing=Condition(is_true=is_true, reason=reason, message="timed out"))
 
 
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (
-            deployment(failure=Condition(is_true=True, reason="FailedCreate", message="exceeded quota: q")),
-            "QuotaExceeded",
-        ),
-        (deployment(failure=Condition(is_true=True, reason="FailedCreate", message="forbidden")), "ReplicasRefused"),
-        (
-            deployment(progressing=Condition(is_true=False, reason="ProgressDeadlineExceeded", message="timed out")),
-            "ProgressDeadlineExceeded",
-        ),
-        (deployment(progressing=Condition(is_true=True, reason="ReplicaSetUpdated", message="")), None),
+        (failed("exceeded quota: q"), "QuotaExceeded"),
+        (failed("forbidden"), "ReplicasRefused"),
+        (progressing(False, "ProgressDeadlineExceeded"), "ProgressDeadlineExceeded"),
+        (progressing(True, "ReplicaSetUpdated"), None),
     ],
 )
 def test_deployment_failure_is_used_without_pods(state: DeploymentState, reason: str | None) -> None:

@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import status_views
 from specs import valid_spec
+from status_views import deployment, view
 
-from quire_operator.domain.cluster_state.observed import Condition, DeploymentState, Pod
+from quire_operator.domain.cluster_state.observed import Condition, Pod
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.conditions import View, conditions
+from quire_operator.domain.status.conditions import conditions
 from quire_operator.domain.status.rollout import standing
 from quire_operator.domain.status.status import events
 
@@ -26,50 +28,18 @@ def spec(**rollout: Any) -> Spec:
 
 
 def pod(name: str, revision: str, *, created: str, ready: bool = True, unschedulable: str = "") -> Pod:
-    return Pod(
-        name=name,
-        uid=name,
-        version="1",
-        ip="",
-        phase="Running",
-        ready=ready,
-        deleting=False,
-        revision=revision,
-        created=created,
-        unschedulable=unschedulable,
-        containers=(),
-        deletion_cost="",
-    )
+    made = status_views.pod(ready=ready)
+    return replace(made, name=name, revision=revision, created=created, unschedulable=unschedulable)
 
 
 OLD = (pod("a", "old", created="2026-01-01T00:00:00Z"), pod("b", "old", created="2026-01-01T00:00:00Z"))
 PENDING = pod("c", "new", created="2026-01-02T00:00:00Z", ready=False, unschedulable=NO_GPU)
-STUCK = DeploymentState(
-    replicas_asked=2,
-    generation=2,
-    observed_generation=2,
-    replicas=3,
-    updated=1,
-    ready=2,
-    available=2,
-    revision="2",
-    progressing=None,
-    failure=None,
-)
+STUCK = deployment(replicas=3, updated=1)
 
 
 def said(kind: str, **changes: Any) -> tuple[str, str]:
-    fields: dict[str, Any] = {
-        "spec": spec(),
-        "blocking": None,
-        "target": 2,
-        "deployment": STUCK,
-        "pods": (*OLD, PENDING),
-        "additions": (),
-        "contested": None,
-        "metrics_problem": None,
-    }
-    state = next(c for c in conditions(View(**(fields | changes))) if c.type == kind)
+    fields: dict[str, Any] = {"spec": spec(), "deployment": STUCK, "pods": (*OLD, PENDING)}
+    state = next(c for c in conditions(view(**(fields | changes))) if c.type == kind)
     return f"{state.is_true} {state.reason}", state.message
 
 
