@@ -10,6 +10,8 @@ import yaml
 from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import rendered
+from specs import valid_spec
 
 from quire_common.contract.gateway import REQUESTS_PATH, Endpoint, ModelEndpoints
 from quire_common.served_names import Claim, NameScope
@@ -22,22 +24,19 @@ from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_operator.domain.autoscaling.gateway_contract import local_gateway_args, read_requests
 from quire_operator.domain.cluster_state import trimming
-from quire_operator.domain.manifests import desired, engine_contract
-from quire_operator.domain.manifests.pod_template import Images
-from quire_operator.domain.resource import Invalid, Spec, names
+from quire_operator.domain.manifests import engine_contract
+from quire_operator.domain.manifests.served_names import served_names
+from quire_operator.domain.resource import Spec, names
 from quire_operator.reconcile.served_name_claims import ServedNameClaims
 from quire_operator.reconcile.store import Store
 
-IMAGES = Images(engine="engine")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "demo.yaml"
 
 
 def test_replicas_are_in_the_service_that_the_operator_renders():
     spec = Spec.parse(yaml.safe_load(EXAMPLE.read_text()))
     assert isinstance(spec, Spec)
-    manifests = desired.desired(spec, target=1, uid="u", images=IMAGES)
-    assert not isinstance(manifests, Invalid)
-    ready = [m.body for m in manifests if m.ref.kind == "Service" and m.body["spec"].get("clusterIP") != "None"]
+    ready = [m.body for m in rendered(spec) if m.ref.kind == "Service" and m.body["spec"].get("clusterIP") != "None"]
     assert [body["metadata"]["name"] for body in ready] == [spec.name]
     # The EndpointSlice controller copies the labels of the Service, and the gateway's watch selects by this one.
     assert names.LABEL_DEPLOYMENT in ready[0]["metadata"]["labels"]
@@ -113,14 +112,8 @@ def test_operator_and_gateway_agree_on_name_owners(bodies: list[dict[str, Any]],
 
 @pytest.mark.parametrize("scope", list(NameScope))
 def test_engine_accepts_the_name_that_clients_of_the_gateway_use(scope: NameScope) -> None:
-    body = {
-        "kind": names.KIND,
-        "metadata": {"name": "chat", "namespace": "team-a"},
-        "spec": {"model": {"source": "file:///m"}},
-    }
-    spec = Spec.parse({"apiVersion": names.API_VERSION, **body})
-    assert isinstance(spec, Spec)
-    served = desired.served_names(spec, scope)
+    spec = valid_spec(namespace="team-a")
+    served = served_names(spec, scope)
     args = engine_contract.engine_args(spec, model_path="m", served_names=served)
     config = flags.parse(args, {})
     claim = Claim(namespace="team-a", deployment="chat", name="chat", since="")

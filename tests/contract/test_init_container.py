@@ -5,15 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fetch_support.hub_stub import HubStub, safetensors, serving
+from rendering import workload
 from specs import valid_spec
-
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 
 WEIGHTS = safetensors(1000)
 FILES = {"config.json": json.dumps({"a": 1}).encode(), "model.safetensors": WEIGHTS, "tokenizer.json": b"{}"}
@@ -38,10 +34,7 @@ def run(argv: list[str], environment: dict[str, str]) -> subprocess.CompletedPro
 
 def test_init_container_stores_the_model_where_the_engine_reads(environment: dict[str, str], tmp_path: Path) -> None:
     spec = valid_spec(model={"source": "hf://org/tiny@main", "cache": {"claimName": "c"}})
-    manifests = desired(spec, 1, uid="uid", images=Images(engine="engine:1"))
-    assert isinstance(manifests, Manifests)
-    body: Any = manifests.workload.body
-    made = body["spec"]["template"]["spec"]
+    made = workload(spec)["template"]["spec"]
     (init,), (engine,) = made["initContainers"], made["containers"]
     volume = tmp_path / "volume"
     volume.mkdir()

@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 import status_views
-from specs import valid_spec
+from rendering import rendered
 
 from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Applied, Create, Delete, Plan, RemoveFields, Update, plan
 from quire_operator.domain.convergence.victims import deletion_costs
-from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 
 UID = "uid-1"
 OWNER = Owner(kind="LLMDeployment", name="chat", uid=UID)
@@ -22,9 +20,7 @@ REPLICAS = ("f:spec", "f:replicas")
 
 
 def manifests(target: int = 1) -> Manifests:
-    made = desired(valid_spec(), target, uid=UID, images=Images(engine="e"))
-    assert isinstance(made, Manifests)
-    return made
+    return rendered(target=target)
 
 
 def child(ref: Ref, **changes: Any) -> Child:

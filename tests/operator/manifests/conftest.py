@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rendering import IMAGES
 from specs import valid_spec
 
 from quire_operator.domain.manifests.desired import desired
@@ -11,7 +12,6 @@ from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid
 
-IMAGES = Images(engine="registry.example/engine:1")
 MODEL = {"source": "file:///models/demo"}
 
 

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from rendering import child, rendered, volumes
 
 from quire_common.contract.adapters_file import ADAPTERS_KEY, Placement, parse_adapters
 from quire_common.served_names import Claim, NameScope
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
 from quire_operator.domain.manifests.adapters import ADAPTERS_FILE, Listing, Refusal, deployment_key, listings
-from quire_operator.domain.manifests.desired import desired
 from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Spec
 
 NOW = 1_800_000_000.0
@@ -158,19 +157,17 @@ def children(**engine: Any) -> Manifests:
     spec = Spec.parse(deployment(**engine).body)
     assert isinstance(spec, Spec)
     entries = [each.entry for each in decided(adapter("a")).values() if each.entry is not None]
-    made = desired(spec, 1, uid="u", images=Images(engine="e:1"), adapters=entries)
-    assert isinstance(made, Manifests)
-    return made
+    return rendered(spec, adapters=entries)
 
 
 def test_pods_mount_the_list_and_engines_read_it() -> None:
     made = children(**ROOM)
-    found: Any = next(child.body for child in made if child.ref.kind == "ConfigMap")
+    found: Any = child(made, "ConfigMap").body
     entries, problems = parse_adapters(found["data"][ADAPTERS_KEY])
     assert ([entry.name for entry in entries], problems) == (["a"], [])
     pod: Any = made.workload.body["spec"]
     engine = pod["template"]["spec"]["containers"][0]
-    volume = next(each for each in pod["template"]["spec"]["volumes"] if each["name"] == "adapters")
+    volume = volumes(pod["template"]["spec"])["adapters"]
     assert volume["configMap"]["name"] == found["metadata"]["name"] == "chat-adapters"
     folder = next(each["mountPath"] for each in engine["volumeMounts"] if each["name"] == "adapters")
     assert f"{folder}/{ADAPTERS_KEY}" == ADAPTERS_FILE
@@ -181,14 +178,12 @@ def test_pods_mount_the_list_and_engines_read_it() -> None:
 def test_adapters_change_no_pod_template() -> None:
     spec = Spec.parse(deployment(**ROOM).body)
     assert isinstance(spec, Spec)
-    without = desired(spec, 1, uid="u", images=Images(engine="e:1"))
-    assert isinstance(without, Manifests)
-    assert without.template_digest == children(**ROOM).template_digest
+    assert rendered(spec).template_digest == children(**ROOM).template_digest
 
 
 def test_no_adapter_list_without_adapter_slots() -> None:
     made = children()
-    assert all(child.ref.kind != "ConfigMap" for child in made)
+    assert child(made, "ConfigMap") is None
     assert "lora" not in str(made.workload.body)
 
 

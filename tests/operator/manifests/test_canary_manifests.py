@@ -2,15 +2,14 @@
 
 from typing import Any
 
+from rendering import IMAGES, rendered
+from specs import valid_spec
+
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.manifests.canary import Revision, canary_manifests, revision_manifests
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import HubSource, Invalid, Spec
 
-IMAGES = Images(engine="engine:1")
 RAW: dict[str, Any] = {"model": {"source": "file:///m"}, "replicas": 4, "rollout": {"strategy": "Canary"}}
 
 
@@ -26,15 +25,7 @@ def resource(**spec: Any) -> Resource:
 
 
 def parsed(**spec: Any) -> Spec:
-    found = Spec.parse(resource(**spec).body)
-    assert isinstance(found, Spec), str(found)
-    return found
-
-
-def rendered(spec: Spec) -> Manifests:
-    found = desired(spec, 4, uid="u", images=IMAGES)
-    assert isinstance(found, Manifests)
-    return found
+    return valid_spec(**(RAW | spec))
 
 
 def objects(spec: Spec, stable: Spec) -> dict[str, Any]:

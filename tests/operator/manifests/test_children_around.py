@@ -3,15 +3,14 @@
 from typing import Any
 
 import pytest
+from rendering import child, rendered
 from specs import valid_spec
 
 from quire_operator.domain.manifests.child_kinds import OPTIONAL_KINDS
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
-from quire_operator.domain.manifests.desired import child_refs, desired
+from quire_operator.domain.manifests.desired import child_refs
 from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 
-IMAGES = Images(engine="e")
 PEERS = ({"podSelector": {}}, {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "gateway"}}})
 COMPONENTS = {"key": "app.kubernetes.io/component", "operator": "In", "values": ["engine", "engine-canary"]}
 BOTH_TRACKS = {"matchLabels": {"quire.dev/llmdeployment": "chat"}, "matchExpressions": [COMPONENTS]}
@@ -26,17 +25,8 @@ EVERYTHING = ClusterFeatures(
 )
 
 
-def child(manifests: Manifests, kind: str, name: str = "") -> Any:
-    """Return the only child of a kind and, if given, a name; None if it does not exist."""
-    found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
-    assert len(found) <= 1
-    return found[0] if found else None
-
-
 def made(features: ClusterFeatures, **spec: Any) -> Manifests:
-    manifests = desired(valid_spec(**spec), 1, uid="u", images=IMAGES, features=features)
-    assert isinstance(manifests, Manifests)
-    return manifests
+    return rendered(valid_spec(**spec), features=features)
 
 
 def rules_of(**autoscaling: Any) -> dict[str, Any]:
@@ -113,10 +103,8 @@ def test_alert_expressions_follow_the_spec() -> None:
 
 
 def test_service_annotation_has_the_creation_time() -> None:
-    manifests = desired(valid_spec(), 1, uid="u", images=IMAGES, created="2026-01-02T03:04:05Z")
-    assert isinstance(manifests, Manifests)
-    body: Any = child(manifests, "Service", "chat").body
+    body: Any = child(rendered(created="2026-01-02T03:04:05Z"), "Service", "chat").body
     assert body["metadata"]["annotations"] == {
         "quire.dev/served-name": "chat",
-        "quire.dev/seniority": "2026-01-02T03:04:05Z/u",
+        "quire.dev/seniority": "2026-01-02T03:04:05Z/uid-1",
     }

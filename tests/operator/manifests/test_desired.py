@@ -8,24 +8,17 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import child, rendered, workload
 from specs import valid_spec
 
 from quire_operator.domain.manifests import engine_contract
-from quire_operator.domain.manifests.desired import child_refs, desired
+from quire_operator.domain.manifests.desired import child_refs
 from quire_operator.domain.manifests.objects import Manifests, selector
-from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import AdapterSpec, Spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 Children = Callable[..., Manifests]
 SELECTOR = {"quire.dev/llmdeployment": "chat", "app.kubernetes.io/component": "engine"}
-
-
-def child(manifests: Manifests, kind: str, name: str = "") -> Any:
-    """Return the only child of a kind and, if given, a name; None if it does not exist."""
-    found = [manifest for manifest in manifests if manifest.ref.kind == kind and name in ("", manifest.ref.name)]
-    assert len(found) <= 1
-    return found[0] if found else None
 
 
 def test_every_child_has_our_label_and_owner(children: Children) -> None:
@@ -201,10 +194,7 @@ def test_equal_specs_have_equal_digests_and_others_have_not(children: Children) 
 @given(st.integers(0, 1000), st.integers(1, 3600))
 def test_a_pod_is_never_killed_before_its_drain_is_over(target: int, seconds: int) -> None:
     spec = valid_spec(drain={"timeout": f"{seconds}s"})
-    manifests = desired(spec, target, uid="u", images=Images(engine="e"))
-    assert isinstance(manifests, Manifests)
-    deployment: Any = manifests.workload.body
-    pod = deployment["spec"]["template"]["spec"]
+    pod = workload(spec, target=target)["template"]["spec"]
     pause = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] >= pause + engine_contract.kill_grace_seconds(spec) >= pause + seconds
 
@@ -217,4 +207,4 @@ def test_every_example_renders_children(path: Path) -> None:
             continue
         spec = Spec.parse(document)
         assert isinstance(spec, Spec), str(spec)
-        assert isinstance(desired(spec, 1, uid="u", images=Images(engine="e")), Manifests)
+        assert rendered(spec)

@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rendering import mounts, volumes, workload
 from specs import valid_spec
 
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
@@ -15,11 +14,8 @@ CLAIM = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 
 def deployment(model: dict[str, Any], draft: dict[str, Any], *, image_volumes: bool = False, **more: Any) -> Any:
     speculation = {"method": "DraftModel", "draft": draft, **more}
-    spec = valid_spec(model=model, engine={"speculation": speculation})
     images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
-    made = desired(spec, 1, uid="uid", images=images)
-    assert isinstance(made, Manifests), str(made)
-    return made.workload.body["spec"]
+    return workload(valid_spec(model=model, engine={"speculation": speculation}), images=images)
 
 
 def pod(model: dict[str, Any], draft: dict[str, Any], **more: Any) -> Any:
@@ -30,14 +26,6 @@ def draft_path(made: Any) -> str:
     args = made["containers"][0]["args"]
     assert args[args.index("--spec-method") + 1] == "draft_model"
     return str(args[args.index("--spec-model") + 1])
-
-
-def volumes(made: Any) -> dict[str, Any]:
-    return {volume["name"]: {k: v for k, v in volume.items() if k != "name"} for volume in made["volumes"]}
-
-
-def mounted(container: Any) -> dict[str, bool]:
-    return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +50,12 @@ def test_engine_reads_the_draft_from_its_mount(
     assert draft_path(made) == path
     assert volumes(made).get("draft") == own_volume
     engine = made["containers"][0]
-    assert mounted(engine).get("/draft") == (True if own_volume else None)
+    assert mounts(engine).get("/draft") == (True if own_volume else None)
     fetched = [init for init in made.get("initContainers", []) if init["name"] == "fetch-draft"]
     assert len(fetched) == draft.startswith(("hf:", "s3:"))
     for init in fetched:
         assert init["args"] == [draft + ("@main" if "hf:" in draft else ""), "--to", path, "--progress-port", "8000"]
-        assert mounted(init)["/draft" if own_volume else "/models"] is False
+        assert mounts(init)["/draft" if own_volume else "/models"] is False
     claims = [
         volume["persistentVolumeClaim"]["claimName"]
         for volume in volumes(made).values()
@@ -95,7 +83,7 @@ def test_optional_draft_does_not_block_pod_start(required: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "image_volumes", "required", "mounts"),
+    ("model", "image_volumes", "required", "is_mounted"),
     [
         ("hf://a/b", True, True, True),
         ("hf://a/b", False, True, False),
@@ -104,13 +92,13 @@ def test_optional_draft_does_not_block_pod_start(required: bool) -> None:
     ],
 )
 def test_a_draft_image_is_mounted_if_the_pod_needs_it(
-    model: str, image_volumes: bool, required: bool, mounts: bool
+    model: str, image_volumes: bool, required: bool, is_mounted: bool
 ) -> None:
     draft = {"source": "oci://reg.example/s:1/d", "credentials": {"secretName": "pull"}}
     made = pod({"source": model}, draft, image_volumes=image_volumes, required=required)
     fetched = [init["name"] for init in made.get("initContainers", [])]
-    assert ("fetch-draft" in fetched) is not mounts
-    if mounts:
+    assert ("fetch-draft" in fetched) is not is_mounted
+    if is_mounted:
         assert volumes(made)["draft"] == {"image": {"reference": "reg.example/s:1"}}
         assert draft_path(made) == "/draft/d"
         assert made["imagePullSecrets"] == [{"name": "pull"}]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rendering import rendered, volumes
 from specs import parsed
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, Ref
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import desired, group_secret_name
+from quire_operator.domain.manifests.desired import group_secret_name
 from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import Invalid, Spec
 
 TWO = {"tensor": 4, "nodes": 2}
@@ -87,8 +87,7 @@ def test_each_pod_of_a_group_has_its_gpus(children: Children, tensor: int, gpus:
         engine = engine_of(template)
         assert engine["resources"] == {"limits": {"nvidia.com/gpu": str(gpus)}}
         assert engine["args"][engine["args"].index("--device") + 1] == "cuda"
-        (shm,) = (volume for volume in template["spec"]["volumes"] if volume["name"] == "shm")
-        assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{gpus}Gi"}
+        assert volumes(template["spec"])["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{gpus}Gi"}
 
 
 def test_secret_is_a_reference_and_changes_with_the_template(children: Children) -> None:
@@ -153,9 +152,7 @@ def test_budget_counts_all_pods_and_policy_opens_the_group_ports(
     spec = spec_of(parallelism={"tensor": 2, "pipeline": 3, "nodes": 3}, resources=resources)
     assert isinstance(spec, Spec)
     features = ClusterFeatures(network_peers=PEERS)
-    made = desired(spec, 1, uid="u", images=Images(engine="e"), features=features)
-    assert isinstance(made, Manifests)
-    bodies: dict[str, Any] = {m.ref.kind: m.body["spec"] for m in made if "spec" in m.body}
+    bodies: dict[str, Any] = {m.ref.kind: m.body["spec"] for m in rendered(spec, features=features) if "spec" in m.body}
     members = {
         "matchLabels": {"quire.dev/llmdeployment": "chat"},
         "matchExpressions": [

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
+from rendering import mounts, volumes, workload
 from specs import valid_spec
 
-from quire_operator.domain.manifests.desired import desired
-from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.manifests.pod_template import Images
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -15,17 +14,11 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_
 
 def deployment(model: dict[str, Any], *, image_volumes: bool | None = None, **spec: Any) -> Any:
     images = Images(engine="engine:1", hub_endpoint="http://hub", image_volumes=image_volumes)
-    made = desired(valid_spec(model=model, **spec), 1, uid="uid", images=images)
-    assert isinstance(made, Manifests), str(made)
-    return made.workload.body["spec"]
+    return workload(valid_spec(model=model, **spec), images=images)
 
 
 def pod(model: dict[str, Any], **more: Any) -> Any:
     return deployment(model, **more)["template"]["spec"]
-
-
-def volumes(made: Any) -> dict[str, Any]:
-    return {volume["name"]: {k: v for k, v in volume.items() if k != "name"} for volume in made["volumes"]}
 
 
 @pytest.mark.parametrize(
@@ -46,10 +39,8 @@ def test_remote_model_is_fetched_to_the_folder_of_the_engine(source: str, path: 
     assert fetch["args"][3:] == ["--termination-log", "/dev/termination-log", "--progress-port", "8000"]
     assert engine["args"][:2] == ["--model", fetch["args"][2]] and fetch["args"][2].startswith(path)
     assert volumes(made)["models"] == {"persistentVolumeClaim": {"claimName": "models"}}
-    written = {mount["mountPath"] for mount in fetch["volumeMounts"] if not mount.get("readOnly")}
-    assert {"/models", "/tmp", "/cache"} <= written
-    (mount,) = (mount for mount in engine["volumeMounts"] if mount["mountPath"] == "/models")
-    assert mount["readOnly"] is True
+    assert mounts(fetch) == dict.fromkeys(("/models", "/tmp", "/cache"), False)
+    assert mounts(engine)["/models"] is True
     assert "HF_ENDPOINT" not in {entry["name"] for entry in fetch["env"]}, "that is of hubs"
 
 

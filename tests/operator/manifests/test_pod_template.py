@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kube_support.pod_security import SAFE
+from rendering import mounts, volumes
 
 from quire_operator.domain.manifests.pod_template import Images
 from quire_operator.domain.resource import PullPolicy
@@ -16,11 +17,6 @@ Problems = Callable[..., dict[str, str]]
 def engine_of(pod: Any) -> Any:
     (engine,) = (container for container in pod["containers"] if container["name"] == "engine")
     return engine
-
-
-def mounts(container: Any) -> dict[str, bool]:
-    """Return path → read-only."""
-    return {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
 
 
 def with_engine(**fields: Any) -> dict[str, Any]:
@@ -45,9 +41,9 @@ def test_pod_runs_unprivileged_on_a_read_only_root(pod: Pod) -> None:
 def test_every_mount_has_its_volume(pod: Pod) -> None:
     for model in ({"source": "file:///m"}, {"source": "pvc://c/p"}, {"source": "hf://a/b", "cache": {"size": "1Gi"}}):
         made = pod(model=model)
-        volumes = {volume["name"] for volume in made["volumes"]}
         containers = (*made["containers"], *made.get("initContainers", ()))
-        assert {mount["name"] for container in containers for mount in container["volumeMounts"]} <= volumes
+        used = {mount["name"] for container in containers for mount in container["volumeMounts"]}
+        assert used <= volumes(made).keys()
 
 
 def test_probes_use_the_routes_of_the_engine(pod: Pod) -> None:
@@ -80,8 +76,7 @@ def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
     ],
 )
 def test_ranks_on_gpus_have_more_shared_memory(pod: Pod, spec: dict[str, Any], limit: str) -> None:
-    (shm,) = (volume for volume in pod(**spec)["volumes"] if volume["name"] == "shm")
-    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
+    assert volumes(pod(**spec))["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": limit}
 
 
 def test_each_rank_on_gpus_of_a_pod_has_one(pod: Pod) -> None:
@@ -161,8 +156,7 @@ def test_model_source_sets_path_and_volume(
     made = pod(model=model)
     engine = engine_of(made)
     assert engine["args"][:2] == ["--model", path]
-    volumes = {v["name"]: {k: v[k] for k in v if k != "name"} for v in made["volumes"]}
-    assert volumes.get("models") == volume
+    assert volumes(made).get("models") == volume
     assert mounts(engine).get("/models") == (None if volume is None else True), "the engine only reads it"
 
 
@@ -217,9 +211,9 @@ def test_missing_keys_are_checked_first(pod: Pod) -> None:
     assert engine["args"][-2:] == ["--api-key-file", "/etc/quire/api-keys/keys"]
     assert mounts(engine)["/etc/quire/api-keys"] is True
     assert not [entry for container in (engine, fetch) for entry in container["env"] if "valueFrom" in entry]
-    (volume,) = (volume for volume in made["volumes"] if volume["name"] == "api-keys")
-    assert volume["secret"]["secretName"] == "team-keys" and volume["secret"]["optional"] is True
-    assert volume["secret"]["items"] == [{"key": "keys", "path": "keys"}]
+    secret = volumes(made)["api-keys"]["secret"]
+    assert secret["secretName"] == "team-keys" and secret["optional"] is True
+    assert secret["items"] == [{"key": "keys", "path": "keys"}]
 
 
 def test_no_key_volume_without_auth(pod: Pod) -> None:
@@ -268,8 +262,7 @@ def test_pod_template_lists_are_merged_by_name(pod: Pod) -> None:
     env = {entry["name"]: entry["value"] for entry in engine["env"]}
     assert (env["NCCL_DEBUG"], env["HOME"], env["XDG_CACHE_HOME"]) == ("INFO", "/home", "/cache")
     assert {"/extra", "/tmp", "/dev/shm"} <= mounts(engine).keys()
-    (shm,) = (volume for volume in made["volumes"] if volume["name"] == "shm")
-    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert volumes(made)["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert (engine["startupProbe"]["failureThreshold"], engine["startupProbe"]["periodSeconds"]) == (999, 5)
 
 
