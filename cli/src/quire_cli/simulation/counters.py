@@ -22,21 +22,6 @@ TOKEN_GAP_BOUNDS = (
 
 
 class Counters:
-    __slots__ = (
-        "_gaps",
-        "_times",
-        "_waits",
-        "arrived_requests",
-        "arrived_uncached_tokens",
-        "busy_seconds",
-        "cached_prompt_tokens",
-        "computed_prompt_tokens",
-        "finished",
-        "generation_tokens",
-        "prompt_tokens",
-        "steps",
-    )
-
     def __init__(self) -> None:
         self.arrived_requests = 0
         self.arrived_uncached_tokens = 0.0

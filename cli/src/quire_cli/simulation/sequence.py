@@ -7,29 +7,6 @@ from quire_cli.simulation.run import Outcome
 class Sequence:
     """``known`` tokens, prompt and output so far, of which ``computed`` lie in the KV cache."""
 
-    __slots__ = (
-        "arrival",
-        "cached",
-        "computed",
-        "decoding_since",
-        "finish",
-        "first_scheduled",
-        "first_token",
-        "generated",
-        "known",
-        "num_prefix",
-        "order",
-        "outcome",
-        "output_tokens",
-        "own_prefill_seconds",
-        "preemptions",
-        "prefix",
-        "private_blocks",
-        "prompt_tokens",
-        "replica",
-        "shared",
-    )
-
     def __init__(self, request: Request, *, order: int, prefix_block_tokens: int) -> None:
         self.order = order
         self.arrival = request.time
