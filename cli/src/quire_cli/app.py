@@ -22,7 +22,7 @@ from quire_cli.inspection.explain import explain
 from quire_cli.inspection.screen import plain_console
 from quire_cli.inspection.top import top
 from quire_cli.local import plan as planning
-from quire_cli.local.documents import read_deployments
+from quire_cli.local.documents import read_manifests
 from quire_cli.local.host import installed, installed_commands
 from quire_cli.local.machine import this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore
@@ -193,7 +193,7 @@ def plan(
     store = ModelStore(base=file.resolve().parent, cache=cache_home(os.environ))
     console = plain_console()
     everything_fits = True
-    specs = read_deployments(file)
+    specs = read_manifests(file).deployments
     for spec in specs:
         facts = store.facts(spec.model.source, weights_needed=not spec.engine.invents_weights)
         draft = store.draft_facts(spec)

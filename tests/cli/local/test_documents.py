@@ -6,7 +6,7 @@ import pytest
 
 from quire_cli.errors import FileProblem, SpecProblem
 from quire_cli.local.adapters import write_adapters
-from quire_cli.local.documents import read_deployments, read_manifests
+from quire_cli.local.documents import read_manifests
 from quire_common.contract.adapters_file import Placement, parse_adapters
 
 GOOD = """\
@@ -26,19 +26,19 @@ def write(folder: Path, text: str | bytes) -> Path:
 
 def test_several_documents_in_one_file(tmp_path: Path) -> None:
     text = "---\n" + GOOD % ("chat", "") + "---\n" + GOOD % ("code", "") + "---\n"
-    assert [spec.name for spec in read_deployments(write(tmp_path, text))] == ["chat", "code"]
+    assert [spec.name for spec in read_manifests(write(tmp_path, text)).deployments] == ["chat", "code"]
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_valid(example: Path) -> None:
-    assert read_deployments(example)
+    assert read_manifests(example)
 
 
 def test_merge_keys_and_anchors_are_supported(tmp_path: Path) -> None:
     text = GOOD % ("chat", "") + "  # comment\n"
     text = text.replace("spec: {", "spec: &s {") + "---\n" + "\n".join((GOOD % ("code", "")).splitlines()[:3])
     text += '\nspec: {<<: &base {replicas: 2}, model: {source: "file://./m"}, replicas: 3}\n'
-    assert [spec.replicas for spec in read_deployments(write(tmp_path, text))] == [1, 3]
+    assert [spec.replicas for spec in read_manifests(write(tmp_path, text)).deployments] == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -59,30 +59,30 @@ def test_merge_keys_and_anchors_are_supported(tmp_path: Path) -> None:
 )
 def test_invalid_yaml_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     with pytest.raises((FileProblem, SpecProblem), match=message):
-        read_deployments(write(tmp_path, text))
+        read_manifests(write(tmp_path, text))
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileProblem, match="nowhere.yaml does not exist"):
-        read_deployments(tmp_path / "nowhere.yaml")
+        read_manifests(tmp_path / "nowhere.yaml")
     with pytest.raises(FileProblem, match="is a folder"):
-        read_deployments(tmp_path)
+        read_manifests(tmp_path)
 
 
 def test_problems_name_their_document(tmp_path: Path) -> None:
     text = GOOD % ("chat", "") + "---\n" + GOOD % ("code", ", nope: 1") + "---\njust text\n"
     with pytest.raises(SpecProblem, match="problems") as caught:
-        read_deployments(write(tmp_path, text))
+        read_manifests(write(tmp_path, text))
     assert caught.value.details[0].startswith("document 2 (code): spec.model.nope: unknown field")
     assert caught.value.details[1] == 'document 3: must be a mapping, got "just text"'
 
 
 def test_two_documents_cannot_share_a_name_or_a_served_name(tmp_path: Path) -> None:
     with pytest.raises(SpecProblem) as caught:
-        read_deployments(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("chat", "")))
+        read_manifests(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("chat", "")))
     assert caught.value.details == ("metadata.name: chat is the name of 2 documents",)
     with pytest.raises(SpecProblem) as caught:
-        read_deployments(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("code", ", servedName: chat")))
+        read_manifests(write(tmp_path, (GOOD % ("chat", "")) + "---\n" + GOOD % ("code", ", servedName: chat")))
     assert caught.value.details[0].startswith("spec.model.servedName: chat is served by 2 documents")
 
 

@@ -45,16 +45,6 @@ class Manifests:
         return tuple(document.spec for document in self.documents)
 
 
-def read_deployments(file: Path) -> tuple[Spec, ...]:
-    """Return the LLMDeployments of a file in their order; raise FileProblem or SpecProblem."""
-    return tuple(document.spec for document in read_documents(file))
-
-
-def read_documents(file: Path) -> tuple[Document, ...]:
-    """Return the LLMDeployments of a file with their status; raise FileProblem or SpecProblem."""
-    return read_manifests(file).documents
-
-
 def read_manifests(file: Path) -> Manifests:
     """Return everything in a file; raise FileProblem or SpecProblem."""
     documents = _parse(file, _read(file))

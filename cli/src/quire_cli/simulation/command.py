@@ -28,7 +28,7 @@ from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, shap
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 from quire_cli.inspection.screen import plain_console
 from quire_cli.local import plan as planning
-from quire_cli.local.documents import Document, read_documents
+from quire_cli.local.documents import Document, read_manifests
 from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore
 from quire_cli.result_files import results_problem
@@ -164,7 +164,7 @@ def simulate(
     if (problem := results_problem(json_file=json_file, plot=plot)) is not None:
         raise FileProblem(problem)
     faults = tuple(_fault(text) for text in fault or ())
-    chosen = _choose(read_documents(policy), policy, name)
+    chosen = _choose(read_manifests(policy).documents, policy, name)
     replay = Replay(
         speed=speed_up,
         start_seconds=start,
