@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ class Kept:
         self.process, self.task, self.watch, self.phases = process, task, watch, phases
 
     async def until(self, phase: Phase) -> None:
-        await self.watch.until(lambda: self.process.phase is phase)
+        await self.watch.until(lambda: self.process.status.phase is phase)
 
     async def crash(self, http: aiohttp.ClientSession) -> None:
         with pytest.raises(aiohttp.ClientError):
@@ -40,17 +40,22 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def kept(
-    http: aiohttp.ClientSession, folder: Path, *, grace: float = 10.0, **environment: str
+    http: aiohttp.ClientSession,
+    folder: Path,
+    *,
+    command: Sequence[str] = FAKE_ENGINE,
+    grace: float = 10.0,
+    **environment: str,
 ) -> AsyncIterator[Kept]:
     watch, phases = Watch(), list[Phase]()
 
     def changed(process: KeptProcess) -> None:
-        phases.append(process.phase)
+        phases.append(process.status.phase)
         watch()
 
     launch = Launch(
         name="chat-0",
-        command=lambda port: [*FAKE_ENGINE, "--port", str(port)],
+        command=lambda port: [*command, "--port", str(port)],
         ready_path="/readyz",
         log=folder / "chat-0.log",
         kill_grace_seconds=grace,
@@ -101,20 +106,7 @@ async def test_ended_process_is_restarted_and_its_last_lines_kept(http: aiohttp.
 def test_engine_that_loads_again_shows_why(tmp_path: Path, phase: Phase, before: Phase | None, message: str) -> None:
     log = tmp_path / "chat-0.log"
     log.write_text("ready\nlost another rank\n")
-    status = Status(
-        failures_in_row=0,
-        name="chat-0",
-        phase=phase,
-        url=None,
-        stopping=False,
-        identity=None,
-        restarts=0,
-        reason="out of cookies",
-        exit_code=3,
-        ever_ready=True,
-        log=log,
-        log_start=0,
-    )
+    status = Status(name="chat-0", log=log, phase=phase, reason="out of cookies", exit_code=3)
     assert phase_message(status, before) == message
 
 
@@ -128,23 +120,8 @@ def test_engine_that_loads_again_shows_why(tmp_path: Path, phase: Phase, before:
         (Phase.READY, 0, False),
     ],
 )
-def test_loading_counts_as_a_start_until_it_fails_repeatedly(
-    tmp_path: Path, phase: Phase, failures_in_row: int, starts: bool
-) -> None:
-    status = Status(
-        failures_in_row=failures_in_row,
-        name="chat-0",
-        phase=phase,
-        url=None,
-        stopping=False,
-        identity=None,
-        restarts=0,
-        reason=None,
-        exit_code=None,
-        ever_ready=False,
-        log=tmp_path / "chat-0.log",
-        log_start=0,
-    )
+def test_loading_counts_as_a_start_until_it_fails_repeatedly(phase: Phase, failures_in_row: int, starts: bool) -> None:
+    status = Status(name="chat-0", log=Path("log"), phase=phase, failures_in_row=failures_in_row)
     assert status.starts is starts
 
 
@@ -178,20 +155,9 @@ async def test_process_that_never_gets_ready_is_restarted(http: aiohttp.ClientSe
 
 
 async def test_missing_program_is_reported(http: aiohttp.ClientSession, tmp_path: Path) -> None:
-    launch = Launch(
-        name="x",
-        command=lambda port: ["/nowhere/engine"],
-        ready_path="/readyz",
-        log=tmp_path / "log",
-        kill_grace_seconds=1.0,
-    )
-    watch = Watch()
-    process = KeptProcess(launch, http=http, pace=HURRY, changed=watch)
-    task = asyncio.create_task(process.run())
-    await watch.until(lambda: process.phase is Phase.FAILED)
-    process.kill()
-    await task
-    assert process.status.reason == "/nowhere/engine: No such file or directory"
+    async with kept(http, tmp_path, command=["/nowhere/engine"]) as it:
+        await it.until(Phase.FAILED)
+        assert it.process.status.reason == "/nowhere/engine: No such file or directory"
 
 
 async def test_process_that_cannot_be_forked_is_tried_again(

@@ -26,20 +26,8 @@ FULL = Path("/dev/full")
 
 
 def status(name: str, phase: Phase, *, reason: str | None = None, restarts: int = 0) -> Status:
-    return Status(
-        failures_in_row=0,
-        name=name,
-        phase=phase,
-        url="http://127.0.0.1:40001",
-        stopping=False,
-        identity=ProcessIdentity(pid=7, started="99"),
-        restarts=restarts,
-        reason=reason,
-        exit_code=None,
-        ever_ready=True,
-        log=Path("log"),
-        log_start=0,
-    )
+    identity = ProcessIdentity(pid=7, started="99")
+    return Status(name=name, log=Path("log"), phase=phase, identity=identity, restarts=restarts, reason=reason)
 
 
 def sample(time: float = 0.0, tokens: float = 0.0) -> ReplicaSample:

@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -146,7 +147,7 @@ class LocalCluster:
 
         def worth(number: int) -> tuple[bool, bool, int]:
             kept = staying[number]
-            return kept.launch.name not in victims, kept.phase is Phase.READY, -number
+            return kept.launch.name not in victims, kept.status.phase is Phase.READY, -number
 
         for number in sorted(staying, key=worth)[: max(0, len(staying) - replicas)]:
             staying[number].stop()
@@ -196,7 +197,7 @@ class LocalCluster:
         )
 
     def _staying(self, name: str) -> dict[int, KeptProcess]:
-        return {number: kept for number, kept in self._replicas[name].items() if not kept.stopping}
+        return {number: kept for number, kept in self._replicas[name].items() if not kept.status.stopping}
 
     def _keep(self, launch: Launch) -> KeptProcess:
         kept = KeptProcess(launch, http=self._http, pace=self._pace, changed=self._note)
@@ -219,30 +220,24 @@ class LocalCluster:
         self._publish()
         self._told(kept.status)
 
-    def _publish(self) -> None:
+    def _publish(self, *, again: bool = False) -> None:
         """Write a file, and retry until it works: on a full disk the replicas continue to serve."""
-        if self._write_again is not None:
+        if self._write_again is not None and not again:
             return
         try:
             self.write_endpoints()
         except OSError as error:
-            self._troubled(
-                f"{self._endpoints_file} cannot be written: {error.strerror}; "
-                "until it can, the gateway does not see new or removed replicas"
-            )
-            self._publish_later()
-
-    def _publish_later(self) -> None:
-        self._write_again = asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, self._publish_again)
-
-    def _publish_again(self) -> None:
-        try:
-            self.write_endpoints()
-        except OSError:
-            self._publish_later()
-            return
-        self._write_again = None
-        self._troubled(f"{self._endpoints_file} can be written again")
+            later = partial(self._publish, again=True)
+            self._write_again = asyncio.get_running_loop().call_later(_WRITE_AGAIN_SECONDS, later)
+            if not again:
+                self._troubled(
+                    f"{self._endpoints_file} cannot be written: {error.strerror}; "
+                    "until it can, the gateway does not see new or removed replicas"
+                )
+        else:
+            self._write_again = None
+            if again:
+                self._troubled(f"{self._endpoints_file} can be written again")
 
     async def _ended(self, processes: Sequence[KeptProcess]) -> None:
         tasks = [self._tasks[kept] for kept in processes if kept in self._tasks]

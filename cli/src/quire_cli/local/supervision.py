@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -72,22 +72,23 @@ class Status:
     """The state of a supervised process."""
 
     name: str
-    phase: Phase
-    url: str | None
-    """Its address; None while it does not run."""
-    stopping: bool
-    identity: ProcessIdentity | None
-    restarts: int
-    reason: str | None
-    """The reason why it last ended."""
-    failures_in_row: int
-    """The times that it ended by itself since it was last ready for a while."""
-    exit_code: int | None
-    """None before the first end, and after a start that failed."""
-    ever_ready: bool
     log: Path
-    log_start: int
+    log_start: int = 0
     """The bytes of the log that earlier starts wrote."""
+    phase: Phase = Phase.PENDING
+    url: str | None = None
+    """Its address; None while it does not run."""
+    stopping: bool = False
+    """True after ``stop`` or ``kill``: it is not restarted."""
+    identity: ProcessIdentity | None = None
+    restarts: int = 0
+    reason: str | None = None
+    """The reason why it last ended."""
+    failures_in_row: int = 0
+    """The times that it ended by itself since it was last ready for a while."""
+    exit_code: int | None = None
+    """None before the first end, and after a start that failed."""
+    ever_ready: bool = False
 
     @property
     def starts(self) -> bool:
@@ -106,38 +107,12 @@ class KeptProcess:
         self, launch: Launch, *, http: aiohttp.ClientSession, pace: Pace, changed: Callable[["KeptProcess"], None]
     ) -> None:
         self.launch, self._http, self._pace, self._changed = launch, http, pace, changed
-        self.phase = Phase.PENDING
-        self._url: str | None = None
+        self.status = Status(name=launch.name, log=launch.log)
         self._process: WatchedProcess | None = None
-        self._identity: ProcessIdentity | None = None
-        self._restarts = 0
-        self._failures_in_row = 0
-        self._reason: str | None = None
-        self._exit_code: int | None = None
         self._start_problem: str | None = None
         """The error of the system that prevented the last start; None if the process started."""
-        self._ever_ready = False
-        self._log_start = 0
         self._stop = asyncio.Event()
         self._killed = False
-
-    @property
-    def status(self) -> Status:
-        """The current state."""
-        return Status(
-            name=self.launch.name,
-            phase=self.phase,
-            url=self._url,
-            stopping=self.stopping,
-            identity=self._identity,
-            restarts=self._restarts,
-            reason=self._reason,
-            failures_in_row=self._failures_in_row,
-            exit_code=self._exit_code,
-            ever_ready=self._ever_ready,
-            log=self.launch.log,
-            log_start=self._log_start,
-        )
 
     async def run(self) -> None:
         """Run until ``stop`` or ``kill``, and until the process has ended."""
@@ -148,59 +123,60 @@ class KeptProcess:
                     await self._back_off()
         finally:
             self.kill()
-            self.phase = Phase.ENDED
-
-    @property
-    def stopping(self) -> bool:
-        """True after ``stop`` or ``kill``: it is not restarted."""
-        return self._stop.is_set()
+            self.status = replace(self.status, phase=Phase.ENDED)
 
     def stop(self) -> None:
         """Drain the process and end."""
+        self.status = replace(self.status, stopping=True)
         self._stop.set()
 
     def kill(self) -> None:
         """End at once, without draining."""
         self._killed = True
-        self._stop.set()
+        self.stop()
         if self._process is not None:
             self._process.kill()
 
     async def _live_once(self) -> None:
-        self._log_start = self.launch.log.stat().st_size if self.launch.log.exists() else 0
+        log = self.launch.log
+        self.status = replace(self.status, log_start=log.stat().st_size if log.exists() else 0)
         try:
             port = self.launch.port or free_port()
             self._process = await WatchedProcess.start(
-                self.launch.command(port), log=self.launch.log, environment=self.launch.environment
+                self.launch.command(port), log=log, environment=self.launch.environment
             )
         except OSError as error:
             # The system lacks processes, files or space for now: what runs goes on, and this one is tried again.
-            self._exit_code, self._start_problem = None, error.strerror or str(error)
-            self._set(Phase.PENDING)
+            self._start_problem = error.strerror or str(error)
+            self.status = replace(self.status, exit_code=None)
+            self._enter(Phase.PENDING)
             return
         self._start_problem = None
-        self._url, self._identity = f"http://{LOOPBACK}:{port}", self._process.identity
-        self._set(Phase.LOADING)
+        url = f"http://{LOOPBACK}:{port}"
+        self.status = replace(self.status, url=url, identity=self._process.identity)
+        self._enter(Phase.LOADING)
         ended = asyncio.create_task(self._process.wait())
-        probing = asyncio.create_task(self._probe_forever(self._url))
+        probing = asyncio.create_task(self._probe_forever(url))
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((ended, probing, stopping), return_when=asyncio.FIRST_COMPLETED)
             probing.cancel()
             if not ended.done():
                 await self._drain(self._process, ended)
-            self._exit_code = await ended
+            exit_code = await ended  # meanwhile the status may change
+            self.status = replace(self.status, exit_code=exit_code)
         finally:
             for task in (probing, stopping):
                 task.cancel()
             if not ended.done():
                 self._process.kill()
                 await ended
-            self._process, self._url, self._identity = None, None, None
+            self._process = None
+            self.status = replace(self.status, url=None, identity=None)
 
     async def _drain(self, process: WatchedProcess, ended: asyncio.Task[int]) -> None:
-        serving = self.phase is Phase.READY
-        self._set(Phase.DRAINING)
+        serving = self.status.phase is Phase.READY
+        self._enter(Phase.DRAINING)
         if serving and not self._killed:
             await asyncio.wait((ended,), timeout=self._pace.deregister_seconds)
         process.terminate()
@@ -209,11 +185,15 @@ class KeptProcess:
             process.kill()
 
     async def _back_off(self) -> None:
-        self._failures_in_row += 1
-        self._restarts += 1
-        self._reason = self._start_problem or _reason(self._exit_code, self.status.last_lines(1))
-        self._set(Phase.FAILED)
-        delay = self._pace.first_backoff_seconds * 2 ** min(self._failures_in_row - 1, 30)
+        status = self.status
+        self.status = replace(
+            status,
+            failures_in_row=status.failures_in_row + 1,
+            restarts=status.restarts + 1,
+            reason=self._start_problem or _reason(status.exit_code, status.last_lines(1)),
+        )
+        self._enter(Phase.FAILED)
+        delay = self._pace.first_backoff_seconds * 2 ** min(status.failures_in_row, 30)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), min(delay, self._pace.longest_backoff_seconds))
 
@@ -224,12 +204,12 @@ class KeptProcess:
             if ready:
                 now = time.monotonic()
                 ready_since = ready_since or now
-                self._ever_ready = True
+                self.status = replace(self.status, ever_ready=True)
                 if now - ready_since >= self._pace.forgive_after_seconds:
-                    self._failures_in_row = 0
+                    self.status = replace(self.status, failures_in_row=0)
             else:
                 ready_since = None
-            self._set(Phase.READY if ready else Phase.LOADING)
+            self._enter(Phase.READY if ready else Phase.LOADING)
             await asyncio.sleep(self._pace.poll_ready_seconds if ready else self._pace.poll_loading_seconds)
 
     async def _is_ready(self, url: str) -> bool:
@@ -240,9 +220,9 @@ class KeptProcess:
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False
 
-    def _set(self, phase: Phase) -> None:
-        if phase is not self.phase:
-            self.phase = phase
+    def _enter(self, phase: Phase) -> None:
+        if phase is not self.status.phase:
+            self.status = replace(self.status, phase=phase)
             self._changed(self)
 
 
