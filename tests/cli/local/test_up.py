@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -35,6 +36,11 @@ MODEL = {
 }
 """Its KV cache takes 512 bytes per token in float32: 2 × 2 layers × 2 KV heads × 16 × 4."""
 
+DUMMY = {"extraArgs": ["--load-format", "dummy"]}
+"""Fields of an engine that invents the weights."""
+WRITES_ARGUMENTS = (sys.executable, "-c", "import sys, time; print(*sys.argv[1:], flush=True); time.sleep(600)")
+"""The command of an engine that writes its arguments into its log."""
+
 
 def document(name: str = "chat", **spec: object) -> str:
     body = {
@@ -43,7 +49,7 @@ def document(name: str = "chat", **spec: object) -> str:
         "metadata": {"name": name},
         "spec": {
             "model": {"source": "file://./model"},
-            "engine": {"extraArgs": ["--load-format", "dummy"]},
+            "engine": DUMMY,
             "drain": {"timeout": "5s"},
             **spec,
         },
@@ -132,6 +138,15 @@ async def running(run: Run) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait((task,), timeout=120)
 
 
+async def engine_arguments(run: Run) -> list[str]:
+    """Return the arguments that an engine of ``WRITES_ARGUMENTS`` gets."""
+    log = run_folder(state_home(run.environ), run.file) / "logs" / "chat-0.log"
+    async with running(run), asyncio.timeout(120):
+        while not log.exists() or not log.read_text().endswith("\n"):
+            await asyncio.sleep(0.02)
+    return log.read_text().split()
+
+
 async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -> None:
     run = Run(tmp_path, document("chat", replicas=2) + document("code", replicas=0))
     async with running(run) as task, aiohttp.ClientSession() as http:
@@ -152,7 +167,8 @@ async def test_address_serves_all_documents_and_stop_cleans_up(tmp_path: Path) -
 async def test_run_ends_after_exit_after_seconds(tmp_path: Path) -> None:
     run = Run(tmp_path, document(), exit_after=0.1)
     await asyncio.wait_for(run.up.run(), 120)
-    assert [e["event"] for e in run.lines.events if e["event"] != "phase"] == ["start", "ready", "drain", "end"]
+    events = [e["event"] for e in run.lines.events if e["event"] not in ("phase", "loading")]
+    assert events == ["start", "ready", "drain", "end"]
 
 
 async def test_stop_ends_an_engine_that_tries_the_cpu(tmp_path: Path) -> None:
@@ -177,18 +193,11 @@ async def test_canary_is_accepted_with_a_note_that_it_has_no_effect(tmp_path: Pa
 
 
 async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) -> None:
-    seen = tmp_path / "args"
-    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
     text = document(
         autoscaling={"minReplicas": 1, "maxReplicas": 2},
-        engine={"maxSequences": 2, "extraArgs": ["--load-format", "dummy"]},
+        engine={"maxSequences": 2, **DUMMY},
     )
-    run = Run(tmp_path, text, engine=(sys.executable, "-c", script, str(seen)))
-    async with running(run):
-        async with asyncio.timeout(120):
-            while not seen.exists() or not seen.read_text():
-                await asyncio.sleep(0.02)
-    args = seen.read_text().split()
+    args = await engine_arguments(Run(tmp_path, text, engine=WRITES_ARGUMENTS))
     given = dict(zip(args, args[1:], strict=False))
     assert given["--threads"] == "2"
     assert given["--kv-cache-memory-bytes"] == str(2 * 512 * 512)  # no more than two sequences can fill
@@ -198,19 +207,13 @@ async def test_engine_gets_flags_for_its_share_of_the_machine(tmp_path: Path) ->
 
 @pytest.mark.parametrize("exists", [True, False])
 async def test_optional_draft_model_is_passed_to_the_engine_if_present(tmp_path: Path, exists: bool) -> None:
-    seen = tmp_path / "args"
-    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
     speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}, "required": False}
-    text = document(engine={"speculation": speculation, "extraArgs": ["--load-format", "dummy"]})
-    run = Run(tmp_path, text, engine=(sys.executable, "-c", script, str(seen)))
+    text = document(engine={"speculation": speculation, **DUMMY})
+    run = Run(tmp_path, text, engine=WRITES_ARGUMENTS)
     if exists:
         (tmp_path / "small").mkdir()
         (tmp_path / "small" / "config.json").write_text(json.dumps(MODEL))
-    async with running(run):
-        async with asyncio.timeout(120):
-            while not seen.exists() or not seen.read_text():
-                await asyncio.sleep(0.02)
-    args = seen.read_text().split()
+    args = await engine_arguments(run)
     given = dict(zip(args, args[1:], strict=False))
     assert given.get("--spec-model") == (str(tmp_path / "small") if exists else None)
     assert ("--no-spec-required" in args) is exists
@@ -220,23 +223,18 @@ async def test_optional_draft_model_is_passed_to_the_engine_if_present(tmp_path:
 
 async def test_missing_required_draft_model_prevents_the_start(tmp_path: Path) -> None:
     speculation = {"method": "DraftModel", "draft": {"source": "file://./small"}}
-    run = Run(tmp_path, document(engine={"speculation": speculation, "extraArgs": ["--load-format", "dummy"]}))
+    run = Run(tmp_path, document(engine={"speculation": speculation, **DUMMY}))
     with pytest.raises(ModelProblem) as caught:
         await run.up.run()
     assert "spec.engine.speculation.draft.source" in str(caught.value.details)
 
 
 async def test_engine_gets_the_key_file_of_its_spec(tmp_path: Path) -> None:
-    seen, keys = tmp_path / "args", tmp_path / "keys"
+    keys = tmp_path / "keys"
     keys.write_text("a-key-of-mine")
-    script = "import sys; open(sys.argv[1], 'w').write(' '.join(sys.argv[2:])); import time; time.sleep(600)"
-    run = Run(tmp_path, document(auth={"secretName": "k"}), engine=(sys.executable, "-c", script, str(seen)))
+    run = Run(tmp_path, document(auth={"secretName": "k"}), engine=WRITES_ARGUMENTS)
     run.environ["QUIRE_API_KEY_FILE"] = str(keys)
-    async with running(run):
-        async with asyncio.timeout(120):
-            while not seen.exists() or not seen.read_text():
-                await asyncio.sleep(0.02)
-    assert f"--api-key-file {keys}" in seen.read_text()
+    assert f"--api-key-file {keys}" in " ".join(await engine_arguments(run))
 
 
 async def test_missing_key_file_prevents_the_start(tmp_path: Path) -> None:
@@ -332,21 +330,20 @@ async def test_crashed_replica_is_reported_and_restarted(tmp_path: Path) -> None
         await run.lines.until(lambda: run.lines.of("phase")[-1]["phase"] == "Ready")
 
 
-async def test_invalid_setups_are_refused_before_any_start(tmp_path: Path) -> None:
-    too_large = Run(tmp_path, document(engine={"kvCache": {"size": "1Ti"}, "extraArgs": ["--load-format", "dummy"]}))
-    with pytest.raises(CapacityProblem, match="chat does not fit: a replica may use 16 GiB"):
-        await too_large.up.run()
-    too_long = Run(tmp_path, document(engine={"maxModelLength": 513, "extraArgs": ["--load-format", "dummy"]}))
-    with pytest.raises(CapacityProblem, match="maxModelLength is 513, but the model supports 512 tokens"):
-        await too_long.up.run()
-    no_gpu = Run(tmp_path, document(resources={"limits": {"nvidia.com/gpu": 1}}))
-    with pytest.raises(CapacityProblem, match="the replicas need 1 GPU "):
-        await no_gpu.up.run()
-    undivided = Run(tmp_path, document(parallelism={"tensor": 3}))
-    with pytest.raises(CapacityProblem, match="spec.parallelism.tensor: must divide the . attention heads"):
-        await undivided.up.run()
-    for run in (too_large, too_long, no_gpu, undivided):
-        assert run.lines.events == []
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"engine": {"kvCache": {"size": "1Ti"}, **DUMMY}}, "chat does not fit: a replica may use 16 GiB"),
+        ({"engine": {"maxModelLength": 513, **DUMMY}}, "maxModelLength is 513, but the model supports 512 tokens"),
+        ({"resources": {"limits": {"nvidia.com/gpu": 1}}}, "the replicas need 1 GPU "),
+        ({"parallelism": {"tensor": 3}}, "spec.parallelism.tensor: must divide the . attention heads"),
+    ],
+)
+async def test_invalid_setup_is_refused_before_any_start(tmp_path: Path, spec: dict[str, Any], message: str) -> None:
+    run = Run(tmp_path, document(**spec))
+    with pytest.raises(CapacityProblem, match=message):
+        await run.up.run()
+    assert run.lines.events == []
 
 
 async def test_used_port_and_running_file_are_refused(tmp_path: Path) -> None:

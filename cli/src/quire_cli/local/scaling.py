@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from quire_cli.local.replicas import LocalCluster
+from quire_operator.adapters.metrics.sources import MetricsSources
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.autoscaler import Decision
 from quire_operator.domain.autoscaling.decision_context import Policy
@@ -12,7 +13,6 @@ from quire_operator.domain.autoscaling.history import ScalingRecord
 from quire_operator.domain.autoscaling.schedules import Bounds, recorded_bounds
 from quire_operator.domain.autoscaling.ticks import Log, Tick, noted, tick_of
 from quire_operator.domain.resource import AutoscalingMode, MetricsSource, Spec
-from quire_operator.ports import Metrics
 from quire_operator.scaling.autoscale import Autoscaler, Subject
 from quire_operator.scaling.loop import keep_scaling
 
@@ -28,16 +28,12 @@ class LocalScaling:
         specs: Sequence[Spec],
         cluster: LocalCluster,
         *,
-        metrics: Metrics,
-        has_prometheus: bool = False,
-        prometheus_problem: Callable[[], str | None] = lambda: None,
+        metrics: MetricsSources,
         tick_seconds: float,
         decided: Callable[[Spec, Tick], None],
     ) -> None:
         self._policies = [(spec, policy) for spec in specs if (policy := Policy.of(spec)) is not None]
-        self._cluster, self._tick_seconds = cluster, tick_seconds
-        self._has_prometheus, self._prometheus_problem = has_prometheus, prometheus_problem
-        self._decided = decided
+        self._cluster, self._metrics, self._tick_seconds, self._decided = cluster, metrics, tick_seconds, decided
         self._autoscaler = Autoscaler(metrics=metrics, target=self, clock=WallClock())
         self.decisions: dict[str, Log] = {}
         self._records: dict[str, ScalingRecord] = {}
@@ -67,7 +63,7 @@ class LocalScaling:
             tick = tick_of(
                 decision,
                 source=MetricsSource.PROMETHEUS if by_prometheus else MetricsSource.PODS,
-                problem=self._prometheus_problem() if by_prometheus else None,
+                problem=self._metrics.prometheus_problem if by_prometheus else None,
             )
             self.decisions[spec.name] = noted(self.decisions.get(spec.name, ()), tick, limit=_LOG_LIMIT)
             self._decided(spec, tick)
@@ -101,4 +97,4 @@ class LocalScaling:
 
     def _by_prometheus(self, policy: Policy) -> bool:
         # Without a Prometheus here, a file made for a cluster that has one is served all the same.
-        return self._has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS
+        return self._metrics.has_prometheus and policy.autoscaling.metrics_source is not MetricsSource.PODS

@@ -175,8 +175,6 @@ class _Run:
             specs,
             self._cluster,
             metrics=metrics,
-            has_prometheus=metrics.has_prometheus,
-            prometheus_problem=lambda: metrics.prometheus_problem,
             tick_seconds=options.tick_seconds,
             decided=self._on_decision,
         )
