@@ -14,7 +14,7 @@ from quire_common.errors import FlagsError
 from quire_gateway import __main__, headers
 from quire_gateway.__main__ import main
 from quire_gateway.config import FileSource, KubernetesSource, parse_config
-from quire_gateway.prompt import TokensPerByte
+from quire_gateway.prompt import TokensPerByte, peek_request
 from quire_gateway.scrape import parse_page
 from quire_gateway.sse import EventSplitter
 
@@ -150,6 +150,15 @@ def test_tokens_per_byte_stay_within_bounds(counts):
         ratio.record_bytes(num_bytes)
         ratio.record_tokens(tokens, requests)
         assert 0.02 <= ratio.value <= 2.0
+
+
+# --- requests ---
+
+
+@pytest.mark.parametrize("text", [r"cut \ud83d", r"\udE42 cut, with more text behind it", r"whole \ud83d\ude42"])
+def test_half_of_a_surrogate_pair_is_read_as_the_engine_reads_it(text):
+    body = b'{"model": "chat", "prompt": "%s"}' % text.encode()
+    assert peek_request(bytearray(body), is_generating=True).model == "chat"
 
 
 # --- the command line ---

@@ -11,6 +11,7 @@ from itertools import islice
 import msgspec
 
 from quire_common.response_ids import tag_of
+from quire_common.surrogates import repaired
 from quire_gateway.errors import BadRequest
 
 BLOCK_BYTES = 256
@@ -106,7 +107,7 @@ def peek_request(
 ) -> PeekedRequest:
     """Return a body's model and prompt, or raise ``BadRequest``. The replica validates everything else."""
     try:
-        peek = msgspec.json.decode(body, type=_Peek)
+        peek = _peek(body)
     except msgspec.ValidationError as error:
         raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -126,6 +127,17 @@ def peek_request(
         replica_tag=_tag(peek.previous_response_id),
         session=_session(peek.prompt_cache_key) or _session(peek.user),
     )
+
+
+def _peek(body: bytes | bytearray) -> _Peek:
+    try:
+        return msgspec.json.decode(body, type=_Peek)
+    except msgspec.DecodeError:
+        original = bytes(body)
+        text = repaired(original)  # as the engine reads it
+        if text is original:
+            raise
+        return msgspec.json.decode(text, type=_Peek)
 
 
 def _num_prompts(body: Prompt) -> int:

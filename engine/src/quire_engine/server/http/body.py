@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
+from quire_common.surrogates import repaired
 from quire_engine.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMedia
 from quire_engine.server.http.body_budget import BodyLease
 from quire_engine.server.http.problems import MAX_REASONS, joined_reasons, shortened
@@ -78,7 +79,7 @@ async def _decode(body: bytes, max_token_ids: int) -> Any:
     if len(body) <= LARGE_BYTES or _values(body) <= MAX_VALUES:
         return _decode_whole(body)
     left, content = MAX_VALUES, dict[str, Any]()
-    for name, raw in _fields.decode(_repaired(body)).items():
+    for name, raw in _fields.decode(repaired(body)).items():
         text = bytes(raw)
         await asyncio.sleep(0)
         if _values(text) > MAX_VALUES and b'"' not in text and b"{" not in text:
@@ -135,25 +136,10 @@ def _decode_whole(body: bytes) -> Any:
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError:
-        repaired = _repaired(body)
-        if repaired is body:
+        text = repaired(body)
+        if text is body:
             raise
-        return _decoder.decode(repaired)
-
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u([dD][89a-fA-F][0-9a-fA-F]{2})|.)"
-)
-_MAX_ESCAPES = 10_000
-
-
-def _repaired(body: bytes) -> bytes:
-    """Return the body with U+FFFD for each half of a surrogate pair, as JavaScript writes for a cut emoji."""
-    if _SURROGATE.search(body) is None or body.count(b"\\") > _MAX_ESCAPES:
-        return body
-    repaired = _ESCAPE.sub(lambda found: found[0] if found[1] is None else b"\\ufffd", body)
-    return body if repaired == body else repaired
+        return _decoder.decode(text)
 
 
 def _check_media(request: Request) -> None:
