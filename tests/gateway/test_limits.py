@@ -96,6 +96,7 @@ def test_limits_follow_the_key_file_and_the_number_of_gateways():
         ([b'data: {"text": "\\"total_tokens\\": 900"}\n\n'], 11),
         ([b'{"choices": [', b'], "usage": {"total_', b'tokens":42}}'], 42),
         ([b'data: {}\n\n: quire-usage {"total_tokens":5}\n\ndata: [DONE]\n\n'], 5),
+        ([b'data: {"text": "it said: quire-usage 5"}\n\n', b"data: [DONE]\n\n"], 12),
         ([], 10),
     ],
 )
@@ -104,7 +105,8 @@ def test_tokens_of_an_answer(data, tokens):
     charge.start_attempt()
     passed = b"".join(charge.read(each) for each in data)
     assert charge.tokens() == tokens
-    assert b"quire-usage" not in passed and passed.endswith(b"".join(data)[-14:])
+    sent = b"".join(data)
+    assert passed == sent.replace(b': quire-usage {"total_tokens":5}\n\n', b"")
 
 
 # --- the number of sequences ---

@@ -20,6 +20,8 @@ _MESSAGE_USAGE = re.compile(
     rb'"cache_read_input_tokens":(\d{1,12}),"output_tokens":(\d{1,12})\}\}\Z'
 )
 """The end of a message in Anthropic's form, whose usage has no total."""
+_USAGE = re.compile(rb"^" + USAGE_COMMENT + rb".*(?:\n\n|\Z)", re.MULTILINE)
+"""The comment for the gateway, which is whole. Within a text that the model generated no line begins like this."""
 
 
 def gateway_allowances(now: Callable[[], float], num_gateways: Callable[[], int]) -> Allowances:
@@ -71,11 +73,7 @@ class Charge:
         """Read a part of the answer, and return it without the comment that is meant for the gateway."""
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
         self._events += data.count(b"data: ")
-        start = data.find(USAGE_COMMENT)
-        if start < 0:
-            return data
-        end = data.find(b"\n\n", start)
-        return data[:start] + (data[end + 2 :] if end >= 0 else b"")
+        return _USAGE.sub(b"", data)
 
     def tokens(self) -> float:
         """Return the total that the replica reported; without a report, the prompt's estimate and one per event.
