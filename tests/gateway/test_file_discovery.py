@@ -42,12 +42,13 @@ async def test_created_and_replaced_file_is_read_each_time(watched):
         assert await published.get() == {}
 
 
-async def test_broken_file_keeps_the_last_set_and_logs_once(watched, caplog):
+@pytest.mark.parametrize("broken", [b'{"models": [', b'{"models": [{"name": "\xff"}]}', b'{"later": ' + b"[" * 10_000])
+async def test_broken_file_keeps_the_last_set_and_logs_once(watched, caplog, broken):
     path, published = watched
     replace(path, listing("http://127.0.0.1:1"))
     async with asyncio.timeout(60):
         await published.get()
-        replace(path, '{"models": [')
+        path.write_bytes(broken)
         while not caplog.records:
             await asyncio.sleep(0.01)
         replace(path, listing("http://127.0.0.1:2"))

@@ -30,7 +30,7 @@ def parse_endpoints(text: bytes) -> Snapshot:
     """Return the file's content as a snapshot, or raise ``InvalidEndpoints``."""
     try:
         file = msgspec.json.decode(text, type=EndpointsFile)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidEndpoints(str(error)) from error
     _check_unique("model", [model.name for model in file.models])
     for model in file.models:
