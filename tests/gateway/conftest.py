@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -181,6 +182,23 @@ class Harness:
         self.gateway, self.discovery, self.client, self.port = gateway, discovery, client, port
         self.url = f"http://127.0.0.1:{port}"
         self.push = discovery.push
+
+    async def push_and_scrape(self, **models: list[Endpoint]) -> None:
+        """Publish the replicas of models, and wait until the load of each is known."""
+        await self.push(**models)
+        while any(backend.load is None for backend in self.gateway.fleet.backends()):
+            await asyncio.sleep(0.01)
+
+    async def until_held(self, count: int, model: str = "chat") -> None:
+        """Wait until so many requests of a model are held."""
+        while self.gateway.metrics.held.get(model, 0) != count:
+            await asyncio.sleep(0.005)
+
+    async def page(self, path: str) -> Any:
+        """Return the JSON of a page."""
+        async with self.client.get(f"{self.url}{path}") as response:
+            assert response.status == 200
+            return await response.json()
 
     async def complete(self, model: str = "chat", **extra: object) -> tuple[int, dict[str, object]]:
         """Send a completion and return status and parsed body."""

@@ -22,11 +22,9 @@ async def test_models_list_adapters_with_their_model(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()], adapters={"legal": "chat"})
 
-    async with gateway.client.get(f"{gateway.url}/v1/models") as response:
-        cards = {card["id"]: card.get("parent") for card in (await response.json())["data"]}
+    cards = {card["id"]: card.get("parent") for card in (await gateway.page("/v1/models"))["data"]}
     assert cards == {"chat": None, "legal": "chat"}
-    async with gateway.client.get(f"{gateway.url}/v1/models/legal") as response:
-        assert (await response.json())["parent"] == "chat"
+    assert (await gateway.page("/v1/models/legal"))["parent"] == "chat"
 
 
 async def test_a_request_without_a_model_is_for_the_only_model(gateway, replicas):
@@ -66,8 +64,7 @@ async def test_autoscaler_counts_requests_of_adapters_for_the_model(gateway, rep
     requests = [asyncio.create_task(gateway.complete(name)) for name in ("legal", "medical", "chat")]
     while len(chat.bodies) < 3:
         await asyncio.sleep(0.01)
-    async with gateway.client.get(f"{gateway.url}/requests") as response:
-        assert (await response.json())["models"] == {"chat": {"held": 0, "inFlight": 3}}
+    assert (await gateway.page("/requests"))["models"] == {"chat": {"held": 0, "inFlight": 3}}
     assert await gateway.metric("quire_gateway_requests_in_flight") == 3
     release.set()
     await asyncio.gather(*requests)
@@ -79,8 +76,7 @@ async def test_a_held_request_for_an_adapter_is_demand_for_the_model(gateway, re
     request = asyncio.create_task(gateway.complete("legal"))
     counts: dict = {}
     while not counts:
-        async with gateway.client.get(f"{gateway.url}/requests") as response:
-            counts = (await response.json())["models"]
+        counts = (await gateway.page("/requests"))["models"]
     assert counts == {"chat": {"held": 1, "inFlight": 0}}
     await gateway.push(chat=[chat.endpoint()], adapters={"legal": "chat"})
     assert (await request)[0] == 200

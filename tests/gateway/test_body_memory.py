@@ -49,8 +49,7 @@ async def test_body_that_does_not_fit_gets_503_and_retry_after(start_gateway):
     gateway = await start_gateway(max_body_bytes=MIB, body_memory_bytes=MIB)
     await gateway.push(chat=[])
     held = asyncio.create_task(post(gateway, MIB // 2))
-    while gateway.gateway.metrics.held.get("chat", 0) != 1:
-        await asyncio.sleep(0.005)
+    await gateway.until_held(1)
     assert await gateway.metric("quire_gateway_body_bytes") >= MIB // 2
 
     assert await post(gateway, MIB // 2) == (503, "body_memory_full", "2")

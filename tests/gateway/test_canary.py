@@ -208,8 +208,7 @@ async def send(gateway: Any, count: int, **body: object) -> list[tuple[int, str 
 
 
 async def tracks_page(gateway: Any) -> dict[str, Any]:
-    async with gateway.client.get(f"{gateway.url}/tracks") as response:
-        return (await response.json())["models"]
+    return (await gateway.page("/tracks"))["models"]
 
 
 async def test_answers_name_their_track_and_are_counted(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,7 @@ async def answers(gateway: Any) -> Any:
     """Return the figures after all comparisons have ended."""
     while running := list(gateway.gateway.proxy.comparisons._running.values()):
         await asyncio.wait(running)
-    async with gateway.client.get(f"{gateway.url}/tracks") as response:
-        return (await response.json())["models"]["chat"]["answers"]
+    return (await gateway.page("/tracks"))["models"]["chat"]["answers"]
 
 
 NONE = {"compared": 0, "different": 0, "nearTies": 0, "failed": 0}

@@ -99,8 +99,7 @@ async def test_stream_unfinished_at_the_drain_timeout_gets_an_error(start_gatewa
     response = await gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat", "stream": True})
     await response.content.readuntil(b"\n\n")
     held = asyncio.create_task(gateway.complete("empty"))
-    while not gateway.gateway.metrics.held.get("empty"):
-        await asyncio.sleep(0.005)
+    await gateway.until_held(1, "empty")
 
     await gateway.gateway.stop()
 

@@ -10,17 +10,12 @@ from quire_common.contract.gateway import WAIT_COMMENTS_HEADER, HoldPolicy
 from quire_gateway import wait_comments
 
 
-async def until_held(gateway, count: int) -> None:
-    while gateway.gateway.metrics.held.get("chat", 0) != count:
-        await asyncio.sleep(0.005)
-
-
 async def test_request_at_zero_is_answered_by_the_first_replica(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[])
 
     calls = [asyncio.create_task(gateway.complete()) for _ in range(3)]
-    await until_held(gateway, 3)
+    await gateway.until_held(3)
     assert await gateway.metric("quire_gateway_held_requests", model="chat") == 3
     await gateway.push(chat=[chat.endpoint(ready=False)])
     assert chat.bodies == []
@@ -40,16 +35,11 @@ async def test_request_before_the_first_list_of_models_waits_for_it(gateway, rep
 
 
 async def test_models_are_listed_when_they_are_known(gateway, replicas):
-    async def listed(path: str) -> str:
-        async with gateway.client.get(f"{gateway.url}{path}") as response:
-            assert response.status == 200
-            return await response.text()
-
-    calls = [asyncio.create_task(listed(path)) for path in ("/v1/models", "/v1/models/chat")]
+    calls = [asyncio.create_task(gateway.page(path)) for path in ("/v1/models", "/v1/models/chat")]
     await asyncio.sleep(0.05)  # long enough to see no effect
     assert not any(call.done() for call in calls)
     await gateway.push(chat=[(await replicas("chat-0")).endpoint()])
-    assert all('"id":"chat"' in text for text in await asyncio.gather(*calls))
+    assert ["'id': 'chat'" in str(page) for page in await asyncio.gather(*calls)] == [True, True]
 
 
 async def test_missing_list_of_models_is_503_and_not_404(start_gateway):
@@ -96,7 +86,7 @@ async def test_requests_beyond_the_hold_limit_are_refused_at_once(start_gateway)
     gateway = await start_gateway(hold_limit=2)
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(2)]
-    await until_held(gateway, 2)
+    await gateway.until_held(2)
 
     status, body = await gateway.complete()
 
@@ -104,13 +94,13 @@ async def test_requests_beyond_the_hold_limit_are_refused_at_once(start_gateway)
     for call in calls:
         call.cancel()
     # A request that leaves the queue makes room.
-    await until_held(gateway, 0)
+    await gateway.until_held(0)
 
 
 async def test_held_request_fails_when_its_model_is_removed(gateway):
     await gateway.push(chat=[])
     call = asyncio.create_task(gateway.complete())
-    await until_held(gateway, 1)
+    await gateway.until_held(1)
 
     await gateway.push()
 
@@ -128,7 +118,7 @@ async def test_requests_wait_for_a_restarting_replica(gateway, replicas):
     chat.behaviour = restart
     await gateway.push(chat=[chat.endpoint()])
     call = asyncio.create_task(gateway.complete())
-    await until_held(gateway, 1)
+    await gateway.until_held(1)
 
     restarting = False
 
@@ -153,11 +143,10 @@ async def test_held_and_active_requests_are_reported(gateway, replicas):
     busy.answer_after(go_on)
     await gateway.push(chat=[], busy=[busy.endpoint()], idle=[])
     calls = [asyncio.create_task(gateway.complete(model)) for model in ("chat", "chat", "busy")]
-    await until_held(gateway, 2)
+    await gateway.until_held(2)
     await busy.arrived.wait()
 
-    async with gateway.client.get(f"{gateway.url}/requests") as response:
-        body = await response.json()
+    body = await gateway.page("/requests")
 
     assert body == {"models": {"chat": {"held": 2, "inFlight": 0}, "busy": {"held": 0, "inFlight": 1}}}
     go_on.set()
@@ -193,12 +182,10 @@ async def test_held_requests_are_released_as_one_replica_can_run_them(start_gate
     calls = []
     for number in range(40):
         calls.append(asyncio.create_task(gateway.complete(number=number)))
-        await until_held(gateway, number + 1)
+        await gateway.until_held(number + 1)
     seen = starting(chat, gateway, max_running=4)
     # It is scraped before it is ready, as a starting replica is.
-    await gateway.push(chat=[chat.endpoint(ready=False)])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[chat.endpoint(ready=False)])
     await gateway.push(chat=[chat.endpoint()])
 
     # A request that arrives now waits behind earlier ones.
@@ -219,7 +206,7 @@ async def test_only_one_request_tries_a_replica_that_refuses_all(start_gateway, 
     chat.behaviour = refuse
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(20)]
-    await until_held(gateway, 20)
+    await gateway.until_held(20)
     began = monotonic()
     await gateway.push(chat=[chat.endpoint()])
     while len(chat.bodies) < 18:
@@ -240,7 +227,7 @@ async def test_request_at_the_hold_timeout_joins_a_replica_queue(start_gateway, 
     # While a replica is known to start, no request ends at its timeout.
     await gateway.push(chat=[chat.endpoint(ready=False, starting=True)])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(3)]
-    await until_held(gateway, 3)
+    await gateway.until_held(3)
     while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
         await asyncio.sleep(0.01)
     await gateway.push(chat=[chat.endpoint()])
@@ -255,7 +242,7 @@ async def test_released_request_without_a_client_yields_its_turn(gateway, replic
     chat.told = {"quire_max_running_requests": 1}
     await gateway.push(chat=[])
     calls = [asyncio.create_task(gateway.complete()) for _ in range(4)]
-    await until_held(gateway, 4)
+    await gateway.until_held(4)
     await gateway.push(chat=[chat.endpoint()])
     calls[0].cancel()
     calls[1].cancel()
@@ -287,7 +274,7 @@ async def test_number_of_held_requests_follows_the_model(gateway):
     gateway.discovery.hold = HoldPolicy(max_held=1, start_up_seconds=90.0)
     await gateway.push(chat=[])
     call = asyncio.create_task(gateway.complete())
-    await until_held(gateway, 1)
+    await gateway.until_held(1)
     assert await refused(gateway) == (503, "90")
     call.cancel()
     gateway.discovery.hold = HoldPolicy(max_held=0)
@@ -382,4 +369,4 @@ async def test_client_that_leaves_ends_its_comments(gateway, hasty):
     async with commented(gateway, stream=True) as response:
         await response.content.readuntil(b"\n\n")
         response.close()
-    await until_held(gateway, 0)
+    await gateway.until_held(0)

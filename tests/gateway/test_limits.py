@@ -336,7 +336,5 @@ async def test_hidden_names_appear_in_no_response(start_gateway, replicas):
     status, body = await gateway.complete("nothing")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
     assert "secret" not in body["error"]["message"] and "chat" not in body["error"]["message"]
-    async with gateway.client.get(f"{gateway.url}/v1/models") as response:
-        assert (await response.json())["data"] == []
-    async with gateway.client.get(f"{gateway.url}/v1/models/chat") as response:
-        assert (await response.json())["id"] == "chat"
+    assert (await gateway.page("/v1/models"))["data"] == []
+    assert (await gateway.page("/v1/models/chat"))["id"] == "chat"

@@ -155,8 +155,7 @@ async def test_lost_request_of_a_removed_model_is_404(gateway, replicas):
     chat.behaviour = behave
     await gateway.push(chat=[chat.endpoint()])
     call = asyncio.create_task(gateway.complete())
-    while gateway.gateway.metrics.held.get("chat", 0) != 1:
-        await asyncio.sleep(0.005)
+    await gateway.until_held(1)
     await gateway.push()
 
     assert (await call)[0] == 404

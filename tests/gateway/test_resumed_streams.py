@@ -113,9 +113,7 @@ async def test_stream_resumes_at_another_replica(gateway, replicas, end, after):
     one, two = await replicas("one"), await replicas("two")
     one.behaviour, two.behaviour = Engine(end, after), Engine()
     two.load |= {"running": 50}
-    await gateway.push(chat=[one.endpoint(), two.endpoint()])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[one.endpoint(), two.endpoint()])
 
     data = await stream(gateway)
 
@@ -150,9 +148,7 @@ async def test_streams_of_a_dead_replica_resume_together(gateway, replicas):
     two.behaviour = Together(8)
     two.load |= {"running": 50}
     two.told["quire_max_running_requests"] = 100
-    await gateway.push(chat=[one.endpoint(), two.endpoint()])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[one.endpoint(), two.endpoint()])
     reading = [asyncio.create_task(stream(gateway)) for _ in range(8)]
     while len(one.bodies) < 8:
         await asyncio.sleep(0.01)
@@ -173,15 +169,13 @@ async def test_stream_resumes_on_its_own_track(gateway, replicas):
     fleet["canary-a"].behaviour = Engine(ENGINE_STOPPED, 2)
     fleet["canary-b"].load |= {"running": 9}
     gateway.discovery.canary = CanaryRoute(revision="r2", weight_percent=90)
-    await gateway.push(
+    await gateway.push_and_scrape(
         chat=[
             fleet["stable"].endpoint(track=STABLE),
             fleet["canary-a"].endpoint(track=CANARY),
             fleet["canary-b"].endpoint(track=CANARY),
         ]
     )
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
 
     data = await stream(gateway)
 
@@ -203,8 +197,7 @@ async def test_planned_move_is_no_error_of_its_track(gateway, replicas, end, err
 
     assert b"[DONE]" in await reading
 
-    async with gateway.client.get(f"{gateway.url}/tracks") as response:
-        canary = (await response.json())["models"]["chat"]["tracks"][CANARY]
+    canary = (await gateway.page("/tracks"))["models"]["chat"]["tracks"][CANARY]
     assert (canary["requests"], canary["errors"]) == (1 + errors, errors)
 
 
@@ -277,9 +270,7 @@ async def test_stream_passes_replicas_that_cannot_continue_it(gateway, replicas,
         replica.behaviour = Unsuited()
         replica.load |= {"running": 25}
     staying = [replica.endpoint() for replica in (*new, old)]
-    await gateway.push(chat=[*staying, leaving.endpoint()])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[*staying, leaving.endpoint()])
     reading = asyncio.create_task(stream(gateway))
     await engine.at_end.wait()
     if end == "waits":

@@ -115,9 +115,7 @@ async def test_replica_that_does_not_answer_is_replaced_by_another(gateway, repl
     bad, good = await replicas("bad"), await replicas("good")
     bad.behaviour = behaviour
     good.load |= {"running": 50}
-    await gateway.push(chat=[bad.endpoint(), good.endpoint()])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[bad.endpoint(), good.endpoint()])
 
     status, body = await gateway.complete()
 
@@ -179,8 +177,7 @@ async def test_request_that_never_started_waits_for_the_engine(gateway, replicas
     chat.behaviour = refusing("engine_restarting")
     await gateway.push(chat=[chat.endpoint()])
     call = asyncio.create_task(gateway.complete())
-    while gateway.gateway.metrics.held.get("chat", 0) != 1:
-        await asyncio.sleep(0.005)
+    await gateway.until_held(1)
 
     chat.behaviour = chat.say_name
 
@@ -196,9 +193,7 @@ async def test_unavailable_answer_of_another_shape_is_tried_elsewhere(gateway, r
         return web.Response(status=503, body=text)
 
     bad.behaviour = answer
-    await gateway.push(chat=[bad.endpoint(), good.endpoint()])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[bad.endpoint(), good.endpoint()])
 
     assert (await gateway.complete())[1]["served_by"] == "good"
 

@@ -91,8 +91,7 @@ async def test_all_models_are_listed_even_at_zero_replicas(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()], **{"org/big": []})
 
-    async with gateway.client.get(f"{gateway.url}/v1/models") as response:
-        listing = await response.json()
+    listing = await gateway.page("/v1/models")
     assert [model["id"] for model in listing["data"]] == ["chat", "org/big"]
     assert {model["object"] for model in listing["data"]} == {"model"}
     async with gateway.client.get(f"{gateway.url}/v1/models/org/big") as response:
@@ -293,9 +292,7 @@ async def test_prompts_go_to_the_replica_with_the_fewest_tokens_left(gateway, re
     for replica, tokens in zip(fleet, (6000, 4000), strict=True):
         replica.told = {"quire_pending_prefill_tokens": tokens}
     fleet[1].load |= {"running": 5, "waiting": 2}
-    await gateway.push(chat=[replica.endpoint() for replica in fleet])
-    while any(backend.load is None for backend in gateway.gateway.fleet.backends()):
-        await asyncio.sleep(0.01)
+    await gateway.push_and_scrape(chat=[replica.endpoint() for replica in fleet])
 
     prompt = "x" * 1000 * 4
     answers = [await gateway.complete(prompt=f"{turn}{prompt}") for turn in range(4)]

@@ -119,8 +119,7 @@ async def test_continuation_waits_for_its_replica_and_asks_no_other(gateway, rep
     keeper, other = await replicas("chat-0"), await replicas("chat-1")
     await gateway.push(chat=[keeper.endpoint(ready=False), other.endpoint()])
     call = asyncio.create_task(continued(gateway, "chat-0"))
-    while gateway.gateway.metrics.held.get("chat", 0) != 1:
-        await asyncio.sleep(0.005)
+    await gateway.until_held(1)
     assert (await gateway.complete())[1]["served_by"] == "chat-1"
     await gateway.push(chat=[keeper.endpoint(), other.endpoint()])
     assert (await call)[1]["served_by"] == "chat-0"

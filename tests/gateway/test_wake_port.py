@@ -110,8 +110,7 @@ async def test_only_the_models_of_the_service_are_listed(waking) -> None:
 
 async def held(harness) -> int:
     """Return the number of held requests, which the operator polls."""
-    async with harness.client.get(f"{harness.url}/requests") as response:
-        return (await response.json())["models"].get("chat", {}).get("held", 0)
+    return (await harness.page("/requests"))["models"].get("chat", {}).get("held", 0)
 
 
 async def test_a_request_waits_for_the_first_replica(start_gateway, replicas) -> None:
