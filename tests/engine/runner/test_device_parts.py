@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from quire_parity.batches import batch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,11 +30,9 @@ from quire_engine.runner.device.graphs import (
     default_decode_sizes,
     default_mixed_sizes,
 )
-from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper, runs_of
 from quire_engine.runner.device_runner import DeviceRunner
-from quire_engine.runner.logit_shaping import LogitShaping
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -214,80 +212,6 @@ def test_swapped_blocks_are_restored_unchanged(staged: int, most_copies: int, mo
 )
 def test_adjacent_host_blocks_are_one_run(hosts: list[int], runs: list[tuple[int, int, int]]) -> None:
     assert [(run.staged, run.host, run.count) for run in runs_of(hosts)] == runs
-
-
-# --- shaping ---
-
-tokens = st.integers(0, VOCABULARY - 1)
-shapes = st.builds(
-    SamplingParams,
-    max_tokens=st.just(9),
-    presence_penalty=st.sampled_from([0.0, 0.5]),
-    frequency_penalty=st.sampled_from([0.0, -0.25]),
-    repetition_penalty=st.sampled_from([1.0, 2.0]),
-    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, 1.5]), max_size=3).map(lambda it: tuple(it.items())),
-    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=9).map(tuple),
-    bad_words_token_ids=st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=3).map(tuple),
-    stop_token_ids=st.lists(tokens, max_size=2).map(tuple),
-    min_tokens=st.integers(0, 3),
-)
-courses = st.lists(
-    st.tuples(
-        st.lists(st.tuples(st.integers(0, 3), shapes, st.lists(tokens, max_size=80)), max_size=2),
-        st.sets(st.integers(0, 3)),
-        st.integers(1, 70),
-    ),
-    min_size=1,
-    max_size=5,
-)
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="compares with the CPU's, at every step")
-@pytest.mark.parametrize("vocabulary", [VOCABULARY, 5000])
-@settings(max_examples=40, deadline=None)
-@given(course=courses, seed=st.integers(0, 1000))
-def test_logit_shaping_on_device_equals_the_cpu(vocabulary: int, course: list[Any], seed: int) -> None:
-    """Admissions with histories, releases and many samples: rows fill the pool, move, and the pool is reallocated."""
-    chance = np.random.default_rng(seed)
-    here = DeviceLogitShaping(max_rows=4, vocab_size=vocabulary, device=DEVICE)
-    there = LogitShaping(max_rows=4, vocab_size=vocabulary)
-    running: set[int] = set()
-    for number, (admitted, released, draws) in enumerate(course):
-        for row in released & running:
-            here.release(row)
-            there.release(row)
-        running -= released
-        new = {
-            row: Admission(
-                row=row,
-                prompt_token_ids=[row, number],
-                output_token_ids=drawn,
-                params=params,
-                seed=0,
-                eos_token_ids=(7,),
-            )
-            for row, params, drawn in admitted
-        }
-        for admission in new.values():
-            there.admit(admission)
-        running |= new.keys()
-        rows = np.array(sorted(running), dtype=np.int64)
-        for turn in range(draws if running else 0):
-            transfer = HostToDeviceBatch(make_accelerator(DEVICE))
-            here.stage([] if turn else list(new.values()), rows, transfer)
-            transfer.send()
-            here.apply()
-            places = here.shaped(rows)
-            assert places.tolist() == there.shaped(rows).tolist()
-            logits = torch.from_numpy(chance.normal(size=(len(rows), vocabulary)).astype(np.float32))
-            other = logits.clone()
-            lines, shaped = torch.from_numpy(places), torch.from_numpy(rows[places])
-            here.shape(logits, lines, shaped)
-            there.apply(other, places, rows[places])
-            assert torch.equal(logits, other)
-            drawn = torch.from_numpy(chance.integers(vocabulary, size=len(rows)))
-            here.count(drawn[lines], shaped)
-            there.count(drawn.numpy()[places], rows[places])
 
 
 # --- errors of the device ---

@@ -1,4 +1,4 @@
-"""Edits of rows through admissions, samples and releases always match the request and its tokens."""
+"""Edits of rows through admissions, samples and releases always match the request; on a GPU if there is one."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.runner.device.accelerator import make_accelerator
+from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.logit_shaping import LogitShaping, row_edits
 
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 VOCABULARY = 30
 ROWS = 4
 EOS = 7
@@ -22,6 +25,25 @@ def admission(params: SamplingParams, *, row: int = 0, prompt: list[int], drawn:
     return Admission(
         row=row, prompt_token_ids=prompt, output_token_ids=drawn, params=params, seed=0, eos_token_ids=(EOS,)
     )
+
+
+def change(shaping: LogitShaping, rows: np.ndarray | tuple[()] = (), admitted: tuple[Admission, ...] = ()) -> None:
+    """Stage and apply admissions, and room for the tokens that ``rows`` sample."""
+    transfer = HostToDeviceBatch(make_accelerator(DEVICE))
+    shaping.stage(admitted, np.asarray(rows, dtype=np.int64), transfer)
+    transfer.send()
+    shaping.apply()
+
+
+def on_device(numbers: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(numbers).to(DEVICE)
+
+
+def shape(shaping: LogitShaping, logits: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    """Return the logits after the edits of ``rows``, one line each."""
+    logits, lines = logits.to(DEVICE), on_device(np.arange(len(rows)))
+    shaping.shape(logits, lines, on_device(rows))
+    return logits.cpu()
 
 
 def expected(logits: list[float], params: SamplingParams, prompt: list[int], drawn: list[int]) -> list[float]:
@@ -67,7 +89,7 @@ class Sequence:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_rows_keep_their_own_logit_edits_in_any_order(data: st.DataObject) -> None:
-    shaping = LogitShaping(max_rows=ROWS, vocab_size=VOCABULARY)
+    shaping = LogitShaping(max_rows=ROWS, vocab_size=VOCABULARY, device=DEVICE)
     running: dict[int, Sequence] = {}
     chance = np.random.default_rng(data.draw(st.integers(0, 1000)))
     for _ in range(data.draw(st.integers(3, 12))):
@@ -83,7 +105,7 @@ def test_rows_keep_their_own_logit_edits_in_any_order(data: st.DataObject) -> No
                 shaping.release(row)
         if row in running:
             it = running[row]
-            shaping.admit(admission(it.params, row=row, prompt=it.prompt, drawn=list(it.drawn)))
+            change(shaping, admitted=(admission(it.params, row=row, prompt=it.prompt, drawn=list(it.drawn)),))
         rows = np.array(sorted(running), dtype=np.int64)
         for _ in range(data.draw(st.integers(0, 5)) if running else 0):
             step(shaping, running, rows, chance)
@@ -93,37 +115,36 @@ def step(shaping: LogitShaping, running: dict[int, Sequence], rows: np.ndarray, 
     logits = torch.from_numpy(chance.normal(size=(len(rows), VOCABULARY)).astype(np.float32))
     wanted = [expected(logits[i].tolist(), running[row].params, running[row].prompt, running[row].drawn)
               for i, row in enumerate(rows.tolist())]  # fmt: skip
+    change(shaping, rows)
     places = shaping.shaped(rows)
-    shaping.apply(logits, places, rows[places])
+    logits[places] = shape(shaping, logits[places], rows[places])
     torch.testing.assert_close(logits, torch.tensor(wanted).view(logits.shape), rtol=1e-5, atol=1e-5)
     drawn = chance.integers(VOCABULARY, size=len(rows))
-    shaping.count(drawn[places], rows[places])
+    shaping.count(on_device(drawn[places]), on_device(rows[places]))
     for row, token in zip(rows.tolist(), drawn.tolist(), strict=True):
         running[row].drawn.append(token)
 
 
 def test_long_output_outgrows_its_pool_entry_repeatedly() -> None:
     vocabulary = 3000
-    shaping = LogitShaping(max_rows=3, vocab_size=vocabulary)
+    shaping = LogitShaping(max_rows=3, vocab_size=vocabulary, device=DEVICE)
     asked = SamplingParams(max_tokens=1, presence_penalty=1.0)
-    for row in range(3):
-        made = admission(asked, row=row, prompt=[row], drawn=[])
-        shaping.admit(made)
+    change(shaping, admitted=tuple(admission(asked, row=row, prompt=[row], drawn=[]) for row in range(3)))
     rows = np.arange(3)
     for token in range(2000):
-        shaping.count(np.full(3, token), rows)
-        shaping.count(np.zeros(3, dtype=np.int64), rows)  # known tokens need no room
-    logits = torch.zeros(3, vocabulary)
-    shaping.apply(logits, rows, rows)
+        for sampled in (token, 0):
+            change(shaping, rows)
+            shaping.count(on_device(np.full(3, sampled)), on_device(rows))
+    logits = shape(shaping, torch.zeros(3, vocabulary), rows)
     assert (logits[:, :2000] == -1).all() and (logits[:, 2000:] == 0).all()
 
 
 def test_released_rows_free_the_pool() -> None:
-    shaping = LogitShaping(max_rows=2, vocab_size=VOCABULARY)
+    shaping = LogitShaping(max_rows=2, vocab_size=VOCABULARY, device=DEVICE)
     asked = SamplingParams(max_tokens=1, repetition_penalty=1.5)
     for number in range(5000):
-        shaping.admit(admission(asked, row=number % 2, prompt=[number % VOCABULARY], drawn=[]))
-    assert len(shaping._ids) <= 4096
+        change(shaping, admitted=(admission(asked, row=number % 2, prompt=[number % VOCABULARY], drawn=[]),))
+    assert shaping._capacity <= 4096
 
 
 @pytest.mark.parametrize(
@@ -140,7 +161,7 @@ def test_only_rows_with_such_parameters_have_edits(change: dict[str, Any]) -> No
 
 
 def test_ids_beyond_the_vocabulary_change_nothing() -> None:
-    shaping = LogitShaping(max_rows=1, vocab_size=5)
+    shaping = LogitShaping(max_rows=1, vocab_size=5, device=DEVICE)
     asked = SamplingParams(
         max_tokens=5,
         min_tokens=1,
@@ -150,7 +171,5 @@ def test_ids_beyond_the_vocabulary_change_nothing() -> None:
         stop_token_ids=(9,),
     )
     asked = replace(asked, presence_penalty=0.5)
-    shaping.admit(admission(asked, prompt=[1, 2, 9], drawn=[]))
-    logits = torch.zeros(1, 5)
-    shaping.apply(logits, np.array([0]), np.array([0]))
-    assert logits.tolist() == [[-np.inf, -np.inf, 1.0, 0.0, -np.inf]]
+    change(shaping, admitted=(admission(asked, prompt=[1, 2, 9], drawn=[]),))
+    assert shape(shaping, torch.zeros(1, 5), np.array([0])).tolist() == [[-np.inf, -np.inf, 1.0, 0.0, -np.inf]]

@@ -32,8 +32,7 @@ def admission(
 
 def sampler(*admissions: Admission) -> Sampler:
     made = Sampler(max_rows=8, vocab_size=VOCABULARY)
-    for each in admissions:
-        made.admit(each)
+    made.admit(admissions)
     return made
 
 
@@ -102,7 +101,7 @@ def test_min_tokens_stops_applying_when_reached() -> None:
 
 def test_reused_row_has_no_state_of_its_previous_sequence() -> None:
     here = sampler(admission(logit_bias=((5, 9.0),), logprobs=1))
-    here.admit(admission())
+    here.admit([admission()])
     drawn = draw(here, peaked(4, 5), [0])
     assert (int(drawn.token_ids[0]), drawn.logprobs) == (4, None)
 
@@ -178,10 +177,12 @@ def test_frequencies_follow_the_shaped_distribution(params: dict[str, Any]) -> N
     logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(3))
     here = Sampler(max_rows=rows, vocab_size=vocabulary)
     asked = SamplingParams(max_tokens=9, **params)
-    for row in range(rows):
-        here.admit(
+    here.admit(
+        [
             Admission(row=row, prompt_token_ids=[5], output_token_ids=drawn, params=asked, seed=row, eos_token_ids=(7,))
-        )
+            for row in range(rows)
+        ]
+    )
     tokens = draw(here, logits.repeat(rows, 1), list(range(rows))).token_ids
     # The expected logits of the rows above, by hand.
     made = logits.clone()

@@ -1,13 +1,18 @@
-"""The changes of logits that requests specify, kept by row from admission to release.
+"""The changes of logits that requests specify, kept by row from admission to release, on any device.
 
 Allowed ids, forbidden words, minimum length, biases and penalties become a row's *edits*: five adjacent lists of token
 ids in one pool (see ``quire_kernels.logit_shaping``). A step names the rows to shape and the sampled tokens; one kernel
-launch each does the rest, so no row is visited here. Only the list of tokens that occurred grows. A row whose room may
-be used up moves to a larger place, which happens once in many steps.
+launch each does the rest, so no row is visited here. Only the list of tokens that occurred grows.
+
+The pool is in device memory that the host never reads. The host decides where a row's edits are, so it knows
+everything about the pool except how many ids a penalized row counts: it assumes a new id with every sampled token. A
+row whose room may be used up moves to a larger place, which happens once in many steps. All changes of a step are
+staged in one host-to-device batch and then applied, in a few launches for all rows.
 
 Rows without edits cost nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -17,123 +22,12 @@ from torch import Tensor
 
 from quire_engine.core.batch import Admission
 from quire_engine.core.sampling_params import SamplingParams
+from quire_engine.runner.device.staging import HostToDeviceBatch, Item
 from quire_kernels.logit_shaping import NUM_BOUNDS, TAIL, LogitEdits, count_tokens, shape_logits
 
 _ROOM = 64
-"""The places for tokens that have not occurred yet: at least this many steps until a row is checked again."""
-
-
-class LogitShaping:
-    def __init__(self, *, max_rows: int, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._shaped = np.zeros(max_rows, dtype=np.bool_)
-        self._counted = np.zeros(max_rows, dtype=np.bool_)
-        self._sure_room = np.zeros(max_rows, dtype=np.int64)
-        """The number of further tokens for which a counted row certainly has room, known without reading device memory.
-        """
-        self._ids = np.zeros(0, dtype=np.int32)
-        self._values = np.zeros(0, dtype=np.float32)
-        self._end = 0
-        self._bounds = np.zeros((max_rows, NUM_BOUNDS), dtype=np.int64)
-        self._penalties = np.ones((max_rows, 3), dtype=np.float32)
-        self._min_tokens = np.zeros(max_rows, dtype=np.int64)
-        self._num_drawn = np.zeros(max_rows, dtype=np.int64)
-        self._tails = np.zeros((max_rows, TAIL), dtype=np.int32)
-        self._edits = self._as_tensors()
-
-    def admit(self, admission: Admission) -> None:
-        """Set the edits of a sequence that takes its row; after a preemption they include its sampled tokens."""
-        row, drawn = admission.row, admission.output_token_ids
-        self.release(row)
-        edits = row_edits(admission, self._vocab_size)
-        if edits is None:
-            return
-        room = _ROOM if edits.penalised else 0
-        ids = np.concatenate(edits.ids)
-        begin = self._take(len(ids) + room)
-        self._shaped[row], self._counted[row], self._sure_room[row] = True, edits.penalised, room
-        self._ids[begin : begin + len(ids)] = ids
-        self._values[begin : begin + len(ids)] = edits.values
-        ends = begin + np.cumsum([len(part) for part in edits.ids])
-        self._bounds[row] = [begin, *ends, ends[-1] + room]
-        params = admission.params
-        self._penalties[row] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-        self._min_tokens[row] = params.min_tokens
-        self._num_drawn[row] = len(drawn)
-        places = np.arange(max(0, len(drawn) - TAIL), len(drawn))
-        self._tails[row, places % TAIL] = drawn[-TAIL:]
-
-    def release(self, row: int) -> None:
-        self._shaped[row] = self._counted[row] = False
-
-    def shaped(self, rows: np.ndarray) -> np.ndarray:
-        """Return [S] the places in ``rows`` of those with edits."""
-        return np.flatnonzero(self._shaped[rows])
-
-    def apply(self, logits: Tensor, lines: np.ndarray, rows: np.ndarray) -> None:
-        """Change float32 logits [R, V] in place: line ``lines[i]`` by the edits of row ``rows[i]``."""
-        shape_logits(logits, torch.from_numpy(lines), torch.from_numpy(rows), self._edits)
-
-    def count(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
-        """Count a sampled token for each of ``rows``, all of which have edits."""
-        used_up = rows[self._counted[rows] & (self._sure_room[rows] == 0)]
-        for row in used_up.tolist():
-            self._make_room(row)
-        self._sure_room[rows] -= 1
-        count_tokens(torch.from_numpy(token_ids), torch.from_numpy(rows), self._edits)
-
-    def _make_room(self, row: int) -> None:
-        """Recompute a row's room, because repeated tokens need none; if it is small, move the row to a larger place."""
-        begin, end, room = (int(self._bounds[row, place]) for place in (0, 5, 6))
-        if room - end < _ROOM // 2:
-            size = end - begin
-            # Larger by half, so that a long answer rarely moves.
-            wanted = size + max(_ROOM, size // 2)
-            target = self._take(wanted)
-            begin = int(self._bounds[row, 0])  # the allocation may have moved it
-            self._move(self._ids, self._values, row, target, size)
-            self._bounds[row] += target - begin
-            self._bounds[row, 6] = target + wanted
-        self._sure_room[row] = self._bounds[row, 6] - self._bounds[row, 5]
-
-    def _take(self, size: int) -> int:
-        """Return the start of ``size`` places after all others."""
-        if self._end + size > len(self._ids):
-            self._pack(size)
-        begin, self._end = self._end, self._end + size
-        return begin
-
-    def _pack(self, wanted: int) -> None:
-        """Create a pool with all rows adjacent, twice as large as they are, with ``wanted`` more places."""
-        rows = np.flatnonzero(self._shaped & (self._bounds[:, 6] > self._bounds[:, 0]))
-        sizes = self._bounds[rows, 6] - self._bounds[rows, 0]
-        old = self._ids, self._values
-        capacity = max(1024, 2 * (int(sizes.sum()) + wanted))
-        self._ids, self._values = np.zeros(capacity, dtype=np.int32), np.zeros(capacity, dtype=np.float32)
-        self._end = 0
-        for row, size in zip(rows.tolist(), sizes.tolist(), strict=True):
-            self._move(*old, row, self._end, size)
-            self._bounds[row] += self._end - self._bounds[row, 0]
-            self._end += size
-        self._edits = self._as_tensors()
-
-    def _move(self, ids: np.ndarray, values: np.ndarray, row: int, target: int, size: int) -> None:
-        """Copy a row's places from an old pool, or this one, to ``target``; the caller updates its bounds."""
-        begin = int(self._bounds[row, 0])
-        self._ids[target : target + size] = ids[begin : begin + size]
-        self._values[target : target + size] = values[begin : begin + size]
-
-    def _as_tensors(self) -> LogitEdits:
-        """Return the pool as tensors over the same memory."""
-        return LogitEdits(
-            ids=torch.from_numpy(self._ids),
-            values=torch.from_numpy(self._values),
-            bounds=torch.from_numpy(self._bounds),
-            penalties=torch.from_numpy(self._penalties),
-            min_tokens=torch.from_numpy(self._min_tokens),
-            num_drawn=torch.from_numpy(self._num_drawn),
-            tails=torch.from_numpy(self._tails),
-        )
+"""The places for tokens that have not occurred yet: the number of steps until a row has to move."""
+_NEVER_FULL = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,3 +86,227 @@ def _encoded_words(words: tuple[tuple[int, ...], ...], vocab_size: int) -> np.nd
 
 def _ids(tokens: object) -> np.ndarray:
     return np.fromiter(tokens, dtype=np.int32)  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NewRows:
+    """The data of rows that were admitted with edits."""
+
+    rows: Item  # [A] int64
+    bounds: Item  # [A, NUM_BOUNDS] int64
+    penalties: Item  # [A, 3] float32
+    min_tokens: Item  # [A] int64
+    num_drawn: Item  # [A] int64
+    tails: Item  # [A, TAIL] int32
+    places: Item  # [P] int64, in the pool
+    ids: Item  # [P] int32
+    values: Item  # [P] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moves:
+    """Rows whose edits move, in the same pool or to a new one."""
+
+    capacity: int | None
+    """The capacity of the new pool, if there is one."""
+    sources: Item  # [P] int64, places
+    targets: Item  # [P] int64
+    rows: Item  # [A] int64
+    shifts: Item  # [A, NUM_BOUNDS] int64, what is added to the rows' bounds
+
+
+class LogitShaping:
+    """The edits of all rows. ``stage`` admissions and sampled rows, transfer, ``apply``; then shape and count."""
+
+    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        # What the host knows about each row. A row's places are ``begin`` to ``begin + size``; at least the last
+        # ``free`` of them are empty; ``fixed`` are not counts.
+        self._shaped = np.zeros(max_rows, dtype=np.bool_)
+        self._counted = np.zeros(max_rows, dtype=np.bool_)
+        self._begin = np.zeros(max_rows, dtype=np.int64)
+        self._size = np.zeros(max_rows, dtype=np.int64)
+        self._free = np.zeros(max_rows, dtype=np.int64)
+        self._fixed = np.zeros(max_rows, dtype=np.int64)
+        self._capacity = 0
+        self._end = 0
+        self._edits = LogitEdits(
+            ids=torch.zeros(0, dtype=torch.int32, device=device),
+            values=torch.zeros(0, dtype=torch.float32, device=device),
+            bounds=torch.zeros((max_rows, NUM_BOUNDS), dtype=torch.int64, device=device),
+            penalties=torch.ones((max_rows, 3), dtype=torch.float32, device=device),
+            min_tokens=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            num_drawn=torch.zeros(max_rows, dtype=torch.int64, device=device),
+            tails=torch.zeros((max_rows, TAIL), dtype=torch.int32, device=device),
+        )
+        self._staged: list[_Moves | _NewRows] = []
+
+    def release(self, row: int) -> None:
+        self._shaped[row] = self._counted[row] = False
+
+    def shaped(self, rows: np.ndarray) -> np.ndarray:
+        """Return [S] the places in ``rows`` of those with edits."""
+        return np.flatnonzero(self._shaped[rows])
+
+    def stage(self, admitted: Sequence[Admission], drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> None:
+        """Stage admissions, and room for the tokens that this step samples for ``drawn_rows`` [K]."""
+        for admission in admitted:
+            self.release(admission.row)
+        new = [(admission, edits) for admission in admitted if (edits := row_edits(admission, self._vocab_size))]
+        full = drawn_rows[self._counted[drawn_rows] & (self._free[drawn_rows] == 0)]
+        wanted = np.array([self._wanted(row) for row in full.tolist()], dtype=np.int64)
+        self._reserve(sum(map(_room_for, (edits for _, edits in new))) + int(wanted.sum()), transfer)
+        if len(full):
+            self._enlarge(full, wanted, transfer)
+        if new:
+            self._stage_new(new, transfer)
+        self._free[drawn_rows[self._counted[drawn_rows]]] -= 1
+
+    def _wanted(self, row: int) -> int:
+        """Return a size that is half as large again, so that long answers rarely move; at most each id is counted."""
+        size = int(self._size[row])
+        return min(size + max(_ROOM, size // 2), int(self._fixed[row]) + self._vocab_size)
+
+    def _free_places(self, row: int, *, used: int) -> int:
+        """Return the number of a counted row's places that are certainly empty."""
+        whole = self._size[row] - self._fixed[row] >= self._vocab_size
+        return _NEVER_FULL if whole else int(self._size[row]) - used
+
+    def _reserve(self, wanted: int, transfer: HostToDeviceBatch) -> None:
+        """Reserve room after all rows, if necessary in a new pool of twice the size that the rows take."""
+        if self._end + wanted <= self._capacity:
+            return
+        rows = np.flatnonzero(self._shaped & (self._size > 0))
+        sizes = self._size[rows]
+        ends = np.cumsum(sizes)
+        self._end = int(sizes.sum())
+        self._capacity = max(1024, 2 * (self._end + wanted))
+        shifts = np.repeat((ends - sizes - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
+        self._stage_moves(rows, ends - sizes, sizes, shifts, transfer, capacity=self._capacity)
+
+    def _enlarge(self, rows: np.ndarray, wanted: np.ndarray, transfer: HostToDeviceBatch) -> None:
+        targets = self._end + np.cumsum(wanted) - wanted
+        self._end += int(wanted.sum())
+        sizes = self._size[rows]
+        shifts = np.repeat((targets - self._begin[rows])[:, None], NUM_BOUNDS, axis=1)
+        shifts[:, -1] += wanted - sizes
+        self._stage_moves(rows, targets, sizes, shifts, transfer, capacity=None)
+        self._size[rows] = wanted
+        self._free[rows] = [
+            self._free_places(row, used=used) for row, used in zip(rows.tolist(), sizes.tolist(), strict=True)
+        ]
+
+    def _stage_moves(
+        self,
+        rows: np.ndarray,
+        targets: np.ndarray,
+        sizes: np.ndarray,
+        shifts: np.ndarray,
+        transfer: HostToDeviceBatch,
+        *,
+        capacity: int | None,
+    ) -> None:
+        self._staged.append(
+            _Moves(
+                capacity=capacity,
+                sources=transfer.add(_ranges(self._begin[rows], sizes)),
+                targets=transfer.add(_ranges(targets, sizes)),
+                rows=transfer.add(rows),
+                shifts=transfer.add(shifts),
+            )
+        )
+        self._begin[rows] = targets
+
+    def _stage_new(self, new: list[tuple[Admission, RowEdits]], transfer: HostToDeviceBatch) -> None:
+        count = len(new)
+        bounds = np.zeros((count, NUM_BOUNDS), dtype=np.int64)
+        penalties = np.zeros((count, 3), dtype=np.float32)
+        tails = np.zeros((count, TAIL), dtype=np.int32)
+        for i, (admission, edits) in enumerate(new):
+            row, drawn, params = admission.row, admission.output_token_ids, admission.params
+            lengths = [len(part) for part in edits.ids]
+            size = _room_for(edits)
+            begin, self._end = self._end, self._end + size
+            bounds[i] = [begin, *(begin + np.cumsum(lengths)), begin + size]
+            penalties[i] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            places = np.arange(max(0, len(drawn) - TAIL), len(drawn))
+            tails[i, places % TAIL] = drawn[-TAIL:]
+            self._shaped[row], self._counted[row] = True, edits.penalised
+            self._begin[row], self._size[row], self._fixed[row] = begin, size, sum(lengths[:-1])
+            self._free[row] = self._free_places(row, used=sum(lengths))
+        sizes = bounds[:, 5] - bounds[:, 0]
+        self._staged.append(
+            _NewRows(
+                rows=transfer.add(_int64(admission.row for admission, _ in new)),
+                bounds=transfer.add(bounds),
+                penalties=transfer.add(penalties),
+                min_tokens=transfer.add(_int64(admission.params.min_tokens for admission, _ in new)),
+                num_drawn=transfer.add(_int64(len(admission.output_token_ids) for admission, _ in new)),
+                tails=transfer.add(tails),
+                places=transfer.add(_ranges(bounds[:, 0], sizes)),
+                ids=transfer.add(np.concatenate([part for _, edits in new for part in edits.ids])),
+                values=transfer.add(np.concatenate([edits.values for _, edits in new])),
+            )
+        )
+
+    def apply(self) -> None:
+        """Apply the staged changes in order."""
+        for change in self._staged:
+            match change:
+                case _Moves():
+                    self._move(change)
+                case _NewRows():
+                    self._write(change)
+        self._staged = []
+
+    def _move(self, moves: _Moves) -> None:
+        edits, sources, targets = self._edits, moves.sources.on_device, moves.targets.on_device
+        moved = [pool.index_select(0, sources) for pool in (edits.ids, edits.values)]
+        if moves.capacity is not None:
+            self._edits = edits = LogitEdits(
+                ids=edits.ids.new_zeros(moves.capacity),
+                values=edits.values.new_zeros(moves.capacity),
+                bounds=edits.bounds,
+                penalties=edits.penalties,
+                min_tokens=edits.min_tokens,
+                num_drawn=edits.num_drawn,
+                tails=edits.tails,
+            )
+        edits.ids.index_copy_(0, targets, moved[0])
+        edits.values.index_copy_(0, targets, moved[1])
+        edits.bounds.index_add_(0, moves.rows.on_device, moves.shifts.on_device)
+
+    def _write(self, new: _NewRows) -> None:
+        edits, rows, places = self._edits, new.rows.on_device, new.places.on_device
+        edits.ids.index_copy_(0, places, new.ids.on_device)
+        edits.values.index_copy_(0, places, new.values.on_device)
+        for state, item in (
+            (edits.bounds, new.bounds),
+            (edits.penalties, new.penalties),
+            (edits.min_tokens, new.min_tokens),
+            (edits.num_drawn, new.num_drawn),
+            (edits.tails, new.tails),
+        ):
+            state.index_copy_(0, rows, item.on_device)
+
+    def shape(self, logits: Tensor, lines: Tensor, rows: Tensor) -> None:
+        """Change float32 logits [R, V] in place: line ``lines[i]`` by the edits of row ``rows[i]``."""
+        shape_logits(logits, lines, rows, self._edits)
+
+    def count(self, token_ids: Tensor, rows: Tensor) -> None:
+        """Count a sampled token for each of ``rows``, all of which have edits."""
+        count_tokens(token_ids, rows, self._edits)
+
+
+def _room_for(edits: RowEdits) -> int:
+    return sum(map(len, edits.ids)) + (_ROOM if edits.penalised else 0)
+
+
+def _ranges(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return sizes[0] numbers from begins[0] on, then sizes[1] numbers from begins[1] on, and so on."""
+    ends = np.cumsum(sizes)
+    return np.arange(int(sizes.sum())) + np.repeat(begins - (ends - sizes), sizes)
+
+
+def _int64(numbers: object) -> np.ndarray:
+    return np.fromiter(numbers, dtype=np.int64)  # type: ignore[call-overload]

@@ -81,8 +81,8 @@ class ModelRunner:
             self._adapters.apply(batch)
         for row in batch.released_rows:
             self._sampler.release(row)
-        for admission in batch.admitted:
-            self._sampler.admit(admission)
+        if batch.admitted:
+            self._sampler.admit(batch.admitted)
         self._rows.apply(batch)
         self._threads.prepare(batch.num_tokens)
         drafting = time.perf_counter()

@@ -7,6 +7,7 @@ tokens, and one reports probabilities: the cost in Python does not grow with the
 Legend: R sampled sequences, V vocabulary, S of them with shaped logits, K with reported probabilities.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,15 @@ from torch import Tensor
 
 from quire_engine.core.batch import Admission, TokenLogprobs, TokenMasks
 from quire_engine.core.sampling_params import FILTER_NAMES
+from quire_engine.runner.device.accelerator import InterpretedAccelerator
+from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.logit_shaping import LogitShaping
 from quire_engine.runner.logprobs import report
 from quire_engine.runner.token_masks import apply_masks
 from quire_kernels.sampling import greedy, sample
 
 _SEED_MASK = (1 << 64) - 1
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +50,25 @@ class Sampler:
         self._seed = np.zeros(max_rows, dtype=np.uint64)
         self._reported = np.zeros(max_rows, dtype=np.bool_)
         self._num_logprobs = np.zeros(max_rows, dtype=np.int64)
-        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size)
+        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=_CPU)
 
-    def admit(self, admission: Admission) -> None:
-        row, params = admission.row, admission.params
-        for name, column in self._filters.items():
-            column[row] = getattr(params, name)
-        self._top_k[row] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
-        self._seed[row] = admission.seed & _SEED_MASK
-        self._reported[row] = params.logprobs is not None
-        self._num_logprobs[row] = params.logprobs or 0
-        self._shaping.admit(admission)
+    def admit(self, admitted: Sequence[Admission]) -> None:
+        for admission in admitted:
+            row, params = admission.row, admission.params
+            for name, column in self._filters.items():
+                column[row] = getattr(params, name)
+            self._top_k[row] = self._vocab_size if params.top_k is None else min(params.top_k, self._vocab_size)
+            self._seed[row] = admission.seed & _SEED_MASK
+            self._reported[row] = params.logprobs is not None
+            self._num_logprobs[row] = params.logprobs or 0
+        self._change_edits(admitted, np.zeros(0, dtype=np.int64))
+
+    def _change_edits(self, admitted: Sequence[Admission], rows: np.ndarray) -> None:
+        """Set the edits of rows that are admitted, and make room for the tokens that ``rows`` sample."""
+        transfer = HostToDeviceBatch(InterpretedAccelerator(_CPU))
+        self._shaping.stage(admitted, rows, transfer)
+        transfer.send()
+        self._shaping.apply()
 
     def release(self, row: int) -> None:
         self._shaping.release(row)
@@ -80,10 +92,12 @@ class Sampler:
         if masks is not None:
             apply_masks(logits, masks)
         if len(shaped):
-            self._shaping.apply(logits, shaped, rows[shaped])
+            self._change_edits((), rows[shaped])
+            places, edited = torch.from_numpy(shaped), torch.from_numpy(rows[shaped])
+            self._shaping.shape(logits, places, edited)
         drawn = self._draw(logits, rows, positions)
         if len(shaped):
-            self._shaping.count(drawn[shaped], rows[shaped])
+            self._shaping.count(torch.from_numpy(drawn).index_select(0, places), edited)
         if not len(reported):
             return Drawn(token_ids=drawn, logprobs=None)
         entries: list[TokenLogprobs | None] = [None] * len(rows)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenMasks
 from quire_engine.core.sampling_params import FILTER_NAMES
-from quire_engine.runner.device.logit_shaping import DeviceLogitShaping
 from quire_engine.runner.device.reports import AskedReport, PendingReport
 from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, Item, StepInputs
+from quire_engine.runner.logit_shaping import LogitShaping
 from quire_engine.runner.token_masks import apply_masks
 from quire_kernels.sampling import greedy, sample
 
@@ -56,7 +56,7 @@ class DeviceSampler:
         self._numbers, self._drawn_numbers = (
             torch.zeros((2, width), dtype=torch.int64, device=device) for width in widths
         )
-        self._shaping = DeviceLogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
+        self._shaping = LogitShaping(max_rows=max_rows, vocab_size=vocab_size, device=device)
         self._admitted: tuple[Item, Item, Item] | None = None
 
     def stage(self, batch: Batch, drawn_rows: np.ndarray, transfer: HostToDeviceBatch) -> DrawPlan:
