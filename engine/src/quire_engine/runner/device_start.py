@@ -28,7 +28,6 @@ from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_stage import DeviceStage
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
-from quire_engine.runner.parallel.lockstep import LockstepRunner
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
@@ -127,11 +126,9 @@ def start_on_device(
 
 def _with_ranks(own: DeviceRunner | DeviceStage, group: "RankGroup", *, stages: int) -> Runner:
     """Return the runner of rank 0 that lets the other ranks run each batch too."""
-    if stages == 1:
-        return LockstepRunner(own, group)
-    from quire_engine.runner.parallel.group import PipelineRunner  # needs msgspec
+    from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner  # needs msgspec
 
-    return PipelineRunner(own, group)
+    return GroupRunner(own, group) if stages == 1 else PipelineRunner(own, group)
 
 
 def _measure_devices(

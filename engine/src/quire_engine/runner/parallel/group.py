@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -16,7 +16,7 @@ import torch
 
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
-from quire_engine.core.ports import ForwardPass, Runner
+from quire_engine.core.ports import ForwardPass, PendingOutput, Runner
 from quire_engine.errors import GROUP_LOST, EngineError, EngineStartError
 from quire_engine.group_secret import read_secret
 from quire_engine.runner.arithmetic import Arithmetic, dtype_name
@@ -142,7 +142,7 @@ class RankGroup:
         least: AvailableMemory | None = None
         for node in self._nodes:
             rank = self._topology.ranks_of(node)[0]
-            self._send(rank, MeasureMemory())
+            self._send_encoded(rank, encode(MeasureMemory()))
             message = self._receive(rank)
             assert isinstance(message, Memory), "a rank answers each question"
             if message.size is not None and (least is None or message.size < least.size):
@@ -190,15 +190,15 @@ class RankGroup:
         """Let every rank run a batch; what only sampling needs goes to ranks that sample."""
         whole = encode(Step(replace(batch, constrained=None)))
         stripped = whole if not batch.admitted else encode(Step(replace(batch, admitted=[], constrained=None)))
-        for rank, frames in self._frames.items():
-            self._send_encoded(rank, frames, whole if rank in self._samplers else stripped)
+        for rank in self._frames:
+            self._send_encoded(rank, whole if rank in self._samplers else stripped)
 
     def sample(self, masks: TokenMasks | None) -> None:
         """Let the other ranks that sample do so after the batch that was sent last."""
-        frame = encode(Sample(masks))
-        for rank, frames in self._frames.items():
-            if rank in self._samplers:
-                self._send_encoded(rank, frames, frame)
+        others = [rank for rank in self._frames if rank in self._samplers]
+        frame = encode(Sample(masks)) if others else b""
+        for rank in others:
+            self._send_encoded(rank, frame)
 
     def await_sampled(self) -> RunnerOutput:
         """Return the tokens of the oldest ``sample`` whose tokens were not returned."""
@@ -218,15 +218,12 @@ class RankGroup:
 
     def _broadcast(self, message: ToRank) -> None:
         frame = encode(message)
-        for rank, frames in self._frames.items():
-            self._send_encoded(rank, frames, frame)
+        for rank in self._frames:
+            self._send_encoded(rank, frame)
 
-    def _send(self, rank: int, message: ToRank) -> None:
-        self._send_encoded(rank, self._frames[rank], encode(message))
-
-    def _send_encoded(self, rank: int, frames: Frames, frame: bytes) -> None:
+    def _send_encoded(self, rank: int, frame: bytes) -> None:
         try:
-            frames.send_encoded(frame)
+            self._frames[rank].send_encoded(frame)
         except OSError as error:
             raise EngineStartError(
                 f"the engine process lost another rank of its group: rank {rank} of {self._topology.ranks}: {error}"
@@ -248,19 +245,40 @@ class RankGroup:
 
 
 class GroupRunner:
-    """A ``core.ports.Runner`` that lets the other ranks of its stage, the only one, run each batch too."""
+    """A ``core.ports.Runner`` that lets the other ranks of its stage, the only one, run each batch too.
+
+    On GPUs all ranks sample: the logits have the same bits on all of them, and sampling depends on them, the seed and
+    the position only. So no token is sent between GPUs, and a step may begin before the host knows the tokens of the
+    one before.
+    """
 
     def __init__(self, runner: Runner, group: RankGroup) -> None:
         self._runner = runner
         self._group = group
 
-    def execute(self, batch: Batch) -> ForwardPass:
+    def execute(self, batch: Batch) -> "GroupForward":
         self._group.send(batch)
-        return self._runner.execute(batch)
+        return GroupForward(self._runner.execute(batch), self._group)
 
     def close(self) -> None:
         self._group.close()
         self._runner.close()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupForward:
+    """A ``ForwardPass`` of all ranks of one stage."""
+
+    forward: ForwardPass
+    group: RankGroup
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.forward.token_ids
+
+    def sample(self, masks: TokenMasks | None = None) -> PendingOutput:
+        self.group.sample(masks)
+        return self.forward.sample(masks)
 
 
 class Stage(Protocol):
