@@ -147,7 +147,7 @@ class ShiftedRows(DeviceRows):
         self.host.tables[0][rows] = blocks
         own, new = transfer.add(rows), transfer.add(blocks)
         transfer.send()
-        self._tables[0].index_copy_(0, own.on_device, new.on_device)
+        self.tables[0].index_copy_(0, own.on_device, new.on_device)
 
 
 class Drafting:
@@ -286,7 +286,7 @@ class Drafting:
 
     def keep_guesses(self, number: int) -> None:
         """Keep the guesses that all passes for draft ``number`` made."""
-        self._device_rows.copy_last_tokens(self._guesses[number])
+        self._guesses[number].copy_(self._device_rows.last_tokens)
 
     def fill_in(self, token_ids: Tensor, *, rows: np.ndarray, drafts: np.ndarray, places: np.ndarray) -> Proposed:
         """Write the kept guesses into the target's inputs ``token_ids`` [T].

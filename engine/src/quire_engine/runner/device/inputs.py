@@ -37,12 +37,13 @@ class DeviceRows:
         self.slot_of_row = np.full(max_rows, -1, dtype=np.int32)  # on the host, by row
         self.spare_slots = [group.num_blocks * layout.block_size for group in layout.groups]
         self.host = BlockTables(max_rows=max_rows, max_blocks=max_blocks, groups=groups)
-        self._tables = tuple(
+        # Of all rows, the spare one included.
+        self.tables = tuple(
             torch.zeros((max_rows + 1, max_blocks), dtype=torch.int32, device=device) for _ in range(groups)
         )
-        for table, group in zip(self._tables, layout.groups, strict=True):
+        for table, group in zip(self.tables, layout.groups, strict=True):
             table[self.spare_row, 0] = group.num_blocks
-        self._last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
+        self.last_tokens = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
         # Of the current step: block tables in its order, and tokens fed back.
         self._gathered = tuple(
             torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device) for _ in range(groups)
@@ -55,7 +56,7 @@ class DeviceRows:
         for admission in batch.admitted:
             self.slot_of_row[admission.row] = admission.adapter_slot
         self._updates = []
-        for host, table, updates in zip(self.host.tables, self._tables, batch.block_updates, strict=True):
+        for host, table, updates in zip(self.host.tables, self.tables, batch.block_updates, strict=True):
             if not updates.rows:
                 continue
             places = np.asarray(updates.rows, dtype=np.int64) * host.shape[1] + np.asarray(updates.positions)
@@ -71,28 +72,14 @@ class DeviceRows:
         """Fill in the last sampled tokens and the block tables. This is part of captured graphs."""
         tokens, sequences = len(inputs.token_ids), len(inputs.rows)
         fed_back = self._fed_back[:tokens]
-        torch.index_select(self._last_token, 0, inputs.token_rows, out=fed_back)
+        torch.index_select(self.last_tokens, 0, inputs.token_rows, out=fed_back)
         torch.where(inputs.is_feedback, fed_back, inputs.token_ids, out=inputs.token_ids)
-        for table, gathered in zip(self._tables, self._gathered, strict=True):
+        for table, gathered in zip(self.tables, self._gathered, strict=True):
             torch.index_select(table, 0, inputs.rows, out=gathered[:sequences])
 
     def remember(self, rows: Tensor, drawn: Tensor) -> None:
         """Store the tokens [K] sampled for rows [K], which the next step may need."""
-        self._last_token.index_copy_(0, rows, drawn)
-
-    @property
-    def last_tokens(self) -> Tensor:
-        """The last token remembered for each row, [N + 1] int64."""
-        return self._last_token
-
-    @property
-    def tables(self) -> tuple[Tensor, ...]:
-        """The block tables of all rows, [N + 1, M] int32 per KV cache group."""
-        return self._tables
-
-    def copy_last_tokens(self, target: Tensor) -> None:
-        """Copy the last tokens of all rows [N + 1], the spare one included."""
-        target.copy_(self._last_token)
+        self.last_tokens.index_copy_(0, rows, drawn)
 
     def block_tables(self, sequences: int) -> tuple[Tensor, ...]:
         """Return the block tables [B, M] that ``fill_in`` wrote."""

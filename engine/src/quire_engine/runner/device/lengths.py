@@ -52,6 +52,7 @@ class DeviceLengths:
         self, rows: DeviceRows, *, max_rows: int, max_drafts: int, block_size: int, device: torch.device
     ) -> None:
         self._rows = rows
+        self.last_tokens = rows.last_tokens
         self._block_size = block_size
         self._rejected, self._shifts, self.previous_tokens = (
             torch.zeros(max_rows + 1, dtype=torch.int64, device=device) for _ in range(3)
@@ -104,11 +105,6 @@ class DeviceLengths:
         if draws:
             drawn = inputs.drawn_positions[:draws]
             drawn.sub_(self._shifts.index_select(0, inputs.drawn_rows[:draws]))
-
-    @property
-    def last_tokens(self) -> Tensor:
-        """The last token sampled for each row, [N + 1] int64."""
-        return self._rows.last_tokens
 
     def verify(self, plan: LengthPlan, sampled: Tensor, token_ids: Tensor) -> None:
         """Compare the drafts of a step with what was sampled, and remember the end of each row's text.
