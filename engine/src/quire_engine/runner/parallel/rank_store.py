@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any, Literal
 
 import msgspec
 from torch.distributed.distributed_c10d import Store
@@ -73,53 +74,18 @@ class Values:
         with self._changed:
             return self._values.pop(key, None) is not None
 
-    def __len__(self) -> int:
+    def count(self) -> int:
         with self._changed:
             return len(self._values)
 
 
-# --- requests of other ranks; their answers are MessagePack values ---
+class Request(msgspec.Struct, frozen=True):
+    """A call of one of the methods of ``Values`` by another rank; the answer is a MessagePack value."""
+
+    method: Literal["set", "add", "compare_set", "get", "wait", "has", "delete", "count"]
+    arguments: list[Any] = []
 
 
-class Set(msgspec.Struct, frozen=True, tag=True):
-    key: str
-    value: bytes
-
-
-class Add(msgspec.Struct, frozen=True, tag=True):
-    key: str
-    amount: int
-
-
-class CompareSet(msgspec.Struct, frozen=True, tag=True):
-    key: str
-    expected: bytes
-    value: bytes
-
-
-class Get(msgspec.Struct, frozen=True, tag=True):
-    key: str
-    seconds: float
-
-
-class Wait(msgspec.Struct, frozen=True, tag=True):
-    keys: list[str]
-    seconds: float
-
-
-class Check(msgspec.Struct, frozen=True, tag=True):
-    keys: list[str]
-
-
-class Delete(msgspec.Struct, frozen=True, tag=True):
-    key: str
-
-
-class Count(msgspec.Struct, frozen=True, tag=True):
-    """A question for the number of keys."""
-
-
-Request = Set | Add | CompareSet | Get | Wait | Check | Delete | Count
 Value = bytes | int | bool | None
 
 
@@ -130,24 +96,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 def answer(values: Values, request: Request) -> Value:
     """Return the answer to a request. Raise StoreFailed if it is not possible in time."""
-    match request:
-        case Set(key, value):
-            values.set(key, value)
-        case Add(key, amount):
-            return values.add(key, amount)
-        case CompareSet(key, expected, value):
-            return values.compare_set(key, expected, value)
-        case Get(key, seconds):
-            return values.get(key, seconds)
-        case Wait(keys, seconds):
-            values.wait(keys, seconds)
-        case Check(keys):
-            return values.has(keys)
-        case Delete(key):
-            return values.delete(key)
-        case Count():
-            return len(values)
-    return None
+    found: Value = getattr(values, request.method)(*request.arguments)
+    return found
 
 
 class RankStore(Store):
@@ -171,7 +121,7 @@ class RankStore(Store):
             name = f"store for rank {rank}"
             threading.Thread(target=_serve, args=(values, frames), name=name, daemon=True).start()
 
-    def _ask(self, request: Request) -> Value:
+    def _ask(self, request: Request) -> Any:
         if self._values is not None:
             return answer(self._values, request)
         (frames,) = self._connections
@@ -189,34 +139,32 @@ class RankStore(Store):
         return found.value
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(Set(key, _as_bytes(value)))
+        self._ask(Request("set", [key, _as_bytes(value)]))
 
     def get(self, key: str) -> bytes:
-        found = self._ask(Get(key, self.wait_seconds))
-        assert isinstance(found, bytes)
+        found: bytes = self._ask(Request("get", [key, self.wait_seconds]))
         return found
 
     def add(self, key: str, amount: int) -> int:
-        found = self._ask(Add(key, amount))
-        assert isinstance(found, int)
+        found: int = self._ask(Request("add", [key, amount]))
         return found
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        found = self._ask(CompareSet(key, _as_bytes(expected), _as_bytes(value)))
-        assert isinstance(found, bytes)
+        found: bytes = self._ask(Request("compare_set", [key, _as_bytes(expected), _as_bytes(value)]))
         return found
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(Check(list(keys))))
+        return bool(self._ask(Request("has", [list(keys)])))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._ask(Wait(list(keys), self.wait_seconds if timeout is None else timeout.total_seconds()))
+        seconds = self.wait_seconds if timeout is None else timeout.total_seconds()
+        self._ask(Request("wait", [list(keys), seconds]))
 
     def deleteKey(self, key: str) -> bool:
-        return bool(self._ask(Delete(key)))
+        return bool(self._ask(Request("delete", [key])))
 
     def getNumKeys(self) -> int:
-        return int(self._ask(Count()) or 0)
+        return int(self._ask(Request("count")))
 
     def clone(self) -> "RankStore":
         return self
@@ -236,7 +184,7 @@ def _as_bytes(value: str | bytes) -> bytes:
 def _serve(values: Values, frames: Frames) -> None:
     """Answer the requests of one rank until its connection ends."""
     decoder = msgspec.msgpack.Decoder(Request)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         while (frame := frames.receive(longest=_LONGEST_REQUEST)) is not None:
             try:
                 reply = Answer(value=answer(values, decoder.decode(frame)))
