@@ -10,9 +10,17 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar
 
-Kept = TypeVar("Kept")
+
+class Measurement(Protocol):
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Everything that determines the results."""
+        ...
+
+
+Kept = TypeVar("Kept", bound=Measurement)
 
 
 def key_of(facts: Iterable[str]) -> str:
@@ -25,25 +33,26 @@ def file_of(kind: str, key: str) -> Path:
     return _folder() / kind / f"{key}.json"
 
 
-def read(kind: str, key: str, type: type[Kept]) -> Kept | None:
-    """Return what was kept; None where there is no whole file of this type."""
+def read(kind: str, facts: tuple[str, ...], type: type[Kept]) -> Kept | None:
+    """Return what was kept for these facts; None where there is no whole file of this type."""
     import msgspec  # a machine that only runs the engine in process may lack it
 
     # msgspec raises UnicodeDecodeError, not an error of its own, for a text that is not UTF-8.
     with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(file_of(kind, key).read_bytes(), type=type, strict=True)
+        found = msgspec.json.decode(file_of(kind, key_of(facts)).read_bytes(), type=type, strict=True)
+        return found if found.facts == facts else None
     return None
 
 
-def write(kind: str, key: str, value: Any) -> None:
-    """Write a value atomically, because several engines may start at once.
+def write(kind: str, value: Measurement) -> None:
+    """Write a value atomically under its facts, because several engines may start at once.
 
     A folder that cannot be written is not an error here.
     """
     import msgspec
 
     with contextlib.suppress(OSError, RuntimeError):
-        file = file_of(kind, key)
+        file = file_of(kind, key_of(value.facts))
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
             try:

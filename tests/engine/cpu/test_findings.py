@@ -14,10 +14,8 @@ from quire_engine.cpu.findings import (
     KeptFindings,
     TrialsInterrupted,
     facts_of,
-    read_kept,
     run_trials,
     try_out,
-    write_kept,
 )
 from quire_engine.cpu.instruction_trials import TRIALS
 from quire_engine.cpu.limits import CLAIMS, ONEDNN_VARIABLE, Findings, limit_cpu
@@ -182,32 +180,32 @@ def test_a_users_limit_of_onednn_is_not_raised_by_a_trial() -> None:
 
 def test_findings_are_reused_on_the_same_machine_only() -> None:
     found = KeptFindings(facts=FACTS, findings=Findings(claimed=("avx2",), failed={"avx2": "x"}), died_at=("amx",))
-    write_kept(found)
-    assert read_kept(FACTS) == found
-    assert read_kept(("model name: Another CPU",)) is None
+    kept.write(findings.KIND, found)
+    assert kept.read(findings.KIND, FACTS, KeptFindings) == found
+    assert kept.read(findings.KIND, ("model name: Another CPU",), KeptFindings) is None
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"[]", b'{"facts": [], "findings": {}}', b'{"facts": 3}', b'{"facts": ["\xff"]}']
 )
 def test_damaged_findings_file_is_ignored(content: bytes) -> None:
-    write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
+    kept.write(findings.KIND, KeptFindings(facts=FACTS, findings=Findings(claimed=())))
     kept.file_of(findings.KIND, kept.key_of(FACTS)).write_bytes(content)
-    assert read_kept(FACTS) is None
+    assert kept.read(findings.KIND, FACTS, KeptFindings) is None
 
 
 def test_findings_that_cannot_replace_a_file_leave_nothing_behind() -> None:
     file = kept.file_of(findings.KIND, kept.key_of(FACTS))
     file.mkdir(parents=True)
-    write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
+    kept.write(findings.KIND, KeptFindings(facts=FACTS, findings=Findings(claimed=())))
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_findings_file_of_another_machine_is_ignored() -> None:
-    write_kept(KeptFindings(facts=FACTS, findings=Findings(claimed=())))
+    kept.write(findings.KIND, KeptFindings(facts=FACTS, findings=Findings(claimed=())))
     other = ("model name: Another CPU",)
     kept.file_of(findings.KIND, kept.key_of(FACTS)).rename(kept.file_of(findings.KIND, kept.key_of(other)))
-    assert read_kept(other) is None
+    assert kept.read(findings.KIND, other, KeptFindings) is None
 
 
 def test_findings_key_distinguishes_cpus_and_microcode(tmp_path: Path) -> None:

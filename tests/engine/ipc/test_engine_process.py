@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from process_ends import process_ends
 
+from quire_engine import kept
 from quire_engine.core.fake_runner import draw, next_digest
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.choice import CpuChoice
-from quire_engine.cpu.findings import KeptFindings, read_kept
+from quire_engine.cpu.findings import KIND, KeptFindings
 from quire_engine.cpu.limits import CLAIMS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
@@ -241,7 +242,7 @@ async def test_engine_killed_by_sigill_starts_at_lower_levels(
     assert await read_all(client.submit([1], sampling(5))) == expected([1], 5)
     assert client.restarts == 0
     assert client.cpu is not None and client.cpu.level == "avx512"
-    kept_findings = read_kept(("a machine",))
+    kept_findings = kept.read(KIND, ("a machine",), KeptFindings)
     assert kept_findings is not None and kept_findings.died_at == ("amx", "avx512-bf16")
     lowered = [record.args for record in caplog.records if record.levelname == "WARNING"]
     assert [args[1] for args in lowered if isinstance(args, tuple)] == ["avx512-bf16", "avx512"]

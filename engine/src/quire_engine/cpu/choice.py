@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from quire_engine import kept
 from quire_engine.config import GPU_DEVICES, DeviceOptions
-from quire_engine.cpu.findings import KeptFindings, RunTrials, facts_of, read_kept, try_out, write_kept
+from quire_engine.cpu.findings import KIND, KeptFindings, RunTrials, facts_of, try_out
 from quire_engine.cpu.limits import CpuLevel, CpuLimits, Findings, limit_cpu
 from quire_engine.cpu.machine import Machine, this_machine
 
@@ -41,7 +41,7 @@ class CpuChoice:
         """Go one level lower, now and for later starts; there must be a lower level."""
         assert self.limits.level is not None and self.limits.lower is not None
         self._found = replace(self._found, died_at=(*self._found.died_at, self.limits.level))
-        write_kept(self._found)
+        kept.write(KIND, self._found)
         self.limits = self._decide()
 
     def _decide(self) -> CpuLimits:
@@ -91,7 +91,7 @@ class _Trials:
         if self._found is None:
             return None
         found = KeptFindings(facts=facts_of(self._machine, self._environment), findings=self._found)
-        write_kept(found)
+        kept.write(KIND, found)
         return found
 
     def _try_out(self) -> None:
@@ -107,7 +107,7 @@ def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: Run
     if options.device in GPU_DEVICES or not machine.is_x86_64:
         return FindingOut(None, None, options)
     environment = dict(os.environ)
-    found = read_kept(facts_of(machine, environment))
+    found = kept.read(KIND, facts_of(machine, environment), KeptFindings)
     return FindingOut(found, None if found is not None else _Trials(machine, environment, run), options)
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from quire_engine import kept
 from quire_engine.cpu.limits import ONEDNN_LADDER, ONEDNN_VARIABLE, CpuLevel, Findings, claimed_trials, least
 from quire_engine.cpu.machine import Machine
 
@@ -56,17 +55,6 @@ class KeptFindings:
 def facts_of(machine: Machine, environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return everything that determines the findings: the machine, and a user's own limit of oneDNN."""
     return (*machine.facts, f"{ONEDNN_VARIABLE}: {environment.get(ONEDNN_VARIABLE, '')}")
-
-
-def read_kept(facts: tuple[str, ...]) -> KeptFindings | None:
-    """Return the findings of an earlier start, or None if the file is absent, damaged or for another machine."""
-    found = kept.read(KIND, kept.key_of(facts), KeptFindings)
-    return found if found is not None and found.facts == facts else None
-
-
-def write_kept(found: KeptFindings) -> None:
-    """Store the findings under the machine's facts."""
-    kept.write(KIND, kept.key_of(found.facts), found)
 
 
 def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | None = None) -> Findings:

@@ -100,9 +100,8 @@ def times_in_words(one: SizeTimes) -> str:
 def _timings(accelerator: Accelerator, sizes: Sequence[Size], dtype: torch.dtype) -> DeviceTimings:
     """Return the times of an earlier start on this kind of GPU, or measure and keep them."""
     facts = _facts(accelerator.device, sizes, dtype)
-    key = kept.key_of(facts)
-    found = kept.read(_KIND, key, DeviceTimings)
-    if found is not None and _are_whole(found, facts, sizes):
+    found = kept.read(_KIND, facts, DeviceTimings)
+    if found is not None and _are_whole(found, sizes):
         return found
     link_shipped_kernels()
     began = time.perf_counter()
@@ -115,7 +114,7 @@ def _timings(accelerator: Accelerator, sizes: Sequence[Size], dtype: torch.dtype
     )
     accelerator.close()
     if not any(one.times.problem for one in found.sizes):  # such as too little memory at this start
-        kept.write(_KIND, key, found)
+        kept.write(_KIND, found)
     _log.info("timed products of few rows in %.1f s", time.perf_counter() - began)
     return found
 
@@ -137,16 +136,12 @@ def _facts(device: torch.device, sizes: Sequence[Size], dtype: torch.dtype) -> t
     )
 
 
-def _are_whole(timings: DeviceTimings, facts: tuple[str, ...], sizes: Sequence[Size]) -> bool:
+def _are_whole(timings: DeviceTimings, sizes: Sequence[Size]) -> bool:
     """Return whether a file has valid times of exactly these sizes."""
-    return (
-        timings.facts == facts
-        and [(one.outputs, one.inputs) for one in timings.sizes] == list(sizes)
-        and all(
-            len(taken) == len(TIMED_ROWS) and all(0.0 <= each < 1e9 for each in taken)
-            for one in timings.sizes
-            for taken in (one.times.library, one.times.skinny)
-        )
+    return [(one.outputs, one.inputs) for one in timings.sizes] == list(sizes) and all(
+        len(taken) == len(TIMED_ROWS) and all(0.0 <= each < 1e9 for each in taken)
+        for one in timings.sizes
+        for taken in (one.times.library, one.times.skinny)
     )
 
 
