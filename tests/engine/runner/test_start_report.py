@@ -4,21 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines, shown
+from quire_engine.runner.cache_size import CacheSize
+from quire_engine.runner.start_report import MemoryUse, StartReport, report_lines, shown
 
 GIB, MIB = 1 << 30, 1 << 20
 ON_CPU = StartReport(
     device="the CPU",
     weights=300 * MIB,
     weights_held_as="bf16",
-    kv_cache=KVCacheReport(
-        size=4 * GIB,
-        dtype="bfloat16",
-        num_blocks=(2048, 100),
-        block_size=16,
-        sequences=4,
-        max_model_len=8192,
+    cache=CacheSize(
+        num_blocks=(2048, 100), num_swap_blocks=(0, 0), max_model_len=8192, kv_cache_bytes=4 * GIB, sequences=4
     ),
+    cache_dtype="bfloat16",
+    block_size=16,
     swap_space=0,
     max_num_batched_tokens=2048,
 )
@@ -44,19 +42,15 @@ def test_speed_follows_memory_where_it_is_known() -> None:
 
 
 def test_gpu_report_accounts_for_all_memory() -> None:
-    lines = report_lines(
-        replace(
-            ON_CPU,
-            device="NVIDIA H100",
-            swap_space=8 * GIB,
-            activations=GIB,
-            graphs=200 * MIB,
-            graph_sizes=(1, 2, 256),
-            mixed_graph_sizes=(64, 1024),
-            before=GIB // 2,
-            free=3 * GIB,
-        )
+    memory = MemoryUse(
+        activations=GIB,
+        graphs=200 * MIB,
+        graph_sizes=(1, 2, 256),
+        mixed_graph_sizes=(64, 1024),
+        before=GIB // 2,
+        free=3 * GIB,
     )
+    lines = report_lines(replace(ON_CPU, device="NVIDIA H100", swap_space=8 * GIB, memory=memory))
     assert lines[0] == "memory of NVIDIA H100:"
     assert [line[2:14].strip() for line in lines[1:]] == [
         "weights",
@@ -72,11 +66,11 @@ def test_gpu_report_accounts_for_all_memory() -> None:
 
 
 def test_report_shows_none_without_graphs() -> None:
-    assert any(line.endswith("0.0 MiB  none") for line in report_lines(replace(ON_CPU, graphs=0)))
+    assert any(line.endswith("0.0 MiB  none") for line in report_lines(replace(ON_CPU, memory=MemoryUse(graphs=0))))
 
 
 def test_report_says_why_ranks_have_no_graphs() -> None:
-    lines = report_lines(replace(ON_CPU, ranks=2, graphs=0, no_graphs="steps run launch by launch"))
+    lines = report_lines(replace(ON_CPU, ranks=2, memory=MemoryUse(graphs=0), no_graphs="steps run launch by launch"))
     assert any("CUDA graphs" in line and line.endswith("none  steps run launch by launch") for line in lines)
 
 

@@ -33,7 +33,8 @@ from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_start import start_on_device
 from quire_engine.runner.kv_cache import cache_groups
 from quire_engine.runner.profiling import DeviceMemory
-from quire_engine.runner.start_parts import MemoryUse, ModelInMemory
+from quire_engine.runner.start_parts import ModelInMemory
+from quire_engine.runner.start_report import MemoryUse
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8_linear import SIZE_UNIT, reference
 

@@ -19,7 +19,8 @@ from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner, Rank
 from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.pooling_runner import PoolingRunner
 from quire_engine.runner.sharing import shared_from
-from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
+from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
+from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom, ThreadChooser, sharing_begins
 from quire_engine.runner.waiting import Waits
 from quire_engine.runner.warm_up import warm_up

@@ -30,7 +30,8 @@ from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_lay
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
-from quire_engine.runner.start_parts import MemoryUse, ModelInMemory, WarmRunner
+from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
+from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.triton_runtime.shipped import link_shipped_kernels

@@ -11,6 +11,7 @@ from quire_engine.model.shape import ModelShape
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.cache_size import CacheDemand, CacheSize
 from quire_engine.runner.draft_start import Draft, with_draft_layers
+from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.warm_up import Measured
 from quire_kernels.paged_attention.plan import PromptAttention
 
@@ -39,20 +40,6 @@ class ModelInMemory:
     def weight_bytes(self) -> int:
         """The bytes of the weights of all models."""
         return self.built.weight_bytes + (0 if self.draft is None else self.draft.weight_bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
-    """Memory use in bytes; None if unknown."""
-
-    activations: int | None = None
-    graphs: int | None = None
-    graph_sizes: tuple[int, ...] = ()
-    """Numbers of decoding sequences."""
-    mixed_graph_sizes: tuple[int, ...] = ()
-    """Numbers of tokens."""
-    before: int | None = None
-    free: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,39 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quire_engine.runner.cache_size import CacheSize
+
 _GIB, _MIB = 1 << 30, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheReport:
-    size: int
-    """The size in bytes."""
-    dtype: str
-    num_blocks: tuple[int, ...]
-    """The number of blocks per group."""
-    block_size: int
-    sequences: int
-    max_model_len: int
+class MemoryUse:
+    """The use of the device's memory, in bytes. A None is unknown or does not apply, and gets no line."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartReport:
-    """The facts of the report, in bytes. A None is unknown or does not apply, and gets no line."""
-
-    device: str
-    weights: int
-    weights_held_as: str
-    ranks: int = 1
-    """The processes that run the model together; ``weights`` and ``kv_cache`` are those of one."""
-    all_weights: int = 0
-    """The bytes of the weights of all ranks."""
-    kv_cache: KVCacheReport
-    swap_space: int
     activations: int | None = None
-    max_num_batched_tokens: int
     graphs: int | None = None
-    no_graphs: str | None = None
-    """The reason why steps of a GPU run launch by launch."""
     graph_sizes: tuple[int, ...] = ()
     """Numbers of decoding sequences."""
     mixed_graph_sizes: tuple[int, ...] = ()
@@ -43,6 +21,27 @@ class StartReport:
     before: int | None = None
     """The bytes used on the device before this process loaded anything."""
     free: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReport:
+    """The facts of the report; sizes are in bytes. A None does not apply, and gets no line."""
+
+    device: str
+    weights: int
+    weights_held_as: str
+    ranks: int = 1
+    """The processes that run the model together; ``weights`` and ``cache`` are those of one."""
+    all_weights: int = 0
+    """The bytes of the weights of all ranks."""
+    cache: CacheSize
+    cache_dtype: str
+    block_size: int
+    swap_space: int
+    memory: MemoryUse = MemoryUse()
+    max_num_batched_tokens: int
+    no_graphs: str | None = None
+    """The reason why steps of a GPU run launch by launch."""
     cpu: str | None = None
     """The level of the CPU and the unused features."""
     arithmetic: tuple[str, ...] = ()
@@ -76,31 +75,31 @@ class _ReportRow:
 
 
 def _rows(report: StartReport) -> Iterator[_ReportRow]:
-    cache = report.kv_cache
+    cache, memory = report.cache, report.memory
     blocks = " + ".join(f"{count:,}" for count in cache.num_blocks)
     together = f", of {shown(report.all_weights)} on {report.ranks} ranks" if report.ranks > 1 else ""
     yield _ReportRow("weights", shown(report.weights), report.weights_held_as + together)
     yield _ReportRow(
         "KV cache",
-        shown(cache.size),
-        f"{cache.dtype}: {blocks} blocks of {cache.block_size} tokens, for {cache.sequences:,} sequences of"
+        shown(cache.kv_cache_bytes),
+        f"{report.cache_dtype}: {blocks} blocks of {report.block_size} tokens, for {cache.sequences:,} sequences of"
         f" {cache.max_model_len:,} tokens at once",
     )
     if report.swap_space:
         yield _ReportRow("swap space", shown(report.swap_space), "host memory")
-    if report.activations is not None:
+    if memory.activations is not None:
         tokens = f"{report.max_num_batched_tokens:,}"
-        yield _ReportRow("activations", shown(report.activations), f"measured in a step of {tokens} tokens")
+        yield _ReportRow("activations", shown(memory.activations), f"measured in a step of {tokens} tokens")
     if report.no_graphs is not None:
         yield _ReportRow("CUDA graphs", "none", report.no_graphs)
-    elif report.graphs is not None:
-        kinds = (("decode", report.graph_sizes, "sequences"), ("mixed", report.mixed_graph_sizes, "tokens"))
+    elif memory.graphs is not None:
+        kinds = (("decode", memory.graph_sizes, "sequences"), ("mixed", memory.mixed_graph_sizes, "tokens"))
         few = [f"{len(sizes)} {kind}, up to {sizes[-1]:,} {unit}" for kind, sizes, unit in kinds if sizes]
-        yield _ReportRow("CUDA graphs", shown(report.graphs), "; ".join(few) or "none")
-    if report.before is not None:
-        yield _ReportRow("taken before", shown(report.before), "CUDA itself, and other processes")
-    if report.free is not None:
-        yield _ReportRow("free", shown(report.free))
+        yield _ReportRow("CUDA graphs", shown(memory.graphs), "; ".join(few) or "none")
+    if memory.before is not None:
+        yield _ReportRow("taken before", shown(memory.before), "CUDA itself, and other processes")
+    if memory.free is not None:
+        yield _ReportRow("free", shown(memory.free))
 
 
 def shown(size: int) -> str:

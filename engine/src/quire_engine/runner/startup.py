@@ -42,7 +42,7 @@ from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
 from quire_engine.runner.start_checks import attention_problem, start_problems
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
-from quire_engine.runner.start_report import KVCacheReport, StartReport, report_lines
+from quire_engine.runner.start_report import StartReport, report_lines
 from quire_engine.runner.threads import use_threads
 from quire_engine.special_tokens import tokenizer_eos_token_id
 from quire_kernels.dispatch import runs_triton
@@ -305,30 +305,19 @@ def _report(
     arithmetic: Arithmetic,
     other_bytes: int,
 ) -> StartReport:
-    size, memory = warm.size, warm.memory
     return StartReport(
         device=place.name,
         weights=model.weight_bytes,
         weights_held_as=arithmetic.backend.weights,
         ranks=config.parallel.ranks,
         all_weights=model.weight_bytes + other_bytes,
-        kv_cache=KVCacheReport(
-            size=size.kv_cache_bytes,
-            dtype=dtype_name(model.cache_dtype),
-            num_blocks=size.num_blocks,
-            block_size=config.cache.block_size,
-            sequences=size.sequences,
-            max_model_len=size.max_model_len,
-        ),
+        cache=warm.size,
+        cache_dtype=dtype_name(model.cache_dtype),
+        block_size=config.cache.block_size,
         swap_space=config.cache.swap_space_bytes,
-        activations=memory.activations,
+        memory=warm.memory,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        graphs=memory.graphs,
-        no_graphs=_no_graphs(config) if memory.graphs is not None else None,
-        graph_sizes=memory.graph_sizes,
-        mixed_graph_sizes=memory.mixed_graph_sizes,
-        before=memory.before,
-        free=memory.free,
+        no_graphs=_no_graphs(config) if warm.memory.graphs is not None else None,
         arithmetic=(*arithmetic.lines, *warm.choices),
         cpu=None if place.gpu is not None or config.cpu is None else config.cpu.sentence,
         threads=warm.sharing,
