@@ -16,6 +16,7 @@ from quire_engine.model.weightless import build_weightless
 from quire_engine.runner.device.accelerator import Accelerator, InterpretedAccelerator
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_steps import DeviceParts
 from quire_kernels.kv_cache import allocate_kv_cache
 
 BLOCK_SIZE = 16
@@ -108,17 +109,19 @@ def make_runner(
         for _ in range(config.num_layers)
     )
     return DeviceRunner(
-        model=build_weightless(config, torch.bfloat16, max_model_len, backend),
-        caches=caches,
-        layout=layout,
+        DeviceParts(
+            model=build_weightless(config, torch.bfloat16, max_model_len, backend),
+            caches=caches,
+            layout=layout,
+            num_heads=config.num_heads,
+            max_rows=max_rows,
+            max_tokens=max_tokens,
+            max_model_len=max_model_len,
+            device=CPU,
+            accelerator=accelerator,
+        ),
         vocab_size=config.vocab_size,
-        num_heads=config.num_heads,
-        max_rows=max_rows,
-        max_tokens=max_tokens,
-        max_model_len=max_model_len,
-        device=CPU,
         graph_sizes=graph_sizes,
-        accelerator=accelerator,
     )
 
 

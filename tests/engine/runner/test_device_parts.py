@@ -33,6 +33,7 @@ from quire_engine.runner.device.graphs import (
 from quire_engine.runner.device.staging import ALIGNMENT, HostToDeviceBatch, InputSizes, StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper, runs_of
 from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_steps import DeviceParts
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -350,17 +351,19 @@ class RisingModel:
 
 def make_runner(accelerator: Accelerator, device: torch.device) -> DeviceRunner:
     return DeviceRunner(
-        model=RisingModel(),
-        caches=(make_cache(9, device),),
-        layout=KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),)),
+        DeviceParts(
+            model=RisingModel(),
+            caches=(make_cache(9, device),),
+            layout=KVCacheLayout(block_size=16, groups=(KVCacheGroup(layers=(0,), num_blocks=8),)),
+            num_heads=4,
+            max_rows=2,
+            max_tokens=16,
+            max_model_len=64,
+            device=device,
+            accelerator=accelerator,
+        ),
         vocab_size=VOCABULARY,
-        num_heads=4,
-        max_rows=2,
-        max_tokens=16,
-        max_model_len=64,
-        device=device,
         graph_sizes=GraphSizes(decode=(1, 2, 8), mixed=(8,)),
-        accelerator=accelerator,
     )
 
 

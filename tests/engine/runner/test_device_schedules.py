@@ -8,7 +8,6 @@ there is one, with captured graphs and streams.
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,9 +28,16 @@ from quire_engine.core.speculation.speculation import OpenProposer, Speculation
 from quire_engine.engine import Engine
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs
-from quire_engine.runner.device.accelerator import Accelerator, EagerGraph, Mark, make_accelerator
+from quire_engine.runner.device.accelerator import (
+    Accelerator,
+    EagerGraph,
+    InterpretedAccelerator,
+    Mark,
+    make_accelerator,
+)
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
+from quire_engine.runner.device_steps import DeviceParts
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600")) // 8
@@ -160,43 +166,25 @@ class LateMark:
         return 0.0
 
 
-@dataclass
-class LateAccelerator:
+@dataclass(frozen=True, slots=True)
+class LateAccelerator(InterpretedAccelerator):
     """A CPU whose downloads contain garbage until the host waits, as on a slow device."""
 
-    device: torch.device = DEVICE
     under_way: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-
-    def upload(self, source: Tensor, target: Tensor | None = None) -> Tensor:
-        return source if target is None else target.copy_(source)
 
     def download(self, tensor: Tensor) -> Tensor:
         target = torch.full_like(tensor, 123_456)
         self.under_way.append((target, tensor.clone()))
         return target
 
-    def copy_bytes(self, source: Tensor, target: Tensor) -> None:
-        target.copy_(source)
-
-    def mark(self) -> LateMark:
-        arriving, self.under_way = self.under_way, []
+    def mark(self) -> LateMark:  # type: ignore[override]
+        arriving = list(self.under_way)
+        self.under_way.clear()
         return LateMark(arriving)
-
-    def follow(self, mark: Mark) -> None:
-        pass
-
-    def on_side(self) -> AbstractContextManager[object]:
-        return nullcontext()
 
     def capture(self, work: Callable[[], None]) -> EagerGraph:
         work()
         return EagerGraph(work)
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,23 +262,25 @@ class Play:
         )
         draft = draft_of(world)
         caches = tuple(make_cache(world.num_blocks + 1) for _ in range(len(world.windows) + (draft is not None)))
-        accelerator: Accelerator = make_accelerator(DEVICE) if DEVICE.type == "cuda" else LateAccelerator()
+        accelerator: Accelerator = make_accelerator(DEVICE) if DEVICE.type == "cuda" else LateAccelerator(DEVICE)
         self.runner = DeviceRunner(
-            model=ReadBackModel(),
-            caches=caches,
-            swap_space=tuple(allocate_swap_space(cache, world.num_swap_blocks) for cache in caches)
-            if world.num_swap_blocks
-            else (),
-            layout=layout,
+            DeviceParts(
+                model=ReadBackModel(),
+                caches=caches,
+                swap_space=tuple(allocate_swap_space(cache, world.num_swap_blocks) for cache in caches)
+                if world.num_swap_blocks
+                else (),
+                layout=layout,
+                num_heads=1,
+                max_rows=world.max_rows,
+                max_tokens=world.budget,
+                max_model_len=MAX_MODEL_LEN,
+                most_drafts=world.most_drafts,
+                device=DEVICE,
+                accelerator=accelerator,
+            ),
             vocab_size=VOCABULARY,
-            num_heads=1,
-            max_rows=world.max_rows,
-            max_tokens=world.budget,
-            max_model_len=MAX_MODEL_LEN,
-            most_drafts=world.most_drafts,
-            device=DEVICE,
             graph_sizes=world.graph_sizes,
-            accelerator=accelerator,
             draft=draft,
         )
         self.runner.capture_graphs()

@@ -43,6 +43,7 @@ from quire_engine.runner.device.staging import StepStaging
 from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_stage import DeviceStage
+from quire_engine.runner.device_steps import DeviceParts
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear import fp8_linear, quantise_weight
@@ -129,19 +130,21 @@ def make(
         model, pool = with_adapter_slots(model, linears, slots=2, max_rank=16, dtype=torch.bfloat16, device=CPU)
     accelerator = RehearsedAccelerator(cuda)
     runner = DeviceRunner(
-        model=model,
-        caches=caches,
-        swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
-        layout=layout,
+        DeviceParts(
+            model=model,
+            caches=caches,
+            swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
+            layout=layout,
+            num_heads=4,
+            max_rows=ROWS,
+            max_tokens=TOKENS,
+            max_model_len=LONGEST,
+            most_drafts=most_drafts,
+            device=CPU,
+            accelerator=accelerator,
+        ),
         vocab_size=config.vocab_size,
-        num_heads=4,
-        max_rows=ROWS,
-        max_tokens=TOKENS,
-        max_model_len=LONGEST,
-        most_drafts=most_drafts,
-        device=CPU,
         graph_sizes=sizes,
-        accelerator=accelerator,
         adapters=None if pool is None else RunnerAdapters(pool, store=None),  # type: ignore[arg-type]
         draft=draft,
     )
@@ -331,18 +334,20 @@ def test_steps_of_a_stage_in_flight_are_ordered(cuda: StandInCuda) -> None:
         for _ in group.layers
     )
     stage = DeviceStage(
-        model=build_weightless(config_of_model(), torch.bfloat16, LONGEST),
-        caches=caches,
-        swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
-        layout=layout,
-        num_heads=4,
-        max_rows=ROWS,
-        max_tokens=TOKENS,
-        max_model_len=LONGEST,
-        most_drafts=0,
-        in_flight=3,
-        device=CPU,
-        accelerator=RehearsedAccelerator(cuda),
+        DeviceParts(
+            model=build_weightless(config_of_model(), torch.bfloat16, LONGEST),
+            caches=caches,
+            swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
+            layout=layout,
+            num_heads=4,
+            max_rows=ROWS,
+            max_tokens=TOKENS,
+            max_model_len=LONGEST,
+            most_drafts=0,
+            in_flight=3,
+            device=CPU,
+            accelerator=RehearsedAccelerator(cuda),
+        )
     )
     steps = [batch([count], context=0, params=GREEDY, admits=True) for count in (1, 2, 3, 4, 5)]
     steps[1::2] = [replace(step, swap_out=(BlockCopies(sources=[1], targets=[2]),)) for step in steps[1::2]]

@@ -30,9 +30,11 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import CausalLM
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
+from quire_engine.runner.cpu_runner import CpuParts
 from quire_engine.runner.device.accelerator import Accelerator
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_steps import DeviceParts
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.threads import ALWAYS_SHARED, ThreadChooser
 from quire_kernels import dispatch
@@ -204,20 +206,22 @@ def start(
             cache.values.fill_(torch.nan)
         space = [allocate_swap_space(cache, world.num_swap_blocks) for cache in caches if world.num_swap_blocks]
         runner = DeviceRunner(
-            model=device_model(world.family),
-            caches=caches,
-            swap_space=tuple(space),
-            layout=layout,
+            DeviceParts(
+                model=device_model(world.family),
+                caches=caches,
+                swap_space=tuple(space),
+                layout=layout,
+                num_heads=shape.num_heads,
+                max_rows=world.max_rows,
+                max_tokens=world.budget,
+                max_model_len=MAX_MODEL_LEN,
+                most_drafts=world.most_drafts,
+                device=device,
+                deterministic=world.deterministic,
+                accelerator=accelerator,
+            ),
             vocab_size=shape.vocab_size,
-            num_heads=shape.num_heads,
-            max_rows=world.max_rows,
-            max_tokens=world.budget,
-            max_model_len=MAX_MODEL_LEN,
-            most_drafts=world.most_drafts,
-            device=device,
             graph_sizes=world.graph_sizes,
-            deterministic=world.deterministic,
-            accelerator=accelerator,
         )
         runner.capture_graphs()
         runners.append(runner)
@@ -245,15 +249,15 @@ def on_the_cpu_path(
                 shape = checkpoint(world.family).shape
                 layout = world.layout(shape)
                 cpu = torch.device("cpu")
-                runner = ModelRunner(
+                parts = CpuParts(
                     model=_build(checkpoint(world.family), cpu),
                     caches=_caches(layout, shape, cpu, spare=0),
                     layout=layout,
-                    vocab_size=shape.vocab_size,
                     max_rows=world.max_rows,
                     max_model_len=MAX_MODEL_LEN,
                     threads=ThreadChooser(1, shared_from=ALWAYS_SHARED),
                 )
+                runner = ModelRunner(parts, vocab_size=shape.vocab_size)
                 yield Running(Engine(scheduler=world.scheduler(layout), runner=runner), runner=runner)
             finally:
                 dispatch.implementation.cache_clear()

@@ -2,21 +2,19 @@
 
 import time
 from dataclasses import replace
-from typing import cast
 
 from quire_common.errors import FlagsError
 from quire_engine.config import EngineConfig
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.core.ports import Runner
-from quire_engine.model.layers import DecoderStack
 from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
+from quire_engine.runner.cpu_runner import CpuParts, StageRunner
 from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner, RankGroup
-from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.pooling_runner import PoolingRunner
 from quire_engine.runner.sharing import shared_from
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
@@ -90,44 +88,25 @@ def _make_runner(
     group: RankGroup | None,
 ) -> Runner:
     """Return the runner of rank 0, which lets the other ranks of ``group`` run each batch too."""
-    swap_space = allocate_swap_space(layout, caches)
-    max_rows, deterministic = model.demand.max_sequences, config.device.deterministic
-    if config.pooling is not None:
-        return PoolingRunner(
-            model=cast("DecoderStack", model.built.model),
-            caches=caches,
-            swap_space=swap_space,
-            layout=layout,
-            max_rows=max_rows,
-            max_model_len=size.max_model_len,
-            threads=threads,
-            deterministic=deterministic,
-            adapters=model.adapters,
-        )
-    if config.parallel.pipeline > 1:
-        assert group is not None, "stages run in other processes"
-        stage = StageRunner(
-            model=model.built.model,
-            caches=caches,
-            swap_space=swap_space,
-            layout=layout,
-            max_rows=max_rows,
-            max_model_len=size.max_model_len,
-            threads=threads,
-            deterministic=deterministic,
-        )
-        return PipelineRunner(stage, group)
-    runner = ModelRunner(
+    parts = CpuParts(
         model=model.built.model,
         caches=caches,
-        swap_space=swap_space,
+        swap_space=allocate_swap_space(layout, caches),
         layout=layout,
-        vocab_size=model.shape.vocab_size,
-        max_rows=max_rows,
+        max_rows=model.demand.max_sequences,
         max_model_len=size.max_model_len,
         threads=threads,
-        deterministic=deterministic,
+        deterministic=config.device.deterministic,
         adapters=model.adapters,
+    )
+    if config.pooling is not None:
+        return PoolingRunner(parts)
+    if config.parallel.pipeline > 1:
+        assert group is not None, "stages run in other processes"
+        return PipelineRunner(StageRunner(parts), group)
+    runner = ModelRunner(
+        parts,
+        vocab_size=model.shape.vocab_size,
         drafter=_make_drafter(model, caches, layout, size),
         draft_layers=0 if model.draft is None else model.draft.shape.num_layers,
     )

@@ -9,40 +9,37 @@ download the tokens.
 With Triton's interpreter the same runner works on CPU tensors: see ``device.accelerator``.
 """
 
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenMasks
-from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.adapter_store import RunnerAdapters
-from quire_engine.runner.device.accelerator import Accelerator, make_accelerator
 from quire_engine.runner.device.draft_model import DeviceDraftModel
 from quire_engine.runner.device.drafting import DeviceDrafter, Drafting, Proposed, pass_tokens
 from quire_engine.runner.device.eagle import DeviceEagle, place_head
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device.inputs import DeviceRows
 from quire_engine.runner.device.lengths import DeviceLengths, LengthPlan
-from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
+from quire_engine.runner.device.passes import PassResult, StagedPass
 from quire_engine.runner.device.pending import GpuClock, PassMarks, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
 from quire_engine.runner.device.staging import HostToDeviceBatch
-from quire_engine.runner.device.swap import DeviceSwapper, TimedCopy
-from quire_engine.runner.inputs import step_columns, table_blocks
+from quire_engine.runner.device.swap import TimedCopy
+from quire_engine.runner.device_steps import DeviceParts, DeviceSteps
+from quire_engine.runner.inputs import step_columns
 from quire_engine.runner.logprobs import logits_rows
 from quire_engine.runner.verification import draws_of
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import group_tokens
-from quire_kernels.paged_attention.plan import PromptAttention, allocate_workspace, fixed_split_tokens
 
 _FULL_IN_CAPTURE = (
     "lower --gpu-memory-utilization, so that the KV cache leaves more, or have fewer graphs by"
@@ -60,111 +57,70 @@ class DeviceDraft:
     """The most drafts of a sequence."""
 
 
-class DeviceRunner:
-    """The runner of a GPU.
+class DeviceRunner(DeviceSteps):
+    """The runner of a GPU. The caches of the ``draft`` are the last ones.
 
-    ``caches`` have one block more than the layout says, for padding, and those of the ``draft`` are last.
-    ``capture_graphs`` captures those of ``graph_sizes`` that a step can have; ``model`` must then be native.
-    ``num_heads`` are the query heads of the widest layer. A step verifies at most ``most_drafts`` drafts. At most
-    ``in_flight`` steps are issued and not done. ``prompts`` is attention of another library for steps with prompts.
+    ``capture_graphs`` captures those of ``graph_sizes`` that a step can have; the model must then be native.
     """
 
     def __init__(
         self,
+        parts: DeviceParts,
         *,
-        model: CausalLM,
-        caches: tuple[KVCache, ...],
-        swap_space: tuple[KVCache, ...] = (),
-        layout: KVCacheLayout,
         vocab_size: int,
-        num_heads: int,
-        max_rows: int,
-        max_tokens: int,
-        max_model_len: int,
-        most_drafts: int = 0,
-        in_flight: int = 2,
-        device: torch.device,
         graph_sizes: GraphSizes = GraphSizes(),  # noqa: B008  (frozen)
-        deterministic: bool = False,
-        accelerator: Accelerator | None = None,
         adapters: RunnerAdapters | None = None,
         draft: DeviceDraft | None = None,
-        prompts: PromptAttention | None = None,
     ) -> None:
-        for group in layout.groups:
-            assert all(caches[layer].num_blocks > group.num_blocks for layer in group.layers), "no spare block"
-        self._accelerator = make_accelerator(device) if accelerator is None else accelerator
+        super().__init__(parts, room=parts.max_tokens if draft is None else pass_tokens(parts.max_tokens))
         self._adapters = adapters
         self._adapter_slots = 0 if adapters is None else adapters.pool.num_slots
-        self._layout = layout
-        most_draws = max_rows + most_drafts
-        self._rows = DeviceRows(
-            layout=layout,
-            max_rows=max_rows,
-            max_blocks=table_blocks(layout, max_model_len),
-            max_tokens=max_tokens,
-            device=device,
+        self._sampler = DeviceSampler(
+            max_rows=parts.max_rows, most_draws=parts.most_draws, vocab_size=vocab_size, device=parts.device
         )
-        self._sampler = DeviceSampler(max_rows=max_rows, most_draws=most_draws, vocab_size=vocab_size, device=device)
-        self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
-        workspace = allocate_workspace(
-            max_tokens=max(max_tokens if draft is None else pass_tokens(max_tokens), max_rows),
-            heads=num_heads,
-            head_dim=max(cache.head_dim for cache in caches),
-            device=caches[0].keys.device,
-            split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
-            prompts=prompts,
-        )
-        own = len(caches) - (0 if draft is None else draft.layers)
+        own = len(parts.caches)
         self._lengths: DeviceLengths | None = None
-        if draft is not None and not isinstance(draft.model, EagleHead):
-            self._lengths = DeviceLengths(
-                self._rows,
-                max_rows=max_rows,
-                max_drafts=draft.max_tokens,
-                block_size=layout.block_size,
-                device=device,
-            )
         self._drafter: DeviceDrafter | None = None
         if draft is not None:
-            self._drafter = _make_drafter(
-                draft,
-                caches[own:],
-                layout,
-                functools.partial(
-                    Drafting,
-                    accelerator=self._accelerator,
-                    workspace=workspace,
-                    sampler=self._sampler,
-                    lengths=self._lengths,
-                    max_rows=max_rows,
-                    max_tokens=max_tokens,
-                    max_model_len=max_model_len,
-                    max_drafts=draft.max_tokens,
-                    graph_sizes=graph_sizes,
-                ),
-                max_tokens=max_tokens,
-                max_rows=max_rows,
-            )
-        self._passes = DevicePasses(
-            model,
-            caches[:own],
-            layout,
-            self._rows,
-            accelerator=self._accelerator,
-            workspace=workspace,
-            sizes=PassSizes(
-                rows=max_rows,
-                tokens=max_tokens,
-                logits=most_draws,
-                draws=most_draws,
-                adapter_slots=self._adapter_slots,
-                all_hidden=self._drafter is not None and self._drafter.reads_hidden,
-            ),
-            graph_sizes=graph_sizes,
-            in_flight=in_flight,
+            own -= draft.layers
+            self._drafter = self._make_drafter(draft, parts.caches[own:], graph_sizes)
+        self._passes = self._make_passes(
+            parts.caches[:own],
+            graph_sizes,
+            adapter_slots=self._adapter_slots,
+            all_hidden=self._drafter is not None and self._drafter.reads_hidden,
         )
         self._clock = GpuClock()
+
+    def _make_drafter(self, draft: DeviceDraft, caches: tuple[KVCache, ...], graph_sizes: GraphSizes) -> DeviceDrafter:
+        """Return the source of drafts, and create the lengths that a draft model needs."""
+        parts, layout = self._parts, self._layout
+        placed = place_head(draft.model, pass_tokens(parts.max_tokens)) if isinstance(draft.model, EagleHead) else None
+        if placed is None:
+            self._lengths = DeviceLengths(
+                self._rows,
+                max_rows=parts.max_rows,
+                max_drafts=draft.max_tokens,
+                block_size=layout.block_size,
+                device=parts.device,
+            )
+        drafting = Drafting(
+            cast("CausalLM", draft.model) if placed is None else placed,
+            caches,
+            layout,
+            accelerator=self._accelerator,
+            workspace=self._workspace,
+            sampler=self._sampler,
+            lengths=self._lengths,
+            max_rows=parts.max_rows,
+            max_tokens=parts.max_tokens,
+            max_model_len=parts.max_model_len,
+            max_drafts=draft.max_tokens,
+            graph_sizes=graph_sizes,
+        )
+        if placed is None:
+            return DeviceDraftModel(drafting)
+        return DeviceEagle(drafting, placed, self._accelerator, max_rows=parts.max_rows, max_drafts=draft.max_tokens)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "IssuedForward":
@@ -304,22 +260,6 @@ class DeviceRunner:
         # Nearly always all lines; other lines are in between if prompts report.
         drawn_from = logits[:count] if issued.all_drawn else logits.index_select(0, inputs.drawn_lines[:count])
         return self._sampler.draw(drawn_from, inputs, issued.draw, masks)
-
-
-def _make_drafter(
-    draft: DeviceDraft,
-    caches: tuple[KVCache, ...],
-    layout: KVCacheLayout,
-    make_drafting: Callable[[CausalLM, tuple[KVCache, ...], KVCacheLayout], Drafting],
-    *,
-    max_tokens: int,
-    max_rows: int,
-) -> DeviceDrafter:
-    if not isinstance(draft.model, EagleHead):
-        return DeviceDraftModel(make_drafting(draft.model, caches, layout))
-    placed = place_head(draft.model, pass_tokens(max_tokens))
-    drafting = make_drafting(placed, caches, layout)
-    return DeviceEagle(drafting, placed, drafting.accelerator, max_rows=max_rows, max_drafts=draft.max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,74 +9,22 @@ from dataclasses import dataclass
 import torch
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
-from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.model.family import CausalLM
-from quire_engine.runner.device.accelerator import Accelerator, Mark, make_accelerator
+from quire_engine.runner.device.accelerator import Mark
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device.inputs import DeviceRows
-from quire_engine.runner.device.passes import DevicePasses, PassSizes
 from quire_engine.runner.device.staging import HostToDeviceBatch
-from quire_engine.runner.device.swap import DeviceSwapper
-from quire_engine.runner.inputs import step_columns, table_blocks
+from quire_engine.runner.device_steps import DeviceParts, DeviceSteps
+from quire_engine.runner.inputs import step_columns
 from quire_engine.runner.logprobs import logits_rows
 from quire_engine.runner.verification import draws_of
-from quire_kernels.kv_cache import KVCache
-from quire_kernels.paged_attention.plan import PromptAttention, allocate_workspace, fixed_split_tokens
 
 
-class DeviceStage:
+class DeviceStage(DeviceSteps):
     """The part of ``DeviceRunner`` that a rank without sampling needs."""
 
-    def __init__(
-        self,
-        *,
-        model: CausalLM,
-        caches: tuple[KVCache, ...],
-        swap_space: tuple[KVCache, ...],
-        layout: KVCacheLayout,
-        num_heads: int,
-        max_rows: int,
-        max_tokens: int,
-        max_model_len: int,
-        most_drafts: int,
-        in_flight: int,
-        device: torch.device,
-        deterministic: bool = False,
-        accelerator: Accelerator | None = None,
-        prompts: PromptAttention | None = None,
-    ) -> None:
-        """Create it for at most ``in_flight`` steps that are issued and not done."""
-        self._accelerator = make_accelerator(device) if accelerator is None else accelerator
-        self._layout = layout
-        self._rows = DeviceRows(
-            layout=layout,
-            max_rows=max_rows,
-            max_blocks=table_blocks(layout, max_model_len),
-            max_tokens=max_tokens,
-            device=device,
-        )
-        self._swapper = DeviceSwapper(self._accelerator, layout, caches, swap_space)
-        most_draws = max_rows + most_drafts
-        workspace = allocate_workspace(
-            max_tokens=max(max_tokens, max_rows),
-            heads=num_heads,
-            head_dim=max(cache.head_dim for cache in caches),
-            device=caches[0].keys.device,
-            split_tokens=fixed_split_tokens(max_model_len) if deterministic else None,
-            prompts=prompts,
-        )
-        self._passes = DevicePasses(
-            model,
-            caches,
-            layout,
-            self._rows,
-            accelerator=self._accelerator,
-            workspace=workspace,
-            sizes=PassSizes(rows=max_rows, tokens=max_tokens, logits=most_draws, draws=most_draws),
-            graph_sizes=GraphSizes(),
-            in_flight=in_flight,
-        )
+    def __init__(self, parts: DeviceParts) -> None:
+        super().__init__(parts, room=parts.max_tokens)
+        self._passes = self._make_passes(parts.caches, GraphSizes())
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "IssuedStage":

@@ -26,6 +26,7 @@ from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_devi
 from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_stage import DeviceStage
+from quire_engine.runner.device_steps import DeviceParts
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.parallel.topology import topology_of
@@ -33,7 +34,6 @@ from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
 from quire_engine.runner.start_parts import ModelInMemory, WarmRunner
 from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.warm_up import SHORT_CHUNKS, Measured, warm_up
-from quire_kernels.kv_cache import KVCache
 from quire_kernels.triton_runtime.shipped import link_shipped_kernels
 
 if TYPE_CHECKING:
@@ -222,72 +222,32 @@ def make_rank_runner(
     with device_faults("making the KV cache", when_full=full):
         caches = allocate(layout, model.cached_shape, model.cache_dtype, model.device)
         set_kv_scales(caches[: model.shape.num_layers], model.built.kv_scales)
-        if config.parallel.pipeline > 1 and rank != topology_of(config.parallel).sampler:
-            return _make_stage(config, model, caches, layout, max_model_len)
-        return _make_device_runner(config, model, caches, layout, max_model_len, sizes)
-
-
-def _make_stage(
-    config: EngineConfig,
-    model: ModelInMemory,
-    caches: tuple[KVCache, ...],
-    layout: KVCacheLayout,
-    max_model_len: int,
-) -> DeviceStage:
-    return DeviceStage(
-        model=model.built.model,
-        caches=caches,
-        swap_space=allocate_swap_space(layout, caches),
-        layout=layout,
-        num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
-        max_rows=config.scheduler.max_num_seqs,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        most_drafts=_most_drafts(config),
-        in_flight=_most_in_flight(config),
-        device=model.device,
-        deterministic=config.device.deterministic,
-        prompts=model.prompts,
-    )
-
-
-def _make_device_runner(
-    config: EngineConfig,
-    model: ModelInMemory,
-    caches: tuple[KVCache, ...],
-    layout: KVCacheLayout,
-    max_model_len: int,
-    sizes: GraphSizes,
-) -> DeviceRunner:
-    draft = None
-    if model.draft is not None:
-        draft = DeviceDraft(
-            model=model.draft.model, layers=model.draft.shape.num_layers, max_tokens=model.draft.max_tokens
+        parts = DeviceParts(
+            model=model.built.model,
+            caches=caches,
+            swap_space=allocate_swap_space(layout, caches),
+            layout=layout,
+            num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
+            max_rows=config.scheduler.max_num_seqs,
+            max_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            most_drafts=_most_drafts(config),
+            # With several stages, one step for each is issued and not done.
+            in_flight=max(2, config.parallel.pipeline),
+            device=model.device,
+            deterministic=config.device.deterministic,
+            prompts=model.prompts,
         )
-    return DeviceRunner(
-        model=model.built.model,
-        caches=caches,
-        swap_space=allocate_swap_space(layout, caches),
-        layout=layout,
-        vocab_size=model.shape.vocab_size,
-        num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
-        max_rows=config.scheduler.max_num_seqs,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        most_drafts=_most_drafts(config),
-        in_flight=_most_in_flight(config),
-        device=model.device,
-        graph_sizes=sizes,
-        deterministic=config.device.deterministic,
-        adapters=model.adapters,
-        prompts=model.prompts,
-        draft=draft,
-    )
-
-
-def _most_in_flight(config: EngineConfig) -> int:
-    """Return the number of steps that are issued and not done at most: with several stages, one for each."""
-    return max(2, config.parallel.pipeline)
+        if config.parallel.pipeline > 1 and rank != topology_of(config.parallel).sampler:
+            return DeviceStage(parts)
+        draft = None
+        if model.draft is not None:
+            draft = DeviceDraft(
+                model=model.draft.model, layers=model.draft.shape.num_layers, max_tokens=model.draft.max_tokens
+            )
+        return DeviceRunner(
+            parts, vocab_size=model.shape.vocab_size, graph_sizes=sizes, adapters=model.adapters, draft=draft
+        )
 
 
 def _most_drafts(config: EngineConfig) -> int:

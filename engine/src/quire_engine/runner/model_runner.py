@@ -12,19 +12,13 @@ import numpy as np
 import torch
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
-from quire_engine.core.kv_layout import KVCacheLayout
-from quire_engine.model.family import CausalLM
 from quire_engine.model.layers import DecoderStack, ModelInputs
-from quire_engine.runner.adapter_store import RunnerAdapters
+from quire_engine.runner.cpu_runner import CpuParts, CpuRunner
 from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.eagle_drafts import EagleDrafts, HiddenRows
-from quire_engine.runner.inputs import RowState, build, table_blocks
 from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
 from quire_engine.runner.sampler import NOTHING_DRAWN, Drawn, Sampler
-from quire_engine.runner.swap import Swapper
-from quire_engine.runner.threads import ThreadChooser
 from quire_engine.runner.verification import draws_of, verified
-from quire_kernels.kv_cache import KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +31,15 @@ class FinishedStep:
         return self.output
 
 
-class ModelRunner:
+class ModelRunner(CpuRunner):
     def __init__(
-        self,
-        *,
-        model: CausalLM,
-        caches: tuple[KVCache, ...],
-        swap_space: tuple[KVCache, ...] = (),
-        layout: KVCacheLayout,
-        vocab_size: int,
-        max_rows: int,
-        max_model_len: int,
-        threads: ThreadChooser,
-        deterministic: bool = False,
-        adapters: RunnerAdapters | None = None,
-        drafter: Drafter | None = None,
-        draft_layers: int = 0,
+        self, parts: CpuParts, *, vocab_size: int, drafter: Drafter | None = None, draft_layers: int = 0
     ) -> None:
-        """Create the runner. ``caches`` has the layers of the model, then the ``draft_layers`` of the ``drafter``.
-
-        ``deterministic`` attention does not depend on how a sequence is divided into steps.
-        """
-        self._adapters = adapters
-        self._model = model
-        own = len(caches) - draft_layers
-        self._caches = caches[:own]
-        self._swapper = Swapper(layout, caches, swap_space)
-        self._layout = layout
-        self._threads = threads
-        self._deterministic = deterministic
-        max_blocks = table_blocks(layout, max_model_len)
-        self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
-        self._sampler = Sampler(max_rows=max_rows, vocab_size=vocab_size)
+        """Create the runner. The caches are those of the model's layers, then of the ``drafter``'s ``draft_layers``."""
+        super().__init__(parts)
+        self._model = parts.model
+        self._caches = parts.caches[: len(parts.caches) - draft_layers]
+        self._sampler = Sampler(max_rows=parts.max_rows, vocab_size=vocab_size)
         self._drafter = drafter
         self._head = drafter if isinstance(drafter, EagleDrafts) else None
 
@@ -77,20 +48,17 @@ class ModelRunner:
         arrived = time.perf_counter()
         self._swapper.apply(batch)
         began = time.perf_counter()
-        if self._adapters is not None:
-            self._adapters.apply(batch)
         for row in batch.released_rows:
             self._sampler.release(row)
         if batch.admitted:
             self._sampler.admit(batch.admitted)
-        self._rows.apply(batch)
-        self._threads.prepare(batch.num_tokens)
+        self._apply(batch)
         drafting = time.perf_counter()
         if self._drafter is not None:
             batch = self._drafter.propose(batch, self._rows.tables[0], self._sampler)
         drafted = time.perf_counter()
         wanted = logits_rows(batch)
-        inputs = build(batch, self._rows, self._layout, wanted.rows, deterministic=self._deterministic)
+        inputs = self._inputs(batch, wanted.rows)
         prepared = time.perf_counter()
         hidden = None
         if self._head is None:
@@ -124,10 +92,6 @@ class ModelRunner:
         states = model.hidden_states(inputs, self._caches)  # [R, H]
         sampled = states if not batch.prompt_logprobs else states[torch.from_numpy(wanted.sampled)]
         return model.logits(states), HiddenRows(states=sampled, places=wanted.rows[wanted.sampled])
-
-    def close(self) -> None:
-        """Release the threads; the caches and weights are released with the object."""
-        self._threads.close()
 
     def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> tuple[Drawn, list[int] | None]:
         """Sample from ``logits`` [R, V] for each sequence that samples, and return its number of tokens.

@@ -8,20 +8,16 @@ Legend: R pooled tokens, H hidden size, V vocabulary.
 
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Batch, PooledPositions, RunnerOutput, TokenMasks
-from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.layers import DecoderStack
-from quire_engine.runner.adapter_store import RunnerAdapters
-from quire_engine.runner.inputs import RowState, build, table_blocks
+from quire_engine.runner.cpu_runner import CpuParts, CpuRunner
 from quire_engine.runner.model_runner import FinishedStep
-from quire_engine.runner.swap import Swapper
-from quire_engine.runner.threads import ThreadChooser
-from quire_kernels.kv_cache import KVCache
 
 
 def pooled_rows(batch: Batch) -> np.ndarray:
@@ -34,43 +30,20 @@ def pooled_rows(batch: Batch) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-class PoolingRunner:
-    def __init__(
-        self,
-        *,
-        model: DecoderStack,
-        caches: tuple[KVCache, ...],
-        swap_space: tuple[KVCache, ...] = (),
-        layout: KVCacheLayout,
-        max_rows: int,
-        max_model_len: int,
-        threads: ThreadChooser,
-        deterministic: bool = False,
-        adapters: RunnerAdapters | None = None,
-    ) -> None:
-        """Create the runner. ``deterministic`` attention does not depend on how a prompt is divided into steps."""
-        self._adapters = adapters
-        self._model = model
-        self._caches = caches
-        self._swapper = Swapper(layout, caches, swap_space)
-        self._layout = layout
-        self._threads = threads
-        self._deterministic = deterministic
-        max_blocks = table_blocks(layout, max_model_len)
-        self._rows = RowState(max_rows=max_rows, max_blocks=max_blocks, groups=len(layout.groups))
+class PoolingRunner(CpuRunner):
+    def __init__(self, parts: CpuParts) -> None:
+        super().__init__(parts)
+        self._model = cast("DecoderStack", parts.model)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "HiddenStates":
         arrived = time.perf_counter()
         self._swapper.apply(batch)
         began = time.perf_counter()
-        if self._adapters is not None:
-            self._adapters.apply(batch)
-        self._rows.apply(batch)
-        self._threads.prepare(batch.num_tokens)
-        inputs = build(batch, self._rows, self._layout, pooled_rows(batch), deterministic=self._deterministic)
+        self._apply(batch)
+        inputs = self._inputs(batch, pooled_rows(batch))
         prepared = time.perf_counter()
-        hidden = self._model.hidden_states(inputs, self._caches)  # [R, H]
+        hidden = self._model.hidden_states(inputs, self._parts.caches)  # [R, H]
         return HiddenStates(
             model=self._model,
             batch=batch,
@@ -79,10 +52,6 @@ class PoolingRunner:
             run_seconds=time.perf_counter() - prepared,
             swap_seconds=began - arrived,
         )
-
-    def close(self) -> None:
-        """Release the threads; the caches and weights are released with the object."""
-        self._threads.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

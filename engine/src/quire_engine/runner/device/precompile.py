@@ -28,6 +28,7 @@ from quire_engine.model.weightless import build_weightless, launches_few_rows
 from quire_engine.runner.device.accelerator import InterpretedAccelerator
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
+from quire_engine.runner.device_steps import DeviceParts
 from quire_engine.runner.warm_up import SHORT_CHUNKS, warm_up
 from quire_kernels.kv_cache import allocate_kv_cache
 from quire_kernels.skinny_linear import DTYPES
@@ -183,29 +184,31 @@ def compile_for(
             ),
         )
         runner = DeviceRunner(
-            model=build_weightless(
-                config, dtype, sizes.max_model_len, launches_few_rows(dtype) if dtype in DTYPES else None
+            DeviceParts(
+                model=build_weightless(
+                    config, dtype, sizes.max_model_len, launches_few_rows(dtype) if dtype in DTYPES else None
+                ),
+                caches=tuple(
+                    allocate_kv_cache(
+                        num_blocks=sizes.blocks + 1,
+                        block_size=16,
+                        kv_heads=config.num_kv_heads,
+                        head_dim=config.head_dim,
+                        dtype=dtype,
+                        device=_CPU,
+                    )
+                    for _ in range(config.num_layers)
+                ),
+                layout=layout,
+                num_heads=config.num_heads,
+                max_rows=sizes.rows,
+                max_tokens=sizes.tokens,
+                max_model_len=sizes.max_model_len,
+                device=_CPU,
+                accelerator=InterpretedAccelerator(_CPU),
             ),
-            caches=tuple(
-                allocate_kv_cache(
-                    num_blocks=sizes.blocks + 1,
-                    block_size=16,
-                    kv_heads=config.num_kv_heads,
-                    head_dim=config.head_dim,
-                    dtype=dtype,
-                    device=_CPU,
-                )
-                for _ in range(config.num_layers)
-            ),
-            layout=layout,
             vocab_size=config.vocab_size,
-            num_heads=config.num_heads,
-            max_rows=sizes.rows,
-            max_tokens=sizes.tokens,
-            max_model_len=sizes.max_model_len,
-            device=_CPU,
             graph_sizes=GraphSizes(decode=(1,), mixed=(sizes.tokens,)),
-            accelerator=InterpretedAccelerator(_CPU),
         )
         warm_up(
             runner,

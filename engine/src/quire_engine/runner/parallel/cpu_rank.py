@@ -11,6 +11,7 @@ from quire_engine.model.candidate import BuildOptions, BuiltModel
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import same_arithmetic
+from quire_engine.runner.cpu_runner import CpuParts, StageRunner
 from quire_engine.runner.cpu_start import make_threads
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
@@ -27,7 +28,6 @@ from quire_engine.runner.parallel.messages import (
     Step,
     ToRank,
 )
-from quire_engine.runner.parallel.stage_runner import StageRunner
 from quire_engine.runner.startup import ask_for_tiles, model_limit
 from quire_engine.runner.threads import SharedFrom, use_threads
 
@@ -67,33 +67,18 @@ class CpuRank:
         size = message.size
         layout = make_layout(self._shape, self._config.cache.block_size, size)
         caches = allocate(layout, self._shape, self._dtype)
-        swap_space = allocate_swap_space(layout, caches)
-        max_rows, deterministic = self._config.scheduler.max_num_seqs, self._config.device.deterministic
-        threads = make_threads(
-            self._threads, SharedFrom(asleep=message.shared_asleep, spinning=message.shared_spinning)
-        )
-        if self._samples:
-            return ModelRunner(
-                model=self._built.model,
-                caches=caches,
-                swap_space=swap_space,
-                layout=layout,
-                vocab_size=self._shape.vocab_size,
-                max_rows=max_rows,
-                max_model_len=size.max_model_len,
-                threads=threads,
-                deterministic=deterministic,
-            )
-        return StageRunner(
+        shared_from = SharedFrom(asleep=message.shared_asleep, spinning=message.shared_spinning)
+        parts = CpuParts(
             model=self._built.model,
             caches=caches,
-            swap_space=swap_space,
+            swap_space=allocate_swap_space(layout, caches),
             layout=layout,
-            max_rows=max_rows,
+            max_rows=self._config.scheduler.max_num_seqs,
             max_model_len=size.max_model_len,
-            threads=threads,
-            deterministic=deterministic,
+            threads=make_threads(self._threads, shared_from),
+            deterministic=self._config.device.deterministic,
         )
+        return ModelRunner(parts, vocab_size=self._shape.vocab_size) if self._samples else StageRunner(parts)
 
     def run(self, frames: Frames) -> None:
         """Run batches until rank 0 closes the connection."""
