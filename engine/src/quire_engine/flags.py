@@ -4,6 +4,9 @@ The flags themselves are in ``flag_table``. This module reads no file except the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from quire_common.flags.table import FlagValues
 from quire_common.tls import TlsFiles
@@ -30,6 +33,8 @@ from quire_engine.model_folder import ConfigOverrides
 from quire_engine.pooling_setup import pooler_options, pooler_problems
 from quire_engine.speculation_flags import speculation_options, speculation_problems
 
+Options = TypeVar("Options", bound=Any)
+_NAMES = {flag.name for group in FLAGS.groups.values() for flag in group}
 MOST_RANKS = 64
 """The most processes that run a model together."""
 _OF_ADAPTERS = ("lora-modules", "adapters-file", "adapter-roots")
@@ -131,19 +136,19 @@ def _node_contradictions(parallel: ParallelOptions) -> Iterator[str]:
 
 
 def _parallel_options(values: FlagValues) -> ParallelOptions:
-    """Return the options; a value that could not be read counts as the default."""
-    standard = ParallelOptions()
-    return ParallelOptions(
-        tensor=values["tensor-parallel-size"] or 1,
-        pipeline=values["pipeline-parallel-size"] or 1,
-        nodes=values["nnodes"] or 1,
-        node_rank=values["node-rank"] or 0,
-        master_addr=values["master-addr"] or standard.master_addr,
-        master_port=values["master-port"] or standard.master_port,
-        join_timeout_seconds=values["distributed-timeout-seconds"] or standard.join_timeout_seconds,
-        secret_file=values["group-secret-file"],
-        disable_custom_all_reduce=values["disable-custom-all-reduce"] or False,
+    """Return the options; a value that could not be read counts as the default, as a timeout of 0 does."""
+    options = _options(
+        ParallelOptions,
+        values,
+        {
+            "tensor": "tensor-parallel-size",
+            "pipeline": "pipeline-parallel-size",
+            "nodes": "nnodes",
+            "secret_file": "group-secret-file",
+        },
     )
+    timeout = values["distributed-timeout-seconds"] or options.join_timeout_seconds
+    return replace(options, join_timeout_seconds=timeout)
 
 
 def _device_contradictions(values: FlagValues) -> Iterator[str]:
@@ -180,112 +185,75 @@ def _device_contradictions(values: FlagValues) -> Iterator[str]:
 
 def _configuration(values: FlagValues) -> EngineConfig:
     parallel = _parallel_options(values)
+    overrides = ConfigOverrides(
+        config=values["hf-overrides"] or {}, generation=values["override-generation-config"] or {}
+    )
     return EngineConfig(
-        model=ModelOptions(
-            path=values["model"],
-            revision=values["revision"],
-            download_dir=values["download-dir"],
-            dtype=values["dtype"],
-            quantization=values["quantization"],
-            load_format=values["load-format"],
-            model_impl=values["model-impl"],
-            trust_remote_code=values["trust-remote-code"] or False,
-            overrides=ConfigOverrides(
-                config=values["hf-overrides"] or {}, generation=values["override-generation-config"] or {}
-            ),
-            max_model_len=values["max-model-len"],
-            seed=values["seed"],
-        ),
-        cache=CacheOptions(
-            block_size=values["block-size"],
-            kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
-            kv_cache_dtype=values["kv-cache-dtype"],
-            gpu_memory_utilization=values["gpu-memory-utilization"],
-            enable_prefix_caching=values["enable-prefix-caching"],
-            share_prefixes=values["share-prefixes"],
-            swap_space_bytes=values["swap-space-bytes"],
-        ),
-        scheduler=SchedulerOptions(
-            max_num_seqs=values["max-num-seqs"],
-            max_num_batched_tokens=values["max-num-batched-tokens"],
-            policy=values["scheduling-policy"],
-            preemption_mode=values["preemption-mode"],
-            max_generation_stall_seconds=values["max-generation-stall"],
-            check_integrity=values["check-integrity"] or False,
+        model=replace(_options(ModelOptions, values, {"path": "model"}), overrides=overrides),
+        cache=_options(CacheOptions, values),
+        scheduler=_options(
+            SchedulerOptions,
+            values,
+            {"policy": "scheduling-policy", "max_generation_stall_seconds": "max-generation-stall"},
         ),
         server=_server_options(values),
         adapters=_adapter_options(values),
         threads=max(1, (values["threads"] or usable_cpus()) // parallel.local_ranks),
         parallel=parallel,
-        device=DeviceOptions(
-            device=values["device"],
-            enforce_eager=values["enforce-eager"] or False,
-            cudagraph_capture_sizes=values["cudagraph-capture-sizes"],
-            cpu_level=values["cpu-level"],
-            deterministic=values["deterministic"] or False,
-        ),
+        device=_options(DeviceOptions, values),
         speculation=speculation_options(values),
         pooler=pooler_options(values),
-        text=TextOptions(
-            tokenizer=values["tokenizer"],
-            chat_template_kwargs=values["default-chat-template-kwargs"] or {},
-            chat_template=values["chat-template"],
-            tool_call_parser=values["tool-call-parser"],
-            reasoning_parser=values["reasoning-parser"],
-            generation_config=values["generation-config"],
-        ),
-        log=LogOptions(
-            level=values["log-level"], format=values["log-format"], requests=values["log-requests"] or False
-        ),
-        engine_process=EngineProcessOptions(
-            hang_timeout_seconds=values["engine-hang-timeout"], start_timeout_seconds=values["engine-start-timeout"]
+        text=_options(TextOptions, values, {"chat_template_kwargs": "default-chat-template-kwargs"}),
+        log=_options(LogOptions, values, {"level": "log-level", "format": "log-format", "requests": "log-requests"}),
+        engine_process=_options(
+            EngineProcessOptions,
+            values,
+            {"hang_timeout_seconds": "engine-hang-timeout", "start_timeout_seconds": "engine-start-timeout"},
         ),
     )
 
 
+def _options(kind: type[Options], values: FlagValues, flags: Mapping[str, str] = MappingProxyType({})) -> Options:
+    """Return options whose fields have the values of flags; a field whose flag is not set keeps its default.
+
+    flags  the flags of fields with other names; fields without a flag keep their defaults
+    """
+    names = {field.name: flags.get(field.name, field.name.replace("_", "-")) for field in fields(kind)}
+    found = {name: values[flag] for name, flag in names.items() if flag in _NAMES}
+    options: Options = kind(**{name: value for name, value in found.items() if value is not None})
+    return options
+
+
 def _server_options(values: FlagValues) -> ServerOptions:
-    return ServerOptions(
-        host=values["host"],
-        port=values["port"],
-        uds=values["uds"],
-        allowed_origins=values["allowed-origins"] or (),
-        root_path=values["root-path"] or "",
-        served_model_names=values["served-model-name"] or (),
-        drain_timeout_seconds=values["drain-timeout"],
-        lenient=values["lenient"] or False,
-        max_body_bytes=values["max-body-bytes"],
-        body_memory_bytes=max(values["body-memory"], 2 * values["max-body-bytes"]),
-        response_store_bytes=values["response-store-memory"],
-        sse_keepalive_seconds=values["sse-keepalive-seconds"] or None,
-        max_logprobs=values["max-logprobs"],
-        resumable_streams=values["resumable-streams"] or False,
-        admission=AdmissionOptions(
-            max_queued_requests=values["max-queued-requests"],
-            max_queued_tokens=values["max-queued-tokens"],
-            max_queue_seconds=values["max-queue-time"],
-        ),
-        access=AccessOptions(
-            api_keys=values["api-key"] or (),
-            api_key_file=values["api-key-file"],
-            admin_key_file=values["admin-key-file"],
-            metrics_key_file=values["metrics-key-file"],
-        ),
+    options = _options(
+        ServerOptions,
+        values,
+        {
+            "served_model_names": "served-model-name",
+            "drain_timeout_seconds": "drain-timeout",
+            "body_memory_bytes": "body-memory",
+            "response_store_bytes": "response-store-memory",
+        },
+    )
+    return replace(
+        options,
+        body_memory_bytes=max(options.body_memory_bytes, 2 * options.max_body_bytes),
+        sse_keepalive_seconds=options.sse_keepalive_seconds or None,
+        admission=_options(AdmissionOptions, values, {"max_queue_seconds": "max-queue-time"}),
+        access=_options(AccessOptions, values, {"api_keys": "api-key"}),
         tls=_tls_files(values),
-        otlp_traces_endpoint=values["otlp-traces-endpoint"],
     )
 
 
 def _adapter_options(values: FlagValues) -> AdapterOptions:
-    slots = values["max-loras"]
-    in_memory = values["max-cpu-loras"]
-    return AdapterOptions(
+    options = _options(
+        AdapterOptions, values, {"modules": "lora-modules", "file": "adapters-file", "roots": "adapter-roots"}
+    )
+    slots, in_memory = values["max-loras"], values["max-cpu-loras"]
+    return replace(
+        options,
         enabled=values["enable-lora"] or any(values.is_set(name) for name in _OF_ADAPTERS),
-        max_loras=slots,
-        max_lora_rank=values["max-lora-rank"],
         max_cpu_loras=_IN_MEMORY_PER_SLOT * slots if in_memory is None else in_memory,
-        modules=values["lora-modules"] or (),
-        file=values["adapters-file"],
-        roots=values["adapter-roots"] or (),
     )
 
 
