@@ -273,6 +273,20 @@ def test_unauthenticated_connections_do_not_end_the_wait() -> None:
             stranger.close()
 
 
+def test_an_aborted_connection_does_not_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept_one, aborted = socket.socket.accept, [ConnectionAbortedError("the client was gone at once")]
+
+    def accept_or_fail(listening: socket.socket) -> Any:
+        if aborted:
+            raise aborted.pop()
+        return accept_one(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
+    with ThreadPoolExecutor(2) as pool:
+        for future in meet(pool, join_timeout_seconds=5.0):
+            future.result().close()
+
+
 def connect(port: int) -> socket.socket:
     """Connect to a port on which another thread begins to listen."""
     while True:

@@ -92,8 +92,13 @@ class Listener:
             self._handshakes.acquire()
             try:
                 connection, address = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                self._handshakes.release()
+                if self._closed:
+                    return
+                _log.warning("a connection could not be accepted: %s", error)
+                time.sleep(_RETRY_SECONDS)  # there may be too many open files
+                continue
             threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
 
     def _greet(self, connection: socket.socket, address: str) -> None:
