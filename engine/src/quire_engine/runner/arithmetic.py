@@ -78,21 +78,16 @@ def choose_arithmetic(
 ) -> Arithmetic:
     """Return the fastest arithmetic for a model on this CPU, within what the options allow."""
     option, fast_bfloat16 = config.model.dtype, multiplies_bfloat16(config)
-    avoid = () if config.cpu is None else config.cpu.avoid
-    if config.device.deterministic or config.model.quantization == "int8":
+    if not _are_timed(config):
         dtype = likely_dtype(option, fast_bfloat16=fast_bfloat16)
-        quantization = config.model.quantization
-        backend = choose_linear_backend(
-            dtype, deterministic=config.device.deterministic, quantization=quantization, avoid=avoid
-        )
-        return Arithmetic(dtype=dtype, backend=backend)
+        return Arithmetic(dtype=dtype, backend=untimed_backend(config, dtype))
     wide = float32_fits(
         shape,
         longest=config.model.max_model_len or shape.max_position_embeddings,
         kv_cache_bytes=config.cache.kv_cache_memory_bytes,
         available_bytes=available_bytes,
     )
-    ways = ways_of(option, fast_bfloat16=fast_bfloat16, wide=wide, avoid=avoid)
+    ways = ways_of(option, fast_bfloat16=fast_bfloat16, wide=wide, avoid=_avoided(config))
     sizes = timed_sizes(layer_sizes(shape))
     timings = _timings(ways, sizes, shape, facts=_facts(config, option, sizes, shape, threads, ways), threads=threads)
     chosen = choose_way(ways, timings.linear, timings.attention, option)
@@ -107,25 +102,37 @@ def same_arithmetic(config: EngineConfig, dtype: str, backend: str) -> Arithmeti
 
     Raise EngineStartError if the CPU of this node does not have it.
     """
-    avoid = () if config.cpu is None else config.cpu.avoid
-    if config.device.deterministic or config.model.quantization == "int8":
-        found = choose_linear_backend(
-            _BY_NAME[dtype],
-            deterministic=config.device.deterministic,
-            quantization=config.model.quantization,
-            avoid=avoid,
+    if not _are_timed(config):
+        return Arithmetic(dtype=_BY_NAME[dtype], backend=untimed_backend(config, _BY_NAME[dtype]))
+    known = candidates(_BY_NAME[dtype], may_round=True, avoid=_avoided(config))
+    found = next((candidate for candidate in known if candidate.name == backend), None)
+    if found is None:
+        raise EngineStartError(
+            f"rank 0 computes in {dtype} by {backend}, which this CPU does not have: set the same --dtype and"
+            " --cpu-level on all nodes, to values that every CPU supports",
+            2,
         )
-    else:
-        known = candidates(_BY_NAME[dtype], may_round=True, avoid=avoid)
-        same = next((candidate for candidate in known if candidate.name == backend), None)
-        if same is None:
-            raise EngineStartError(
-                f"rank 0 computes in {dtype} by {backend}, which this CPU does not have: set the same --dtype and"
-                " --cpu-level on all nodes, to values that every CPU supports",
-                2,
-            )
-        found = same
     return Arithmetic(dtype=_BY_NAME[dtype], backend=found)
+
+
+def _are_timed(config: EngineConfig) -> bool:
+    """Return whether a CPU has several candidates, among which times decide."""
+    return not config.device.deterministic and config.model.quantization != "int8"
+
+
+def _avoided(config: EngineConfig) -> tuple[str, ...]:
+    return () if config.cpu is None else config.cpu.avoid
+
+
+def untimed_backend(config: EngineConfig, dtype: torch.dtype, device_type: str = "cpu") -> LinearBackend:
+    """Return the backend that the options request, or the probably fastest one."""
+    return choose_linear_backend(
+        dtype,
+        device_type,
+        deterministic=config.device.deterministic,
+        quantization=config.model.quantization,
+        avoid=_avoided(config),
+    )
 
 
 def ways_of(

@@ -8,7 +8,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +18,8 @@ from quire_engine.core.ports import LoadedModel
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
 from quire_engine.model.config import stored_dtype
-from quire_engine.model.linear import LinearBackend, choose_linear_backend
+from quire_engine.model.divided import Links
+from quire_engine.model.linear import LinearBackend
 from quire_engine.model.loader import NativeCandidate, find_candidate
 from quire_engine.model.model_part import ModelPart
 from quire_engine.model.shape import ModelShape
@@ -31,6 +31,7 @@ from quire_engine.runner.arithmetic import (
     likely_dtype,
     multiplies_bfloat16,
     resolve_gpu_dtype,
+    untimed_backend,
 )
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
@@ -103,7 +104,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     built = _build(config, candidate, place, dtype, backend, group)
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
-    drafting = build_draft(config, draft, _build_options(config, place, dtype, backend), started_adapters.built)
+    drafting = build_draft(config, draft, build_options(config, place.device, dtype, backend), started_adapters.built)
     model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, drafting)
     start: Callable[[ModelInMemory], WarmRunner]
     if runs_triton(place.device.type):
@@ -207,12 +208,7 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: Place, th
     else:
         stored = stored_dtype(config.model.path, config.model.overrides)
         dtype = resolve_gpu_dtype(config.model.dtype, stored, config.model.quantization)
-    backend = choose_linear_backend(
-        dtype,
-        place.device.type,
-        deterministic=config.device.deterministic,
-        quantization=config.model.quantization,
-    )
+    backend = untimed_backend(config, dtype, place.device.type)
     products: tuple[str, ...] = ()
     if place.gpu is not None and may_time_products(config):
         backend, products = with_fast_few_rows(backend, shape, place.device)
@@ -226,13 +222,16 @@ def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
     return costs.fixed * min(1.0, max(0.1, model.draft.pass_bytes / model.built.weight_bytes))
 
 
-def _build_options(config: EngineConfig, place: Place, dtype: torch.dtype, backend: LinearBackend) -> BuildOptions:
+def build_options(
+    config: EngineConfig, device: torch.device, dtype: torch.dtype, backend: LinearBackend, links: Links | None = None
+) -> BuildOptions:
     return BuildOptions(
         load_format=config.model.load_format,
         seed=config.model.seed,
         dtype=dtype,
         backend=backend,
-        device=place.device,
+        device=device,
+        links=links,
     )
 
 
@@ -245,9 +244,8 @@ def _build(
     backend: LinearBackend,
     group: "RankGroup | None",
 ) -> BuiltModel:
-    options = _build_options(config, place, dtype, backend)
-    if group is not None:
-        options = replace(options, links=group.links.links)
+    links = None if group is None else group.links.links
+    options = build_options(config, place.device, dtype, backend, links)
     if place.gpu is None:
         return candidate.build(options)
     with device_faults(f"reading the weights onto {place.name}", when_full=FULL_OF_WEIGHTS):

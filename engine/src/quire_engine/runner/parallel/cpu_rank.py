@@ -7,13 +7,13 @@ import msgspec
 import torch
 
 from quire_engine.config import EngineConfig
-from quire_engine.model.candidate import BuildOptions, BuiltModel
+from quire_engine.model.candidate import BuiltModel
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import same_arithmetic
 from quire_engine.runner.cpu_runner import CpuParts, StageRunner
 from quire_engine.runner.cpu_start import make_threads
-from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.kv_cache import CPU, allocate, allocate_swap_space, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ComputedLogits, ModelRunner
 from quire_engine.runner.parallel.links import RankLinks
@@ -28,7 +28,7 @@ from quire_engine.runner.parallel.messages import (
     Step,
     ToRank,
 )
-from quire_engine.runner.startup import ask_for_tiles, model_limit
+from quire_engine.runner.startup import ask_for_tiles, build_options, model_limit
 from quire_engine.runner.threads import SharedFrom, use_threads
 
 
@@ -49,13 +49,7 @@ class CpuRank:
         self._shape: ModelShape = candidate.shape
         with torch.inference_mode():
             self._built: BuiltModel = candidate.build(
-                BuildOptions(
-                    load_format=config.model.load_format,
-                    seed=config.model.seed,
-                    dtype=arithmetic.dtype,
-                    backend=arithmetic.backend,
-                    links=links.links,
-                )
+                build_options(config, CPU, arithmetic.dtype, arithmetic.backend, links.links)
             )
 
     @property
@@ -89,9 +83,7 @@ class CpuRank:
             message: ToRank = decoder.decode(frame)
             match message:
                 case MeasureMemory():
-                    available = available_memory()
-                    size = None if available is None else available.size
-                    frames.send(Memory(size=size, is_own=available is not None and available.is_own))
+                    frames.send(Memory(available_memory()))
                 case Allocate():
                     runner = self._allocate(message)
                     # Objects from loading stay alive, so the garbage collector need not visit them between steps.

@@ -17,12 +17,10 @@ import torch
 from quire_engine.config import EngineConfig
 from quire_engine.core.ports import ForwardPass, PendingOutput
 from quire_engine.errors import EngineError, EngineStartError
-from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.divided import Links
-from quire_engine.model.linear import choose_linear_backend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.runner.adapter_start import StartedAdapters
-from quire_engine.runner.arithmetic import dtype_of
+from quire_engine.runner.arithmetic import dtype_of, untimed_backend
 from quire_engine.runner.device.accelerator import Mark
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes
@@ -45,7 +43,7 @@ from quire_engine.runner.parallel.messages import (
 )
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.profiling import device_memory
-from quire_engine.runner.startup import FULL_OF_WEIGHTS, in_memory, model_limit
+from quire_engine.runner.startup import FULL_OF_WEIGHTS, build_options, in_memory, model_limit
 from quire_engine.runner.threads import use_threads
 from quire_kernels.kv_cache import FP8
 
@@ -78,19 +76,7 @@ class DeviceRank:
         found = find_native_candidate(config.model.path, config.model.overrides)
         candidate = found.limited_to(model_limit(config, found.shape)).divided(links.part)
         dtype = dtype_of(begin.dtype)
-        options = BuildOptions(
-            load_format=config.model.load_format,
-            seed=config.model.seed,
-            dtype=dtype,
-            backend=choose_linear_backend(
-                dtype,
-                device.type,
-                deterministic=config.device.deterministic,
-                quantization=config.model.quantization,
-            ),
-            device=device,
-            links=links,
-        )
+        options = build_options(config, device, dtype, untimed_backend(config, dtype, device.type), links)
         with torch.inference_mode(), device_faults(f"reading the weights onto {device}", when_full=FULL_OF_WEIGHTS):
             built = candidate.build(options)
         cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype

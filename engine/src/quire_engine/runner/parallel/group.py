@@ -139,15 +139,15 @@ class RankGroup:
 
     def memory_elsewhere(self) -> AvailableMemory | None:
         """Return the memory of the other node that has the least; None without other nodes, or if it is unknown."""
-        least: AvailableMemory | None = None
+        found = []
         for node in self._nodes:
             rank = self._topology.ranks_of(node)[0]
             self._send_encoded(rank, encode(MeasureMemory()))
             message = self._receive(rank)
             assert isinstance(message, Memory), "a rank answers each question"
-            if message.size is not None and (least is None or message.size < least.size):
-                least = AvailableMemory(size=message.size, is_own=message.is_own)
-        return least
+            if message.available is not None:
+                found.append(message.available)
+        return min(found, key=lambda available: available.size, default=None)
 
     def connect(self, hidden_size: int, dtype: torch.dtype) -> str:
         """Let ranks on GPUs meet, and return how they add, as text; from now on the loss of a rank is final.

@@ -10,6 +10,7 @@ import msgspec
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
 from quire_engine.runner.cache_size import CacheSize
 from quire_engine.runner.device_budget import DeviceUse
+from quire_engine.runner.memory import AvailableMemory
 
 _LENGTH = struct.Struct("<I")
 
@@ -73,11 +74,10 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     exit_code: int
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Memory(msgspec.Struct, frozen=True, tag=True):
     """The memory that is left on a node after all its ranks have their weights; None if it is unknown."""
 
-    size: int | None
-    is_own: bool
+    available: AvailableMemory | None
 
 
 class Measured(msgspec.Struct, frozen=True, tag=True):
