@@ -16,13 +16,13 @@ from quire_engine.model.families import SUPPORTED
 from quire_engine.model.kv_scales import read_kv_scales
 from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided, is_in_part
 from quire_engine.model.shape import without_idle_windows
-from quire_engine.model.text_part import decoder_config, text_config
+from quire_engine.model.text_part import decoder_config, text_config, text_tensor
 from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import (
     RandomWeights,
     Reader,
+    RenamedTensors,
     TensorSource,
-    TextTensors,
     check_tensors,
     open_checkpoint,
     with_prefixes,
@@ -80,7 +80,7 @@ class NativeCandidate:
             source = RandomWeights(family.tensor_shapes(config, ()), seed=options.seed, device=options.device)
         else:
             source = open_checkpoint(self.folder, make_upload(options.device))
-            source = with_prefixes(source if self.part_of is None else TextTensors(source))
+            source = with_prefixes(source if self.part_of is None else RenamedTensors(source, text_tensor))
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         expected = {name: shape for name, shape in expected.items() if is_in_part(config, self.part, name)}

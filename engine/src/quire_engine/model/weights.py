@@ -23,7 +23,6 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.family import Family
 from quire_engine.model.kv_scales import is_kv_scale
 from quire_engine.model.model_part import Split
-from quire_engine.model.text_part import text_tensor
 from quire_engine.model.upload import Upload
 from quire_engine.model_folder import WHOLE_FILE
 
@@ -93,39 +92,27 @@ class Safetensors:
         return tensor
 
 
-class TextTensors:
-    """The tensors of the text part of a larger model, under the decoder's own names."""
+class RenamedTensors:
+    """The tensors of another source under other names; ``rename`` returns None for those that are left out."""
 
-    def __init__(self, whole: TensorSource) -> None:
-        self._whole = whole
-        names = {name: text_tensor(name) for name in whole.shapes()}
+    def __init__(self, source: TensorSource, rename: Callable[[str], str | None]) -> None:
+        self._source = source
+        names = {name: rename(name) for name in source.shapes()}
         self._names = {own: name for name, own in names.items() if own is not None}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = self._whole.shapes()
+        shapes = self._source.shapes()
         return {own: shapes[name] for own, name in self._names.items()}
 
     def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
-        return self._whole.read(self._names[name], part, split)
-
-
-class UnprefixedTensors:
-    """The tensors of a checkpoint of the decoder alone, whose names lack the prefix ``model.``."""
-
-    def __init__(self, bare: TensorSource) -> None:
-        self._bare = bare
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = self._bare.shapes()
-        return {name if name.startswith("lm_head.") else f"model.{name}": shape for name, shape in shapes.items()}
-
-    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
-        return self._bare.read(name.removeprefix("model."), part, split)
+        return self._source.read(self._names[name], part, split)
 
 
 def with_prefixes(source: TensorSource) -> TensorSource:
     """Return the source under the names of a model with an LM head, which embedding models often leave out."""
-    return UnprefixedTensors(source) if "embed_tokens.weight" in source.shapes() else source
+    if "embed_tokens.weight" not in source.shapes():
+        return source
+    return RenamedTensors(source, lambda name: name if name.startswith("lm_head.") else f"model.{name}")
 
 
 class RandomWeights:
@@ -324,6 +311,11 @@ def compare_tensors(
         for name in found
         if name not in expected and not is_ignorable(name)
     ]
+    refuse_tensors(where, problems)
+
+
+def refuse_tensors(where: str, problems: list[str]) -> None:
+    """Raise ModelFolderError with the first of the problems, if there are any."""
     if problems:
         shown = problems[:_SHOWN_PROBLEMS]
         if len(problems) > len(shown):

@@ -15,9 +15,7 @@ from quire_engine.errors import ModelFolderError
 from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.transformers_backend.attention import SERVING
 from quire_engine.model.transformers_backend.description import Description
-from quire_engine.model.weights import open_checkpoint
-
-_SHOWN_PROBLEMS = 10
+from quire_engine.model.weights import open_checkpoint, refuse_tensors
 
 
 class PackedLinear(nn.Module):
@@ -78,11 +76,7 @@ def _check_loading(folder: Path, info: dict[str, Any]) -> None:
         for name, found, expected in sorted(info.get("mismatched_keys", ()))
     ]
     problems += [str(message) for message in info.get("error_msgs", ())]
-    if problems:
-        shown = problems[:_SHOWN_PROBLEMS]
-        if len(problems) > len(shown):
-            shown.append(f"and {len(problems) - len(shown)} more")
-        raise ModelFolderError("\n  - ".join([f"{folder} does not fit its config.json:", *shown]))
+    refuse_tensors(str(folder), problems)
 
 
 def _check_values(folder: Path, model: PreTrainedModel) -> None:
