@@ -53,13 +53,44 @@ class HubOrigin(PlainFiles):
         self._source = source
 
     def listing(self) -> Listing:
-        return list_files(self._source.repository, self._source.revision)
+        """Return the files that an engine needs, at the current commit of the revision."""
+        repository, revision = self._source.repository, self._source.revision
+        with explained(repository, revision):
+            info = _api().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
+        commit = info.sha or revision
+        files = tuple(
+            RemoteFile(
+                name=sibling.rfilename,
+                size_bytes=sibling.size or 0,
+                checksum=_checksum(sibling),
+                address=hf_hub_url(repository, sibling.rfilename, revision=commit, endpoint=_endpoint()),
+            )
+            for sibling in info.siblings or ()
+            if is_wanted(sibling.rfilename)
+        )
+        check_weights(f"{repository} at {revision}", [file.name for file in files])
+        return Listing(model=repository, version=commit, files=files)
 
     def describe(self) -> Description:
-        return describe(self._source.repository, self._source.revision)
+        repository, revision = self._source.repository, self._source.revision
+        commit = self.listing().version
+        url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
+        with explained(repository, revision):
+            counts = _api().get_safetensors_metadata(repository, revision=commit).parameter_count
+            answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
+            answer.raise_for_status()
+            config = answer.json()
+        return Description(config=config, parameters=sum(counts.values()))
 
     def elsewhere(self, listing: Listing) -> Path | None:
-        return in_the_hubs_own_cache(listing)
+        """Return the folder in which the hub's own tools have stored all of these files, or None."""
+        folders: set[Path] = set()
+        for file in listing.files:
+            found = try_to_load_from_cache(listing.model, file.name, revision=listing.version)
+            if not isinstance(found, str) or Path(found).stat().st_size != file.size_bytes:
+                return None
+            folders.add(Path(found).parent)
+        return folders.pop() if len(folders) == 1 else None
 
     def request(self, file: RemoteFile) -> Request:
         return Request(url=file.address, headers=request_headers())
@@ -71,48 +102,6 @@ class HubOrigin(PlainFiles):
 
     def unreachable(self, error: BaseException) -> Unreachable:
         return unreachable(self._source.repository, error)
-
-
-def list_files(repository: str, revision: str) -> Listing:
-    """Return the files that an engine needs, at the current commit of the revision."""
-    with explained(repository, revision):
-        info = _api().model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
-    commit = info.sha or revision
-    files = tuple(
-        RemoteFile(
-            name=sibling.rfilename,
-            size_bytes=sibling.size or 0,
-            checksum=_checksum(sibling),
-            address=hf_hub_url(repository, sibling.rfilename, revision=commit, endpoint=_endpoint()),
-        )
-        for sibling in info.siblings or ()
-        if is_wanted(sibling.rfilename)
-    )
-    check_weights(f"{repository} at {revision}", [file.name for file in files])
-    return Listing(model=repository, version=commit, files=files)
-
-
-def describe(repository: str, revision: str) -> Description:
-    """Return configuration and number of parameters by downloading a few kilobytes."""
-    commit = list_files(repository, revision).version
-    url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
-    with explained(repository, revision):
-        counts = _api().get_safetensors_metadata(repository, revision=commit).parameter_count
-        answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
-        answer.raise_for_status()
-        config = answer.json()
-    return Description(config=config, parameters=sum(counts.values()))
-
-
-def in_the_hubs_own_cache(listing: Listing) -> Path | None:
-    """Return the folder in which the hub's own tools have stored all of these files, or None."""
-    folders: set[Path] = set()
-    for file in listing.files:
-        found = try_to_load_from_cache(listing.model, file.name, revision=listing.version)
-        if not isinstance(found, str) or Path(found).stat().st_size != file.size_bytes:
-            return None
-        folders.add(Path(found).parent)
-    return folders.pop() if len(folders) == 1 else None
 
 
 def request_headers() -> dict[str, str]:

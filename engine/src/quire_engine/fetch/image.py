@@ -6,7 +6,6 @@ space is that of one layer.
 
 import json
 import shutil
-import ssl
 import tarfile
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
@@ -27,6 +26,7 @@ from quire_engine.fetch.remote_files import (
     Checksum,
     Description,
     Listing,
+    PlainFiles,
     RemoteFile,
     Request,
     Say,
@@ -40,7 +40,7 @@ _LOOKED_THROUGH_BYTES = 16 << 20
 _MAX_CONFIG_BYTES = 8 << 20
 
 
-class ImageOrigin:
+class ImageOrigin(PlainFiles):
     """The image, or the folder in it that the source names."""
 
     def __init__(self, source: ImageSource) -> None:
@@ -70,12 +70,6 @@ class ImageOrigin:
             files=tuple(files.values()),
             spare_bytes=max(archives, default=0),
         )
-
-    def elsewhere(self, listing: Listing) -> Path | None:
-        return None
-
-    def trust(self) -> ssl.SSLContext | bool:
-        return True
 
     def request(self, file: RemoteFile) -> Request:
         return Request(url=self._registry.blob_url(file.address), headers=self._registry.headers())

@@ -148,7 +148,7 @@ class Origin(Protocol):
 
 
 class PlainFiles:
-    """A base for origins whose files are the model."""
+    """A base for origins: their files are the model, they are nowhere else, and have the usual certificates."""
 
     def elsewhere(self, listing: Listing) -> Path | None:
         return None
