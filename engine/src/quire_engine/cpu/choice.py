@@ -15,7 +15,7 @@ from typing import Any, Literal
 from quire_engine import kept
 from quire_engine.config import GPU_DEVICES, DeviceOptions
 from quire_engine.cpu.findings import KIND, KeptFindings, RunTrials, facts_of, try_out
-from quire_engine.cpu.limits import CpuLevel, CpuLimits, Findings, limit_cpu
+from quire_engine.cpu.limits import CpuLevel, CpuLimits, limit_cpu
 from quire_engine.cpu.machine import Machine, this_machine
 
 _log = logging.getLogger(__name__)
@@ -28,14 +28,10 @@ class CpuChoice:
         self, found: KeptFindings, *, option: CpuLevel | Literal["auto"], environment: Mapping[str, str]
     ) -> None:
         self._found = found
-        self._option = option
+        self.asked = option
+        """The value of ``--cpu-level``."""
         self._environment = environment
         self.limits = self._decide()
-
-    @property
-    def asked(self) -> CpuLevel | Literal["auto"]:
-        """The value of ``--cpu-level``."""
-        return self._option
 
     def step_down(self) -> None:
         """Go one level lower, now and for later starts; there must be a lower level."""
@@ -47,19 +43,27 @@ class CpuChoice:
     def _decide(self) -> CpuLimits:
         return limit_cpu(
             self._found.findings,
-            option=self._option,
+            option=self.asked,
             died_at=self._found.died_at,
             environment=self._environment,
         )
 
 
 class FindingOut:
-    """The findings of an earlier start, or running trials."""
+    """The findings of an earlier start, or trials that run in a thread, which waits for child programs."""
 
-    def __init__(self, kept_findings: KeptFindings | None, trials: "_Trials | None", options: DeviceOptions) -> None:
-        self._kept = kept_findings
-        self._trials = trials
+    def __init__(self, options: DeviceOptions, machine: Machine, run: RunTrials | None) -> None:
         self._options = options
+        self._found: KeptFindings | None = None
+        self._trials: threading.Thread | None = None
+        if options.device in GPU_DEVICES or not machine.is_x86_64:
+            return
+        environment = dict(os.environ)
+        self._found = kept.read(KIND, facts_of(machine, environment), KeptFindings)
+        if self._found is None:
+            arguments = (machine, environment, run)
+            self._trials = threading.Thread(target=self._try_out, args=arguments, name="cpu trials", daemon=True)
+            self._trials.start()
 
     @property
     def is_known(self) -> bool:
@@ -68,47 +72,26 @@ class FindingOut:
 
     def choice(self) -> CpuChoice | None:
         """Wait for the trials and return the limits; None if this kind of machine has no levels."""
-        found = self._kept if self._trials is None else self._trials.result()
-        if found is None:
-            return None
-        return CpuChoice(found, option=self._options.cpu_level, environment=os.environ)
-
-
-class _Trials:
-    """The trials, run in a thread that waits for child programs."""
-
-    def __init__(self, machine: Machine, environment: Mapping[str, str], run: RunTrials | None) -> None:
-        self._machine = machine
-        self._environment = environment
-        self._run = run
-        self._found: Findings | None = None
-        self._thread = threading.Thread(target=self._try_out, name="cpu trials", daemon=True)
-        self._thread.start()
-
-    def result(self) -> KeptFindings | None:
-        """Wait for the trials, and store their findings."""
-        self._thread.join()
+        if self._trials is not None:
+            self._trials.join()
         if self._found is None:
             return None
-        found = KeptFindings(facts=facts_of(self._machine, self._environment), findings=self._found)
-        kept.write(KIND, found)
-        return found
+        return CpuChoice(self._found, option=self._options.cpu_level, environment=os.environ)
 
-    def _try_out(self) -> None:
+    def _try_out(self, machine: Machine, environment: Mapping[str, str], run: RunTrials | None) -> None:
+        """Run the trials, and store their findings."""
         try:
-            self._found = try_out(self._machine, self._environment, self._run)
+            findings = try_out(machine, environment, run)
         except OSError as error:
             _log.warning("trials of the CPU's instructions did not end: %s", error)
+            return
+        self._found = KeptFindings(facts=facts_of(machine, environment), findings=findings)
+        kept.write(KIND, self._found)
 
 
 def find_out(options: DeviceOptions, *, machine: Machine | None = None, run: RunTrials | None = None) -> FindingOut:
     """Return the stored findings of this machine, or start the trials. ``run`` replaces the function that runs them."""
-    machine = machine or this_machine()
-    if options.device in GPU_DEVICES or not machine.is_x86_64:
-        return FindingOut(None, None, options)
-    environment = dict(os.environ)
-    found = kept.read(KIND, facts_of(machine, environment), KeptFindings)
-    return FindingOut(found, None if found is not None else _Trials(machine, environment, run), options)
+    return FindingOut(options, machine or this_machine(), run)
 
 
 def report(choice: CpuChoice | None) -> dict[str, Any] | None:
