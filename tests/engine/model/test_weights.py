@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from quire_parity.shapes import config
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -29,27 +30,15 @@ from quire_engine.model.rope import RopeConfig
 from quire_engine.model.weights import RandomWeights, Reader, check_tensors, in_own_memory, open_checkpoint
 
 LLAMA = find_family("LlamaForCausalLM")
-CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM",
+CONFIG = config(
     vocab_size=30,
     hidden_size=16,
     intermediate_size=24,
-    num_layers=2,
     num_heads=2,
     num_kv_heads=1,
     head_dim=8,
-    rms_norm_eps=1e-5,
     max_position_embeddings=64,
-    ropes=(RopeConfig(theta=1e4),) * 2,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
     eos_token_ids=(),
-    windows=(None, None),
-    rotary_dim=8,
-    attention_scale=8**-0.5,
-    attention_soft_cap=None,
-    logit_soft_cap=None,
 )
 DOWN = "model.layers.1.mlp.down_proj.weight"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from quire_parity.shapes import shape
 
 from quire_engine import kept
 from quire_engine.config import EngineConfig
@@ -16,7 +17,6 @@ from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.model.linear import HalfLinearBackend, LinearBackend, TorchLinearBackend
 from quire_engine.model.linear.selection import ROWS
 from quire_engine.model.linear.timing import SHARING_ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
-from quire_engine.model.shape import ModelShape
 from quire_engine.runner import arithmetic
 from quire_engine.runner.arithmetic import (
     Timings,
@@ -33,19 +33,7 @@ from quire_engine.runner.attention_timing import time_attention
 from quire_engine.runner.sharing import SharingTimes, are_plausible, shared_from, time_sharing
 from quire_engine.runner.threads import SharedFrom
 
-SHAPE = ModelShape(
-    architecture="LlamaForCausalLM",
-    vocab_size=1000,
-    max_position_embeddings=1024,
-    eos_token_ids=(),
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    hidden_size=64,
-    intermediate_size=128,
-    windows=(None, None),
-)
+SHAPE = shape(vocab_size=1000, max_position_embeddings=1024, head_dim=16, hidden_size=64, intermediate_size=128)
 BF16, F32 = TorchLinearBackend(torch.bfloat16), TorchLinearBackend(torch.float32)
 HALF = HalfLinearBackend(F32)
 WAYS: tuple[LinearBackend, ...] = (BF16, F32, HALF)

@@ -6,21 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from quire_parity.engines import config_of
+from quire_parity.shapes import shape
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
-from quire_engine.config import (
-    CacheOptions,
-    DeviceOptions,
-    EngineConfig,
-    ModelOptions,
-    ParallelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, DeviceOptions, ModelOptions, ParallelOptions, SchedulerOptions
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.linear.skinny import TIMED_ROWS, ProductTimes, SkinnyLinearBackend
-from quire_engine.model.shape import ModelShape
 from quire_engine.runner import device_products
 from quire_engine.runner.device.measuring import REPLAYS
 from quire_engine.runner.device_products import (
@@ -36,19 +29,7 @@ from quire_kernels.triton_runtime.stand_in import StandIn, standing_in
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    architecture="LlamaForCausalLM",
-    vocab_size=320,
-    max_position_embeddings=96,
-    eos_token_ids=(1,),
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    hidden_size=128,
-    intermediate_size=256,
-    windows=(None, None),
-)
+SHAPE = shape(max_position_embeddings=96)
 SIZES = ((256, 128), (128, 128), (512, 128), (128, 256), (320, 128))
 BACKEND = TorchLinearBackend(torch.bfloat16)
 
@@ -100,13 +81,7 @@ def test_products_are_launched_as_graphs_of_all_copies(stand_in: StandIn, monkey
 def test_other_types_and_modes_keep_the_library(stand_in: StandIn) -> None:
     wide = TorchLinearBackend(torch.float32)
     assert with_fast_few_rows(wide, SHAPE, CPU) == (wide, ()) and not stand_in.launches
-    config = EngineConfig(
-        model=ModelOptions(path=Path("model")),
-        cache=CacheOptions(),
-        scheduler=SchedulerOptions(),
-        server=ServerOptions(),
-        threads=1,
-    )
+    config = config_of(Path("model"), max_model_len=96, scheduler=SchedulerOptions(), cache=CacheOptions())
     assert may_time_products(config)
     assert not may_time_products(replace(config, device=DeviceOptions(deterministic=True)))
     assert not may_time_products(replace(config, model=ModelOptions(path=Path("model"), quantization="fp8")))

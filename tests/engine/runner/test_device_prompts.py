@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from quire_parity.engines import config_of
+from quire_parity.shapes import shape
 from torch import Tensor
 
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
-from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
-from quire_engine.model.shape import ModelShape
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, SchedulerOptions
 from quire_engine.runner import device_prompts
 from quire_engine.runner.device_prompts import AttentionTimes, choose_prompt_attention, first_faster
 from quire_kernels.dispatch import INTERPRETED
@@ -23,25 +24,9 @@ from quire_kernels.triton_runtime.stand_in import standing_in
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles kernels")
 
 CPU = torch.device("cpu")
-SHAPE = ModelShape(
-    architecture="LlamaForCausalLM",
-    vocab_size=320,
-    max_position_embeddings=8192,
-    eos_token_ids=(1,),
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    hidden_size=128,
-    intermediate_size=256,
-    windows=(None, 64),
-)
-CONFIG = EngineConfig(
-    model=ModelOptions(path=Path("model")),
-    cache=CacheOptions(),
-    scheduler=SchedulerOptions(max_num_batched_tokens=1024),
-    server=ServerOptions(),
-    threads=1,
+SHAPE = shape(windows=(None, 64))
+CONFIG = config_of(
+    Path("model"), max_model_len=8192, scheduler=SchedulerOptions(max_num_batched_tokens=1024), cache=CacheOptions()
 )
 
 

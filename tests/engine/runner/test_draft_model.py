@@ -12,6 +12,7 @@ import pytest
 from adapter_support.folders import linear_shapes, make_adapter, of_kinds
 from fixed_trials import FixedTrials
 from quire_parity.answering import Answering
+from quire_parity.shapes import shape
 
 from quire_common.errors import FlagsError
 from quire_engine.config import AdapterOptions, SpeculationOptions
@@ -19,35 +20,18 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.shape import ModelShape
 from quire_engine.runner import load_model
 from quire_engine.runner.draft_start import draft_problems, same_tokens, with_draft_layers
 
+TARGET = {"vocab_size": 100, "max_position_embeddings": 512}
 PROMPTS = [list(range(3, 40)), [5, 6, 7], [200, 100, 50, 25] * 5]
-
-
-def shape(**changes: Any) -> ModelShape:
-    fields: dict[str, Any] = {
-        "architecture": "LlamaForCausalLM",
-        "vocab_size": 100,
-        "max_position_embeddings": 512,
-        "eos_token_ids": (2,),
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "windows": (None, None),
-    }
-    return ModelShape(**fields | changes)
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "parts"),
     [
         ({}, {}, []),
-        ({}, {"num_layers": 1, "windows": (None,), "head_dim": 8}, []),
+        ({}, {"num_layers": 1, "head_dim": 8}, []),
         ({}, {"vocab_size": 99}, ["99 tokens in its vocabulary, and the target 100"]),
         ({}, {"max_position_embeddings": 255}, ["255 tokens is shorter than the target's 256: lower"]),
         ({"windows": (None, 64)}, {}, ["the target has windows"]),
@@ -56,13 +40,13 @@ def shape(**changes: Any) -> ModelShape:
     ],
 )
 def test_a_draft_model_must_suit_its_target(target: dict[str, Any], draft: dict[str, Any], parts: list[str]) -> None:
-    problems = draft_problems(shape(**target), shape(**draft), longest=256)
+    problems = draft_problems(shape(**TARGET | target), shape(**TARGET | draft), longest=256)
     assert len(problems) == len(parts)
     assert all(part in problem for part, problem in zip(parts, problems, strict=True))
 
 
 def test_the_cache_has_the_layers_of_both() -> None:
-    both = with_draft_layers(shape(), shape(num_layers=1, windows=(None,), num_kv_heads=1, head_dim=8))
+    both = with_draft_layers(shape(head_dim=16), shape(num_layers=1, num_kv_heads=1, head_dim=8))
     assert (both.num_layers, both.kv_groups) == (3, (None,))
     assert [(heads.kv_heads, heads.head_dim) for heads in both.layer_heads] == [(2, 16), (2, 16), (1, 8)]
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quire_parity.shapes import config as model_config
 
 from quire_common.kv_size import CacheGroup, CacheLimits, kv_bytes_per_token
 from quire_engine.config import CacheOptions
@@ -17,8 +18,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
-from quire_engine.model.config import ModelConfig
-from quire_engine.model.rope import RopeConfig
 from quire_engine.runner.cache_size import CacheDemand, CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.kv_cache import allocate, allocate_swap_space, cache_groups, make_layout, option_problems
 from quire_engine.runner.memory import AvailableMemory
@@ -38,28 +37,7 @@ DEMAND = CacheDemand(
 MIXED = replace(
     DEMAND, groups=(CacheGroup(block_bytes=3 * MIB, window=100), CacheGroup(block_bytes=MIB)), sequence_tokens=10_000
 )
-MODEL = ModelConfig(
-    architecture="LlamaForCausalLM",
-    vocab_size=30,
-    hidden_size=64,
-    intermediate_size=24,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=64,
-    ropes=(RopeConfig(theta=1e4),) * 3,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    eos_token_ids=(),
-    windows=(None, None, None),
-    rotary_dim=16,
-    attention_scale=16**-0.5,
-    attention_soft_cap=None,
-    logit_soft_cap=None,
-)
+MODEL = model_config(num_layers=3, head_dim=16, hidden_size=64)
 
 
 def machine(gib: float) -> AvailableMemory:
@@ -238,7 +216,7 @@ def test_swap_space_has_to_fit_and_to_hold_a_block(
     options: CacheOptions, available: AvailableMemory, message: str
 ) -> None:
     assert size_cache(DEMAND, options, available) == CacheTooSmall(message=message)
-    if fitting := re.search(r"at most (\d+) would|: (\d+) is the least", message):
+    if fitting := re.search(r"at most (\d+) would|: (\d+) is the minimum", message):
         named = replace(options, swap_space_bytes=int(fitting[1] or fitting[2]))
         assert isinstance(size_cache(DEMAND, named, available), CacheSize)
 
