@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions
+from quire_engine.model.divided import Links, OneRank
 from quire_engine.model.kv_scales import (
     KVScales,
     is_kv_scale,
     only_quantizes_kv_cache,
     read_kv_scales,
+    scales_in_words,
     set_kv_scales,
 )
 from quire_engine.model.linear.backends import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
+from quire_engine.model.model_part import ModelPart
 from quire_kernels.kv_cache import FP8, KVCache
 
 DEMO = Path(__file__).parents[3] / "examples" / "models" / "quire-demo"
@@ -38,7 +42,7 @@ class Tensors:
 
 def scales_of(tensors: dict[str, Any], layers: int = 1) -> tuple[KVScales, ...]:
     made = {name: torch.as_tensor(value) for name, value in tensors.items()}
-    return read_kv_scales(made.keys(), Tensors(made), layers)
+    return read_kv_scales(made.keys(), Tensors(made), range(layers))
 
 
 @pytest.mark.parametrize(
@@ -137,5 +141,10 @@ def test_a_checkpoint_with_scales_is_loaded(tmp_path: Path) -> None:
     options = BuildOptions(
         load_format="safetensors", seed=0, dtype=torch.float32, backend=TorchLinearBackend(torch.float32)
     )
-    built = find_native_candidate(folder).build(options)
-    assert built.kv_scales == tuple(KVScales(key=0.5 + layer, value=2.0) for layer in range(layers))
+    candidate = find_native_candidate(folder)
+    scales = tuple(KVScales(key=0.5 + layer, value=2.0) for layer in range(layers))
+    assert candidate.build(options).kv_scales == scales
+    assert scales_in_words(scales) == "the scales of the checkpoint" and "scale of 1" in scales_in_words(())
+    last = ModelPart(stage=1, stages=2)
+    part = candidate.divided(last).build(replace(options, links=Links(part=last, tensor=OneRank())))
+    assert part.kv_scales == scales[layers // 2 :], "a stage has those of its own layers"

@@ -59,8 +59,8 @@ def only_quantizes_kv_cache(quantization: Any) -> bool:
     )
 
 
-def read_kv_scales(names: Collection[str], source: ReadSource, num_layers: int) -> tuple[KVScales, ...]:
-    """Return the scales of each layer, or nothing if the checkpoint has none.
+def read_kv_scales(names: Collection[str], source: ReadSource, layers: range) -> tuple[KVScales, ...]:
+    """Return the scales of these layers, or nothing if the checkpoint has none.
 
     Raise ModelFolderError for scales that are not one positive number for the keys and values of every layer.
     """
@@ -68,7 +68,7 @@ def read_kv_scales(names: Collection[str], source: ReadSource, num_layers: int) 
     if not places:
         return ()
     scales = []
-    for layer in range(num_layers):
+    for layer in layers:
         pair = []
         for kind in "kv":
             name = places.get((layer, kind))
@@ -87,6 +87,10 @@ def _positive(name: str, tensor: Tensor) -> float:
     if not (math.isfinite(scale) and scale > 0.0):
         raise ModelFolderError(f"tensor {name} is {scale:g}; a scale is above 0")
     return scale
+
+
+def scales_in_words(scales: tuple[KVScales, ...]) -> str:
+    return "the scales of the checkpoint" if scales else "a scale of 1: values beyond 448 are clipped"
 
 
 def set_kv_scales(caches: tuple[KVCache, ...], scales: tuple[KVScales, ...]) -> None:

@@ -124,7 +124,7 @@ class NativeCandidate:
             looked_up_bytes=table * options.dtype.itemsize,
             seconds=seconds,
             packing_seconds=max(0.0, packed - started - read.seconds),
-            kv_scales=read_kv_scales(source.shapes().keys(), source, config.num_layers),
+            kv_scales=read_kv_scales(source.shapes().keys(), source, range(*self.part.layers(config.num_layers))),
         )
 
 

@@ -19,6 +19,7 @@ from quire_engine.core.stall_bound import StepCosts
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
 from quire_engine.model.config import stored_dtype
 from quire_engine.model.divided import Links
+from quire_engine.model.kv_scales import scales_in_words
 from quire_engine.model.linear import LinearBackend
 from quire_engine.model.loader import NativeCandidate, find_candidate
 from quire_engine.model.model_part import ModelPart
@@ -94,14 +95,14 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     for shape in [candidate.shape, *([] if draft is None else [draft.shape])]:
         if problem := attention_problem(config, shape, place, dtype, cache_dtype):
             raise FlagsError([problem])
-    if cache_dtype == FP8:
-        _log.info("keys and values are stored in fp8 (e4m3) with a scale of 1: values beyond 448 are clipped")
     group = _start_ranks(config, arithmetic, place)
     if group is not None:
         on_failure.callback(group.close)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend, group)
+    if cache_dtype == FP8:
+        _log.info("keys and values are stored in fp8 (e4m3) with %s", scales_in_words(built.kv_scales))
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
     drafting = build_draft(config, draft, build_options(config, place.device, dtype, backend), started_adapters.built)
