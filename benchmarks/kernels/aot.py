@@ -94,7 +94,7 @@ def _measure_one(task: tuple[str, str, str]) -> Measured:
         decode_path=case.decode_path,
         usage=asdict(usage),
         programs_per_sm=case.programs_per_sm,
-        resident_programs=usage.resident_programs(Target.named(target), case.num_warps),
+        resident_programs=usage.resident_programs(Target.named(target), case.launch.constants["num_warps"]),
     )
 
 

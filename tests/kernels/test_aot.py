@@ -12,11 +12,13 @@ from benchmarks.kernels import aot_bounds
 from benchmarks.kernels.aot_bounds import Bounds, Measured
 from benchmarks.kernels.inner_loops import inner_loops
 from quire_kernels.dispatch import INTERPRETED
-from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.target import Target
 
 triton = pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 tl = triton.language
+
+from quire_kernels.triton_runtime.aot_case import AotCase  # noqa: E402
+from quire_kernels.triton_runtime.launch import Launch  # noqa: E402
 
 needs_compiler = pytest.mark.skipif(INTERPRETED, reason="this process interprets")
 
@@ -33,9 +35,8 @@ def _scale_kernel(x, out, weight, width, factor, BLOCK: tl.constexpr):  # type: 
 
 CASE = AotCase(
     name="scale bf16",
-    kernel=_scale_kernel,
-    signature={"x": "*bf16:16", "out": "*bf16:16", "width": "i32:16", "factor": "fp32"},
-    constexprs={"weight": None, "BLOCK": 1024},
+    launch=Launch(_scale_kernel, BLOCK=1024, num_warps=4),
+    signature={"x": "*bf16:16", "out": "*bf16:16", "weight": None, "width": "i32:16", "factor": "fp32"},
 )
 
 
@@ -54,8 +55,8 @@ def test_kernel_is_compiled_for_an_absent_gpu(name: str) -> None:
 def test_register_spills_are_detected(name: str) -> None:
     from quire_kernels.triton_runtime.aot_compile import compile_case
 
-    crowded = replace(CASE, constexprs={"weight": None, "BLOCK": 65536}, num_warps=2)
-    usage = compile_case("scale", crowded, Target.named(name))
+    crowded = Launch(_scale_kernel, BLOCK=65536, num_warps=2)
+    usage = compile_case("scale", replace(CASE, launch=crowded), Target.named(name))
     assert usage.stack_bytes + usage.local_bytes > 0
 
 
@@ -63,10 +64,10 @@ def test_register_spills_are_detected(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"constexprs": {"BLOCK": 1024}}, "scale: scale bf16: sm_90: lacks weight"),
-        ({"constexprs": {"weight": None, "BLOCK": 1024, "WIDE": 1}}, "gives WIDE; the kernel's arguments are x, out"),
+        ({"signature": {"x": "*bf16:16"}}, "scale: scale bf16: sm_90: lacks out, weight"),
+        ({"launch": Launch(_scale_kernel, BLOCK=8, WIDE=1)}, "gives WIDE; the kernel's arguments are x, out"),
         ({"signature": {**CASE.signature, "width": "i32:8"}}, "width: '8' is no hint"),
-        ({"constexprs": {"weight": None, "BLOCK": 1000}}, "sm_90: does not compile: .*power of 2"),
+        ({"launch": Launch(_scale_kernel, BLOCK=1000)}, "sm_90: does not compile: .*power of 2"),
     ],
 )
 def test_a_case_that_does_not_fit_its_kernel_is_refused(changes: dict[str, object], words: str) -> None:

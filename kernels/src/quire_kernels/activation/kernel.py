@@ -109,48 +109,32 @@ def gated_fp8(op: str, gate_up: Tensor) -> Fp8Rows:
 
 @launches
 def _launch(width: int, gelu: bool, target: Target) -> Launch:
-    return Launch(_gated_kernel, W=width, GELU=gelu, **_options(width, target))
+    widest = next_power_of_2(width)
+    options = config_for("activation.gated", target, f"block={widest}").options
+    options["BLOCK"] = min(options["BLOCK"], widest)
+    return Launch(_gated_kernel, W=width, GELU=gelu, **options)
 
 
 @launches
 def _fp8_launch(width: int, gelu: bool, target: Target) -> Launch:
-    return Launch(_gated_fp8_kernel, W=width, GELU=gelu, **_row_options(width, target))
-
-
-def _row_options(width: int, target: Target) -> dict[str, int]:
     block = next_power_of_2(width)
-    return {"BLOCK": block, **config_for("activation.gated_row", target, f"block={block}").options}
-
-
-def _options(width: int, target: Target) -> dict[str, int]:
-    widest = next_power_of_2(width)
-    launch = config_for("activation.gated", target, f"block={widest}").options
-    return {**launch, "BLOCK": min(launch["BLOCK"], widest)}
+    options = config_for("activation.gated_row", target, f"block={block}").options
+    return Launch(_gated_fp8_kernel, W=width, GELU=gelu, BLOCK=block, **options)
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, width: int, *, gelu: bool) -> AotCase:
-        launch = _options(width, target)
         return AotCase(
             name=f"{'gelu' if gelu else 'silu'} {dtype} {width}",
-            kernel=_gated_kernel,
+            launch=_launch(width, gelu, target),
             signature={"gate_up": f"*{dtype}:16", "out": f"*{dtype}:16", "row_stride": "i32:16"},
-            constexprs={"W": width, "GELU": gelu, "BLOCK": launch["BLOCK"]},
-            num_warps=launch["num_warps"],
-            num_stages=launch["num_stages"],
-            decode_path=True,
         )
 
     def row(width: int) -> AotCase:
-        launch = _row_options(width, target)
         return AotCase(
             name=f"silu bf16 {width} to fp8",
-            kernel=_gated_fp8_kernel,
+            launch=_fp8_launch(width, False, target),
             signature={"gate_up": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"},
-            constexprs={"W": width, "GELU": False, "BLOCK": launch["BLOCK"]},
-            num_warps=launch["num_warps"],
-            num_stages=launch["num_stages"],
-            decode_path=True,
         )
 
     rows = [row(width) for width in (8192, 14336, 28672)] if target.converts_fp8 else []

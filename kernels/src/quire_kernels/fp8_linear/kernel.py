@@ -63,25 +63,15 @@ def empty_rows(rows: int, width: int, device: torch.device) -> Fp8Rows:
 
 @launches
 def _launch(width: int, target: Target) -> Launch:
-    return Launch(_quantise_rows_kernel, K=width, **_options(width, target))
-
-
-def _options(width: int, target: Target) -> dict[str, int]:
-    launch = config_for("fp8_linear.quantise", target).options
-    return {**launch, "BLOCK": min(launch["BLOCK"], next_power_of_2(width))}
+    options = config_for("fp8_linear.quantise", target).options
+    options["BLOCK"] = min(options["BLOCK"], next_power_of_2(width))
+    return Launch(_quantise_rows_kernel, K=width, **options)
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    def case(width: int) -> AotCase:
-        launch = _options(width, target)
-        return AotCase(
-            name=f"quantise bf16 {width}",
-            kernel=_quantise_rows_kernel,
-            signature={"x": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"},
-            constexprs={"K": width, "BLOCK": launch["BLOCK"]},
-            num_warps=launch["num_warps"],
-            num_stages=launch["num_stages"],
-            decode_path=True,
-        )
-
-    return [case(width) for width in (4096, 14336)] if target.converts_fp8 else []
+    signature = {"x": "*bf16:16", "out": "*fp8e4nv:16", "scales": "*fp32:16", "row_stride": "i32:16"}
+    return [
+        AotCase(name=f"quantise bf16 {width}", launch=_launch(width, target), signature=signature)
+        for width in (4096, 14336)
+        if target.converts_fp8
+    ]

@@ -179,8 +179,7 @@ def _key(dtype: torch.dtype) -> str:
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    def case(dtype: str, bits: int, name: str, splits: int, *, apart: bool = False, bias: bool = False) -> AotCase:
-        config = config_for("linear.multiply", target, f"bits={bits}")
+    def case(dtype: str, name: str, splits: int, *, apart: bool = False, bias: bool = False) -> AotCase:
         pointers = {
             **dict.fromkeys(("x", "weight", "bias"), f"*{dtype}:16"),
             "out": f"*{'fp32' if apart else dtype}:16",
@@ -188,29 +187,23 @@ def aot_cases(target: Target) -> list[AotCase]:
         sizes = dict.fromkeys(("inputs", "outputs", "x_stride", "split_inputs"), "i32:16")
         return AotCase(
             name=f"multiply {dtype} {name}",
-            kernel=_multiply_kernel,
+            launch=_multiply(4096, splits, _DTYPES[dtype], (apart, bias), target),
             signature={**pointers, **sizes, "rows": "i32"},
-            constexprs={"C": splits, "APART": apart, "BIAS": bias, "EVEN_K": True, **config.blocks},
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            decode_path=True,
         )
 
-    adding = config_for("linear.add_up", target)
     add_up = AotCase(
         name="add up bf16 8 splits",
-        kernel=_add_up_kernel,
+        launch=_add_up(8, True, target),
         signature={"sums": "*fp32:16", "bias": "*bf16:16", "out": "*bf16:16", "elements": "i32", "outputs": "i32:16"},
-        constexprs={"C": 8, "BIAS": True, **adding.blocks},
-        num_warps=adding.num_warps,
-        num_stages=adding.num_stages,
-        decode_path=True,
     )
     return [
-        case("bf16", 16, "1 split", 1, bias=True),
-        case("bf16", 16, "8 splits in turn", 8),
-        case("bf16", 16, "8 splits apart", 8, apart=True),
-        case("fp16", 16, "8 splits in turn", 8),
-        case("fp32", 32, "4 splits in turn", 4),
+        case("bf16", "1 split", 1, bias=True),
+        case("bf16", "8 splits in turn", 8),
+        case("bf16", "8 splits apart", 8, apart=True),
+        case("fp16", "8 splits in turn", 8),
+        case("fp32", "4 splits in turn", 4),
         add_up,
     ]
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

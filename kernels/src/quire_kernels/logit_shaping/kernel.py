@@ -262,22 +262,11 @@ def aot_cases(target: Target) -> list[AotCase]:
         "vocabulary": "i32:16",
         **dict.fromkeys(("num_lines", "num_rows"), "i32"),
     }
-    cases = []
-    for name, function, constants in (
-        ("allow", _allow_kernel, {"SHARE": _SHARE}),
-        ("shape", _shape_kernel, {}),
-        ("count", _count_kernel, {}),
-    ):
-        config = config_for(f"logit_shaping.{name}", target)
-        cases.append(
-            AotCase(
-                name=name,
-                kernel=function,
-                signature={key: kind for key, kind in columns.items() if key in function.arg_names},
-                constexprs={**constants, **config.blocks},
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                decode_path=True,
-            )
+    return [
+        AotCase(
+            name=name,
+            launch=launch,
+            signature={key: kind for key, kind in columns.items() if key in launch.kernel.arg_names},
         )
-    return cases
+        for name, launch in zip(("allow", "shape", "count"), _launches(target), strict=True)
+    ]

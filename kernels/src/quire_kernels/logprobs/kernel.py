@@ -195,11 +195,10 @@ def _launch(target: Target) -> Launch:
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    config = config_for("logprobs.report", target)
     return [
         AotCase(
             name=f"report {dtype}",
-            kernel=_report_kernel,
+            launch=_launch(target),
             signature={
                 "logits": f"*{dtype}:16",
                 "row_stride": "i64:16",
@@ -212,10 +211,6 @@ def aot_cases(target: Target) -> list[AotCase]:
                 **dict.fromkeys(("part_largest", "picked", "of_token", "logprobs"), "*fp32:16"),
                 **dict.fromkeys(("counts", "list_tokens", "picked_tokens"), "*i32:16"),
             },
-            constexprs={"MOST_PARTS": MOST_PARTS, "MOST_CANDIDATES": MOST_CANDIDATES, **config.blocks},
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            decode_path=True,
         )
         for dtype in ("bf16", "fp32")
     ]

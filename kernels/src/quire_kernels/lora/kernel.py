@@ -11,7 +11,7 @@ from torch import Tensor
 from quire_kernels.lora import BLOCK_ROWS, LayerSlots, TokenGroups
 from quire_kernels.lora.device_kernels import expand_kernel, shrink_kernel
 from quire_kernels.triton_runtime.aot_case import AotCase
-from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
@@ -59,23 +59,15 @@ def add_adapters(y: Tensor, x: Tensor, layer: LayerSlots, groups: TokenGroups) -
 def _launches(
     inputs: int, outputs: int, parts: int, rank: int, element_size: int, target: Target
 ) -> tuple[Launch, Launch]:
-    shrink, expand = _configs(target, element_size)
-    shared = {"P": parts, "R": rank, "BLOCK_M": BLOCK_ROWS, "BLOCK_R": _rank_tile(rank)}
+    shrink, expand = (config_for(f"lora.{name}", target, f"bytes={element_size}") for name in ("shrink", "expand"))
+    # A product of a GPU has at least 16 ranks.
+    rank_tile = min(_LARGEST_TILE, max(16, next_power_of_2(rank)))
+    shared = {"P": parts, "R": rank, "BLOCK_M": BLOCK_ROWS, "BLOCK_R": rank_tile}
     splits = cdiv(inputs, shrink.blocks["DEPTH"])
     return (
         Launch(shrink_kernel, K=inputs, **shared, **shrink.options),
         Launch(expand_kernel, N=outputs, SPLITS=splits, **shared, **expand.options),
     )
-
-
-def _configs(target: Target, element_size: int) -> tuple[LaunchConfig, LaunchConfig]:
-    key = f"bytes={element_size}"
-    return config_for("lora.shrink", target, key), config_for("lora.expand", target, key)
-
-
-def _rank_tile(rank: int) -> int:
-    """Return the ranks of a tile. A product of a GPU has at least 16."""
-    return min(_LARGEST_TILE, max(16, next_power_of_2(rank)))
 
 
 def aot_cases(target: Target) -> list[AotCase]:
@@ -91,45 +83,17 @@ def aot_cases(target: Target) -> list[AotCase]:
 def _layer_cases(
     target: Target, dtype: str, name: str, rank: int, inputs: int, parts: tuple[int, ...]
 ) -> tuple[AotCase, AotCase]:
-    shrink, expand = _configs(target, 2)
-    groups = {"order": "*i32:16", "blocks": "*i32:16", "shrunk": "*fp32:16"}
-    common = {"P": len(parts), "R": rank, "BLOCK_M": BLOCK_ROWS, "BLOCK_R": _rank_tile(rank)}
+    shrink, expand = _launches(inputs, sum(parts), len(parts), rank, 2, target)
+    shared = {**dict.fromkeys(("ranks", "order", "blocks"), "*i32:16"), "shrunk": "*fp32:16"}
     return (
         AotCase(
             name=f"shrink {dtype} {name} r{rank}",
-            kernel=shrink_kernel,
-            signature={
-                "x": f"*{dtype}:16",
-                "x_stride": "i32:16",
-                "a": f"*{dtype}:16",
-                "ranks": "*i32:16",
-                **groups,
-                "num_slots": "i32",
-            },
-            constexprs={"K": inputs, **common, **shrink.blocks},
-            num_warps=shrink.num_warps,
-            num_stages=shrink.num_stages,
-            decode_path=True,
+            launch=shrink,
+            signature={"x": f"*{dtype}:16", "x_stride": "i32:16", "a": f"*{dtype}:16", **shared, "num_slots": "i32"},
         ),
         AotCase(
             name=f"expand {dtype} {name} r{rank}",
-            kernel=expand_kernel,
-            signature={
-                "y": f"*{dtype}:16",
-                "y_stride": "i32:16",
-                "b": f"*{dtype}:16",
-                "ranks": "*i32:16",
-                "ends": "*i32:16",
-                **groups,
-            },
-            constexprs={
-                "N": sum(parts),
-                "SPLITS": cdiv(inputs, shrink.blocks["DEPTH"]),
-                **common,
-                **expand.blocks,
-            },
-            num_warps=expand.num_warps,
-            num_stages=expand.num_stages,
-            decode_path=True,
+            launch=expand,
+            signature={"y": f"*{dtype}:16", "y_stride": "i32:16", "b": f"*{dtype}:16", **shared, "ends": "*i32:16"},
         ),
     )

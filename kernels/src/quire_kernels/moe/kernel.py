@@ -21,7 +21,7 @@ from quire_kernels.moe.device_kernels import (
     sum_kernel,
 )
 from quire_kernels.triton_runtime.aot_case import AotCase
-from quire_kernels.triton_runtime.config import LaunchConfig, config_for
+from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import require_device, target_of
 from quire_kernels.triton_runtime.launch import Launch, launches
 from quire_kernels.triton_runtime.sizes import cdiv, next_power_of_2
@@ -43,8 +43,15 @@ def route_tokens(logits: Tensor, per_token: int, normalise: bool) -> Routes:
 
 @launches
 def _route(experts: int, per_token: int, normalise: bool, target: Target) -> Launch:
-    options = config_for("moe.route", target).options
-    return Launch(route_kernel, **_route_constants(experts, per_token, normalise), **options)
+    return Launch(
+        route_kernel,
+        E=experts,
+        K=per_token,
+        NORMALISE=normalise,
+        PADDED_E=next_power_of_2(experts),
+        PADDED_K=next_power_of_2(per_token),
+        **config_for("moe.route", target).options,
+    )
 
 
 def apply_experts(x: Tensor, routes: Routes, experts: Sequence[Expert]) -> Tensor:
@@ -108,7 +115,8 @@ def sort_assignments(routes: Routes, num_experts: int, rows: int, target: Target
 @launches
 def _sorting(num_experts: int, rows: int, target: Target) -> Launch:
     options = config_for("moe.sort", target).options
-    return Launch(sort_kernel, E=num_experts, PADDED_E=_bins(num_experts), BLOCK_M=rows, **options)
+    bins = max(32, next_power_of_2(num_experts))
+    return Launch(sort_kernel, E=num_experts, PADDED_E=bins, BLOCK_M=rows, **options)
 
 
 def config_key(assignments: int, num_experts: int, element_bytes: int, *, deterministic: bool) -> str:
@@ -127,80 +135,36 @@ def config_key(assignments: int, num_experts: int, element_bytes: int, *, determ
 _FEW, _MANY = 16, 128
 
 
-def _bins(num_experts: int) -> int:
-    return max(32, next_power_of_2(num_experts))
-
-
 def most_blocks(assignments: int, num_experts: int, rows: int) -> int:
     """Return the maximum number of blocks for any routes: each expert leaves at most one block unfilled."""
     return min(assignments, assignments // rows + num_experts)
 
 
-def _route_constants(experts: int, per_token: int, normalise: bool) -> dict[str, int | bool]:
-    return {
-        "E": experts,
-        "K": per_token,
-        "NORMALISE": normalise,
-        "PADDED_E": next_power_of_2(experts),
-        "PADDED_K": next_power_of_2(per_token),
-    }
-
-
 def aot_cases(target: Target) -> list[AotCase]:
     """Return the kernels with the sizes of Qwen3-30B-A3B, and the products also with those of Mixtral 8x7B."""
-
-    def case(
-        name: str, function: object, signature: dict[str, str], constants: dict[str, object], config: LaunchConfig
-    ) -> AotCase:
-        return AotCase(
-            name=name,
-            kernel=function,
-            signature=signature,
-            constexprs={**constants, **config.blocks},
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            decode_path=True,
-        )
-
     integers = dict.fromkeys(("order", "blocks", "num_blocks"), "*i32:16")
-    experts = {"experts": "*i64:16", "assignments": "i32"}
-    gated, single = (config_for(f"moe.{name}", target, "bytes=2") for name in ("gate_up", "down"))
-    sort, added = config_for("moe.sort", target), config_for("moe.sum", target)
+    rows = config_for("moe.gate_up", target, "bytes=2").blocks["BLOCK_M"]
     cases = [
-        case(
-            "route bf16 e128 k8",
-            route_kernel,
-            {"logits": "*bf16:16", "row_stride": "i64:16", "experts": "*i64:16", "weights": "*fp32:16"},
-            dict(_route_constants(128, 8, True)),
-            config_for("moe.route", target),
+        AotCase(
+            name="route bf16 e128 k8",
+            launch=_route(128, 8, True, target),
+            signature={"logits": "*bf16:16", "row_stride": "i64:16", "experts": "*i64:16", "weights": "*fp32:16"},
         ),
-        case(
-            "sort e128",
-            sort_kernel,
-            {**experts, **integers},
-            {"E": 128, "PADDED_E": _bins(128), "BLOCK_M": gated.blocks["BLOCK_M"]},
-            sort,
+        AotCase(
+            name="sort e128",
+            launch=_sorting(128, rows, target),
+            signature={"experts": "*i64:16", "assignments": "i32", **integers},
         ),
-        case(
-            "sum bf16 h2048 k8",
-            sum_kernel,
-            {"made": "*bf16:16", "weights": "*fp32:16", "out": "*bf16:16"},
-            {"H": 2048, "K": 8},
-            added,
+        AotCase(
+            name="sum bf16 h2048 k8",
+            launch=_sum(2048, 8, target),
+            signature={"made": "*bf16:16", "weights": "*fp32:16", "out": "*bf16:16"},
         ),
     ]
     products = {"x": "*bf16:16", "weights": "*bf16:16", "out": "*bf16:16", **integers}
     qwen, mixtral = (2048, 768, 8), (4096, 14336, 2)
     for (hidden, inner, per_token), load in ((qwen, ""), (qwen, " few"), (qwen, " many"), (mixtral, "")):
-        gated, single = (config_for(f"moe.{name}", target, f"bytes=2{load}") for name in ("gate_up", "down"))
-        for name, config, width, depth in (("gate_up", gated, inner, hidden), ("down", single, hidden, inner)):
-            cases.append(
-                case(
-                    f"{name} bf16 h{hidden} i{inner}{load}",
-                    grouped_product_kernel,
-                    products,
-                    {"K": per_token, "WIDTH": width, "DEPTH": depth, "GATED": name == "gate_up", "GELU": False},
-                    config,
-                )
-            )
+        for name, width, depth in (("gate_up", inner, hidden), ("down", hidden, inner)):
+            launch = _product((per_token, width, depth), name == "gate_up", False, f"bytes=2{load}", target)
+            cases.append(AotCase(name=f"{name} bf16 h{hidden} i{inner}{load}", launch=launch, signature=products))
     return cases

@@ -25,7 +25,7 @@ from quire_kernels.paged_attention.plan import (
     unsupported_shape,
 )
 from quire_kernels.paged_attention.schedule import LONG, MAX_SHORT_QUERIES, ONE, SHORT, Rule
-from quire_kernels.paged_attention.tiles import config_key, item_lists, layer_shape, list_rules, padded_head_dim
+from quire_kernels.paged_attention.tiles import config_key, item_lists, layer_shape, list_rules
 from quire_kernels.triton_runtime.aot_case import AotCase
 from quire_kernels.triton_runtime.config import config_for
 from quire_kernels.triton_runtime.device import device_properties, require_device, require_fp8, target_of
@@ -220,7 +220,9 @@ def aot_cases(target: Target) -> list[AotCase]:
     cases += [_tiles_case(layer, "split", target) for layer in (*groups, *masks)]
     # Short chunks, and drafts to verify.
     cases += [_tiles_case(layer, "short", target) for layer in (plain, wide)]
-    cases += [_plan_case(window=window, fixed=fixed) for window in (False, True) for fixed in (False, True)]
+    cases += [
+        _plan_case(plain, target, window=window, fixed=fixed) for window in (False, True) for fixed in (False, True)
+    ]
     return [*cases, _tiles_case(plain, "fixed", target), _join_case(plain, target)]
 
 
@@ -237,14 +239,13 @@ class _Layer:
     sinks: bool = False
     soft_cap: bool = False
 
-    def optional(self) -> dict[str, str | None]:
-        return {
-            "key_scale": "*fp32:16" if self.cache != "bf16" else None,
-            "value_scale": "*fp32:16" if self.cache != "bf16" else None,
-            "sinks": "*bf16:16" if self.sinks else None,
-            "soft_cap": "fp32" if self.soft_cap else None,
-            "window": "i32" if self.window else None,
-        }
+    @property
+    def cache_bytes(self) -> int:
+        return 2 if self.cache == "bf16" else 1
+
+    def launches(self, target: Target, split_tokens: int | None = None) -> _LayerLaunches:
+        """Return the launches of bfloat16 queries on a GPU with one multiprocessor."""
+        return _layer(8, self.group, self.head_dim, self.block_size, self.cache_bytes, 2, split_tokens, 1, target)
 
 
 _SIZES = {"capacity": "i32", "num_partials": "i32", "num_results": "i32"}
@@ -252,65 +253,37 @@ _SIZES = {"capacity": "i32", "num_partials": "i32", "num_results": "i32"}
 
 def _tiles_case(layer: _Layer, kernel: str, target: Target) -> AotCase:
     """Return a case of ``_attend_kernel``. ``kernel``: "split", "short", "attend" or "fixed"."""
-    shape = layer_shape(8, layer.group, layer.head_dim, layer.block_size)
     kind = {"short": SHORT, "attend": LONG}.get(kernel, ONE)
-    lists = item_lists(shape, 2 if layer.cache == "bf16" else 1, 2, 512 if kernel == "fixed" else None, target)
-    options = lists[kind].options(target)
-    num_warps, num_stages = options.pop("num_warps"), options.pop("num_stages")
-    maxnreg = options.pop("maxnreg", None)
+    layer_launches = layer.launches(target, 512 if kernel == "fixed" else None)
     pointers = {name: f"*{layer.cache}:16" for name in ("keys", "values")}
     tables = {name: "*i32:16" for name in ("schedule", "block_tables", "query_starts")}
     numbers = {name: "i32" for name in ("num_blocks", "table_stride", "num_sequences", "num_rows")}
-    optional = layer.optional()
+    optional = {
+        **dict.fromkeys(("key_scale", "value_scale"), "*fp32:16" if layer.cache != "bf16" else None),
+        "sinks": "*bf16:16" if layer.sinks else None,
+        "soft_cap": "fp32" if layer.soft_cap else None,
+        "window": "i32" if layer.window else None,
+    }
     signature = {"out": "*bf16:16", "partials": "*fp32:16", "q": "*bf16:16", "q_stride": "i32:16", "scale": "fp32"}
-    signature |= pointers | tables | numbers | _SIZES
-    signature |= {name: kind for name, kind in optional.items() if kind is not None}
-    constants: dict[str, object] = {name: None for name, kind in optional.items() if kind is None}
     return AotCase(
         name=f"{kernel} {layer.name}",
-        kernel=_attend_kernel,
-        signature=signature,
-        constexprs=constants | shape | options | {"INTERPRETED": False},
-        num_warps=num_warps,
-        num_stages=num_stages,
-        maxnreg=maxnreg,
-        programs_per_sm=lists[kind].per_processor,
+        launch=layer_launches.attend[kind],
+        signature={**signature, **pointers, **tables, **numbers, **_SIZES, **optional},
+        programs_per_sm=layer_launches.programs[kind],
         decode_path=kind == ONE,
     )
 
 
-def _plan_case(*, window: bool, fixed: bool) -> AotCase:
-    constants = {"SHORT": MAX_SHORT_QUERIES, "FIXED": fixed, **_PLAN_OPTIONS}
-    num_warps = constants.pop("num_warps")
-    signature = {name: "*i32:16" for name in ("schedule", "query_starts", "context_lens")}
-    signature |= {"num_sequences": "i32", "capacity": "i32", "room": "i32", **({"window": "i32"} if window else {})}
+def _plan_case(layer: _Layer, target: Target, *, window: bool, fixed: bool) -> AotCase:
+    tables = {name: "*i32:16" for name in ("schedule", "query_starts", "context_lens")}
+    numbers = {"num_sequences": "i32", "capacity": "i32", "room": "i32", "window": "i32" if window else None}
     return AotCase(
         name=f"plan{' window' * window}{' fixed' * fixed}",
-        kernel=_plan_kernel,
-        signature=signature,
-        constexprs=constants | ({} if window else {"window": None}),
-        num_warps=num_warps,
-        decode_path=True,
+        launch=layer.launches(target, 512 if fixed else None).plan,
+        signature={**tables, **numbers},
     )
 
 
 def _join_case(layer: _Layer, target: Target) -> AotCase:
-    config = config_for("paged_attention.join", target, config_key(layer.head_dim, 2))
-    constants = {
-        "value_scale": None,
-        "sinks": None,
-        "HEADS": 8 * layer.group,
-        "GROUP": layer.group,
-        "HEAD_DIM": layer.head_dim,
-        "BLOCK_D": padded_head_dim(layer.head_dim),
-        **config.blocks,
-    }
-    return AotCase(
-        name=f"join {layer.name}",
-        kernel=_join_kernel,
-        signature={"out": "*bf16:16", "partials": "*fp32:16", "schedule": "*i32:16", **_SIZES},
-        constexprs=constants,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        decode_path=True,
-    )
+    pointers = {"out": "*bf16:16", "partials": "*fp32:16", "schedule": "*i32:16", "value_scale": None, "sinks": None}
+    return AotCase(name=f"join {layer.name}", launch=layer.launches(target).join, signature={**pointers, **_SIZES})

@@ -146,20 +146,14 @@ def _options(width: int, target: Target) -> dict[str, int]:
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, width: int, *, add: bool, fp8: bool = False) -> AotCase:
-        launch = _options(width, target)
-        num_warps, num_stages = launch.pop("num_warps"), launch.pop("num_stages")
         pointers = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
         if fp8:
             pointers |= {"out": "*fp8e4nv:16", "scales": "*fp32:16"}
         strides = {"x_stride": "i32:16", "residual_stride": "i32:16"}
         return AotCase(
             name=f"{dtype} {width}{' residual' if add else ''}{' to fp8' if fp8 else ''}",
-            kernel=_rms_norm_fp8_kernel if fp8 else _rms_norm_kernel,
+            launch=(_fp8_launch if fp8 else _launch)(width, add, target),
             signature={**pointers, "rows": "i32", **strides, "eps": "fp32"},
-            constexprs={"H": width, "ADD": add, **launch},
-            num_warps=num_warps,
-            num_stages=num_stages,
-            decode_path=True,
         )
 
     return [

@@ -70,23 +70,16 @@ def rotary(x: Tensor, cos_sin: Tensor, positions: Tensor) -> None:
 
 @launches
 def _launch(heads: int, dim: int, half: int, target: Target) -> Launch:
-    options = _options(heads, dim, target)
+    options = config_for("rotary.rotary", target, f"block={next_power_of_2(dim)}").options
+    options["HEADS"] = min(options["HEADS"], next_power_of_2(heads))
     return Launch(_rotary_kernel, H=heads, D=dim, HALF=half, HALF_BLOCK=next_power_of_2(half), **options)
-
-
-def _options(heads: int, dim: int, target: Target) -> dict[str, int]:
-    launch = config_for("rotary.rotary", target, f"block={next_power_of_2(dim)}").options
-    return {**launch, "HEADS": min(launch["HEADS"], next_power_of_2(heads))}
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, dim: int, rotated: int) -> AotCase:
-        launch = _options(32, dim, target)
-        half = rotated // 2
-        block = next_power_of_2(half)
         return AotCase(
             name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}",
-            kernel=_rotary_kernel,
+            launch=_launch(32, dim, rotated // 2, target),
             signature={
                 "x": f"*{dtype}:16",
                 "cos_sin": "*fp32:16",
@@ -94,10 +87,6 @@ def aot_cases(target: Target) -> list[AotCase]:
                 "token_stride": "i32:16",
                 "num_positions": "i32",
             },
-            constexprs={"H": 32, "D": dim, "HALF": half, "HALF_BLOCK": block, "HEADS": launch["HEADS"]},
-            num_warps=launch["num_warps"],
-            num_stages=launch["num_stages"],
-            decode_path=True,
         )
 
     return [case("bf16", 64, 64), case("bf16", 128, 128), case("fp16", 128, 128), case("bf16", 96, 32)]

@@ -252,47 +252,17 @@ def _largest(has_lines: bool, target: Target) -> Launch:
 
 def survey_cases(target: Target) -> list[AotCase]:
     """Return both launches, with the logits of ``sample`` and ``greedy``, and with those of ``token_logprobs``."""
-    rows = {"row_stride": "i64:16", "vocabulary": "i32:16", "part_length": "i32:16"}
+    shared = {"row_stride": "i64:16", "vocabulary": "i32:16", "part_length": "i32:16", "parts": "i32"}
     cases = []
-    for dtype, lines in (("fp32", False), ("bf16", False), ("bf16", True)):
-        name = f"{dtype}{' lines' * lines}"
-        logits = {"logits": f"*{dtype}:16", **rows, **({"lines": "*i64:16"} if lines else {})}
-        constants: dict[str, object] = {"HAS_LINES": lines, **({} if lines else {"lines": None})}
-        largest, weigh = config_for("sampling.largest", target), config_for("sampling.weigh", target)
-        cases.append(
-            AotCase(
-                name=f"largest {name}",
-                kernel=_largest_kernel,
-                signature={
-                    **logits,
-                    "parts": "i32",
-                    "largest": "*fp32:16",
-                    "tokens": "*i64:16",
-                    "num_lines": "i32",
-                },
-                constexprs={**constants, **largest.blocks},
-                num_warps=largest.num_warps,
-                num_stages=largest.num_stages,
-                decode_path=True,
-            )
-        )
-        heat = {} if lines else {"temperature": "*fp32:16"}
-        outputs = {"largest": "*fp32:16", "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
-        cases.append(
-            AotCase(
-                name=f"weigh {name}",
-                kernel=_weigh_kernel,
-                signature={**logits, **heat, "parts": "i32", **outputs},
-                constexprs={
-                    **constants,
-                    "MOST_PARTS": MOST_PARTS,
-                    "HAS_TEMPERATURE": not lines,
-                    **({"temperature": None} if lines else {}),
-                    **weigh.blocks,
-                },
-                num_warps=weigh.num_warps,
-                num_stages=weigh.num_stages,
-                decode_path=True,
-            )
-        )
+    for dtype, has_lines in (("fp32", False), ("bf16", False), ("bf16", True)):
+        logits = {**shared, "logits": f"*{dtype}:16", "lines": "*i64:16" if has_lines else None, "largest": "*fp32:16"}
+        largest = {"tokens": "*i64:16", "num_lines": "i32"}
+        heat = {"temperature": None if has_lines else "*fp32:16"}
+        weigh = {**heat, "units": "*i64:16", "counts": "*i32:16", "masses": "*fp32:16"}
+        for name, launch, signature in (
+            ("largest", _largest(has_lines, target), largest),
+            ("weigh", _weigh(has_lines, not has_lines, target), weigh),
+        ):
+            case = f"{name} {dtype}{' lines' * has_lines}"
+            cases.append(AotCase(name=case, launch=launch, signature={**logits, **signature}))
     return cases

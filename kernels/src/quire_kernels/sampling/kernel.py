@@ -263,28 +263,21 @@ def _draw_launch(target: Target) -> Launch:
 def aot_cases(target: Target) -> list[AotCase]:
     """Return the cases for a vocabulary that is a multiple of 16, as most are."""
     cases = survey_cases(target)
-    first = config_for("sampling.first", target)
     cases.append(
         AotCase(
             name="first",
-            kernel=_first_kernel,
+            launch=_first(target),
             signature={"largest": "*fp32:16", "tokens": "*i64:16", "drawn": "*i64:16", "parts": "i32"},
-            constexprs={"MOST_PARTS": MOST_PARTS},
-            num_warps=first.num_warps,
-            num_stages=first.num_stages,
-            decode_path=True,
         )
     )
-    draw = config_for("sampling.draw", target)
     signature = {
-        "logits": "*fp32:16",
         "row_stride": "i64:16",
         "vocabulary": "i32:16",
         "part_length": "i32:16",
         "parts": "i32",
         **dict.fromkeys(("temperatures", "top_ps", "min_ps", "typical_ps"), "*fp32:16"),
         **dict.fromkeys(("top_ks", "seeds", "positions"), "*i64:16"),
-        **dict.fromkeys(("part_largest", "masses", "list_logits"), "*fp32:16"),
+        **dict.fromkeys(("part_largest", "masses"), "*fp32:16"),
         **dict.fromkeys(("part_tokens", "part_units", "drawn"), "*i64:16"),
         **dict.fromkeys(("counts", "list_tokens"), "*i32:16"),
     }
@@ -292,12 +285,8 @@ def aot_cases(target: Target) -> list[AotCase]:
         cases.append(
             AotCase(
                 name=f"draw{' bf16' * (dtype == 'bf16')}",
-                kernel=_draw_kernel,
+                launch=_draw_launch(target),
                 signature={**signature, **dict.fromkeys(("logits", "list_logits"), f"*{dtype}:16")},
-                constexprs={"MOST_PARTS": MOST_PARTS, "MOST_CANDIDATES": MOST_CANDIDATES, **draw.blocks},
-                num_warps=draw.num_warps,
-                num_stages=draw.num_stages,
-                decode_path=True,
             )
         )
     return cases

@@ -128,14 +128,7 @@ class _Layer:
         tiles, splits, split_inputs = self.cut = cut(inputs, outputs, slots, config)
         self.most_programs = _MOST_WAVES * slots
         self.partial_floats = self.most_programs * MAX_ROWS * config.blocks["BLOCK_N"]
-        self.launch = Launch(
-            _skinny_linear_kernel,
-            SPLIT=splits > 1,
-            BIAS=biased,
-            EVEN_K=inputs % config.blocks["BLOCK_K"] == 0,
-            ROWS=MAX_ROWS,
-            **_options(config),
-        )
+        self.launch = _launch(config, split=splits > 1, biased=biased, even=inputs % config.blocks["BLOCK_K"] == 0)
 
 
 @launches
@@ -145,10 +138,10 @@ def _layer(inputs: int, outputs: int, multiprocessors: int, biased: bool, target
     return _Layer(inputs, outputs, slots, biased=biased, config=config)
 
 
-def _options(config: LaunchConfig) -> dict[str, int]:
+def _launch(config: LaunchConfig, *, split: bool, biased: bool, even: bool) -> Launch:
     options = config.options
     del options["PROGRAMS_PER_SM"]
-    return options
+    return Launch(_skinny_linear_kernel, SPLIT=split, BIAS=biased, EVEN_K=even, ROWS=MAX_ROWS, **options)
 
 
 @functools.cache
@@ -187,23 +180,12 @@ def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, name: str, *, split: bool, bias: bool = False, even: bool = True) -> AotCase:
         pointers = dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}:16")
         sizes = dict.fromkeys(("outputs", "x_stride", "split_inputs", "inputs"), "i32:16")
-        blocks = {name: config.blocks[name] for name in ("BLOCK_N", "BLOCK_K")}
+        scratch = {"partials": "*fp32:16", "arrivals": "*i32:16"}
         return AotCase(
             name=f"{dtype} {name}",
-            kernel=_skinny_linear_kernel,
-            signature={
-                **pointers,
-                "partials": "*fp32:16",
-                "arrivals": "*i32:16",
-                "rows": "i32",
-                **sizes,
-                "splits": "i32",
-            },
-            constexprs={"SPLIT": split, "BIAS": bias, "EVEN_K": even, "ROWS": MAX_ROWS, **blocks},
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            launch=_launch(config, split=split, biased=bias, even=even),
+            signature={**pointers, **scratch, "rows": "i32", **sizes, "splits": "i32"},
             programs_per_sm=config.blocks["PROGRAMS_PER_SM"],
-            decode_path=True,
         )
 
     return [

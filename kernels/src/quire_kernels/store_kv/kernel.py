@@ -215,35 +215,34 @@ def _launch(
     variant  block size; whether queries, and keys, are normalized; whether the cache is of float8
     """
     block_size, q_norm, k_norm, quantised = variant
-    options = _options(*shape, target)
-    launch = Launch(_store_kv_kernel, S=block_size, Q_NORM=q_norm, K_NORM=k_norm, FP8=quantised, **options)
-    return launch, cdiv(shape[0], options["Q_HEADS"]) + cdiv(shape[1], options["KV_HEADS"])
-
-
-def _options(q_heads: int, kv_heads: int, dim: int, rotated: int, target: Target) -> dict[str, int]:
+    q_heads, kv_heads, dim, rotated = shape
     block, half = next_power_of_2(dim), rotated // 2
-    config = config_for("store_kv.store", target, f"block={block}")
-    group = config.blocks["HEADS"]
-    return {
-        "HQ": q_heads,
-        "HK": kv_heads,
-        "D": dim,
-        "HALF": half,
-        "HALF_BLOCK": next_power_of_2(max(half, 1)),
-        "TAIL_BLOCK": next_power_of_2(max(dim - 2 * half, 1)),
-        "D_BLOCK": block,
-        "Q_HEADS": min(group, next_power_of_2(q_heads)),
-        "KV_HEADS": min(group, next_power_of_2(kv_heads)),
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-    }
+    options = config_for("store_kv.store", target, f"block={block}").options
+    group = options.pop("HEADS")
+    launch = Launch(
+        _store_kv_kernel,
+        HQ=q_heads,
+        HK=kv_heads,
+        D=dim,
+        S=block_size,
+        HALF=half,
+        HALF_BLOCK=next_power_of_2(max(half, 1)),
+        TAIL_BLOCK=next_power_of_2(max(dim - 2 * half, 1)),
+        D_BLOCK=block,
+        Q_HEADS=min(group, next_power_of_2(q_heads)),
+        KV_HEADS=min(group, next_power_of_2(kv_heads)),
+        Q_NORM=q_norm,
+        K_NORM=k_norm,
+        FP8=quantised,
+        **options,
+    )
+    return launch, cdiv(q_heads, launch.constants["Q_HEADS"]) + cdiv(kv_heads, launch.constants["KV_HEADS"])
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, dim: int, *, rotated: int | None = None, norm: bool = False, fp8: bool = False) -> AotCase:
         rotated = dim if rotated is None else rotated
-        constexprs = _options(32, 8, dim, rotated, target)
-        num_warps, num_stages = constexprs.pop("num_warps"), constexprs.pop("num_stages")
+        launch, _ = _launch((32, 8, dim, rotated), (16, norm, norm, fp8), target)
         heads = dict.fromkeys(("q", "k", "v", "q_weight", "k_weight"), f"*{dtype}:16")
         caches = dict.fromkeys(("keys", "values"), "*fp8e4nv:16" if fp8 else f"*{dtype}:16")
         scales = dict.fromkeys(("cos_sin", "key_scale", "value_scale"), "*fp32:16")
@@ -252,12 +251,8 @@ def aot_cases(target: Target) -> list[AotCase]:
         rest = {"q_eps": "fp32", "k_eps": "fp32", "num_positions": "i32", "num_blocks": "i32"}
         return AotCase(
             name=f"{dtype} d{dim}{f' r{rotated}' if rotated != dim else ''}{' norm' * norm}{' fp8' * fp8}",
-            kernel=_store_kv_kernel,
+            launch=launch,
             signature={**heads, **caches, **scales, **indices, **strides, **rest},
-            constexprs={**constexprs, "S": 16, "Q_NORM": norm, "K_NORM": norm, "FP8": fp8},
-            num_warps=num_warps,
-            num_stages=num_stages,
-            decode_path=True,
         )
 
     cases = [case("bf16", dim) for dim in (64, 80, 128)]

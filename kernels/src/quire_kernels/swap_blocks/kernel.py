@@ -113,19 +113,10 @@ def _key(source: KVCache, target: KVCache) -> str:
 
 
 def aot_cases(target: Target) -> list[AotCase]:
-    def case(key: str) -> AotCase:
-        config = config_for("swap_blocks.swap", target, key)
-        tables = dict.fromkeys(("addresses", "source_blocks", "target_blocks"), "*i64:16")
-        sizes = {"copies": "i32", "buffers": "i32", "block_words": "i32:16"}
-        bounds = dict.fromkeys(("fewest_source_blocks", "fewest_target_blocks"), "i32")
-        return AotCase(
-            name=f"within the {key}" if key == "device" else f"from or to the {key}",
-            kernel=_swap_blocks_kernel,
-            signature={**tables, **sizes, **bounds},
-            constexprs={"BLOCK": config.blocks["BLOCK"]},
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-            decode_path=True,
-        )
-
-    return [case("host"), case("device")]
+    tables = dict.fromkeys(("addresses", "source_blocks", "target_blocks"), "*i64:16")
+    sizes = {"copies": "i32", "buffers": "i32", "block_words": "i32:16"}
+    bounds = dict.fromkeys(("fewest_source_blocks", "fewest_target_blocks"), "i32")
+    return [
+        AotCase(name=name, launch=_launch(key, target)[0], signature={**tables, **sizes, **bounds})
+        for key, name in (("host", "from or to the host"), ("device", "within the device"))
+    ]

@@ -24,6 +24,8 @@ from quire_kernels.triton_runtime.occupancy import resident_programs
 from quire_kernels.triton_runtime.target import Target
 
 _PACKAGE = Path(__file__).parent.parent
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""The constants of a launch that are the compiler's and not the kernel's."""
 
 
 class AotError(KernelError):
@@ -76,9 +78,7 @@ def _compiled(where: str, case: AotCase, target: Target) -> Any:
     if INTERPRETED:
         raise AotError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process; unset it to compile them")
     source = _source(where, case)
-    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    if case.maxnreg is not None:
-        options["maxnreg"] = case.maxnreg
+    options = {name: value for name, value in case.launch.constants.items() if name in _OPTIONS}
     try:
         return triton.compile(source, target=_gpu_target(target), options=options)
     # The compiler raises many types, from its own errors to RuntimeError of a failed pass.
@@ -102,8 +102,9 @@ def _gist(error: Exception) -> str:
 
 
 def _source(where: str, case: AotCase) -> ASTSource:
-    constexprs = dict(case.constexprs)
-    names = case.kernel.arg_names
+    constexprs = {name: value for name, value in case.launch.constants.items() if name not in _OPTIONS}
+    constexprs |= {name: None for name, kind in case.signature.items() if kind is None}
+    names = case.launch.kernel.arg_names
     if unknown := [name for name in (*case.signature, *constexprs) if name not in names]:
         raise AotError(f"{where}: gives {', '.join(unknown)}; the kernel's arguments are {', '.join(names)}")
     if missing := [name for name in names if name not in case.signature and name not in constexprs]:
@@ -111,7 +112,7 @@ def _source(where: str, case: AotCase) -> ASTSource:
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for index, name in enumerate(names):
-        kind, _, hint = case.signature.get(name, "constexpr").partition(":")
+        kind, _, hint = (case.signature.get(name) or "constexpr").partition(":")
         if hint == "1":
             constexprs[name], kind = 1, "constexpr"
         elif hint == "16":
@@ -119,7 +120,7 @@ def _source(where: str, case: AotCase) -> ASTSource:
         elif hint:
             raise AotError(f"{where}: {name}: {hint!r} is no hint; :16 and :1 are")
         signature[name] = kind
-    return ASTSource(fn=case.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
+    return ASTSource(fn=case.launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes)
 
 
 def _amd_usage(where: str, compiled: Any) -> Usage:

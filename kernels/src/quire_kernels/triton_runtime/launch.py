@@ -42,10 +42,10 @@ class Launch:
     tensors, the call takes Triton's own path.
     """
 
-    __slots__ = ("_kernel", "_known", "_tail", "_varying", "constants")
+    __slots__ = ("_known", "_tail", "_varying", "constants", "kernel")
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self.constants = constants
         self._known: dict[tuple[object, ...], Callable[..., None]] = {}
         names = list(kernel.arg_names)
@@ -88,9 +88,9 @@ class Launch:
     def _resolve(self, device: int, arguments: tuple[Argument, ...]) -> Callable[..., None]:
         """Return a function that launches for arguments with the same key; compile the kernel if necessary."""
         if INTERPRETED or driver.active.get_current_target().backend != "cuda":
-            kernel, constants = self._kernel, self.constants
+            kernel, constants = self.kernel, self.constants
             return lambda grid, arguments, values: kernel[grid](*arguments, **constants)
-        compiled = self._kernel.run(*arguments, grid=None, warmup=True, **self.constants)
+        compiled = self.kernel.run(*arguments, grid=None, warmup=True, **self.constants)
         run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
         stream_of, tail = driver.active.get_current_stream, self._tail
 
