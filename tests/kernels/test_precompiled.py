@@ -161,14 +161,12 @@ def test_changed_sources_or_folders_are_another_build(tmp_path: Path, monkeypatc
     builds = {build()}
     for place in ("here", "there"):
         (tmp_path / place / "op").mkdir(parents=True)
-        (tmp_path / place / "packed_linear").mkdir()
-        (tmp_path / place / "packed_linear" / "__init__.py").touch()
         monkeypatch.setattr(precompiled, "_PACKAGE", tmp_path / place)
-        for name in ("cpu.py", "cpu_tiles.py"):
+        for name in ("__init__.py", "cpu.py", "cpu_tiles.py"):
             for text in ("one", "other"):
                 (tmp_path / place / "op" / name).write_text(text)
                 builds.add(build())
-    assert len(builds) == 9
+    assert len(builds) == 13
 
 
 def test_only_missing_files_are_linked(tmp_path: Path) -> None:

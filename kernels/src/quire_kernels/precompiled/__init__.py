@@ -111,8 +111,9 @@ def build() -> str:
     """
     told = (sys.implementation.cache_tag, _version("numba"), _version("llvmlite"), str(_PACKAGE))
     digest = hashlib.sha256(repr(told).encode())
-    sources = [*_PACKAGE.glob("*/cpu*.py"), *_PACKAGE.glob("cpu_runtime/*.py"), _PACKAGE / "packed_linear/__init__.py"]
-    for source in sorted(sources):
+    # Workers contain the values of constants, some of which are in the __init__.py of their op.
+    patterns = ("*/__init__.py", "*/cpu*.py", "cpu_runtime/*.py")
+    for source in sorted({source for pattern in patterns for source in _PACKAGE.glob(pattern)}):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
