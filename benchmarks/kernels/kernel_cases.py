@@ -83,3 +83,9 @@ def _row_error(found: Tensor, expected: Tensor) -> float:
     wide = expected.to(found.device).float().flatten(0, -2)  # [rows, columns]
     difference = (found.float().flatten(0, -2) - wide).norm(dim=-1)
     return float((difference / wide.norm(dim=-1).clamp_min(1e-6)).max())
+
+
+def gist(error: Exception) -> str:
+    """Return the type of an error and the first line of its message, if it has one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.gpu_timing import Card, Timer, Timing
-from benchmarks.kernels.kernel_cases import Case, Prepared, Verdict, compare
+from benchmarks.kernels.kernel_cases import Case, Prepared, Verdict, compare, gist
 from quire_kernels.errors import KernelError
 
 
@@ -52,10 +52,10 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, timer: Timer |
     try:
         return _measure(case, device, dtype, timer, card)
     except (KernelError, torch.OutOfMemoryError) as error:
-        return Row(op=case.op, case=case.name, failed=_gist(error))
+        return Row(op=case.op, case=case.name, failed=gist(error))
     # A kernel's launch fails in many ways (compiler, driver); none may affect the cases after it.
     except Exception as error:
-        return Row(op=case.op, case=case.name, failed=_gist(error), wrong=True)
+        return Row(op=case.op, case=case.name, failed=gist(error), wrong=True)
     finally:
         gc.collect()
         if device.type == "cuda":
@@ -103,14 +103,9 @@ def _measure_peer(call: Callable[[], object], prepared: Prepared, expected: Any,
         seconds = timer.time(call).median
     # Other libraries' kernels reject shapes in their own ways.
     except Exception as problem:
-        return Peer(failed=_gist(problem))
+        return Peer(failed=gist(problem))
     return Peer(seconds=seconds, ratio=seconds / ours.median, error=error)
 
 
 def _wrong(verdict: Verdict) -> str:
     return f"wrong: error {verdict.error:.2g}, at most {verdict.bound:.2g} is allowed"
-
-
-def _gist(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]

@@ -70,6 +70,8 @@ def asked_by(prepared: "Prepared") -> set[tuple[str, str]]:
 
 def tune_op(cases: list["Case"], tuner: "Tuner") -> None:
     """Tune all keys that the op's cases use, each on the cases that use it."""
+    from benchmarks.kernels.kernel_cases import gist
+
     subjects: list[tuple[Subject, set[tuple[str, str]]]] = []
     for case in cases:
         try:
@@ -77,7 +79,7 @@ def tune_op(cases: list["Case"], tuner: "Tuner") -> None:
             subjects.append((Subject(case, prepared), asked_by(prepared)))
         # A case that this GPU cannot hold or run must not affect the others.
         except Exception as error:
-            print(f"{case}: left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+            print(f"{case}: left out: {gist(error)}", file=sys.stderr)
     for kernel, key in sorted({pair for _, asked in subjects for pair in asked}, key=by_share):
         if tuner.time_is_up():
             return

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="torch's CPU build comes without triton")
 
 from benchmarks import report
-from benchmarks.kernels import cases_attention, run
+from benchmarks.kernels import cases_attention, run, tune
 from benchmarks.kernels.cases_attention import Attention, decode, prompts
 from benchmarks.kernels.gpu_timing import Card, Timing
 from benchmarks.kernels.kernel_cases import BOUNDS, Case, Prepared, compare
@@ -90,6 +92,15 @@ def test_a_refused_case_is_a_row_and_only_a_crash_is_wrong(error: Exception, wro
 
     row = outcome(prepare)
     assert row.wrong is wrong and row.failed == f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+
+def test_tuner_leaves_out_a_case_whose_error_has_no_message(capsys: pytest.CaptureFixture[str]) -> None:
+    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
+        raise AssertionError
+
+    tuner: Any = SimpleNamespace(device=CPU, dtype=torch.float32)
+    tune.tune_op([Case(op="op", name="case", prepare=prepare)], tuner)
+    assert capsys.readouterr().err == "op: case: left out: AssertionError: \n"
 
 
 # --- the work of attention ---
