@@ -2,6 +2,7 @@
 
 import json
 import random
+import runpy
 import subprocess
 import sys
 from collections import defaultdict
@@ -202,3 +203,11 @@ def test_the_agent_says_what_is_wrong(server: Any, unused_tcp_port: int) -> None
     )
     done = run_agent("--url", f"{server.address}/v1", "--api-key", server.key, "--model", "other", "Hello!")
     assert done.returncode == 1 and "other" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_agent_refuses_an_expression_instead_of_cutting_it() -> None:
+    run_tool = runpy.run_path(str(AGENT))["run_tool"]
+    assert run_tool("calculate", json.dumps({"expression": "+".join(["1"] * 100)})) == "100"
+    assert (
+        run_tool("calculate", json.dumps({"expression": "+".join(["1"] * 101)})) == "Error: the expression is too long"
+    )
