@@ -88,7 +88,7 @@ test-fast: $(VENV)/.dev ## Run the tests of pure logic, without torch, servers a
 	$(BIN)/pytest -q -m 'not slow' -p no:cacheprovider $(FAST)
 
 kernels-interpreted: $(VENV)/.dev ## Test the Triton kernels and the GPU runner in Triton's interpreter, without a GPU
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton tests/engine/triton
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/ops tests/kernels/triton tests/engine/triton
 
 kernels-aot: $(VENV)/.dev $(if $(TRITON),$(OTHER_TRITON)/.done) ## Compile the Triton kernels ahead of time, without a GPU (TRITON=3.6 selects the Triton version)
 	PYTHONPATH=$(OTHER_TRITON) $(BIN)/python -m benchmarks.kernels.aot --json out/bench/kernels_aot$(TRITON).json $(if $(AOT_TARGETS),--target $(AOT_TARGETS))

@@ -54,7 +54,7 @@ part_tests() {
     return 0
   fi
   local failed=0
-  run_pytest --confcutdir tests/kernels tests/kernels/triton "$@" || failed=1
+  run_pytest --confcutdir tests/kernels tests/kernels/ops tests/kernels/triton "$@" || failed=1
   if [ -d tests/engine/triton ]; then
     run_pytest --confcutdir tests/engine/triton tests/engine/triton "$@" || failed=1
   fi

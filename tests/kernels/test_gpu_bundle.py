@@ -44,11 +44,16 @@ def run(bundle: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="starts such a process itself")
-@pytest.mark.parametrize("folder", ["tests/kernels", "tests/engine"])
-def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("tests", "confined"),
+    [
+        ("tests/kernels/ops", "tests/kernels"),
+        ("tests/kernels/triton", "tests/kernels"),
+        ("tests/engine/triton", "tests/engine/triton"),
+    ],
+)
+def test_every_test_of_the_bundle_is_found_and_can_be_imported(bundle: Path, tests: str, confined: str) -> None:
     pytest.importorskip("triton", reason="torch's CPU build comes without triton")
-    tests = f"{folder}/triton"
-    confined = folder if folder == "tests/kernels" else tests
     options = ("-c", "benchmarks/on_gpu.ini", "--rootdir", str(bundle), "-p", "no:cacheprovider", "--collect-only")
     result = run(bundle, "-m", "pytest", *options, "--confcutdir", confined, tests)
     assert result.returncode == 0, result.stdout

@@ -11,16 +11,22 @@ Close = Callable[[Tensor, Tensor], None]
 
 
 @pytest.mark.parametrize(
-    ("rows", "width"), [(1, 1), (17, 32), (33, 80), (3, 96), (17, 576), (3, 1536), (3, 4096), (1, 16384)]
+    ("rows", "width"), [(1, 1), (1, 256), (17, 32), (33, 80), (3, 96), (130, 576), (3, 1536), (3, 4096), (1, 16384)]
 )
 def test_equals_the_reference(
-    rows: int, width: int, dtype: torch.dtype, strided: Callable[..., Tensor], assert_close: Close, device: torch.device
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    threads: int,
+    strided: Callable[..., Tensor],
+    assert_close: Close,
+    device: torch.device,
 ) -> None:
     x, weight = strided(rows, width, dtype=dtype), torch.randn(width).to(dtype).to(device)
     assert_close(rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
-@pytest.mark.parametrize(("rows", "width"), [(5, 80), (3, 576), (2, 4096)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (5, 80), (130, 576), (2, 4096)])
 def test_adds_to_the_residual_in_place_and_normalises_the_sum(
     rows: int, width: int, dtype: torch.dtype, strided: Callable[..., Tensor], assert_close: Close, device: torch.device
 ) -> None:
@@ -55,7 +61,23 @@ def test_no_rows_and_rows_of_zeros(device: torch.device) -> None:
     assert torch.equal(rms_norm(torch.zeros(2, 8, device=device), weight, 1e-5), torch.zeros(2, 8, device=device))
 
 
-def test_a_row_too_wide_is_refused(device: torch.device) -> None:
-    x = torch.zeros(1, (1 << 15) + 16, device=device)
-    with pytest.raises(ArgumentError, match="rms_norm: x has rows of 32784; at most 32768 are taken on a GPU"):
-        rms_norm(x, torch.zeros(x.shape[1], device=device), 1e-5)
+def test_agrees_with_torch(device: torch.device) -> None:
+    x, weight = torch.randn(7, 96, device=device), torch.randn(96, device=device)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), torch.nn.functional.rms_norm(x, (96,), weight, 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(8)}, r"rms_norm: x has shape \(8,\); \[rows, hidden size\] is needed"),
+        ({"x": torch.zeros(2, 8).int()}, "rms_norm: x is torch.int32; float32, bfloat16 or float16 is needed"),
+        ({"x": torch.zeros(8, 2).t()}, r"rms_norm: x has strides \(1, 2\); the last dimension must be dense"),
+        ({"weight": torch.ones(7)}, r"rms_norm: weight is .*; a contiguous torch.float32 \(8,\) is needed"),
+        ({"weight": torch.ones(8).half()}, "rms_norm: weight is torch.float16"),
+        ({"residual": torch.zeros(3, 8)}, r"rms_norm: residual is .*\(3, 8\); torch.float32 \(2, 8\) is needed"),
+    ],
+)
+def test_invalid_arguments_are_refused(change: dict[str, Tensor], message: str, device: torch.device) -> None:
+    arguments = {"x": torch.zeros(2, 8), "weight": torch.ones(8), **change}
+    with pytest.raises(ArgumentError, match=message):
+        rms_norm(eps=1e-5, **{name: tensor.to(device) for name, tensor in arguments.items()})
