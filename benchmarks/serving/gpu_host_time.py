@@ -103,7 +103,7 @@ def _all_sizes() -> GraphSizes:
 
 
 def _through_triton(self: Launch, device: int, arguments: object) -> Any:
-    kernel, constants = self._kernel, self.constants
+    kernel, constants = self.kernel, self.constants
     return lambda grid, arguments, values: kernel[grid](*arguments, **constants)
 
 
