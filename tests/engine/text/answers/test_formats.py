@@ -463,6 +463,9 @@ def test_the_cost_of_a_long_hostile_answer_is_bounded(name: str) -> None:
         "[f(a=",
         "<function=f><parameter=a>",
         "<arg_key>",
+        "{",
+        '{"a": [',
+        '{"name": "f", "x": {',
     ):
         content, _, calls = read(parser_of(name), [each * (100_000 // len(each))])
         assert len(content) <= 100_000 and len(calls) <= 100_000

@@ -58,8 +58,10 @@ class _Call:
             return False
         yield from reader.literal("{")
         while True:
+            if (yield from reader.space()) != '"':
+                return False
             key = yield from reader.json_text()
-            if key is None or not key.startswith('"'):
+            if key is None:
                 return False
             yield from reader.space()
             if not (yield from reader.literal(":")):

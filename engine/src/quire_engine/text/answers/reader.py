@@ -85,6 +85,8 @@ def _tags(tags: tuple[str, ...]) -> _Tags:
     return _Tags(tags)
 
 
+_MAX_DEPTH = 64
+"""The deepest nesting of a value that a call is judged by."""
 _OUTSIDE = re.compile(r'[{}\[\]"]')
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
@@ -231,10 +233,11 @@ class Reader:
                 return following[:1] in ('"', "}") and bool(following)
             yield
 
-    def json_value(self, sink: Sink) -> Steps:
+    def json_value(self, sink: Sink, max_depth: float = math.inf) -> Steps:
         """Pass one JSON value to ``sink`` as it was written. The result says whether it is complete.
 
         Only strings and brackets are understood, so that a value that is invalid within its brackets is passed as well.
+        A value with more than ``max_depth`` brackets in one another is not read to its end.
         """
         first = yield from self.space()
         if first not in ("{", "[", '"'):
@@ -261,6 +264,8 @@ class Reader:
                     depth += 1
                 case _:
                     depth -= 1
+            if depth > max_depth:
+                return False
             if not within and not escaped and depth == 0:
                 sink(self.take(start))
                 return True
@@ -275,9 +280,10 @@ class Reader:
             yield
 
     def json_text(self) -> Steps:
-        """Consume one JSON value. The result is its text, None where it is incomplete or invalid."""
+        """Consume one JSON value. The result is its text, None where it is incomplete, invalid or nested too deeply."""
         parts: list[str] = []
-        complete = yield from self.json_value(parts.append)
+        # A reader that tries every bracket of a text would otherwise read all of it from each of them.
+        complete = yield from self.json_value(parts.append, _MAX_DEPTH)
         text = "".join(parts)
         if not complete or decoded(text) is None:
             return None
