@@ -210,6 +210,8 @@ def test_tokens_of_several_bytes_are_allowed_where_their_text_is() -> None:
         ("choice", [str(number) for number in range(MAX_CHOICES + 1)], str(MAX_CHOICES)),
         ("grammar", "start:: x", "Expected"),
         ("grammar", "SELECT 1", "::="),
+        ("grammar", 'answer ::= "x"', "'root'"),
+        ("grammar", "root ::= answer", "'answer'"),
         ("structural_tag", {}, "format"),
         ("structural_tag", {"format": {"type": "frob"}}, "'frob'"),
         ("structural_tag", {**LEGACY, "triggers": ["<g="]}, "<f=a>"),

@@ -134,7 +134,12 @@ def _choice(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
 
 
 def _grammar(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
-    return _wrapped({"lark_grammar": any_to_lark(spec.text)})
+    try:
+        return _wrapped({"lark_grammar": any_to_lark(spec.text)})
+    except Exception as error:
+        if type(error) is Exception:  # the library raises it for a rule that is missing or named twice
+            raise GrammarError(_shortened(str(error))) from error
+        raise
 
 
 def _structural_tag(spec: GrammarSpec, vocabulary: Vocabulary) -> str:
