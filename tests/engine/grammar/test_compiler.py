@@ -215,6 +215,8 @@ def test_tokens_of_several_bytes_are_allowed_where_their_text_is() -> None:
         ("structural_tag", {}, "format"),
         ("structural_tag", {"format": {"type": "frob"}}, "'frob'"),
         ("structural_tag", {**LEGACY, "triggers": ["<g="]}, "<f=a>"),
+        ("structural_tag", {**LEGACY, "structures": []}, "structures"),
+        ("structural_tag", {"format": {"type": "tags_with_separator", "separator": ",", "tags": []}}, "tags"),
     ],
 )
 def test_an_invalid_constraint_is_refused_with_its_reason(kind: GrammarKind, value: Any, reason: str) -> None:

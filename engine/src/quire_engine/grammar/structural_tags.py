@@ -89,10 +89,7 @@ class _Writer:
         return writers[kind](value, depth + 1)
 
     def _elements(self, value: Mapping[str, Any], name: str, depth: int) -> list[str]:
-        elements = _objects(value, name)
-        if not elements:
-            raise GrammarError(f"{name} should not be empty")
-        return [self.format(element, depth) for element in elements]
+        return [self.format(element, depth) for element in _objects(value, name)]
 
     def _tag(self, tag: Mapping[str, Any], depth: int) -> str:
         return f"{self._literal(_field(tag, 'begin', str))} {self._inside(tag, depth)}"
@@ -112,8 +109,6 @@ class _Writer:
         triggers, tags = value.get("triggers"), _objects(value, "tags")
         if not isinstance(triggers, list) or not triggers or not all(isinstance(t, str) and t for t in triggers):
             raise GrammarError("triggers should be an array of strings that are not empty")
-        if not tags:
-            raise GrammarError("a structural tag needs at least one tag")
         alternatives = []
         for tag in tags:
             begin = _field(tag, "begin", str)
@@ -122,11 +117,10 @@ class _Writer:
                 raise GrammarError(f"no trigger is the start of {begin[:80]!r}")
             rest = self._literal(begin[len(trigger) :])
             alternatives.append(self._rule(f"{self._until(trigger)} {rest} {self._inside(tag, depth)}"))
-        choice = f"({' | '.join(alternatives)})"
+        choice, text = f"({' | '.join(alternatives)})", self._rule(_TEXT, terminal=True)
         if value.get("stop_after_first"):
-            return choice if value.get("at_least_one") else f"({choice} | {self._rule(_TEXT, terminal=True)})"
-        times = "+" if value.get("at_least_one") else "*"
-        return f"{choice}{times} {self._rule(_TEXT, terminal=True)}"
+            return choice if value.get("at_least_one") else f"({choice} | {text})"
+        return f"{choice}{'+' if value.get('at_least_one') else '*'} {text}"
 
     def _separated_tags(self, value: Mapping[str, Any], depth: int) -> str:
         separator = self._literal(_field(value, "separator", str))
@@ -136,13 +130,11 @@ class _Writer:
 
     def _until(self, end: str) -> str:
         """Return text up to the first place that has ``end``, and ``end`` itself."""
-        first, *others = self._pieces(end) or [""]
-        if not first:
-            return self._rule(_TEXT, terminal=True)
         text = self._rule(_TEXT, terminal=True)
-        if first.startswith("<["):
-            return " ".join([text, first, *others])
-        return " ".join([self._rule(f"{text} {first}", lazy=True), *others])
+        pieces = self._pieces(end)
+        if not pieces or pieces[0].startswith("<["):
+            return " ".join([text, *pieces])
+        return " ".join([self._rule(f"{text} {pieces[0]}", lazy=True), *pieces[1:]])
 
     def _literal(self, text: str) -> str:
         return " ".join(self._pieces(text)) or '""'
@@ -184,8 +176,8 @@ class _Writer:
 
 def _objects(value: Mapping[str, Any], name: str) -> Sequence[dict[str, Any]]:
     items = value.get(name)
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise GrammarError(f"{name} should be an array of objects")
+    if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
+        raise GrammarError(f"{name} should be an array of objects that is not empty")
     return items
 
 
