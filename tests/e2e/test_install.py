@@ -91,14 +91,12 @@ def test_the_commands_of_the_helm_notes_work(demo: Demo, release: Release, targe
     here = at_home_in(demo.space.name, target.kube, tmp_path / "kubeconfig")
 
     def shell(script: str) -> str:
-        done = target.kube.run(["bash", "-euo", "pipefail", "-c", f"export KUBECONFIG={here}\n{script}"], seconds=60)
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return target.kube.script(f"export KUBECONFIG={here}\n{script}", seconds=60)
 
     running = [line for line in shell(pods).splitlines() if "Running" in line]
     assert len(running) == len(release.operator_pods()) + len(release.gateway_pods()) == 4
     assert "llmdeployment.quire.dev/chat" in shell(apply.replace("kubectl apply", "kubectl apply --dry-run=server"))
-    assert re.search(r"chat +True", shell(f"timeout 5 {watch} || test $? = 124"))
+    shell(f"exec {{seen}}< <(exec {watch}); grep --max-count=1 'chat  *True' <&$seen; kill $!")
     assert "Conditions" in shell(describe)
     (port,) = free_ports(1)
     script = f"{forward}\ntrap 'kill %1' EXIT\nuntil curl -so /dev/null 127.0.0.1:8000; do sleep 0.2; done\n{ask}"

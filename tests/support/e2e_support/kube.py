@@ -6,6 +6,7 @@ clouds). It knows paths and objects but nothing of quire. It can be used from se
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,6 +99,27 @@ class Kube:
             )
         except subprocess.TimeoutExpired as error:
             raise CommandFailed(f"{' '.join(command)}: did not end within {seconds:g} s") from error
+
+    def script(self, text: str, *, seconds: float) -> str:
+        """Return the output of a bash script. None of its processes outlives its time."""
+        with subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", text],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(),
+            text=True,
+            process_group=0,
+        ) as bash:
+            try:
+                output, said = bash.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired as error:
+                raise CommandFailed(f"did not end within {seconds:g} s:\n{text}") from error
+            finally:
+                if bash.returncode is None:
+                    os.killpg(bash.pid, signal.SIGKILL)
+        if bash.returncode != 0:
+            raise CommandFailed(f"{text}\n{output}\n{said}")
+        return output
 
     def environment(self) -> dict[str, str]:
         path = f"{self._kubectl.parent}{os.pathsep}{os.environ.get('PATH', '')}"
