@@ -11,7 +11,7 @@ import pytest
 from process_ends import process_ends
 
 from quire_cluster.errors import ComponentFailed
-from quire_cluster.guard import birth_of
+from quire_cluster.guard import birth_of, kill_all
 from quire_cluster.processes import Process
 
 SLEEPER = [sys.executable, "-c", "import signal; print('started', flush=True); signal.pause()"]
@@ -64,6 +64,24 @@ def test_process_with_a_reused_pid_is_not_killed(sleeper: Process, tmp_path: Pat
     assert stranger.pid is None
     stranger.kill()
     assert sleeper.pid is not None
+
+
+def test_processes_that_have_just_ended_stop_no_kill(
+    sleeper: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They end between the look at their start time and the signal."""
+    other = Process("other", lambda: SLEEPER, tmp_path)
+    other.start()
+    signal_it = os.kill
+
+    def ended_meanwhile(pid: int, number: int) -> None:
+        signal_it(pid, number)
+        raise ProcessLookupError
+
+    monkeypatch.setattr(os, "kill", ended_meanwhile)
+    sleeper.kill()
+    kill_all(tmp_path)
+    assert sleeper.pid is None and other.pid is None
 
 
 def test_signal_to_a_stopped_process_is_an_error(tmp_path: Path) -> None:

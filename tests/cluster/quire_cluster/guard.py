@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,11 @@ class Identity:
 
     def is_alive(self) -> bool:
         return birth_of(self.pid) == self.birth
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal. Do nothing if the process has just ended."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
 
 
 def birth_of(pid: int) -> str | None:
@@ -53,7 +59,7 @@ def kill_all(state: Path) -> None:
     """Kill all processes and return when they are gone, because a folder in use cannot be removed."""
     identities = [identity for path in state.glob("*.pid") if (identity := read_identity(path)) is not None]
     for identity in identities:
-        os.kill(identity.pid, signal.SIGKILL)
+        identity.send(signal.SIGKILL)
     while any(identity.is_alive() for identity in identities):
         time.sleep(POLL_SECONDS)
 

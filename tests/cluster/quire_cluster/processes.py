@@ -4,7 +4,6 @@ The file `NAME.pid` in the state folder identifies a process by its id and start
 signalled. This module does not know what the processes do.
 """
 
-import os
 import signal
 import subprocess
 import sys
@@ -56,7 +55,7 @@ class Process:
         """Send SIGKILL and wait until the process is gone. Do nothing if it does not run."""
         identity = self._identity()
         if identity is not None:
-            os.kill(identity.pid, signal.SIGKILL)
+            identity.send(signal.SIGKILL)
             if self._child is not None:
                 self._child.wait()
             while identity.is_alive():
@@ -89,7 +88,7 @@ class Process:
         identity = self._identity()
         if identity is None:
             raise ComponentFailed(f"{self.name} does not run")
-        os.kill(identity.pid, number)
+        identity.send(number)
 
     def _identity(self) -> Identity | None:
         if self._child is not None and self._child.poll() is not None:
