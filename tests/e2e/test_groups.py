@@ -40,8 +40,8 @@ def controller(target: Target) -> Iterator[GroupController]:
     assert target.machine is not None
     program = ensure(("lws",), Progress(sys.stdout))["lws"]
     controller = GroupController(target.machine.control_plane, program)
-    controller.install()
     try:
+        controller.install()
         yield controller
     finally:
         controller.uninstall()

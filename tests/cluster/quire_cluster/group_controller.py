@@ -41,6 +41,7 @@ class GroupController:
 
         The webhooks come first, as in its own manifests: a set that is created without them has pods without labels.
         """
+        self.process.kill()  # of an earlier run that was killed
         self._configure()
         for configuration in self._webhooks():
             self._control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(configuration))
@@ -52,11 +53,12 @@ class GroupController:
 
     def uninstall(self) -> None:
         """Stop the controller and remove its kinds with all objects."""
-        kinds = ("mutatingwebhookconfiguration", "validatingwebhookconfiguration")
-        for kind in kinds:
-            self._control_plane.kubectl("delete", kind, _WEBHOOKS, "--ignore-not-found")
-        self._control_plane.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--timeout=90s")
-        self.process.kill()
+        try:
+            for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
+                self._control_plane.kubectl("delete", kind, _WEBHOOKS, "--ignore-not-found")
+            self._control_plane.kubectl("delete", "crd", *KINDS, "--ignore-not-found", "--timeout=90s")
+        finally:
+            self.process.kill()
 
     def _configure(self) -> None:
         pair = self._control_plane.identity("lws-webhook", subject="/CN=lws-webhook", addresses=["127.0.0.1"])
