@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from e2e_support import objects
 from e2e_support.capabilities import EVERYTHING
 from e2e_support.errors import TargetUnavailable
 from e2e_support.kube import Kube
@@ -26,7 +27,7 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
     if found is not None:
         _start(found, progress)
         target = _target(found, _images(found, progress), progress)
-        _delete_spaces(target.kube, progress)
+        undo_killed_run(target.kube, progress)
         yield target
         return
     cluster = RealCluster.create(default_state(), Programs.ensure(progress))
@@ -54,8 +55,12 @@ def _start(cluster: RealCluster, progress: Progress) -> None:
         raise TargetUnavailable(f"{error}\nTo run on a cluster that you have, set KUBECONFIG.") from error
 
 
-def _delete_spaces(kube: Kube, progress: Progress) -> None:
-    """Delete the namespaces of a run that was killed, whose pods would disturb drains and evictions."""
+def undo_killed_run(kube: Kube, progress: Progress) -> None:
+    """Uncordon nodes, and delete namespaces whose pods would disturb drains and evictions."""
+    nodes = [objects.node(body) for body in kube.items("/api/v1/nodes")]
+    if cordoned := [node.name for node in nodes if not node.is_schedulable]:
+        progress.say(f"==> uncordoning nodes of a run that did not end: {', '.join(cordoned)}")
+        kube.kubectl("uncordon", *cordoned)
     left = [body["metadata"]["name"] for body in kube.items("/api/v1/namespaces", selector=SPACE_SELECTOR)]
     if left:
         progress.say(f"==> deleting {len(left)} namespaces of a run that did not end: {', '.join(left)}")
