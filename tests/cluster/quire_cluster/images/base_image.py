@@ -5,16 +5,16 @@ Its name is a hash of its inputs, so a store that has it needs no other.
 
 import hashlib
 import shlex
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-from quire_cluster.errors import ImageBuildFailed
+from quire_cluster.errors import ComponentFailed, ImageBuildFailed
 from quire_cluster.images.buildah import Buildah
 from quire_cluster.images.tools import ensure_tools
 from quire_cluster.progress import Progress, minutes_and_seconds
+from quire_cluster.shell import run
 
 SUITE: Final = "bookworm"
 PACKAGES: Final = ("python3", "python3-venv", "ca-certificates")
@@ -72,13 +72,13 @@ def _make_debian_base(buildah: Buildah, base: str, progress: Progress) -> None:
     started = time.monotonic()
     progress.say(f"==> making {base} of Debian's packages (BASE_IMAGE names another): about 45 seconds")
     with tempfile.TemporaryDirectory(prefix="base-", dir=buildah.store.parent) as scratch:
-        command = bootstrap_command(f"{scratch}/base.tar")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        if done.returncode != 0:
+        try:
+            run(bootstrap_command(f"{scratch}/base.tar"), seconds=_SECONDS)
+        except ComponentFailed as error:
             raise ImageBuildFailed(
-                f"mmdebstrap ended with status {done.returncode}: {done.stderr.strip()[-1000:]}\n"
+                f"{error}\n"
                 "It needs Debian's package archive. Or set BASE_IMAGE to an image with Python 3.11 to 3.13 and venv."
-            )
+            ) from None
         Path(scratch, "Dockerfile").write_text(DOCKERFILE)
         buildah.build(Path(scratch), image=base, progress=progress)
     progress.say(f"    made in {minutes_and_seconds(time.monotonic() - started)}")

@@ -13,7 +13,7 @@ from typing import Final
 from quire_cluster.errors import MachineUnfit
 from quire_cluster.nodes.namespaces import OVER
 from quire_cluster.nodes.plan import RUN
-from quire_cluster.nodes.shell import succeeds
+from quire_cluster.shell import succeeds
 
 RECORD: Final = RUN / "machine.json"
 # The kubelet sets these for the whole kernel, as if it were its only user.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from quire_cluster.nodes.plan import RUN, NodePlan
-from quire_cluster.nodes.shell import run, succeeds
+from quire_cluster.shell import run, succeeds
 
 PINS: Final = RUN / "namespaces"
 # Folders that each node has for itself. Missing ones are created on the host while the cluster exists.

@@ -11,7 +11,7 @@ from typing import Final
 
 from quire_cluster.components import SERVICE_CLUSTER_IPS
 from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, NODE_SUBNET, NodePlan
-from quire_cluster.nodes.shell import run, succeeds
+from quire_cluster.shell import run, succeeds
 
 PREFIX: Final = IPv4Network(NODE_SUBNET).prefixlen
 # The service rules must also process packets between pods on one bridge, to rewrite their answers.

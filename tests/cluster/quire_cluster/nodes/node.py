@@ -15,9 +15,9 @@ from quire_cluster.nodes.containerd import RuntimePrograms
 from quire_cluster.nodes.held_images import outdated
 from quire_cluster.nodes.kubelet import KubeletFiles
 from quire_cluster.nodes.plan import REGISTRY, NodePlan
-from quire_cluster.nodes.shell import run, succeeds
 from quire_cluster.nodes.teardown import HostProcess, host_process
 from quire_cluster.processes import Process
+from quire_cluster.shell import run, succeeds
 
 READY_SECONDS: Final = 120.0
 REMOVE_SECONDS: Final = 300.0

@@ -17,8 +17,8 @@ from typing import Any, Final
 from quire_cluster.debian import install_packages
 from quire_cluster.errors import MachineUnfit
 from quire_cluster.nodes.plan import BRIDGE, HOST_ADDRESS, SUBNETS
-from quire_cluster.nodes.shell import run, succeeds
 from quire_cluster.progress import Progress
+from quire_cluster.shell import run, succeeds
 
 # Required system programs and their Debian packages. None of these starts a service.
 SYSTEM_PROGRAMS: Final[Mapping[str, str]] = {

@@ -1,4 +1,4 @@
-"""System programs that change the machine, run one at a time: `ip`, `mount`, `nsenter`."""
+"""Programs of the system, run one at a time: `ip`, `mount`, `openssl`, `apt-get`."""
 
 import subprocess
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from quire_cluster.errors import ComponentFailed
 SECONDS: Final = 60
 
 
-def run(command: Sequence[str], *, stdin: str = "", seconds: float = SECONDS) -> str:
+def run(command: Sequence[str], *, cwd: str | None = None, seconds: float = SECONDS) -> str:
     """Return the output. Raise ComponentFailed with the command and its error output."""
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(command, cwd=cwd, input="", capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as expired:
         raise ComponentFailed(f"`{' '.join(command)}` had not ended after {seconds:.0f} s") from expired
     if done.returncode != 0:
@@ -22,4 +22,9 @@ def run(command: Sequence[str], *, stdin: str = "", seconds: float = SECONDS) ->
 
 
 def succeeds(command: Sequence[str]) -> bool:
-    return subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0
+    """Return True if the command ends in time with status 0."""
+    try:
+        run(command)
+    except ComponentFailed:
+        return False
+    return True
