@@ -215,8 +215,7 @@ class Lane:
             return
         course.end = found
         course.seconds = course.flow.mark("judged") - course.flow.so_far().seconds_of("changed")
-        answered = course.flow.live().completed
-        course.flow.wait_for(lambda live: live.completed >= answered + 4, 60, "answers after the verdict")
+        course.flow.wait_for_answers(4, "after the verdict")
         course.flow.stop()
         course.conditions, course.after = self._settled_conditions(found), self._chat.pods()
         if self._left:

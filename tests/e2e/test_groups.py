@@ -89,7 +89,7 @@ def test_a_group_of_two_pods_answers_from_two_nodes(
     report.figure("apply to a ready group", watch.seconds)
     assert len({pod.node for pod in chat.pods()}) == 2
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=2, at_least=30), report, chat) as traffic:
-        traffic.wait_for(lambda live: live.completed >= 30, 120, "answers of one group")
+        traffic.wait_for_answers(30, "of one group", seconds=120)
     leaders = {f"{pod.namespace}/{pod.name}" for pod in pods_by_index(chat, 0)}
     assert {record.replica for record in traffic.result.records} == leaders
 
@@ -137,8 +137,7 @@ def test_groups_scale_and_survive_a_worker_a_rollout_and_a_drain(
             report.figure("drain of a node with pods of both groups", watch.seconds)
             wait_groups(chat, 2, without=on_node, seconds=240)
             report.figure("drain to both groups ready on the other node", watch.seconds)
-        answered = traffic.live().completed
-        traffic.wait_for(lambda live: live.completed >= answered + 4, 60, "answers after the drain")
+        traffic.wait_for_answers(4, "after the drain")
 
     assert chat.conditions()["Degraded"].reason == "AsExpected"
     assert groups(chat)["spec"]["replicas"] == 2

@@ -28,16 +28,15 @@ def test_a_changed_spec_replaces_replicas_without_failures(
     old = {pod.uid for pod in chat.pods()}
     revision = chat.status()["currentRevision"]
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=2), report, chat) as traffic:
-        traffic.wait_for(lambda live: live.completed >= 4, 30, "answers by the old replicas")
+        traffic.wait_for_answers(4, "by the old replicas")
         traffic.mark("spec.engine.maxSequences: 8 → 6")
         # Before the change: the operator may have added a replica by the time that its request is answered.
         watch, seen = Stopwatch(), Seen(chat)
         chat.patch(engine={"maxSequences": 6})
         chat.until(seen.is_through, what="every replica is of the new version and ready", seconds=180)
         report.figure(f"spec edit to all {REPLICAS} replicas replaced", watch.seconds)
-        answered = traffic.live().completed
         traffic.mark("rolled out")
-        traffic.wait_for(lambda live: live.completed >= answered + 4, 30, "answers by the new replicas")
+        traffic.wait_for_answers(4, "by the new replicas")
 
     assert seen.fewest_serving >= REPLICAS, "maxUnavailable is 0"
     assert "RollingOut" in seen.reasons

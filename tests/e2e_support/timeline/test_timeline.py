@@ -44,7 +44,7 @@ def whole():
     records.append(record(100, 20.0, 20.5, failure=CUT))
     marks = [Mark(seconds=20 + 0.5 * i, name=name) for i, name in enumerate(NAMES)]
     marks.append(Mark(seconds=60, name="what was done at the very end"))
-    result = TrafficResult(records=tuple(records), marks=tuple(marks), seconds=61.0, cpu_seconds=0.1, held_back=0)
+    result = TrafficResult(records=tuple(records), marks=tuple(marks), seconds=61.0, held_back=0)
     steps = (Steps(name="chat desired", points=((0.0, 1), (25.0, 3))), Steps(name="chat ready", points=((0.0, 1),)))
     return timeline("A title", result, replicas=steps, blind=[Blind(start=3.0, end=5.0)])
 
@@ -115,7 +115,7 @@ def test_timeline_is_saved_as_json_and_picture(tmp_path):
 
 
 def test_empty_timeline_can_be_drawn(tmp_path):
-    result = TrafficResult(records=(), marks=(), seconds=0.0, cpu_seconds=0.0, held_back=0)
+    result = TrafficResult(records=(), marks=(), seconds=0.0, held_back=0)
     assert keep(timeline("Nothing", result), tmp_path).exists()
 
 

@@ -27,8 +27,6 @@ def ask(server: Server) -> Callable[..., Awaitable[Record]]:
         exchange = Exchange(Ask(number=7, prompt=prompt, form=form, salted=False, beyond=beyond), time.monotonic())
         address = Address(url=server.url, model="demo")
         async with aiohttp.ClientSession() as session:
-            return await send(
-                session, address, exchange, Patience(connect_seconds=10.0, silence_seconds=silence_seconds)
-            )
+            return await send(session, address, exchange, Patience(silence_seconds=silence_seconds))
 
     return once

@@ -1,6 +1,7 @@
 """The driver keeps its rate, knows running requests, asserts at the end, and describes failures in one line."""
 
 import asyncio
+import time
 
 import pytest
 from aiohttp import web
@@ -169,19 +170,9 @@ def test_recovery_time_is_measured_from_the_mark(server):
     assert all(record.started >= down - 1 for record in result.failures)
 
 
-def test_latencies_cover_the_requested_period(server):
-    server.pause_seconds = 0.01
-    with flowing(server) as traffic:
-        traffic.wait_for(over(4), 20, "answers")
-    latencies = traffic.result.latencies()
-    assert latencies.itl is not None and latencies.ttft is not None and latencies.e2e is not None
-    assert 0.009 <= latencies.itl.p50 <= latencies.itl.p95 <= latencies.itl.max
-    assert latencies.e2e.p50 > 6 * 0.01
-    assert traffic.result.latencies(start=1e6).ttft is None
-
-
 def test_request_costs_little_cpu_time(server):
     """Next to engines on two cores, the driver must not measure itself."""
+    began = time.process_time()
     with flowing(server, concurrency=4) as traffic:
-        traffic.wait_for(over(200), 60, "many answers")
-    assert traffic.result.cpu_seconds_per_request < 0.02
+        traffic.wait_for_answers(200, "of the server, whose thread counts as well")
+    assert time.process_time() - began < 0.02 * len(traffic.result.records)

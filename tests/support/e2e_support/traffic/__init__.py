@@ -9,14 +9,13 @@ from e2e_support.traffic.driver import Live, Traffic
 from e2e_support.traffic.permits import CUT, Permit
 from e2e_support.traffic.prompts import Kind, Prompt, of_kind
 from e2e_support.traffic.records import FailureKind, Mark, Record
-from e2e_support.traffic.result import Latencies, TrafficFailed, TrafficResult
+from e2e_support.traffic.result import TrafficFailed, TrafficResult
 
 __all__ = [
     "CUT",
     "FailureKind",
     "Form",
     "Kind",
-    "Latencies",
     "Live",
     "Mark",
     "Patience",

@@ -89,10 +89,6 @@ class Answer:
         """Return what is wrong with a stream whose body ended properly but without `[DONE]`."""
         return Wrong(f"the stream ended without [DONE], {self._progress()}: a client may take it for a whole answer")
 
-    @property
-    def is_whole(self) -> bool:
-        return self._finish_reason is not None and self._usage is not None
-
     def _take_choice(self, choice: Mapping[str, Any], holder: str) -> bool:
         if self._finish_reason is not None:
             raise Wrong(f"chunk {self.chunks}: another chunk after finish_reason {self._finish_reason!r}")

@@ -1,7 +1,7 @@
 """One request over HTTP, checked while it arrives. This is the shell around `answer` with sockets and the clock.
 
-Nothing is retried: a failure is recorded as the client saw it. By default, every request uses its own connection. An
-idle connection of a stopped server therefore causes no failure, and a Service spreads the requests.
+Nothing is retried: a failure is recorded as the client saw it. Every request uses its own connection. An idle
+connection of a stopped server therefore causes no failure, and a Service spreads the requests.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Continuous traffic during a scenario, in an event loop in its own thread, so that scenarios stay synchronous.
 
     with Traffic(url, model="chat", concurrency=4) as traffic:
-        traffic.wait_for(lambda live: live.completed >= 10, 30, "ten answers")
+        traffic.wait_for_answers(10, "before")
         traffic.mark("kill -9 engine")
         traffic.permit(Permit(why="it ran there", kinds=CUT, replica=victim, after="kill -9 engine", within_seconds=5))
         …
@@ -51,20 +51,11 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Concurrency:
-    """A constant number of running requests: a closed loop, in which a slow server gets fewer."""
+class _Pace:
+    """A number of running requests, of which a slow server gets fewer, or of starts per second, as with users."""
 
-    requests: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rate:
-    """A number of requests started per second, whatever their results: an open loop, like users."""
-
-    per_second: float
-
-
-_Pace = _Concurrency | _Rate
+    requests: int = 0
+    per_second: float = 0.0
 
 
 class Traffic:
@@ -83,10 +74,8 @@ class Traffic:
         beyond: int = 0,
         api_key: str | None = None,
         patience: Patience | None = None,
-        keep_alive: bool = False,
         at_least: int = 1,
         beside: "Traffic | None" = None,
-        seed: int = 0,
     ) -> None:
         """Configure the traffic.
 
@@ -99,10 +88,10 @@ class Traffic:
             raise ValueError("give either concurrency or rate")
         run_id = f"e2e-{uuid4().hex[:8]}"
         self._address = Address(url=url.rstrip("/"), model=model, api_key=api_key, run_id=run_id)
-        self._asks = _asks(prompts or load(), forms, salted_share=salted_share, beyond=beyond, seed=seed)
+        self._asks = _asks(prompts or load(), forms, salted_share=salted_share, beyond=beyond)
         self._patience = patience or Patience()
-        self._keep_alive, self._at_least = keep_alive, at_least
-        self._first_pace = (concurrency, rate)
+        self._at_least = at_least
+        self._first_pace = _Pace(requests=concurrency or 0, per_second=rate or 0.0)
         self._beside = beside
         self._began: float = time.monotonic() if beside is None else beside._began
         self._lock = threading.Lock()
@@ -116,11 +105,8 @@ class Traffic:
         self._conductor: _Conductor | None = None
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._started = threading.Event()
-        self._cpu_seconds = 0.0
         self._broken: BaseException | None = None
         self._result: TrafficResult | None = None
-
-    # --- what a scenario says ---
 
     def __enter__(self) -> Self:
         if self._beside is None:
@@ -150,15 +136,15 @@ class Traffic:
         self._permits.append(permit)
 
     def set_concurrency(self, requests: int) -> None:
-        self._set_pace(_Concurrency(requests=requests))
+        self._set_pace(_Pace(requests=requests))
 
     def set_rate(self, per_second: float) -> None:
         """Start this number of requests per second, whatever their results."""
-        self._set_pace(_Rate(per_second=per_second))
+        self._set_pace(_Pace(per_second=per_second))
 
     def pause(self) -> None:
         """Start no more requests; running ones continue."""
-        self._set_pace(_Concurrency(requests=0))
+        self._set_pace(_Pace(requests=0))
 
     def now(self) -> float:
         """Return the seconds since the start of the traffic."""
@@ -188,6 +174,11 @@ class Traffic:
             time.sleep(_LOOK_SECONDS)
         return live
 
+    def wait_for_answers(self, count: int, what: str, *, seconds: float = 60) -> None:
+        """Wait for this number of further correct answers."""
+        before = self.live().completed
+        self.wait_for(lambda live: live.completed >= before + count, seconds, f"{count} answers {what}")
+
     def stop(self) -> TrafficResult:
         """Start no more requests, wait for running ones and return the result. It may be called twice."""
         if self._result is None:
@@ -210,11 +201,8 @@ class Traffic:
                 records=tuple(sorted(self._records, key=lambda record: record.number)),
                 marks=tuple(self._marks),
                 seconds=self.now(),
-                cpu_seconds=self._cpu_seconds,
                 held_back=self._held_back,
             )
-
-    # --- the driver's thread ---
 
     def _run(self) -> None:
         try:
@@ -222,15 +210,12 @@ class Traffic:
         except BaseException as error:
             self._broken = error
         finally:
-            self._cpu_seconds = time.thread_time()
             self._started.set()
 
     async def _drive(self) -> None:
-        concurrency, rate = self._first_pace
-        pace = _Rate(per_second=rate or 0.0) if concurrency is None else _Concurrency(requests=concurrency)
         self._loop = asyncio.get_running_loop()
-        self._conductor = _Conductor(pace, self._request, self.now)
-        connector = aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive)
+        self._conductor = _Conductor(self._first_pace, self._request, self.now)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
             self._session = session
             self._started.set()
@@ -295,12 +280,9 @@ class _Conductor:
 
     def _begin_what_is_due(self) -> float | None:
         """Start due requests. Return the seconds until the next one, or None until a change."""
-        pace = self.pace
-        if isinstance(pace, _Concurrency):
-            while len(self._running) < pace.requests:
-                self._begin()
-            return None
-        if pace.per_second <= 0:
+        while len(self._running) < self.pace.requests:
+            self._begin()
+        if self.pace.per_second <= 0:
             return None
         now = self._now()
         while self._due <= now:
@@ -308,7 +290,7 @@ class _Conductor:
                 self._begin()
             else:
                 self.held_back += 1
-            self._due += 1 / pace.per_second
+            self._due += 1 / self.pace.per_second
         return max(0.0, self._due - now)
 
     def _begin(self) -> None:
@@ -321,11 +303,9 @@ class _Conductor:
         self._changed.set()
 
 
-def _asks(
-    prompts: Sequence[Prompt], forms: Sequence[Form], *, salted_share: float, beyond: int, seed: int
-) -> Iterator[Ask]:
-    """Yield requests endlessly; each round contains every prompt in every form once, in an order from the seed."""
-    rng = random.Random(seed)
+def _asks(prompts: Sequence[Prompt], forms: Sequence[Form], *, salted_share: float, beyond: int) -> Iterator[Ask]:
+    """Yield requests endlessly; each round contains every prompt in every form once, always in the same order."""
+    rng = random.Random(0)
     number = itertools.count()
     while True:
         pairs = list(itertools.product(prompts, forms))

@@ -45,7 +45,7 @@ Twist = Callable[[list[Event | str]], list[Event | str]]
 """A change to the events of a correct answer; a string is sent unchanged."""
 
 
-def right_events(body: Event, *, words: tuple[str, ...] = WORDS) -> list[Event | str]:
+def right_events(body: Event) -> list[Event | str]:
     """Return the stream of a working engine."""
     prompt = CHAT if "messages" in body else PROMPT
     head = {"id": "cmpl-1", "model": "demo"}
@@ -53,8 +53,8 @@ def right_events(body: Event, *, words: tuple[str, ...] = WORDS) -> list[Event |
     if prompt.is_chat:
         opening = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         events.append({**head, "choices": [opening], "usage": None})
-    for number, word in enumerate(words):
-        is_last = number == len(words) - 1
+    for number, word in enumerate(WORDS):
+        is_last = number == len(WORDS) - 1
         choice: Event = {"index": 0, "finish_reason": prompt.finish_reason if is_last else None}
         choice |= {"delta": {"content": word}} if prompt.is_chat else {"text": word}
         if body.get("return_token_ids"):
@@ -81,7 +81,6 @@ class Server:
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     pause_seconds: float = 0.0
     """The delay between two events."""
-    served: int = 0
     most_at_once: int = 0
     bodies: list[Event] = field(default_factory=list)
     _running: int = 0
@@ -92,7 +91,6 @@ class Server:
         try:
             return await (self.handler or self._right)(request)
         finally:
-            self.served += 1
             self._running -= 1
 
     async def _right(self, request: web.Request) -> web.StreamResponse:

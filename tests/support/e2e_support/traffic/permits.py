@@ -24,8 +24,6 @@ class Permit:
     """The duration from then."""
     replica: str | None = None
     """The only replica to which it applies."""
-    statuses: frozenset[int] = frozenset({503})
-    """The statuses of FailureKind.STATUS to which it applies."""
     at_most: int | None = None
 
     def __post_init__(self) -> None:
@@ -35,8 +33,6 @@ class Permit:
     def covers(self, record: Record, marks: Sequence[Mark]) -> bool:
         failure = record.failure
         if failure is None or failure.kind not in self.kinds:
-            return False
-        if failure.kind is FailureKind.STATUS and failure.status not in self.statuses:
             return False
         if self.replica is not None and record.replica != self.replica:
             return False

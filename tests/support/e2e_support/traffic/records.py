@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.prompts import Kind
@@ -69,7 +70,7 @@ class Record:
 
     @property
     def chunk_gaps(self) -> tuple[float, ...]:
-        return tuple(later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False))
+        return tuple(later - earlier for earlier, later in pairwise(self.chunk_times))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The result of traffic: correctness, speed, and the serving replicas. Pure."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from e2e_support.traffic.permits import Permit, not_permitted
 from e2e_support.traffic.records import Mark, Record
@@ -16,48 +16,12 @@ class TrafficFailed(AssertionError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
-    """Quantiles in seconds, by nearest rank, so each is an observed value."""
-
-    count: int
-    p50: float
-    p95: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Quantiles | None":
-        ranked = sorted(values)
-        if not ranked:
-            return None
-
-        def at(share: float) -> float:
-            return ranked[max(0, -(-int(share * len(ranked) * 1000) // 1000) - 1)]
-
-        return cls(count=len(ranked), p50=at(0.5), p95=at(0.95), p99=at(0.99), max=ranked[-1])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latencies:
-    """Latencies of correct answers."""
-
-    ttft: Quantiles | None
-    """The time to first token of streams."""
-    itl: Quantiles | None
-    """Inter-token latency: the time between two chunks of a stream."""
-    e2e: Quantiles | None
-    """The time of the complete answer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficResult:
     records: tuple[Record, ...]
     """The records, ordered by number."""
     marks: tuple[Mark, ...]
     seconds: float
     """The time from the first request until no request was running."""
-    cpu_seconds: float
-    """The CPU time of the driver's thread."""
     held_back: int
     """Requests that were due but not sent, because too many were running."""
 
@@ -68,10 +32,6 @@ class TrafficResult:
     @property
     def completed(self) -> int:
         return len(self.records) - len(self.failures)
-
-    @property
-    def cpu_seconds_per_request(self) -> float:
-        return self.cpu_seconds / max(1, len(self.records))
 
     def assert_all_right(self, *permits: Permit, at_least: int = 1) -> None:
         """Assert that every answer is complete and correct, except for permitted failures. Raise TrafficFailed."""
@@ -98,21 +58,11 @@ class TrafficResult:
         """Return the requests that started within this period."""
         return tuple(record for record in self.records if start <= record.started < end)
 
-    def latencies(self, start: float = 0.0, end: float = float("inf")) -> Latencies:
-        """Return the latencies of the requests that started within this period."""
-        right = [record for record in self.between(start, end) if record.ok]
-        return Latencies(
-            ttft=Quantiles.of(record.ttft_seconds for record in right if record.ttft_seconds is not None),
-            itl=Quantiles.of(gap for record in right if record.is_stream for gap in record.chunk_gaps),
-            e2e=Quantiles.of(record.ended - record.started for record in right),
-        )
-
     def longest_gap(self, start: float = 0.0, end: float | None = None) -> float:
         """Return the longest period without a completed answer."""
         until = self.seconds if end is None else end
         ends = sorted(record.ended for record in self.records if record.ok and start <= record.ended <= until)
-        edges = [start, *ends, until]
-        return max(later - earlier for earlier, later in zip(edges, edges[1:], strict=False))
+        return max(later - earlier for earlier, later in pairwise([start, *ends, until]))
 
     def served_again_after(self, mark: str) -> float | None:
         """Return the seconds from a mark until a request that started after it was answered, or None."""
@@ -132,9 +82,6 @@ class TrafficResult:
             for name, records in self.by_replica().items()
             if (running := tuple(one for one in records if one.is_stream and one.started <= seconds < one.ended))
         }
-
-    def failed_by_kind(self) -> Mapping[str, int]:
-        return dict(Counter(record.failure.kind.value for record in self.failures if record.failure is not None))
 
 
 def describe(record: Record, marks: Sequence[Mark]) -> str:
