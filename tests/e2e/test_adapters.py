@@ -11,7 +11,6 @@ from e2e_support.adapters import LLMAdapter, apply_adapter, invalid_folders, pat
 from e2e_support.faults import cut_on
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
-from e2e_support.objects import Pod
 from e2e_support.recording import recorded
 from e2e_support.results import Report
 from e2e_support.space import LLMDeployment, Space
@@ -62,7 +61,7 @@ def test_adapters_load_fail_and_unload_while_the_base_serves(space: Space, gatew
         traffic.permit(cut_on(victim, after=killed, within_seconds=BACK_SECONDS))
         traffic.mark(killed)
         chat.kube.delete(namespaced(victim.namespace, "pods", victim.name), grace_seconds=0)
-        (newcomer,) = chat.until(lambda: _newcomers(chat, first), what="a new replica is ready", seconds=BACK_SECONDS)
+        (newcomer,) = chat.until(lambda: chat.newcomers(first), what="a new replica is ready", seconds=BACK_SECONDS)
         for adapter in styles.values():
             adapter.wait_loaded(REPLICAS)
             adapter.wait_reason("Serving")
@@ -110,11 +109,6 @@ def _check_invalid(space: Space, chat: LLMDeployment) -> None:
 
 def _warned(adapter: LLMAdapter, reason: str) -> bool:
     return ("Warning", reason) in {(event.type, event.reason) for event in adapter.events()}
-
-
-def _newcomers(chat: LLMDeployment, before: list[Pod]) -> list[Pod] | None:
-    known = {pod.uid for pod in before}
-    return [pod for pod in chat.serving_pods() if pod.uid not in known] or None
 
 
 def _status(url: str, model: str) -> int:

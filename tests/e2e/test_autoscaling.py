@@ -6,18 +6,17 @@ recording.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
 from e2e_support.release import Release
 from e2e_support.results import Report
+from e2e_support.run import MakeSpace
 from e2e_support.scaling import looks as seen
 from e2e_support.scaling.ramp import TICK_SECONDS, At, Play, Ramp
 from e2e_support.scaling.recorded import AUTOSCALING, recorded_decisions
-from e2e_support.space import Space
 from e2e_support.target import Target
 from e2e_support.waiting import until
 
@@ -32,7 +31,6 @@ TAKEOVER_SECONDS = 20.0
 UP, DOWN = ((1, 2), (2, 3)), ((3, 2), (2, 1))
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.timeout(900)]
-MakeSpace = Callable[[str], AbstractContextManager[Space]]
 
 
 @pytest.fixture(scope="module")

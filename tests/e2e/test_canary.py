@@ -23,7 +23,7 @@ from e2e_support.canaries import (
     provide_faults,
     with_fault,
 )
-from e2e_support.harm import kill_for_good
+from e2e_support.faults import kill_for_good
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Condition, Pod
 from e2e_support.release import Release
@@ -33,7 +33,7 @@ from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.traffic import FailureKind, Kind, Record, Traffic, of_kind
 from e2e_support.traffic.result import TrafficResult
-from e2e_support.waiting import POLL_SECONDS, until
+from e2e_support.waiting import POLL_SECONDS
 
 GOOD = int(os.environ.get("QUIRE_GOOD_CANARIES", "1"))
 """The good canaries, one after the other; more than one are tried by hand."""
@@ -41,7 +41,6 @@ STARTED_SECONDS = 300.0
 JUDGED_SECONDS = 900.0 + 200.0 * (GOOD - 1)
 """The limit for giving up. The times are measured; a minute of them is the warm-up of replicas."""
 pytestmark = pytest.mark.timeout(STARTED_SECONDS + JUDGED_SECONDS)
-TAKEOVER_SECONDS = 60.0
 REPORTED_SECONDS = 30.0
 COUNTED = 100
 # The replicas share two cores with their clients, so that tails say little.
@@ -147,7 +146,7 @@ def courses(make_space: MakeSpace, release: Release, target: Target, gateway_url
         for lane in lanes:
             lane.change()
         _until(lanes, lambda: all(lane.current.has_begun for lane in lanes), STARTED_SECONDS)
-        leader = until(release.leader, what="an operator leads", seconds=TAKEOVER_SECONDS)
+        leader = release.wait_leader()
         kill_for_good(target, leader, container="operator")
         _until(lanes, lambda: all(lane.is_over for lane in lanes), JUDGED_SECONDS)
         for lane in lanes:
@@ -197,7 +196,7 @@ class Lane:
         case, chat = CASES[name], self._chat
         traffic = Traffic(self._url, model=chat.model, prompts=of_kind(*case.kinds), concurrency=case.clients)
         flow = self._stack.enter_context(traffic)
-        stable = [pod for pod in chat.serving_pods() if not is_of_canary(chat, f"{pod.namespace}/{pod.name}")]
+        stable = [pod for pod in chat.serving_pods() if not is_of_canary(chat, pod.replica)]
         self.courses[name] = Course(chat=chat, before=stable, stable=progress(chat).stable, flow=flow)
         flow.mark("changed")
         chat.patch(**case.change, rollout=case.rollout)
@@ -291,5 +290,5 @@ def test_requests_are_divided_by_the_weight(courses: dict[str, Course], report: 
 
 def _is_new(record: Record, course: Course) -> bool:
     """Return whether a stable replica that the promotion started has answered."""
-    known = {f"{pod.namespace}/{pod.name}" for pod in course.before}
+    known = {pod.replica for pod in course.before}
     return record.replica not in known and not is_of_canary(course.chat, record.replica)

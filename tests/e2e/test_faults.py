@@ -14,13 +14,12 @@ from e2e_support.faults import (
     cut_on,
     engine_process,
     kill,
+    kill_for_good,
     main_process,
-    replica,
     same_pod,
     streams,
     wait_for_streams,
 )
-from e2e_support.harm import kill_for_good
 from e2e_support.kube import namespaced
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
@@ -123,13 +122,13 @@ def test_a_pod_deleted_by_force_is_replaced(
         wait_for_streams(traffic, pods)
         at = traffic.mark(killed)
         chat.kube.delete(namespaced(victim.namespace, "pods", victim.name), grace_seconds=0)
-        newcomers = chat.until(lambda: _newcomers(chat, pods), what="a new replica is ready", seconds=BACK_SECONDS)
+        newcomers = chat.until(lambda: chat.newcomers(pods), what="a new replica is ready", seconds=BACK_SECONDS)
         report.figure("pod deleted by force to replaced and ready", traffic.mark("replaced") - at)
         wait_for_streams(traffic, newcomers)
     result = traffic.result
-    others = [record for record in result.records if record.replica != replica(victim)]
+    others = [record for record in result.records if record.replica != victim.replica]
     assert others and all(record.ok for record in others)
-    late = [one for one in result.by_replica()[replica(victim)] if one.started > at + NOTIFIED_SECONDS]
+    late = [one for one in result.by_replica()[victim.replica] if one.started > at + NOTIFIED_SECONDS]
     assert not late, "the gateways know that it is gone"
     assert chat.wait_ready(replicas=REPLICAS)
     assert any(event.reason == "SuccessfulCreate" or event.name == newcomers[0].name for event in chat.events())
@@ -186,12 +185,12 @@ def test_a_killed_operator_is_replaced_without_other_changes(
 ) -> None:
     before = chat.pods()
     generation = _deployment_generation(chat)
-    leader = until(release.leader, what="an operator leads", seconds=60)
+    leader = release.wait_leader()
     with recorded(streams(gateway_url, chat), report, chat) as traffic:
         wait_for_streams(traffic, before)
         at = traffic.mark("leading operator killed")
         kill_for_good(target, leader, container="operator")
-        successor = until(lambda: _successor(release, leader), what="another operator leads", seconds=TAKEOVER_SECONDS)
+        successor = release.wait_leader(after=leader, seconds=TAKEOVER_SECONDS)
         report.figure("leading operator killed to another leading", traffic.mark("another operator leads") - at)
         time.sleep(NOTIFIED_SECONDS)  # in which a successor that misread things would act
     assert all(record.ok for record in traffic.result.records)
@@ -243,26 +242,16 @@ def test_serving_continues_while_the_api_server_is_down(
 
 def _wait_until_it_streams_again(traffic: Traffic, victim: Pod) -> float:
     """Return the time at which a stream that started after the kill has its first token."""
-    name = replica(victim)
+    name = victim.replica
     traffic.wait_for(lambda live: live.streams.get(name, 0) == 0, NOTIFIED_SECONDS, "all its clients are disconnected")
     traffic.wait_for(lambda live: live.streams.get(name, 0) > 0, BACK_SECONDS, f"{name} streams again")
     return traffic.mark("it streams again")
-
-
-def _newcomers(chat: LLMDeployment, before: list[Pod]) -> list[Pod] | None:
-    known = {pod.uid for pod in before}
-    return [pod for pod in chat.serving_pods() if pod.uid not in known] or None
 
 
 def _two_gateways(release: Release) -> tuple[Pod, Pod]:
     serving = [pod for pod in release.gateway_pods() if pod.is_serving]
     assert len(serving) >= 2, "the chart's default is two gateways"
     return serving[0], serving[1]
-
-
-def _successor(release: Release, before: Pod) -> Pod | None:
-    leader = release.leader()
-    return leader if leader is not None and leader.uid != before.uid else None
 
 
 def _renewed(release: Release) -> datetime:
@@ -272,7 +261,7 @@ def _renewed(release: Release) -> datetime:
 
 def _broken_streams(release: Release, pod: Pod) -> float:
     pages = release.gateway_metrics()
-    return sum(page.total("quire_gateway_broken_streams_total", backend=replica(pod)) for page in pages)
+    return sum(page.total("quire_gateway_broken_streams_total", backend=pod.replica) for page in pages)
 
 
 def _deployment_generation(chat: LLMDeployment) -> int:

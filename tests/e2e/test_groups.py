@@ -5,15 +5,14 @@ The controller of LeaderWorkerSets runs for this scenario only. Streams of a gro
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from e2e_support import objects
-from e2e_support.harm import kill_for_good
+from e2e_support.faults import drain, kill_for_good, uncordoned_in_the_end
 from e2e_support.kube import JSON, namespaced
-from e2e_support.manifests import autoscaled, small_llmdeployment
+from e2e_support.manifests import small_llmdeployment
 from e2e_support.objects import Pod
 from e2e_support.recording import recorded
 from e2e_support.release import Release
@@ -29,7 +28,6 @@ from quire_cluster.progress import Progress
 pytestmark = [pytest.mark.needs("machine", "two-nodes"), pytest.mark.timeout(1500)]
 GROUPS = "/apis/leaderworkerset.x-k8s.io/v1"
 INDEX = "leaderworkerset.sigs.k8s.io/worker-index"
-DRAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
 DISCOVERY_SECONDS = 90.0
 """Longer than the interval at which the operator looks for optional kinds."""
 
@@ -45,14 +43,6 @@ def controller(target: Target) -> Iterator[GroupController]:
         yield controller
     finally:
         controller.uninstall()
-
-
-@contextmanager
-def uncordoned_in_the_end(chat: LLMDeployment, node: str) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        chat.kube.kubectl("uncordon", node)
 
 
 def pods_by_index(chat: LLMDeployment, index: int) -> list[Pod]:
@@ -90,7 +80,7 @@ def test_a_group_of_two_pods_answers_from_two_nodes(
     assert len({pod.node for pod in chat.pods()}) == 2
     with recorded(Traffic(gateway_url, model=chat.model, concurrency=2, at_least=30), report, chat) as traffic:
         traffic.wait_for_answers(30, "of one group", seconds=120)
-    leaders = {f"{pod.namespace}/{pod.name}" for pod in pods_by_index(chat, 0)}
+    leaders = {pod.replica for pod in pods_by_index(chat, 0)}
     assert {record.replica for record in traffic.result.records} == leaders
 
 
@@ -101,7 +91,7 @@ def test_groups_scale_and_survive_a_worker_a_rollout_and_a_drain(
     spec: dict[str, Any] = {
         "parallelism": {"tensor": 2, "nodes": 2},
         "engine": {"resumable": "Enabled", "maxSequences": 2},
-        "autoscaling": autoscaled(low=1, high=2, metricsSource="Pods", scaleDown={"window": "1h"}),
+        "autoscaling": {"minReplicas": 1, "maxReplicas": 2, "metricsSource": "Pods", "scaleDown": {"window": "1h"}},
     }
     chat = space.apply(small_llmdeployment("chat", **spec))
     chat.until(lambda: chat.pods() or None, what="the kind is found", seconds=DISCOVERY_SECONDS)
@@ -131,8 +121,8 @@ def test_groups_scale_and_survive_a_worker_a_rollout_and_a_drain(
         on_node = {pod.uid for pod in chat.pods() if pod.node == node}
         traffic.mark(f"kubectl drain {node}")
         watch = Stopwatch()
-        with uncordoned_in_the_end(chat, node):
-            drained = chat.kube.run(["kubectl", "drain", node, *DRAIN], seconds=320.0)
+        with uncordoned_in_the_end(chat.kube, node):
+            drained = drain(chat.kube, node)
             assert drained.returncode == 0, drained.stderr
             report.figure("drain of a node with pods of both groups", watch.seconds)
             wait_groups(chat, 2, without=on_node, seconds=240)

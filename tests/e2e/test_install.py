@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from e2e_support.notes import commands_of
 from e2e_support.release import Release
 from e2e_support.results import Report
 from e2e_support.run import MakeSpace
+from e2e_support.scaling.explanation import explain
 from e2e_support.space import LLMDeployment, Space
 from e2e_support.target import Target
 from e2e_support.traffic.prompts import load
@@ -79,10 +79,7 @@ def test_kubectl_describe_and_quire_explain_show_reasons(demo: Demo, target: Tar
     for condition in ("Ready", "Progressing", "Available", "ModelLoaded", "Autoscaling", "Degraded"):
         assert re.search(rf"Type: +{condition}\b", described), described
     assert "1 of 1 replicas are ready" in described
-    quire = Path(sys.executable).with_name("quire")
-    explained = target.kube.run([str(quire), "explain", "chat", "--namespace", demo.space.name])
-    assert explained.returncode == 0, explained.stderr
-    assert "between 1 and 3" in explained.stdout, explained.stdout
+    assert "between 1 and 3" in explain(target.kube, demo.chat)
 
 
 def test_the_commands_of_the_helm_notes_work(demo: Demo, release: Release, target: Target, tmp_path: Path) -> None:

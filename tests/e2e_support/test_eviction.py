@@ -1,27 +1,15 @@
-"""The answers of the Eviction API become verdicts; other failures stay errors."""
+"""The answers of the Eviction API become reasons; other failures stay errors."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from e2e_support import objects
 from e2e_support.errors import ApiError, NotFound
 from e2e_support.eviction import evict
-from e2e_support.objects import Pod
 
-POD = Pod(
-    name="chat-1",
-    namespace="space",
-    uid="u-1",
-    node="node-1",
-    ip="10.0.0.1",
-    phase="Running",
-    is_ready=True,
-    is_ending=False,
-    restarts=0,
-    revision="r1",
-    states=(),
-)
+POD = objects.pod({"metadata": {"name": "chat-1", "namespace": "space", "uid": "u-1"}})
 
 
 class Kube:
@@ -40,7 +28,7 @@ class Kube:
 
 def test_granted_eviction_has_the_uid_of_the_pod():
     kube = Kube()
-    assert evict(kube, POD).allowed
+    assert evict(kube, POD) == ""
     ((path, body),) = kube.asked
     assert path == "/api/v1/namespaces/space/pods/chat-1/eviction"
     assert body["deleteOptions"] == {"preconditions": {"uid": "u-1"}}
@@ -53,8 +41,8 @@ def test_dry_run_evicts_no_pod():
 
 
 def test_a_budget_refuses_with_429():
-    verdict = evict(Kube(ApiError("it would violate the pod's disruption budget", status=429)), POD)
-    assert (verdict.allowed, verdict.message) == (False, "it would violate the pod's disruption budget")
+    why = "it would violate the pod's disruption budget"
+    assert evict(Kube(ApiError(why, status=429)), POD) == why
 
 
 @pytest.mark.parametrize("error", [ApiError("forbidden", status=403), NotFound("gone", status=404)])

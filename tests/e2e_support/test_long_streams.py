@@ -1,16 +1,8 @@
 """Long streams: started one after another, with the requested length, on the clock of the other traffic."""
 
-import pytest
-
 from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.traffic import Traffic
-from e2e_support.traffic.fake_server import PROMPT, running
-
-
-@pytest.fixture
-def server():
-    with running() as server:
-        yield server
+from e2e_support.traffic.fake_server import PROMPT
 
 
 def longer(server, beyond):

@@ -1,26 +1,18 @@
 """Queries on a series of observations of replicas."""
 
+from dataclasses import replace
+
 import pytest
 
+from e2e_support import objects
 from e2e_support.objects import Pod
 from e2e_support.scaling import looks as series_of
 from e2e_support.scaling.looks import Ending, Look, Step
 
 
 def pod(name: str, *, ready: bool = True, ending: bool = False) -> Pod:
-    return Pod(
-        name=name,
-        namespace="space",
-        uid=f"uid-{name}",
-        node="node-1",
-        ip="10.0.0.1",
-        phase="Running",
-        is_ready=ready,
-        is_ending=ending,
-        restarts=0,
-        revision="r1",
-        states=(),
-    )
+    metadata = {"name": name, "namespace": "space", "uid": f"uid-{name}"}
+    return replace(objects.pod({"metadata": metadata}), is_ready=ready, is_ending=ending)
 
 
 def look(time: float, desired: int | None, *pods: Pod) -> Look:

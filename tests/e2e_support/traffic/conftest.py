@@ -1,22 +1,16 @@
-"""The fake server, and one request to it as the driver sends it."""
+"""One request to the fake server, as the driver sends it."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 import pytest
 
 from e2e_support.traffic.answer import Form
 from e2e_support.traffic.client import Address, Ask, Exchange, Patience, send
-from e2e_support.traffic.fake_server import PROMPT, Server, running
+from e2e_support.traffic.fake_server import PROMPT, Server
 from e2e_support.traffic.prompts import Prompt
 from e2e_support.traffic.records import Record
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with running() as server:
-        yield server
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 The most important facts come last, because a terminal shows the end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from e2e_support.objects import Condition, Event, Pod
@@ -24,20 +24,16 @@ def explained(facts: Facts) -> str:
 
 
 def _lines(facts: Facts) -> Iterator[str]:
-    yield "the operator's last words:"
-    yield from (f"  {line}" for line in facts.operator_log[-_LOG_LINES:] or ["none"])
-    yield "events:"
-    yield from (f"  {_event(event)}" for event in facts.events[-_EVENTS:])
-    if not facts.events:
-        yield "  none"
-    yield "pods:"
-    yield from (f"  {line}" for pod in facts.pods for line in _pod(pod))
-    if not facts.pods:
-        yield "  none"
-    yield "conditions:"
-    yield from (f"  {c.type}={c.status} {c.reason}: {c.message}" for c in facts.conditions)
-    if not facts.conditions:
-        yield "  none: no operator has written a status"
+    yield from _section("the operator's last words", facts.operator_log[-_LOG_LINES:])
+    yield from _section("events", map(_event, facts.events[-_EVENTS:]))
+    yield from _section("pods", (line for pod in facts.pods for line in _pod(pod)))
+    conditions = (f"{c.type}={c.status} {c.reason}: {c.message}" for c in facts.conditions)
+    yield from _section("conditions", conditions, none="none: no operator has written a status")
+
+
+def _section(title: str, lines: Iterable[str], *, none: str = "none") -> Iterator[str]:
+    yield f"{title}:"
+    yield from (f"  {line}" for line in list(lines) or [none])
 
 
 def _event(event: Event) -> str:

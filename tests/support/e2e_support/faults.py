@@ -1,12 +1,17 @@
-"""Shared parts of the fault scenarios: long streams, affected clients, and clients that must not notice."""
+"""Faults, each of which leaves the machine as it was, and the streams that they cut or must not cut."""
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from subprocess import CompletedProcess
 from typing import Final
 
+from e2e_support.kube import Kube, namespaced
 from e2e_support.long_streams import long_streams
 from e2e_support.objects import Pod
 from e2e_support.space import LLMDeployment
+from e2e_support.target import Target
 from e2e_support.traffic import CUT, Live, Permit, Traffic, TrafficResult
 from quire_cluster.nodes.teardown import HostProcess
 from quire_cluster.real_cluster import RealCluster
@@ -19,6 +24,7 @@ BEYOND: Final = 1500
 and known tokens, they fit in the context of the scenarios' LLMDeployment, 2,048 tokens.
 """
 BEGIN_SECONDS: Final = 60.0
+DRAIN_SECONDS: Final = 320.0
 
 
 def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Traffic:
@@ -26,16 +32,11 @@ def streams(url: str, chat: LLMDeployment, *, concurrency: int = STREAMS) -> Tra
     return long_streams(url, chat.model, beyond=BEYOND, concurrency=concurrency)
 
 
-def replica(pod: Pod) -> str:
-    """Return the name of a replica as reported by the gateway."""
-    return f"{pod.namespace}/{pod.name}"
-
-
 def wait_for_streams(traffic: Traffic, pods: list[Pod]) -> None:
     """Wait until each of these replicas has a stream that has started to answer."""
 
     def all_stream(live: Live) -> bool:
-        return all(live.streams.get(replica(pod), 0) > 0 for pod in pods)
+        return all(live.streams.get(pod.replica, 0) > 0 for pod in pods)
 
     traffic.wait_for(all_stream, BEGIN_SECONDS, f"a stream on each of {', '.join(pod.name for pod in pods)}")
 
@@ -45,7 +46,7 @@ def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
     return Permit(
         why="its stream ran where the kill hit",
         kinds=CUT,
-        replica=replica(pod),
+        replica=pod.replica,
         after=after,
         within_seconds=within_seconds,
         at_most=STREAMS,
@@ -55,10 +56,10 @@ def cut_on(pod: Pod, *, after: str, within_seconds: float) -> Permit:
 def assert_only_cut_on(result: TrafficResult, victim: Pod, mark: str) -> None:
     """Check that streams elsewhere finished correctly and that some on the victim did not."""
     running = result.streams_during(result.seconds_of(mark))
-    elsewhere = [record for name, records in running.items() if name != replica(victim) for record in records]
+    elsewhere = [record for name, records in running.items() if name != victim.replica for record in records]
     assert elsewhere, f"no stream ran elsewhere when it was said: {mark}"
     assert all(record.ok for record in elsewhere)
-    there = running.get(replica(victim), ())
+    there = running.get(victim.replica, ())
     assert any(not record.ok for record in there), f"the kill cut none of {len(there)} streams"
 
 
@@ -84,3 +85,40 @@ def main_process(machine: RealCluster, pod: Pod, container: str) -> HostProcess:
 def same_pod(pods: list[Pod], before: Pod) -> Pod:
     """Return the current state of the same pod. Fail if it is gone."""
     return next(pod for pod in pods if pod.uid == before.uid)
+
+
+def kill_for_good(target: Target, pod: Pod, *, container: str) -> None:
+    """End a pod without a shutdown, so that it does not restart as the same pod.
+
+    On our own machine, SIGKILL is used. On a user's cluster, the pod is deleted and may still shut down in order.
+    """
+    if target.machine is not None:
+        for process in target.machine.pod_processes(pod.namespace, pod.name, container):
+            with suppress(ProcessLookupError):  # its parent took it along
+                os.kill(process.pid, signal.SIGKILL)
+    # A restarted container would continue under the name of the pod.
+    target.kube.delete(namespaced(pod.namespace, "pods", pod.name), grace_seconds=0)
+
+
+@contextmanager
+def without_prometheus(machine: RealCluster) -> Iterator[None]:
+    """Kill Prometheus, and start it again with its data afterwards."""
+    machine.prometheus.kill()
+    try:
+        yield
+    finally:
+        machine.prometheus.start()
+
+
+def drain(kube: Kube, node: str) -> CompletedProcess[str]:
+    """Run `kubectl drain` as before maintenance."""
+    options = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=300s")
+    return kube.run(["kubectl", "drain", node, *options], seconds=DRAIN_SECONDS)
+
+
+@contextmanager
+def uncordoned_in_the_end(kube: Kube, node: str) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        kube.kubectl("uncordon", node)

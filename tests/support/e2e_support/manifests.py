@@ -29,12 +29,6 @@ def small_llmdeployment(name: str, **changes: Any) -> JSON:
     }
 
 
-def autoscaled(*, low: int, high: int, **changes: Any) -> JSON:
-    """Return spec.autoscaling with short windows, so that a scenario sees scale-up and scale-down."""
-    quick: JSON = {"minReplicas": low, "maxReplicas": high, "scaleDown": {"window": "20s", "period": "10s"}}
-    return merged(quick, changes)
-
-
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> JSON:
     """Return the result of a JSON merge patch."""
     result = deepcopy(dict(base))

@@ -1,7 +1,5 @@
 """Metrics pages of operator, gateway and engine, queried by name and labels. Pure."""
 
-from collections.abc import Iterator
-
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -13,17 +11,12 @@ class Page:
 
     def values(self, name: str, /, **labels: str) -> list[float]:
         """Return the values of all series with this name (counters with _total) and these labels."""
-        return [value for found, value in self.series(name) if labels.items() <= found.items()]
+        return [
+            float(sample.value)
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
 
     def total(self, name: str, /, **labels: str) -> float:
         """Return the sum of the values, or 0."""
         return sum(self.values(name, **labels))
-
-    def series(self, name: str) -> Iterator[tuple[dict[str, str], float]]:
-        for sample in self._samples:
-            if sample.name == name:
-                yield dict(sample.labels), float(sample.value)
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(sample.name for sample in self._samples)

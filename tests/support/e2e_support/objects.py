@@ -27,6 +27,11 @@ class Pod:
     """The state of each container that is not ready."""
 
     @property
+    def replica(self) -> str:
+        """Return the name of a replica as reported by the gateway."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
     def is_serving(self) -> bool:
         return self.is_ready and not self.is_ending
 

@@ -22,6 +22,7 @@ NAME: Final = "quire"
 OPERATOR_PORT: Final = 8080
 GATEWAY_PORT: Final = 8000
 WORKING_SECONDS: Final = 240.0
+LEADER_SECONDS: Final = 60.0
 _LABEL: Final = "e2e=true"
 
 
@@ -97,10 +98,19 @@ class Release:
         holder = (lease or {}).get("spec", {}).get("holderIdentity") or ""
         return next((pod for pod in self.operator_pods() if f"{pod.name}_{pod.uid}" == holder), None)
 
+    def wait_leader(self, *, after: Pod | None = None, seconds: float = LEADER_SECONDS) -> Pod:
+        """Return the leading operator when there is one, which must be another one than `after`."""
+
+        def look() -> Pod | None:
+            leader = self.leader()
+            return None if leader is None or after is not None and leader.uid == after.uid else leader
+
+        what = "an operator leads" if after is None else f"another operator than {after.name} leads"
+        return until(look, what=what, seconds=seconds, explain=self._explain)
+
     def operator_metrics(self) -> Page:
         """Return the metrics of the leading operator."""
-        leader = until(self.leader, what="an operator leads", seconds=60, explain=self._explain)
-        return self.page(leader, OPERATOR_PORT)
+        return self.page(self.wait_leader(), OPERATOR_PORT)
 
     def gateway_metrics(self) -> list[Page]:
         """Return the metrics of each ready gateway."""

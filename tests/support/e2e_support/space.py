@@ -58,6 +58,11 @@ class LLMDeployment:
     def serving_pods(self) -> list[Pod]:
         return [pod for pod in self.pods() if pod.is_serving]
 
+    def newcomers(self, before: Sequence[Pod]) -> list[Pod]:
+        """Return the serving pods that are not among those before."""
+        known = {pod.uid for pod in before}
+        return [pod for pod in self.serving_pods() if pod.uid not in known]
+
     def events(self) -> list[Event]:
         """Return the events about the LLMDeployment, its pods and its other children, oldest first."""
         bodies = self.kube.items(namespaced(self.namespace, "events"))

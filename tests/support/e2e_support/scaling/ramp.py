@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from e2e_support.harm import kill_for_good, without_prometheus
+from e2e_support.faults import kill_for_good, without_prometheus
 from e2e_support.long_streams import begin_one_by_one, long_streams, tokens_lasting
 from e2e_support.manifests import small_llmdeployment
 from e2e_support.metrics import Page
@@ -184,23 +184,12 @@ class Play:
         self._mark(At.PROMETHEUS_UP)
 
     def _kill_leader(self) -> None:
-        before = self._leader()
+        before = self._release.wait_leader()
         self._mark(At.LEADER_KILLED)
         kill_for_good(self._target, before, container="operator")
-
-        def another() -> Pod | None:
-            leader = self._release.leader()
-            return leader if leader is not None and leader.uid != before.uid else None
-
-        after = until(another, what="another operator leads", seconds=DECIDE_SECONDS)
-        assert after is not None
+        after = self._release.wait_leader(after=before, seconds=DECIDE_SECONDS)
         self._mark(At.LEADER_NEW)
         self.ramp.leaders = [before, after]
-
-    def _leader(self) -> Pod:
-        leader = until(self._release.leader, what="an operator leads", seconds=DECIDE_SECONDS)
-        assert leader is not None
-        return leader
 
     def _shrink(self) -> None:
         watch, traffic, model = self._watch, self._traffic, self._chat.model
