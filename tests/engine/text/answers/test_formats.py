@@ -5,12 +5,12 @@ and tests/reasoning of vllm-project/vllm), from which no code is copied. quire d
 be judged before it has ended: see docs/openai-compatibility.md.
 """
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from read_answer import Answer, read
 
 from quire_engine.text.answers.formats import (
     REASONING_FORMATS,
@@ -20,10 +20,7 @@ from quire_engine.text.answers.formats import (
     AnswerFormats,
     formats_of,
 )
-from quire_engine.text.answers.reader import AnswerParser, Arguments, CallStart, Content, Reasoning, Schemas
-
-Answer = tuple[str, str, list[tuple[str, Any]]]
-"""Content, reasoning, and the calls by name and arguments."""
+from quire_engine.text.answers.reader import AnswerParser, Schemas
 
 SCHEMAS: Schemas = {
     "typed": {
@@ -43,32 +40,6 @@ SCHEMAS: Schemas = {
 }
 
 
-def read(parser: AnswerParser, pieces: list[str]) -> Answer:
-    """Return the sum of the events, after checking that they follow one another as clients need them."""
-    content, reasoning, calls = "", "", list[tuple[str, str]]()
-    for events in [*map(parser.feed, pieces), parser.finish()]:
-        for event in events:
-            match event:
-                case Content():
-                    content += event.text
-                case Reasoning():
-                    reasoning += event.text
-                case CallStart():
-                    assert event.index == len(calls)
-                    calls.append((event.name, ""))
-                case Arguments():
-                    assert event.index == len(calls) - 1 and event.text
-                    calls[-1] = (calls[-1][0], calls[-1][1] + event.text)
-    return content, reasoning, [(name, _value(text)) for name, text in calls]
-
-
-def _value(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return ("invalid", arguments)
-
-
 def parser_of(tools: str = "none", reasoning: str = "none", prompt: str = "") -> AnswerParser:
     parser = formats_of(None, tools, reasoning).parser(prompt, SCHEMAS)
     assert parser is not None
@@ -77,21 +48,16 @@ def parser_of(tools: str = "none", reasoning: str = "none", prompt: str = "") ->
 
 HERMES = '<tool_call>\n{"name": "final_answer", "arguments": {"trigger": true}}'
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
-TOKYO = '{"city": "Tokyo", "unit": "celsius"}'
 DALLAS = (
     "<function=get_current_weather>\n<parameter=city>\nDallas\n</parameter>\n<parameter=state>\nTX\n</parameter>\n"
     "</function>"
 )
 GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Beijing</arg_value>\n</tool_call>"
-GEMMA = "<start_function_call>call:get_weather{location:<escape>London<escape>}<end_function_call>"
-USER = "register_user(name='John Doe', age=37, address={'city': 'SF'}, role=None, passed_test=True, aliases=['J', 'K'])"
 
 CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     # vLLM: test_hermes_tool_parser.py
-    ("hermes", "This is not a tool call.", "This is not a tool call.", []),
     ("hermes", HERMES + "\n</tool_call>", "", [("final_answer", {"trigger": True})]),
     ("hermes", HERMES, "", [("final_answer", {"trigger": True})]),
-    ("hermes", 'Hi!<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "Hi!", [("f", {"x": 1})]),
     (
         "hermes",
         '<tool_call>{"name": "search", "arguments": {"q": "cats"}}</tool_call>'
@@ -99,8 +65,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("search", {"q": "cats"}), ("search", {"q": "dogs"})],
     ),
-    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"p\\": 1}"}</tool_call>', "", [("f", {"p": 1})]),
-    ("hermes", '<tool_call>{"name": "f", "arguments": "hello"}</tool_call>', "", [("f", "hello")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{hello world}"}</tool_call>', "", [("f", "{hello world}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1} x"}</tool_call>', "", [("f", '{"a": 1} x')]),
     # further cases
@@ -136,7 +100,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("searchTool", {"query": "x", "limit": 10})],
     ),
-    ("llama3_json", "No calls", "No calls", []),
     (
         "llama3_json",
         '{"name": "invalidTool", "parameters": {invalid json}',
@@ -162,13 +125,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("llama3_json", '{"name": "s", "parameters": {"q": "t"}} The arguments were {"q": "t"}', "", [("s", {"q": "t"})]),
     ("llama3_json", '<|python_tag|>{"name": "s", "parameters": {}}', "", [("s", {})]),
     # vLLM: test_mistral_tool_parser.py
-    ("mistral", '[TOOL_CALLS][{"name": "add", "arguments":{"a": 3.5, "b": 4}}]', "", [("add", {"a": 3.5, "b": 4})]),
-    (
-        "mistral",
-        '[TOOL_CALLS] [{"arguments":{"name": "John Doe"}, "name": "get_age"}]',
-        "",
-        [("get_age", {"name": "John Doe"})],
-    ),
     (
         "mistral",
         'Hello[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "w", "arguments":{"c": "SF"}}]\nextra',
@@ -177,59 +133,20 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ),
     ("mistral", "a [TOOL_CALLS] word", "a  word", []),
     ("mistral", "a[TOOL_CALLS]\n[1]", "a\n[1]", []),
-    (
-        "mistral",
-        '[TOOL_CALLS]add{"a": 3.5, "b": 4}[TOOL_CALLS]multiply{"a": 3}',
-        "",
-        [("add", {"a": 3.5, "b": 4}), ("multiply", {"a": 3})],
-    ),
     ("mistral", '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 3.5}', "", [("add", {"a": 3.5})]),
     # vLLM: test_pythonic_tool_parser.py
-    ("pythonic", "How can I help you today?", "How can I help you today?", []),
-    (
-        "pythonic",
-        f"[get_weather(city='San Francisco', metric='celsius'), {USER}]",
-        "",
-        [
-            ("get_weather", {"city": "San Francisco", "metric": "celsius"}),
-            (
-                "register_user",
-                {
-                    "name": "John Doe",
-                    "age": 37,
-                    "address": {"city": "SF"},
-                    "role": None,
-                    "passed_test": True,
-                    "aliases": ["J", "K"],
-                },
-            ),
-        ],
-    ),
-    ("pythonic", "[get_weather()]", "", [("get_weather", {})]),
-    ("pythonic", "[d(additional_data={}, steps=[])]", "", [("d", {"additional_data": {}, "steps": []})]),
     (
         "pythonic",
         r"[w(city='Martha\'s Vineyard', metric='\"cool units\"')]",
         "",
         [("w", {"city": "Martha's Vineyard", "metric": '"cool units"'})],
     ),
-    ("pythonic", "[bad(x=b'z'), g()]", "", [("g", {})]),
-    ("pythonic", "[calc(x=1e999), g()]", "", [("g", {})]),
     ("pythonic", "[g(), f(a='x 'y', b='z')]", "", [("g", {})]),
     ("pythonic", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", []),
     ("pythonic", "<|python_start|>[g()]<|python_end|>", "", [("g", {})]),
     ("pythonic", "[1] is a list", "[1] is a list", []),
     ("pythonic", r"[f(a='\ud83d', b='\ud83d\ude00')]", "", [("f", {"a": "\ufffd", "b": "😀"})]),
     # vLLM: test_deepseekv3_tool_parser.py, test_deepseekv31_tool_parser.py
-    (
-        "deepseek_v3",
-        "<｜tool▁calls▁begin｜>"
-        + V3.format("get_weather", TOKYO)
-        + V3.format("search_hotels", "{}")
-        + "<｜tool▁calls▁end｜>",
-        "",
-        [("get_weather", json.loads(TOKYO)), ("search_hotels", {})],
-    ),
     (
         "deepseek_v3",
         "Let me check.<｜tool▁calls▁begin｜>" + V3.format("f", '{"city": "Paris"}'),
@@ -256,7 +173,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [],
     ),
     # vLLM: test_qwen3coder_tool_parser.py
-    ("qwen3_coder", "Just text", "Just text", []),
     (
         "qwen3_coder",
         f"Sure!<tool_call>\n{DALLAS}\n</tool_call>",
@@ -291,14 +207,12 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         for name, value in (("typed", "NaN"), ("typed", "-Infinity"), ("typed", "1e999"), ("f", '{"a": [1e999]}'))
     ),
     # vLLM: test_glm4_moe_tool_parser.py
-    ("glm45", "This is a test", "This is a test", []),
     (
         "glm45",
         f"I will help you. \n{GLM}\n\nmeanwhile\n{GLM}",
         "I will help you.",
         [("get_weather", {"city": "Beijing"})] * 2,
     ),
-    ("glm45", "<tool_call>get_current_time\n</tool_call>", "", [("get_current_time", {})]),
     (
         "glm45",
         "<tool_call>typed<arg_key>i</arg_key><arg_value>3</arg_value><arg_key>s</arg_key><arg_value>3</arg_value></tool_call>",
@@ -306,14 +220,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [("typed", {"i": 3, "s": "3"})],
     ),
     ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>NaN</arg_value></tool_call>", "", [("f", {"a": "NaN"})]),
-    # vLLM: test_functiongemma_tool_parser.py
-    ("functiongemma", "Let me check. " + GEMMA + GEMMA, "Let me check.", [("get_weather", {"location": "London"})] * 2),
-    (
-        "functiongemma",
-        "<start_function_call>call:f{city:<escape>San Francisco<escape>limit:<escape>10<escape>}<end_function_call>",
-        "",
-        [("f", {"city": "San Francisco", "limit": 10})],
-    ),
     (
         "gemma4",
         '<|tool_call>call:f{a:<|"|>x, {y}<|"|>,b:3,c:[1,<|"|>z<|"|>],d:{e:true},g:<|"|>4<|"|>}<tool_call|>',
@@ -389,8 +295,6 @@ PART = "This is a reasoning section"
         ("granite", "", "Here is my thought failure", "", "Here is my thought failure"),
         ("granite", "", "Here is my thought process: foo Here is Here", " foo Here is Here", ""),
         # further cases
-        ("mistral", "", "[THINK]a[/THINK]b", "a", "b"),
-        ("gemma4", "", "<|channel>thought\nhm<channel|>Yes", "hm", "Yes"),
         ("deepseek_r1", "<think>\n\n</think>", REST, "", REST),
         ("qwen3", "", "a </think> b", "", "a </think> b"),
     ],
