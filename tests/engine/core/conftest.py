@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire_engine.core.batch import FinishedSequence
-from quire_engine.core.fake_runner import FakeRunner, draw, next_digest
+from quire_engine.core.batch import Batch, FinishedSequence
+from quire_engine.core.fake_runner import FakeForward, FakeRunner, draw, next_digest
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
 from quire_engine.core.ports import AdapterStore
@@ -89,6 +89,19 @@ class World:
             self.finished.update({ended.key: ended for ended in step.output.finished})
             self.cached |= zip(step.output.first_scheduled_keys, step.output.first_scheduled_cached, strict=True)
         return step
+
+    def record(self) -> list[Batch]:
+        """Return a list that collects the batches of later steps."""
+        batches: list[Batch] = []
+        execute = self.runner.execute
+
+        class Recorder:
+            def execute(self, batch: Batch) -> FakeForward:
+                batches.append(batch)
+                return execute(batch)
+
+        self.engine._runner = Recorder()  # type: ignore[assignment]
+        return batches
 
     def run(self, most_steps: int = 5000) -> None:
         """Run until no work is left."""

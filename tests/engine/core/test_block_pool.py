@@ -25,20 +25,6 @@ def pool_with_chains(num_blocks: int, *lengths: int) -> tuple[BlockPool, list[li
     return pool, chains
 
 
-def test_all_blocks_are_allocated_once() -> None:
-    pool = BlockPool(5)
-    assert sorted(pool.allocate(2) + pool.allocate(3)) == [0, 1, 2, 3, 4]
-    assert pool.num_free == 0 and pool.num_used == 5
-
-
-def test_released_block_is_allocated_again() -> None:
-    pool = BlockPool(2)
-    first, second = pool.allocate(2)
-    pool.release([second])
-    assert pool.allocate(1) == [second]
-    pool.check_integrity({first: 1, second: 1})
-
-
 def test_blank_blocks_are_allocated_before_cached_ones() -> None:
     pool, [chain] = pool_with_chains(6, 3)
     assert not set(pool.allocate(3)) & set(chain)
@@ -57,24 +43,6 @@ def test_evicted_block_is_not_found() -> None:
     pool.allocate(1)
     assert [pool.find(digest(block)) for block in chain] == [chain[0], None]
     assert pool.num_cached == 1
-
-
-def test_touched_block_leaves_the_middle_of_the_free_list() -> None:
-    pool, [chain] = pool_with_chains(5, 5)
-    pool.touch([chain[2]])
-    pool.check_integrity({chain[2]: 1})
-    assert chain[2] not in pool.allocate(4)
-
-
-def test_shared_block_is_free_after_its_last_holder() -> None:
-    pool = BlockPool(1)
-    [block] = pool.allocate(1)
-    pool.publish(block, digest(1))
-    pool.touch([block])
-    pool.release([block])
-    assert pool.num_free == 0
-    pool.release([block])
-    assert pool.num_free == 1 and pool.find(digest(1)) == block
 
 
 def test_first_of_two_equal_blocks_stays_cached() -> None:

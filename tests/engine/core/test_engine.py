@@ -50,16 +50,6 @@ def test_asynchronous_runner_is_scheduled_one_step_ahead(asynchronous: bool, idl
     assert [step.output.keys for step in steps if step is not None] == [[1]] * 4
 
 
-def test_overlapped_and_synchronous_engine_give_equal_tokens() -> None:
-    said = []
-    for asynchronous in (False, True):
-        here = engine(asynchronous=asynchronous)
-        for key in range(5):
-            here.add(request(key, max_tokens=3 + key))
-        said.append([tuple(step.output.token_ids) for step in run(here) if step is not None])
-    assert said[0] == said[1]
-
-
 def test_discarded_samples_drop_their_logprobs() -> None:
     here = engine(asynchronous=True, vocab_size=4, eos_token_ids=(1,))
     for key in range(3):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire_engine.core.batch import Batch, PromptPositions
+from quire_engine.core.batch import PromptPositions
 from quire_engine.core.sampling_params import SamplingParams
 
 World = Callable[..., Any]
@@ -15,14 +15,6 @@ PROMPT = list(range(1, 24))
 
 def asking(**changes: Any) -> SamplingParams:
     return replace(SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=1), **changes)
-
-
-def batches(here: Any) -> list[Batch]:
-    """Return a list that collects every batch of the runner from now on."""
-    seen: list[Batch] = []
-    execute = here.runner.execute
-    here.engine._runner = type("Watched", (), {"execute": lambda self, batch: seen.append(batch) or execute(batch)})()
-    return seen
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -63,7 +55,7 @@ def test_preemption_repeats_no_reported_token(make_world: World) -> None:
 
 def test_logits_of_few_positions_are_computed_at_a_time(make_world: World) -> None:
     here = make_world(budget=64, positions=6)
-    seen = batches(here)
+    seen = here.record()
     for key in (1, 2):
         here.add(key, PROMPT, params=asking())
     here.add(3, PROMPT)

@@ -16,23 +16,9 @@ World = Any
 MakeWorld = Callable[..., World]
 
 
-def record(world: World) -> list[Batch]:
-    """Return a list that collects the batches of later steps."""
-    batches: list[Batch] = []
-    runner = world.runner
-
-    class Recorder:
-        def execute(self, batch: Batch) -> Any:
-            batches.append(batch)
-            return runner.execute(batch)
-
-    world.engine._runner = Recorder()
-    return batches
-
-
 def steps_of(world: World) -> list[Batch]:
     """Run to the end and return the batches."""
-    batches = record(world)
+    batches: list[Batch] = world.record()
     world.run()
     return batches
 
@@ -173,7 +159,7 @@ def test_no_request_is_admitted_in_a_step_that_preempted(make_world: MakeWorld) 
     world.add(2, [2] * 15, max_tokens=20, priority=1)
     world.step()
     world.add(3, [3], max_tokens=2)
-    batches = record(world)
+    batches = world.record()
     while not world.engine.counters.preemptions:
         world.step()
     # A row and blocks are free, and there is budget.
@@ -211,16 +197,6 @@ def test_cancelled_sequence_frees_its_blocks_at_once(make_world: MakeWorld, over
     assert world.engine.gauges().num_running == 1
     world.run()
     assert set(world.finished) == {2}
-
-
-def test_waiting_request_can_be_cancelled(make_world: MakeWorld) -> None:
-    world = make_world(max_num_seqs=1)
-    world.add(1, [1], max_tokens=3)
-    world.add(2, [2], max_tokens=3)
-    world.step()
-    assert world.engine.cancel(2) and not world.engine.cancel(2)
-    world.run()
-    assert set(world.finished) == {1}
 
 
 @pytest.mark.parametrize(
@@ -325,18 +301,6 @@ def test_sequence_ends(make_world: MakeWorld, params: SamplingParams, length: in
     world.run()
     assert world.finished[1].reason == reason
     assert length is None or len(world.tokens[1]) == length
-
-
-def test_stop_token_is_among_the_tokens_and_named(make_world: MakeWorld) -> None:
-    first = make_world(vocab_size=6)
-    first.add(1, [3, 1], max_tokens=10)
-    first.run()
-    stop = first.tokens[1][2]
-    world = make_world(vocab_size=6)
-    world.add(1, [3, 1], params=SamplingParams(max_tokens=10, ignore_eos=True, stop_token_ids=(stop,)))
-    world.run()
-    assert world.tokens[1][-1] == stop == world.finished[1].stop_token_id
-    assert len(world.tokens[1]) <= 3
 
 
 # --- cost and gauges ---

@@ -88,14 +88,3 @@ def test_parts_of_one_prompt_follow_each_other_without_waiting(watched: Make) ->
     here.run()
     assert flights.most == 2
     assert flights.widths == [1] * 5, "40 tokens, 8 in each step"
-
-
-def test_answers_do_not_depend_on_the_number_of_stages(make_world: Make) -> None:
-    answers = []
-    for stages in (1, 2, 4):
-        here = make_world(stages=stages, max_num_seqs=5, num_blocks=16, budget=16)
-        for key in range(5):
-            here.add(key, [1, 2, 3, 4 + key], max_tokens=14)
-        here.run()
-        answers.append(here.tokens)
-    assert answers[0] == answers[1] == answers[2]

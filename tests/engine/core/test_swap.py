@@ -5,27 +5,12 @@ from typing import Any
 
 import pytest
 
-from quire_engine.core.batch import Batch
 from quire_engine.core.sampling_params import SamplingParams
 
 World = Any
 MakeWorld = Callable[..., World]
 Expected = Callable[..., list[int]]
 TIGHT: dict[str, Any] = {"num_blocks": 12, "budget": 40, "max_num_seqs": 3, "preemption_mode": "swap"}
-
-
-def record(world: World) -> list[Batch]:
-    """Return a list that collects the batches of later steps."""
-    batches: list[Batch] = []
-    execute = world.runner.execute
-
-    class Recorder:
-        def execute(self, batch: Batch) -> Any:
-            batches.append(batch)
-            return execute(batch)
-
-    world.engine._runner = Recorder()
-    return batches
 
 
 def step_until_preempted(world: World) -> None:
@@ -140,7 +125,7 @@ def test_queue_counts_only_missing_tokens_of_swapped_sequences(make_world: MakeW
 
 def test_copies_out_precede_copies_in_with_unique_host_blocks(make_world: MakeWorld) -> None:
     world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
-    batches = record(world)
+    batches = world.record()
     for key in (1, 2, 3):
         world.add(key, [key] * 14, max_tokens=20)
     world.run()
@@ -164,7 +149,7 @@ def test_sequence_cancelled_before_its_copies_leaves_none(make_world: MakeWorld)
     scheduler = world.scheduler
     victim = scheduler._preemptor.preempt_last()
     assert world.engine.cancel(victim.key)
-    batches = record(world)
+    batches = world.record()
     world.step()
     assert batches[0].swap_out == ()
     world.run()

@@ -13,14 +13,6 @@ def sequence(key: int, *, priority: int = 0, length: int = 1) -> Sequence:
     return Sequence(request, order=(priority, key), limit=length + 1, eos_token_ids=(), num_groups=1)
 
 
-def test_first_in_policy_order_is_first() -> None:
-    queue = WaitingQueue()
-    for key, priority in [(1, 5), (2, 0), (3, 5), (4, -1)]:
-        queue.push(sequence(key, priority=priority))
-    assert [queue.pop().key for _ in range(4)] == [4, 2, 1, 3]
-    assert queue.first() is None
-
-
 def test_discarded_sequences_are_removed_from_the_heap() -> None:
     queue = WaitingQueue()
     stays = sequence(0)
