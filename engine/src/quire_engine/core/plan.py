@@ -131,11 +131,6 @@ class Plan:
         self.positions_left -= end - first
         sequence.num_reported = end
 
-    def enter(self, sequence: Sequence, count: int) -> None:
-        """Add the first chunk of a sequence that was admitted in this step."""
-        self.admitted.append(sequence.admission())
-        self.add_chunk(sequence, count)
-
     def add_chunk(self, sequence: Sequence, count: int) -> None:
         """Add the next ``count`` tokens of a sequence whose tokens are all known."""
         start = sequence.num_computed

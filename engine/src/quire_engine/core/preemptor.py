@@ -49,13 +49,8 @@ class Preemptor:
         return True
 
     def preempt_last(self) -> Sequence:
-        """Preempt and return the last running sequence."""
+        """Preempt and return the last running sequence: release its row and blocks, and put it back into the queue."""
         victim = self._running.pop()
-        self._preempt(victim)
-        return victim
-
-    def _preempt(self, victim: Sequence) -> None:
-        """Release row and blocks of a running sequence, and put it back into the queue."""
         # It computes the drafts in flight again: what is moved or kept must be known to be part of its text.
         victim.assume_accepted(-victim.num_assumed)
         loss = self._kv.prepare_to_lose(victim)
@@ -71,3 +66,4 @@ class Preemptor:
         victim.num_preemptions += 1
         self._waiting.push(victim)
         self._counted(preemption)
+        return victim

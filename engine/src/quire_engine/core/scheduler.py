@@ -392,7 +392,8 @@ class Scheduler:
                 self.counters.prefix_cache_hits += sequence.num_cached
         self.counters.recomputed_tokens += max(0, sequence.num_lost - start)
         sequence.num_lost = 0
-        plan.enter(sequence, count)
+        plan.admitted.append(sequence.admission())
+        plan.add_chunk(sequence, count)
         self._admission.entered(sequence)
         self._parked.admitted(sequence)
         self._release_children()
