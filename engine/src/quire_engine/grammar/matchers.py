@@ -53,16 +53,13 @@ class _Constrained:
     reason: str | None = None
     """Why its sequence cannot go on."""
 
-    def start(self) -> None:
-        self.mask = self._start_mask()
-
     def follow(self, token_id: int) -> None:
         """Take in a sampled token, and fill the mask of the next one."""
         if self.reason is not None:
             return
         if self.reasoning is not None and self.reasoning.follow(token_id):
             self.num_output += 1
-            self.mask = self._start_mask()
+            self.mask = self.start_mask()
         elif self.matcher is None:
             self.mask = None
         else:
@@ -89,7 +86,7 @@ class _Constrained:
             masks.append(ahead.mask)
         return masks
 
-    def _start_mask(self) -> bytes | None:
+    def start_mask(self) -> bytes | None:
         """Return the mask of a token before the grammar has followed one."""
         if self.reasoning is not None:
             mask = self.reasoning.mask(self.first_mask, self.vocab_size, self.eos_token_ids)
@@ -106,26 +103,21 @@ class _Constrained:
             return
         self.num_output += 1
         mask = matcher.compute_bitmask()
-        if matcher.is_error():
+        if matcher.is_error() or time.thread_time() - began > MAX_MASK_SECONDS:
             self.reason = _TOO_COMPLEX
-            return
-        if time.thread_time() - began > MAX_MASK_SECONDS:
-            self.reason = _TOO_COMPLEX
-            return
-        self.mask = self._permitted(mask)
+        else:
+            self.mask = self._permitted(mask)
 
     def _permitted(self, mask: bytes) -> bytes:
         """Return the mask without tokens that end the answer too early, unless nothing else may follow."""
         early = self.num_output < self.params.min_tokens
-        ends = (*(self.params.stop_token_ids if early else ()), *(self.eos_token_ids if self._goes_on(early) else ()))
+        stops = self.params.stop_token_ids if early else ()
+        ends = (*stops, *(self.eos_token_ids if early or self.params.ignore_eos else ()))
         if not ends:
             return mask
         others = without_bits(mask, ends)
         # Counting runs in C; ``any`` would look at each of the bytes in Python.
         return others if others.count(0) < len(others) else mask
-
-    def _goes_on(self, early: bool) -> bool:
-        return early or self.params.ignore_eos
 
 
 class Matchers:
@@ -202,7 +194,7 @@ class Matchers:
             self._vocab_size,
             None if phase is None else ReasoningTracker(phase),
         )
-        constrained.start()
+        constrained.mask = constrained.start_mask()
         self._sequences[key] = constrained
         return None
 
