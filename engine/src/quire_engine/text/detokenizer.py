@@ -6,7 +6,6 @@
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from quire_engine.text.stop_strings import StopStrings
 from quire_engine.text.tokenizer import Tokenizer
@@ -28,11 +27,6 @@ class Piece:
     """The number of these tokens that belong to the answer: all of them, unless a stop string ended it earlier."""
     stop: str | None = None
     """The stop string that ended the text."""
-
-
-class _Decoder(Protocol):
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete."""
 
 
 def open_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> bytes:
@@ -101,11 +95,9 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         shown_ids: frozenset[int] = frozenset(),
     ) -> None:
-        skip = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        if shown_ids:
-            skip -= shown_ids
+        skip = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
         decoder = _WindowDecoder if tokenizer.pieces is None else _BytesDecoder
-        self._decoder: _Decoder = decoder(tokenizer, prompt, skip)
+        self._decoder = decoder(tokenizer, prompt, skip)
         self._stops = StopStrings(stops, included=include_stop) if stops else None
         self._tokens_without_stops = min_tokens
 

@@ -7,12 +7,14 @@ two neighbours whose piece has the highest score; ``tokenizers`` merges by rank,
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+_T = TypeVar("_T", str, bytes)
 _SPACE = "\u2581"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _BPE = 2
@@ -133,18 +135,21 @@ def _normalizer(settings: dict[int, int | bytes], *, prefixed: bool) -> normaliz
 
 
 def _merges(pieces: list[_Piece]) -> list[tuple[str, str]]:
-    """Return the pairs that join to a piece, best first; of the pairs of one piece, those of the likeliest parts."""
-    ids = {piece.text: index for index, piece in enumerate(pieces) if piece.type in (_NORMAL, _UNUSED)}
-    scored: list[tuple[float, int, int, str, str]] = []
-    for piece in pieces:
-        if piece.text not in ids:
-            continue
-        for place in range(1, len(piece.text)):
-            left, right = piece.text[:place], piece.text[place:]
+    """Return the pairs that join to a piece, best first."""
+    mergeable = [(index, piece) for index, piece in enumerate(pieces) if piece.type in (_NORMAL, _UNUSED)]
+    ids = {piece.text: index for index, piece in mergeable}
+    return merges(ids, {piece.text: -piece.score for _, piece in mergeable})
+
+
+def merges(ids: Mapping[_T, int], costs: Mapping[_T, float]) -> list[tuple[_T, _T]]:
+    """Return the pairs that join to a token, cheapest token first; of the pairs of one token, those of lower ids."""
+    found: list[tuple[float, int, int, _T, _T]] = []
+    for token, cost in costs.items():
+        for place in range(1, len(token)):
+            left, right = token[:place], token[place:]
             if left in ids and right in ids:
-                scored.append((-piece.score, ids[left], ids[right], left, right))
-    scored.sort()
-    return [(left, right) for *_, left, right in scored]
+                found.append((cost, ids[left], ids[right], left, right))
+    return [(left, right) for *_, left, right in sorted(found)]
 
 
 def _piece(data: bytes) -> _Piece:

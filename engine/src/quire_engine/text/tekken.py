@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from quire_engine.text.sentencepiece import Ends, NotConvertible, add_ends
+from quire_engine.text.sentencepiece import Ends, NotConvertible, add_ends, merges
 from quire_engine.text.token_pieces import byte_level_text
 
 _FIRST_SPECIAL = (
@@ -39,8 +39,9 @@ def tekken_tokenizer(data: bytes, ends: Ends) -> tokenizers.Tokenizer:
     vocab |= {byte_level_text(word): len(special) + rank for word, rank in words.items()}
     if len(vocab) != len(special) + len(words):
         raise NotConvertible("a special token has the text of another token")
+    pairs = [(byte_level_text(left), byte_level_text(right)) for left, right in merges(words, words)]
     # A word that is a token is one token, whatever its parts would merge to.
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=_merges(words), ignore_merges=True))
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
@@ -57,15 +58,3 @@ def _special_tokens(listed: Any, count: int) -> list[str]:
     """Return the special tokens by id; ids without a name have one with their number."""
     named = dict(enumerate(_FIRST_SPECIAL)) if listed is None else {int(t["rank"]): str(t["token_str"]) for t in listed}
     return [named.get(index, f"<SPECIAL_{index}>") for index in range(count)]
-
-
-def _merges(words: dict[bytes, int]) -> list[tuple[str, str]]:
-    """Return all pairs that join to a token, in the order of its rank."""
-    ranked: list[tuple[int, int, int, bytes, bytes]] = []
-    for word, rank in words.items():
-        for place in range(1, len(word)):
-            left, right = words.get(word[:place]), words.get(word[place:])
-            if left is not None and right is not None:
-                ranked.append((rank, left, right, word[:place], word[place:]))
-    ranked.sort()
-    return [(byte_level_text(left), byte_level_text(right)) for *_, left, right in ranked]

@@ -8,23 +8,18 @@ exact and costs one lookup per token. For all others ``detokenizer`` decodes win
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+import tokenizers
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class Vocabulary(Protocol):
-    """The part of ``tokenizers.Tokenizer`` that is needed here."""
-
-    def id_to_token(self, id: int) -> str | None:
-        """Return the token with this id; None for an unknown id."""
 
 
 class TokenPieces:
     """The bytes of each token, computed at the first lookup."""
 
-    def __init__(self, vocabulary: Vocabulary, added: dict[int, str], to_bytes: Callable[[str], bytes]) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self, backend: tokenizers.Tokenizer, added: dict[int, str], to_bytes: Callable[[str], bytes]) -> None:
+        self._backend = backend
         self._to_bytes = to_bytes
         # Added tokens are matched literally in text, so their text is their content.
         self._known = {token_id: content.encode() for token_id, content in added.items()}
@@ -32,17 +27,17 @@ class TokenPieces:
     def __getitem__(self, token_id: int) -> bytes:
         piece = self._known.get(token_id)
         if piece is None:
-            token = self._vocabulary.id_to_token(token_id)
+            token = self._backend.id_to_token(token_id)
             # A model's vocabulary may be padded beyond that of the tokenizer: such ids have no text.
             piece = self._known[token_id] = b"" if token is None else self._to_bytes(token)
         return piece
 
 
-def token_pieces(vocabulary: Vocabulary, decoder: Any, added: dict[int, str]) -> TokenPieces | None:
+def token_pieces(backend: tokenizers.Tokenizer, decoder: Any, added: dict[int, str]) -> TokenPieces | None:
     """Return the pieces for a decoder of ``tokenizers``; None where the text is not the concatenation of tokens."""
     steps = [] if decoder is None else _flat(json.loads(decoder.__getstate__()))
     if [step["type"] for step in steps] == ["ByteLevel"]:
-        return TokenPieces(vocabulary, added, _byte_level_bytes)
+        return TokenPieces(backend, added, _byte_level_bytes)
     replacements = _fallback_replacements(steps)
     if replacements is None:
         return None
@@ -54,7 +49,7 @@ def token_pieces(vocabulary: Vocabulary, decoder: Any, added: dict[int, str]) ->
             token = token.replace(old, new)
         return token.encode()
 
-    return TokenPieces(vocabulary, added, to_bytes)
+    return TokenPieces(backend, added, to_bytes)
 
 
 def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from quire_engine.text.answers.reader import Reader, Steps
 from quire_engine.text.answers.typed import ArgumentWriter, schema_of, typed_value
@@ -32,16 +33,6 @@ _BARE = re.compile(r"[^,{}\[\]]*")
 _MAX_DEPTH = 64
 
 
-def functiongemma(reader: Reader) -> Steps:
-    """Read FunctionGemma's calls."""
-    return _calls(reader, FUNCTION_GEMMA)
-
-
-def gemma4(reader: Reader) -> Steps:
-    """Read Gemma 4's calls."""
-    return _calls(reader, GEMMA4)
-
-
 def _calls(reader: Reader, marks: Marks) -> Steps:
     while (yield from reader.until((marks.start,), reader.content)):
         reader.record()
@@ -61,6 +52,10 @@ def _calls(reader: Reader, marks: Marks) -> Steps:
                 value = typed_value(value.text, schema_of(reader, match[1], key))
             arguments.add_value(key, _plain(value))
         arguments.close()
+
+
+functiongemma = partial(_calls, marks=FUNCTION_GEMMA)
+gemma4 = partial(_calls, marks=GEMMA4)
 
 
 @dataclass(frozen=True, slots=True)
