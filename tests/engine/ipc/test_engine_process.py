@@ -21,7 +21,7 @@ from quire_engine.cpu.limits import CLAIMS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Submit
-from quire_engine.ipc.stream import Stream
+from quire_engine.ipc.stream import Stream, Update
 from quire_engine.ipc.supervision import SupervisionOptions, Supervisor
 
 Started = Callable[..., Awaitable[EngineClient]]
@@ -44,14 +44,17 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return answer
 
 
+async def updates_of(stream: Stream) -> list[Update]:
+    updates = [await stream.read()]
+    while updates[-1].finished is None:
+        updates.append(await stream.read())
+    return updates
+
+
 async def read_all(stream: Stream) -> list[int]:
-    token_ids: list[int] = []
-    while True:
-        update = await stream.read()
-        token_ids += update.token_ids
-        if update.finished is not None:
-            assert update.finished.reason == "length"
-            return token_ids
+    updates = await updates_of(stream)
+    assert updates[-1].finished is not None and updates[-1].finished.reason == "length"
+    return [token_id for update in updates for token_id in update.token_ids]
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes by pidfd, which is Linux's")
@@ -61,11 +64,10 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for
 
 async def test_tokens_arrive_step_by_step(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.002)
-    updates = [update async for update in client.generate([1, 2, 3], sampling(20))]
+    updates = await updates_of(client.submit([1, 2, 3], sampling(20)))
     assert [token_id for update in updates for token_id in update.token_ids] == expected([1, 2, 3], 20)
     assert len(updates) > 5
     assert updates[0].first_scheduled_time is not None
-    assert [update.finished is not None for update in updates] == [False] * (len(updates) - 1) + [True]
     await reports.until_idle()
 
 
@@ -76,7 +78,7 @@ async def test_two_hundred_concurrent_requests_get_their_own_tokens(started: Sta
     answers = await asyncio.gather(*map(read_all, streams))
     assert answers == [expected(prompt, 5 + number % 30) for number, prompt in enumerate(prompts)]
     await reports.until_idle()
-    assert client.num_in_flight == 0
+    assert not client.has_work()
     assert reports.stats[-1].counters.generation_tokens == sum(map(len, answers))
     assert reports.stats[-1].received_prompt_tokens == sum(reports.sent) > 0
 
@@ -92,13 +94,13 @@ async def test_request_without_a_seed_gets_its_own(started: Started, monkeypatch
     monkeypatch.undo()
 
 
-async def test_closing_an_iterator_frees_its_blocks(started: Started, reports: Reports) -> None:
+async def test_cancelled_stream_frees_its_blocks(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.002)
-    updates = client.generate([1] * 100, sampling(3000))
-    await anext(updates)
-    assert client.num_in_flight == 1
-    await updates.aclose()
-    assert client.num_in_flight == 0
+    stream = client.submit([1] * 100, sampling(3000))
+    await stream.read()
+    assert client.has_work()
+    stream.cancel()
+    assert not client.has_work()
     await reports.until_idle()
     assert reports.stats[-1].counters.generation_tokens < 3000
 
@@ -131,9 +133,8 @@ async def test_prefix_cache_can_be_reset(started: Started, reports: Reports) -> 
     for reset in (False, False, True):
         if reset:
             client.reset_prefix_cache()
-        async for update in client.generate([5] * 50, sampling(2)):
-            if update.num_cached_tokens is not None:
-                hits.append(update.num_cached_tokens)
+        updates = await updates_of(client.submit([5] * 50, sampling(2)))
+        hits.append(updates[0].num_cached_tokens)
     assert hits == [0, 48, 0]
 
 

@@ -3,7 +3,7 @@
 It imports neither torch nor the engine, and is used from one event loop.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from secrets import randbits
 from typing import Protocol
@@ -198,10 +198,6 @@ class EngineClient:
         """The reason why there will be no engine process any more; None while there may be one."""
         return self._supervisor.failure
 
-    @property
-    def num_in_flight(self) -> int:
-        return len(self._streams)
-
     def submit(
         self,
         prompt_token_ids: Sequence[int],
@@ -239,25 +235,6 @@ class EngineClient:
             self._observer.engine_sent(len(prompt_token_ids))
         stream = self._streams[key] = Stream(key, give_up=self._cancel)
         return stream
-
-    async def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-    ) -> AsyncGenerator[Update, None]:
-        """Yield the updates of a request; closing the generator cancels it."""
-        stream = self.submit(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
-        try:
-            while True:
-                update = await stream.read()
-                yield update
-                if update.finished is not None:
-                    return
-        finally:
-            stream.cancel()
 
     def reset_prefix_cache(self) -> None:
         """Make all cached prefixes unusable. Raise Unavailable while there is no engine process."""
