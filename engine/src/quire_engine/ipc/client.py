@@ -37,7 +37,19 @@ from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.ipc.stream import Stream, Update
 from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
 
-_RETRY_AFTER_SECONDS = 5
+_LOST_RETRY_SECONDS = 5
+_STATE_RETRY_SECONDS = 2
+_UNAVAILABLE = {
+    "starting": "the engine is starting; try again shortly",
+    "restarting": "the engine is being restarted; try again shortly",
+    "failed": "the engine has failed",
+    "stopped": "the server is stopping",
+}
+
+
+def unavailable(state: str) -> Unavailable:
+    """Return the error for requests while the engine is in a state other than ready."""
+    return Unavailable(_UNAVAILABLE[state], code=f"engine_{state}", retry_after_seconds=_STATE_RETRY_SECONDS)
 
 
 class Observer(Protocol):
@@ -216,7 +228,7 @@ class EngineClient:
         were sampled by another engine; the stream has those that follow.
         """
         if self.state != "ready":
-            raise self._unavailable()
+            raise unavailable(self.state)
         key = next(self._keys)
         request = Request(
             key=key,
@@ -239,25 +251,12 @@ class EngineClient:
     def reset_prefix_cache(self) -> None:
         """Make all cached prefixes unusable. Raise Unavailable while there is no engine process."""
         if self.state != "ready":
-            raise self._unavailable()
+            raise unavailable(self.state)
         self._supervisor.send(ResetPrefixCache())
 
     def _cancel(self, key: int) -> None:
         if self._streams.pop(key, None) is not None and self.state == "ready":
             self._supervisor.send(Cancel([key]))
-
-    def _unavailable(self) -> Unavailable:
-        messages: dict[State, str] = {
-            "starting": "the engine is starting",
-            "restarting": "the engine is being restarted",
-            "failed": "the engine has failed",
-            "stopped": "the server is stopping",
-        }
-        return Unavailable(
-            messages.get(self.state, "the engine is not ready"),
-            code=f"engine_{self.state}",
-            retry_after_seconds=_RETRY_AFTER_SECONDS,
-        )
 
     def has_work(self) -> bool:
         return bool(self._streams)
@@ -325,6 +324,6 @@ class EngineClient:
                 Unavailable(
                     f"the engine stopped while this request was under way: {reason}",
                     code=ENGINE_STOPPED,
-                    retry_after_seconds=_RETRY_AFTER_SECONDS,
+                    retry_after_seconds=_LOST_RETRY_SECONDS,
                 )
             )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from quire_engine.config import ServerOptions
-from quire_engine.errors import InvalidRequest, NotFound, Unavailable
-from quire_engine.ipc.client import EngineService
+from quire_engine.errors import InvalidRequest, NotFound
+from quire_engine.ipc.client import EngineService, unavailable
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.adapters.service import Adapters
 from quire_engine.server.generation.generation import ServerServices
@@ -23,7 +23,6 @@ from quire_engine.text.answers.formats import AnswerFormats
 from quire_engine.text.model_text import SamplingDefaults
 from quire_engine.text.tokenizer import Tokenizer
 
-_STARTING_RETRY_SECONDS = 2
 _SHOWN_NAMES = 20
 _LONG_TEXT_CHARACTERS = 4096
 """A longer text is encoded in a thread, so that the event loop can serve others meanwhile."""
@@ -139,11 +138,7 @@ class Context:
         """Return the report of the running engine. Raises Unavailable while it is not ready."""
         ready = self.engine.ready
         if ready is None:
-            raise Unavailable(
-                "the engine is starting; try again shortly",
-                code="engine_starting",
-                retry_after_seconds=_STARTING_RETRY_SECONDS,
-            )
+            raise unavailable(self.engine.state)
         return ready
 
     async def render(self, conversation: Conversation) -> str:

@@ -225,11 +225,20 @@ async def test_stream_beyond_the_drain_timeout_gets_an_error(serving: Serving, t
         assert server.engine.streams[0].cancelled.is_set()
 
 
-async def test_starting_engine_gives_503_with_retry_after(serving: Serving) -> None:
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("starting", "the engine is starting; try again shortly"),
+        ("restarting", "the engine is being restarted; try again shortly"),
+        ("failed", "the engine has failed"),
+    ],
+)
+async def test_request_without_an_engine_gets_503_with_its_state(serving: Serving, state: str, message: str) -> None:
     async with serving(ready=False) as server:
-        server.engine.state = "starting"
+        server.engine.state = state
         response = await server.chat()
-        assert response.status_code == 503 and response.json()["error"]["code"] == "engine_starting"
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["message"]) == (503, f"engine_{state}", message)
         assert int(response.headers["retry-after"]) > 0
 
 

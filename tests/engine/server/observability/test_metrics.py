@@ -142,7 +142,7 @@ async def test_rejected_requests_are_counted_by_reason(serving: Serving, tmp_pat
         await server.complete()
         assert rejected == {"unauthorized": 1}
         server.http.headers["authorization"] = "Bearer plain-key-1"
-        server.engine.ready = None
+        server.engine.ready, server.engine.state = None, "starting"
         await server.complete()
         server.context.lifecycle.begin_drain()
         await server.complete()
