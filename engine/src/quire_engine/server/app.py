@@ -1,13 +1,14 @@
 """The ASGI application: the routes, the responses to errors, and the edge that every request passes first."""
 
 import logging
-import re
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from quire_engine import __version__
@@ -31,6 +32,8 @@ from quire_engine.server.responses import routes as responses
 from quire_engine.server.responses.store import ResponseStore
 
 _log = logging.getLogger(__name__)
+
+_ROUTES = (chat, completions, messages, responses, pooling, adapters, models, tokenize, health, docs_page)
 
 _EXPOSED = ("x-request-id", "retry-after", "traceparent")
 """The response headers that a web page may read."""
@@ -63,7 +66,7 @@ def create_app(
     app.state.exposition = exposition
     app.state.responses = ResponseStore(context.options.response_store_bytes)
     app.state.background_responses = set()
-    for routes in (chat, completions, messages, responses, pooling, adapters, models, tokenize, health, docs_page):
+    for routes in _ROUTES:
         app.include_router(routes.router)
     describe(app, context)
     app.add_exception_handler(RequestError, _request_error)
@@ -108,21 +111,22 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         answer = MethodNotAllowed(f"{path} does not accept {request.method}")
         # Starlette lists the methods of one of the routes at this path.
-        error.headers = {"Allow": ", ".join(_methods(request))}
+        listed = (error.headers or {}).get("Allow", "").split(", ")
+        error.headers = {"Allow": ", ".join(sorted({*filter(None, listed), *_methods(request)}))}
     response = error_response(answer, request.url.path)
     response.headers.update(error.headers or {})
     return response
 
 
-def _methods(request: Request) -> list[str]:
+def _methods(request: Request) -> set[str]:
     """Return the methods of all routes at the path of a request."""
-    found = {
-        method.upper()
-        for path, methods in request.app.openapi()["paths"].items()
-        if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), request.url.path)
-        for method in methods
+    return {
+        method
+        for module in _ROUTES
+        for route in module.router.routes
+        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
     }
-    return sorted(found)
 
 
 async def _client_disconnected(request: Request, error: Exception) -> Response:

@@ -19,20 +19,23 @@ TokenIds = Callable[[str], list[int]]
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "allow"),
     [
-        ("GET", "/nothing", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("POST", "/v1/models", 405),
-        ("GET", "/%2e%2e/etc", 404),
+        ("GET", "/nothing", 404, None),
+        ("GET", "/%2e%2e/etc", 404, None),
+        ("GET", "/v1/chat/completions", 405, "POST"),
+        ("PUT", "/v1/responses/resp_1", 405, "DELETE, GET"),
+        ("POST", "/v1/models/org/name", 405, "GET"),
+        ("POST", "/docs", 405, "GET"),
+        ("POST", "/openapi.json", 405, "GET, HEAD"),
     ],
 )
 async def test_unknown_routes_and_methods_use_the_error_format(
-    serving: Serving, method: str, path: str, status: int
+    serving: Serving, method: str, path: str, status: int, allow: str | None
 ) -> None:
     async with serving("ok") as server:
         response = await server.http.request(method, path)
-        assert response.status_code == status
+        assert (response.status_code, response.headers.get("allow")) == (status, allow)
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
