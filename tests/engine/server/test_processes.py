@@ -249,6 +249,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         ((), 2, "--model is missing"),
         (("--model", "/none"), 2, "folder /none does not exist"),
         (("--model", "{folder}", "--prot", "1"), 2, "did you mean --port?"),
+        (
+            ("--model", "{folder}", "--load-format", "dummy", "--host", "127..0.1"),
+            1,
+            "--host 127..0.1 is not an address",
+        ),
         (("--model", "{folder}"), 2, "no *.safetensors"),
         (("--model", "{folder}", "--load-format", "dummy", "--port", "{taken}"), 1, "is in use; "),
         (
