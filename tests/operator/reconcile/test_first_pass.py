@@ -58,9 +58,18 @@ async def test_new_one_costs_its_children_and_its_status(world: Any, spec: dict[
     """One write of the status records all decisions before they are applied."""
     world.reconciler._revisions = ModelRevisions(HubReader(Hub(), now=world.clock.now))
     world.apply(**spec)
-    asked = await world.settle(passes=1)
+    asked = await world.settle(passes=2)
     assert [call.partition(" chat-" if "Revision" in call else "\n")[0] for call in asked] == calls
     assert world.cluster.read == []
+
+
+async def test_first_status_follows_in_the_next_pass(world: Any) -> None:
+    """When many are created together, the children of all come before the first status of any."""
+    world.apply()
+    assert await world.reconciler.reconcile(KEY) == 0.0, "soon, but after what waits already"
+    assert world.status == {} and list(world.cluster.children) == CHILDREN
+    assert await world.reconciler.reconcile(KEY) is None
+    assert world.condition("Ready") == "False Starting"
 
 
 async def test_child_that_was_deleted_later_is_read_before_it_is_created(world: Any) -> None:
@@ -88,7 +97,7 @@ async def test_successor_reads_what_a_crash_left(world: Any) -> None:
     with pytest.raises(Throttled):
         await world.reconciler.reconcile(KEY)
     world.restart()
-    asked = await world.settle(passes=1)
+    asked = await world.settle(passes=2)
     assert asked == [
         *(f"update {ref}" for ref in CHILDREN[:2]),
         *(f"create {ref}" for ref in CHILDREN[2:]),

@@ -83,7 +83,7 @@ async def test_removed_kind_fails_only_its_objects_until_refreshed(world: Any, k
     world.apply(**AUTOSCALED)
     await kinds.refresh()
     world.cluster.errors = {f"create {ref}": [NotFound("no such kind")] * 9 for ref in (MONITOR, RULE)}
-    asked = await world.settle(passes=1)
+    asked = await world.settle(passes=2)
     assert "create Deployment chat" in asked and asked[-1].startswith(("status", "event"))
     assert world.condition("Degraded") == "False AsExpected"
 

@@ -295,7 +295,8 @@ async def test_new_template_is_rolling_out_before_it_is_observed(world: Any) -> 
 
 async def test_first_observation_of_a_deployment_changes_no_condition(world: Any) -> None:
     world.apply(replicas=1)
-    await world.settle(passes=1)
+    for _ in range(2):
+        await world.reconciler.reconcile(KEY)
     before = world.status
     await world.rest()
     assert world.status == before | {"currentRevision": "1"}
@@ -303,7 +304,8 @@ async def test_first_observation_of_a_deployment_changes_no_condition(world: Any
 
 async def test_minor_changes_of_the_status_are_one_write_per_second(world: Any, pod: Any) -> None:
     world.apply(replicas=2)
-    await world.settle(passes=1)
+    for _ in range(2):
+        await world.reconciler.reconcile(KEY)
     world.clock.time += 0.25
     assert await world.settle(passes=1) == [], "the Deployment has a revision"
     world.change_deployment(replicas=1, updated=1)

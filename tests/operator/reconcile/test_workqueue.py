@@ -125,6 +125,21 @@ def test_delayed_key_waits_despite_further_adds():
     assert queue.take(10.0) == "a"
 
 
+def test_first_retry_precedes_the_keys_that_wait():
+    """Only the first one, so that keys that fail forever do not keep others from running."""
+    queue: Queue[str] = Queue()
+    for retried_first in (True, False):
+        queue.add("a")
+        queue.take(0)
+        queue.finish("a", failed=True)
+        queue.hold("a", 1.0)
+        queue.add("b")
+        order = [queue.take(1.0), queue.take(1.0)]
+        assert order == (["a", "b"] if retried_first else ["b", "a"])
+        queue.finish("b", failed=False)
+        queue.finish("a", failed=True)
+
+
 def test_consecutive_failures_are_counted_until_a_success():
     queue: Queue[str] = Queue()
     counts = []

@@ -191,6 +191,10 @@ class Reconciler:
             result = ReconcileResult(blocking=BlockingCondition.invalid(all_problems(spec, self._images)))
             return await self._report(resource, state, None, result)
         result = await self._converge(resource, state, spec)
+        if state.is_unread and result.blocking is None:
+            # The next pass writes the first status. It follows at once, but after the first passes of others: when many
+            # are created together, their pods do not wait for statuses that would soon change.
+            return 0.0
         wait = await self._report(self._latest(resource), state, spec, result)
         changes_in = self._next_change(self._latest(resource), spec)
         return soonest(wait, self._until_read_again(resource, spec, result), changes_in, result.again_seconds)

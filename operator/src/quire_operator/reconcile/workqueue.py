@@ -7,6 +7,7 @@ is due; time is an argument. ``Workers`` is its asyncio shell. Neither knows wha
 import asyncio
 import contextlib
 import heapq
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -29,7 +30,7 @@ class Queue(Generic[K]):
     """The keys and when they are due. A key is in at most one of: running, ready."""
 
     def __init__(self) -> None:
-        self._ready: dict[K, None] = {}  # in order of arrival
+        self._ready: OrderedDict[K, None] = OrderedDict()  # in order of arrival
         self._running: set[K] = set()
         self._again: set[K] = set()  # added while they ran
         self._due: dict[K, float] = {}
@@ -72,6 +73,8 @@ class Queue(Generic[K]):
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
             self.add(key)
+            if key in self._ready and self._failures.get(key) == 1:
+                self._ready.move_to_end(key, last=False)  # it had its turn; further retries have no precedence
         while self._ready:
             key = next(iter(self._ready))
             del self._ready[key]
