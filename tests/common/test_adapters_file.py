@@ -106,6 +106,24 @@ def test_report_is_read_back() -> None:
     assert parse_report(sent) == report
 
 
-@pytest.mark.parametrize("content", [None, [], {}, {"adapters": [], "slots": {}, "loads_total": 0}])
+SLOTS = {"total": 1, "used": 1}
+
+
+def sent(**adapter: object) -> dict[str, object]:
+    known = {"name": "a", "generation": 1, "state": "Ready"}
+    return {"adapters": [known | adapter], "slots": SLOTS, "loads_total": 0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, [], {}, {"adapters": [], "slots": {}, "loads_total": 0}),
+        {"adapters": ["a"], "slots": SLOTS, "loads_total": 0},
+        {"adapters": [], "slots": SLOTS, "loads_total": float("inf")},
+        *(sent(revision={}), sent(message=1), sent(rank="8"), sent(bytes=[])),
+    ],
+    ids=repr,
+)
 def test_invalid_content_is_not_a_report(content: object) -> None:
+    assert parse_report(sent()) is not None
     assert parse_report(content) is None

@@ -15,7 +15,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 ADAPTERS_KEY = "adapters.json"
 """The key of the ConfigMap, and so the name of the file."""
@@ -189,7 +191,7 @@ def parse_report(content: object) -> AdaptersReport | None:
             slots=Slots(total=int(slots["total"]), used=int(slots["used"])),
             loads_total=int(content["loads_total"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -200,8 +202,15 @@ def _report(raw: Mapping[str, Any]) -> AdapterReport:
         generation=int(raw["generation"]),
         state=AdapterState(raw["state"]),
         reason=None if reason is None else AdapterFailure(reason),
-        message=raw.get("message"),
-        revision=raw.get("revision"),
-        rank=raw.get("rank"),
-        bytes=raw.get("bytes"),
+        message=_optional(raw, "message", str),
+        revision=_optional(raw, "revision", str),
+        rank=_optional(raw, "rank", int),
+        bytes=_optional(raw, "bytes", int),
     )
+
+
+def _optional(raw: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    value = raw.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} is not of type {kind.__name__}")
+    return value

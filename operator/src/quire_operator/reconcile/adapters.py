@@ -220,11 +220,9 @@ class Adapters:
         digest = entries_digest(entries)
         if self._hurried.get(pod.uid) == digest:
             return
-        self._hurried[pod.uid] = digest
-        try:
+        with suppress(NotFound):  # it is gone
             await self._objects.annotate_pod(key.namespace, pod.name, digest)
-        except NotFound:
-            return  # it is gone
+        self._hurried[pod.uid] = digest
 
 
 def _known(report: AdaptersReport) -> set[tuple[str, int]]:
