@@ -121,12 +121,17 @@ async def test_foreign_rule_of_the_name_is_reported_and_kept(world: Any, kinds: 
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Forbidden("no")])
-async def test_failed_refresh_changes_nothing(world: Any, kinds: OptionalKinds, error: Exception) -> None:
+async def test_failed_refresh_changes_nothing_and_is_logged_once(
+    world: Any, kinds: OptionalKinds, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
     world.cluster.kinds = OPTIONAL_KINDS
-    await kinds.refresh()
-    world.cluster.errors["served kinds"] = [error]
-    await kinds.refresh()
+    for _ in range(2):  # each outage has its own line in the log
+        await kinds.refresh()
+        world.cluster.errors["served kinds"] = [error, error]
+        await kinds.refresh()
+        await kinds.refresh()
     assert kinds.served == OPTIONAL_KINDS
+    assert caplog.text.count("could not look for") == 2
 
 
 async def test_monitors_are_deleted_when_switched_off(world: Any, kinds: OptionalKinds) -> None:

@@ -41,6 +41,8 @@ class OptionalKinds:
         except ClusterError as error:
             self._problems.warning(f"could not look for {', '.join(sorted(OPTIONAL_KINDS))}: {error}")
             return
+        if served == found:
+            self._problems.reset()
         for kind in OPTIONAL_KINDS - served:
             self._forget(kind)
         if served == self.served:
