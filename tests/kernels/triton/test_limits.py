@@ -25,3 +25,8 @@ def test_misaligned_caches_are_refused(device: torch.device) -> None:
     first = torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ArgumentError, match="swap_blocks: sources, targets hold tensors .* a multiple of 16 bytes"):
         swap_blocks([cache], [dataclasses.replace(cache, keys=keys)], first, first)
+
+
+def test_a_cache_of_integers_is_refused(device: torch.device) -> None:
+    with pytest.raises(ArgumentError, match="allocate_kv_cache: dtype is torch.int8; float32, .* or float8_e4m3fn is"):
+        allocate_kv_cache(num_blocks=1, block_size=16, kv_heads=1, head_dim=32, dtype=torch.int8, device=device)
