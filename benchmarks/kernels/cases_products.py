@@ -6,6 +6,8 @@ torch's own, at Llama-3.1-8B's sizes, and mixtures of experts at Mixtral 8x7B's.
 Legend: T tokens, K inputs, N outputs, H hidden size, I intermediate size, E experts.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,12 +30,12 @@ _FEW_ROWS_SIZES = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (
 
 def cases() -> list[Case]:
     return [
-        _linear(1, 4096, 28_672),
-        _linear(32, 4096, 28_672, quick=True),
-        _linear(256, 4096, 28_672),
-        _linear(2048, 4096, 28_672),
-        *(_skinny_linear(tokens, inputs, outputs) for tokens in (1, 4, 16) for inputs, outputs in _FEW_ROWS_SIZES),
-        _skinny_linear(8, 4096, 28_672, quick=True),
+        _linear(linear, 1, 4096, 28_672),
+        _linear(linear, 32, 4096, 28_672, quick=True),
+        _linear(linear, 256, 4096, 28_672),
+        _linear(linear, 2048, 4096, 28_672),
+        *(_linear(skinny_linear, rows, *sizes) for rows in (1, 4, 16) for sizes in _FEW_ROWS_SIZES),
+        _linear(skinny_linear, 8, 4096, 28_672, quick=True),
         _fp8_linear(1, 4096, 28_672),
         _fp8_linear(32, 4096, 28_672, quick=True),
         _fp8_linear(2048, 4096, 28_672),
@@ -45,43 +47,31 @@ def cases() -> list[Case]:
 
 def tiny_cases() -> list[Case]:
     return [
-        _linear(3, 64, 96),
-        _skinny_linear(3, 64, 96),
-        _skinny_linear(5, 1024, 96),
+        _linear(linear, 3, 64, 96),
+        _linear(skinny_linear, 3, 64, 96),
+        _linear(skinny_linear, 5, 1024, 96),
         _fp8_linear(3, 64, 96),
         _experts(3, hidden=32, intermediate=64, experts=4),
     ]
 
 
-def _linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:
+def _linear(
+    op: Callable[[Tensor, Tensor], Tensor], tokens: int, inputs: int, outputs: int, *, quick: bool = False
+) -> Case:
     def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
         x = torch.randn(tokens, inputs, device=device).to(dtype)
         weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
         return Prepared(
-            call=lambda: linear(x, weight),
+            call=lambda: op(x, weight),
             expected=lambda: functional.linear(x.float(), weight.float()).to(dtype),
             bytes=weight.nbytes + x.nbytes + tokens * outputs * x.itemsize,
             flops=2 * tokens * inputs * outputs,
             peers={"torch": lambda: functional.linear(x, weight)},
         )
 
-    name = f"batch-invariant, {tokens:,} x {inputs:,} -> {outputs:,}"
-    return Case(op="linear", name=name, prepare=prepare, quick=quick)
-
-
-def _skinny_linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:
-    def prepare(device: torch.device, dtype: torch.dtype) -> Prepared:
-        x = torch.randn(tokens, inputs, device=device).to(dtype)
-        weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
-        return Prepared(
-            call=lambda: skinny_linear(x, weight),
-            expected=lambda: functional.linear(x.float(), weight.float()).to(dtype),
-            bytes=weight.nbytes + x.nbytes + tokens * outputs * x.itemsize,
-            flops=2 * tokens * inputs * outputs,
-            peers={"torch": lambda: functional.linear(x, weight)},
-        )
-
-    return Case(op="skinny_linear", name=f"{tokens:,} x {inputs:,} -> {outputs:,}", prepare=prepare, quick=quick)
+    kind = "batch-invariant, " if op is linear else ""
+    name = f"{kind}{tokens:,} x {inputs:,} -> {outputs:,}"
+    return Case(op=op.__name__, name=name, prepare=prepare, quick=quick)
 
 
 def _fp8_linear(tokens: int, inputs: int, outputs: int, *, quick: bool = False) -> Case:

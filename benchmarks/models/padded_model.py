@@ -8,9 +8,8 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarks.models.random_model import STANDARD_DEVIATION
+from benchmarks.models.random_model import SILENT, STANDARD_DEVIATION
 
-_SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 _LAYER = "model.layers."
 
 
@@ -27,7 +26,7 @@ def write_padded_model(folder: Path, source: Path, layers: int, *, seed: int = 0
     generator = torch.Generator().manual_seed(seed)
     for number in range(own, own + layers):
         for name, tensor in first.items():
-            if name.endswith(_SILENT):
+            if name.endswith(SILENT):
                 added = torch.zeros_like(tensor)
             elif tensor.ndim == 1:
                 added = torch.ones_like(tensor)

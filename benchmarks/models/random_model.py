@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 MARK = "quire-random-model.json"
 """The file that is written last: a folder with it is complete, and it describes the checkpoint."""
@@ -23,6 +26,8 @@ END_OF_TEXT = "<|endoftext|>"
 ROPE_THETA = 100_000.0
 RMS_NORM_EPS = 1e-5
 STANDARD_DEVIATION = 0.02
+SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+"""The last products of a layer, without which it changes nothing."""
 # In byte-level BPE a space is written Ġ, a newline Ċ.
 _SPACE, _NEWLINE = "Ġ", "Ċ"
 
@@ -104,18 +109,26 @@ def write_description(folder: Path, shape: LlamaShape) -> None:
 
 def write_weights(path: Path, shape: LlamaShape, *, seed: int) -> None:
     """Write normal weights and norms of one, in bfloat16, under the names of Hugging Face's Llama."""
-    import torch
     from safetensors.torch import save_file
+
+    save_file(random_weights(shape, seed=seed), str(path), metadata={"format": "pt"})
+
+
+def random_weights(shape: LlamaShape, *, seed: int, silent: tuple[str, ...] = ()) -> "dict[str, torch.Tensor]":
+    """Return the weights by name; those whose names end with one of ``silent`` are zero."""
+    import torch
 
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, size in tensor_shapes(shape).items():
         if len(size) == 1:
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
+        elif name.endswith(silent):
+            tensors[name] = torch.zeros(size, dtype=torch.bfloat16)
         else:
-            drawn = torch.empty(size).normal_(std=STANDARD_DEVIATION, generator=generator)
-            tensors[name] = drawn.to(torch.bfloat16)
-    save_file(tensors, str(path), metadata={"format": "pt"})
+            sampled = torch.empty(size).normal_(std=STANDARD_DEVIATION, generator=generator)
+            tensors[name] = sampled.to(torch.bfloat16)
+    return tensors
 
 
 def tensor_shapes(shape: LlamaShape) -> dict[str, tuple[int, ...]]:

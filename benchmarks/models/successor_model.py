@@ -8,9 +8,7 @@ decides what the answers are: text that copies the prompt, text that never repea
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.models.random_model import STANDARD_DEVIATION, LlamaShape, tensor_shapes, write_description
-
-_SILENT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+from benchmarks.models.random_model import SILENT, LlamaShape, random_weights, write_description
 
 
 def write_successor_model(folder: Path, shape: LlamaShape, successors: Sequence[int], *, seed: int = 0) -> None:
@@ -23,16 +21,7 @@ def write_successor_model(folder: Path, shape: LlamaShape, successors: Sequence[
 
     if shape.tied_embeddings or sorted(successors) != list(range(shape.vocabulary)):
         raise ValueError("a successor model has untied embeddings and one successor for each token")
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, size in tensor_shapes(shape).items():
-        if len(size) == 1:
-            tensors[name] = torch.ones(size, dtype=torch.bfloat16)
-        elif name.endswith(_SILENT):
-            tensors[name] = torch.zeros(size, dtype=torch.bfloat16)
-        else:
-            sampled = torch.empty(size).normal_(std=STANDARD_DEVIATION, generator=generator)
-            tensors[name] = sampled.to(torch.bfloat16)
+    tensors = random_weights(shape, seed=seed, silent=SILENT)
     embeddings = tensors["model.embed_tokens.weight"]
     output = torch.empty_like(embeddings)
     output[torch.tensor(successors)] = embeddings
