@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quire_engine.model.layers import DecoderLayer, ModelInputs, Norm, cap, normalise, run_layers
+from quire_engine.model.layers import DecoderLayer, ModelInputs, Norm, cap, normalise, rows_with_logits, run_layers
 from quire_engine.model.linear import Linear
 from quire_engine.model.model_part import ModelPart
 from quire_kernels.kv_cache import KVCache
@@ -121,12 +121,13 @@ class DividedHead:
     group: TensorGroup
     soft_cap: float | None
 
-    def __call__(self, addend: Tensor | None, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the logits [R, V] of ``rows`` on the first rank, and on every GPU; elsewhere they have no meaning."""
-        if rows.shape[0] == 0:
+    def __call__(self, addend: Tensor | None, residual: Tensor) -> Tensor:
+        """Return the logits [R, V] on the first rank, and on every GPU; elsewhere they have no meaning.
+
+        residual, addend  [R, H], what the layers leave
+        """
+        if residual.shape[0] == 0:
             return residual.new_empty((0, sum(self.widths)))
-        if addend is not None and rows.shape[0] != residual.shape[0]:
-            addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
         logits = self.lm_head(normalise(addend, residual, self.norm))
         logits = logits if self.soft_cap is None else cap(logits, self.soft_cap)
         return self.group.gather(logits.contiguous(), self.widths)
@@ -159,9 +160,9 @@ class DividedDecoder:
             assert self.before is not None
             weight = self.layers[0].mlp_norm.weight
             residual = self.before.receive(inputs.token_ids.shape[0], self.hidden_size, weight.dtype)
-        addend, residual = run_layers(self.layers, residual, inputs, caches)
         if self.head is not None:
-            return self.head(addend, residual, inputs.logits_rows)
+            return self.head(*run_layers(self.layers, residual, inputs, caches, rows_with_logits(inputs)))
+        addend, residual = run_layers(self.layers, residual, inputs, caches)
         assert self.after is not None and addend is not None
         # The next layer's norm would add and round in the same way, so that stages change no bit.
         self.after.send(residual.add_(addend))

@@ -64,10 +64,8 @@ class EagleHead:
         """
         embedded = functional.embedding(inputs.token_ids, self.target.embedding)  # [T, H]
         residual = self.fuse(torch.cat((embedded, hidden), dim=-1))  # [T, H]
-        addend, residual = run_layers(self.layers, residual, inputs, caches)
-        rows = inputs.logits_rows
-        residual = residual.index_select(0, rows)
-        return residual if addend is None else residual + addend.index_select(0, rows)
+        addend, residual = run_layers(self.layers, residual, inputs, caches, inputs.logits_rows)
+        return residual if addend is None else residual + addend
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, V] of expected hidden states [R, H]."""

@@ -104,14 +104,22 @@ class Attention:
     scale: float
     soft_cap: float | None
 
-    def __call__(self, x: Activations, inputs: ModelInputs, cache: KVCache) -> Tensor:
+    def __call__(self, x: Activations, inputs: ModelInputs, cache: KVCache, rows: Tensor | None) -> Tensor:
+        """Store the keys and values of all tokens, and return the output of ``rows``, or of all tokens."""
         group = inputs.groups[self.group]
+        q = self.store(x, inputs, cache)
+        attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
+        attended = attended.view(attended.shape[0], -1)
+        return project(self.out, attended if rows is None else attended.index_select(0, rows), inputs.adapters)
+
+    def store(self, x: Activations, inputs: ModelInputs, cache: KVCache) -> Tensor:
+        """Store the keys and values of all tokens, and return their queries [T, HQ, D]."""
         projected = project(self.qkv, x, inputs.adapters)
         projected = projected.view(projected.shape[0], -1, self.head_dim)  # [T, HQ + 2 HK, D]
         q, k, v = projected.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        store_kv(q, k, v, self.cos_sin, inputs.positions, group.slots, cache, self.q_norm, self.k_norm)
-        attended = paged_attention(q, cache, group.plan, self.scale, self.soft_cap)  # [T, HQ, D]
-        return project(self.out, attended.view(attended.shape[0], -1), inputs.adapters)
+        slots = inputs.groups[self.group].slots
+        store_kv(q, k, v, self.cos_sin, inputs.positions, slots, cache, self.q_norm, self.k_norm)
+        return q
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +229,14 @@ class DecoderStack:
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
-        addend, residual = run_layers(self.layers, residual, inputs, caches)
-        rows = inputs.logits_rows
-        if rows.shape[0] == 0:
-            return residual[:0]
-        if addend is not None and rows.shape[0] != residual.shape[0]:
-            addend, residual = addend.index_select(0, rows), residual.index_select(0, rows)
-        return normalise(addend, residual, self.norm)
+        addend, residual = run_layers(self.layers, residual, inputs, caches, rows_with_logits(inputs))
+        return normalise(addend, residual, self.norm) if residual.shape[0] else residual
+
+
+def rows_with_logits(inputs: ModelInputs) -> Tensor | None:
+    """Return ``inputs.logits_rows``, or None if every token has logits."""
+    rows = inputs.logits_rows
+    return None if rows.shape[0] == inputs.token_ids.shape[0] else rows
 
 
 def run_layers(
@@ -235,35 +244,78 @@ def run_layers(
     residual: Tensor,
     inputs: ModelInputs,
     caches: tuple[KVCache, ...],
+    rows: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Run layers, which change ``residual`` [T, H]; return what remains to be added to it, and ``residual``."""
-    addend: Tensor | None = None
+    """Run layers, which change ``residual`` [T, H]; return what remains to be added to it, and ``residual``.
+
+    rows  the rows [R] of both that are returned; None for all
+    """
     may_defer = residual.shape[0] <= _MOST_DEFERRED_ROWS and inputs.adapters is None
     may_defer = may_defer and not runs_triton(residual.device.type)  # interpreted kernels run at once
-    if not may_defer or not all(layer.can_be_deferred for layer in layers):
-        for layer, cache in zip(layers, caches, strict=True):
-            addend = _run_layer(layer, addend, residual, inputs, cache)
+    if may_defer and all(layer.can_be_deferred for layer in layers):
+        addend = _run_deferred(layers, residual, inputs, caches)
+    elif rows is None or inputs.adapters is not None:
+        addend = _run_all(layers, None, residual, inputs, caches)
+    else:
+        # Of tokens without a result, the last layer computes nothing but keys and values.
+        addend = _run_all(layers[:-1], None, residual, inputs, caches[:-1])
+        return _run_last(layers[-1], addend, residual, inputs, caches[-1], rows)
+    if rows is None:
         return addend, residual
+    return (None if addend is None else addend.index_select(0, rows)), residual.index_select(0, rows)
+
+
+def _run_deferred(
+    layers: tuple[DecoderLayer, ...], residual: Tensor, inputs: ModelInputs, caches: tuple[KVCache, ...]
+) -> Tensor | None:
     from quire_kernels.cpu_runtime import deferred  # needs numba, which a machine with a GPU may lack
 
+    addend: Tensor | None = None
     with deferred() as queue:
-        for index, (layer, cache) in enumerate(zip(layers, caches, strict=True), start=1):
-            addend = _run_layer(layer, addend, residual, inputs, cache)
-            if index % _LAYERS_DEFERRED == 0:
-                queue.run()
-    return addend, residual
+        for first in range(0, len(layers), _LAYERS_DEFERRED):
+            end = first + _LAYERS_DEFERRED
+            addend = _run_all(layers[first:end], addend, residual, inputs, caches[first:end])
+            queue.run()
+    return addend
 
 
-def _run_layer(
-    layer: DecoderLayer, addend: Tensor | None, residual: Tensor, inputs: ModelInputs, cache: KVCache
-) -> Tensor:
-    """Run one layer: change ``residual``, and return what remains to be added to it."""
-    x: Activations = residual
-    if layer.attention_norm is not None:
-        x = _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
-    addend = _normalise_output(layer.attention(x, inputs, cache), layer.attention_out_norm)
+def _run_all(
+    layers: tuple[DecoderLayer, ...],
+    addend: Tensor | None,
+    residual: Tensor,
+    inputs: ModelInputs,
+    caches: tuple[KVCache, ...],
+) -> Tensor | None:
+    """Run layers: change ``residual``, and return what remains to be added to it."""
+    for layer, cache in zip(layers, caches, strict=True):
+        attended = layer.attention(_attention_input(layer, addend, residual), inputs, cache, None)
+        addend = _feed_forward(layer, attended, residual, inputs)
+    return addend
+
+
+def _run_last(
+    layer: DecoderLayer, addend: Tensor | None, residual: Tensor, inputs: ModelInputs, cache: KVCache, rows: Tensor
+) -> tuple[Tensor | None, Tensor]:
+    """Run the last layer for ``rows``: return what remains to be added, and the residual stream, both [R, H]."""
+    x = _attention_input(layer, addend, residual)
+    if rows.shape[0] == 0:
+        layer.attention.store(x, inputs, cache)
+        return None, residual[:0]
+    attended = layer.attention(x, inputs, cache, rows)
+    residual = residual.index_select(0, rows)
+    return _feed_forward(layer, attended, residual, inputs), residual
+
+
+def _attention_input(layer: DecoderLayer, addend: Tensor | None, residual: Tensor) -> Activations:
+    if layer.attention_norm is None:
+        return residual
+    return _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
+
+
+def _feed_forward(layer: DecoderLayer, attended: Tensor, residual: Tensor, inputs: ModelInputs) -> Tensor:
+    attended = _normalise_output(attended, layer.attention_out_norm)
     reader = layer.mlp.gate_up if isinstance(layer.mlp, GatedMlp) else layer.mlp.router
-    x = _normalise_for(reader, addend, residual, layer.mlp_norm)
+    x = _normalise_for(reader, attended, residual, layer.mlp_norm)
     return _normalise_output(layer.mlp(x, inputs.adapters), layer.mlp_out_norm)
 
 
