@@ -23,7 +23,7 @@ from numba import carray
 from torch import Tensor
 
 from benchmarks.report import ROOT, at_least_one, machine, show_table
-from quire_engine.model.linear import HalfLinearBackend, OneDnnLinearBackend, TorchLinearBackend
+from quire_engine.model.linear import OneDnnLinearBackend
 from quire_kernels import packed_linear as packed
 from quire_kernels.cpu_runtime import Worker, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
@@ -42,7 +42,7 @@ SHAPES = {
     "14336 x 4096": (14336, 4096),
 }
 """Outputs and inputs."""
-FORMS = ("bf16", "int8", "fp32", "onednn fp32", "onednn bf16", "fbgemm fp16")
+FORMS = ("bf16", "int8", "fp32", "fp16", "onednn fp32", "onednn bf16")
 
 _READ_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 18
@@ -74,7 +74,7 @@ def forms() -> dict[str, Form]:
         return functools.partial(packed.float_linear, weights=packed.pack_float(weight))
 
     def halves(weight: Tensor) -> Layer:
-        return HalfLinearBackend(TorchLinearBackend(torch.float32)).pack(weight, None)
+        return functools.partial(packed.float_linear, weights=packed.pack_float(weight, halves=True))
 
     def pairs(weight: Tensor) -> Layer:
         return functools.partial(packed.bfloat16_linear, weights=packed.pack_bfloat16(weight))
@@ -82,7 +82,7 @@ def forms() -> dict[str, Form]:
     found = {
         "int8": Form(bytes_per_weight=1, activations=torch.float32, pack=whole),
         "fp32": Form(bytes_per_weight=4, activations=torch.float32, pack=floats),
-        "fbgemm fp16": Form(bytes_per_weight=2, activations=torch.float32, pack=halves),
+        "fp16": Form(bytes_per_weight=2, activations=torch.float32, pack=halves),
         "onednn fp32": Form(bytes_per_weight=4, activations=torch.float32, pack=onednn(torch.float32)),
     }
     if packed.supports_bfloat16():

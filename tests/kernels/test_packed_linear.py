@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -62,8 +63,9 @@ def test_row_has_the_same_bits_in_every_batch_and_place(
     apart.copy_(x)
     packed = pack_int8(weight, bias)
     layers: list[Callable[[Tensor], Tensor]] = [lambda rows: int8_linear(rows, packed)]
-    floats = pack_float(weight.float(), bias.float())
-    layers.append(lambda rows: float_linear(rows.float(), floats))
+    for halves in (False, True):
+        floats = pack_float(weight.float(), bias.float(), halves=halves)
+        layers.append(functools.partial(lambda rows, floats: float_linear(rows.float(), floats), floats=floats))
     if supports_bfloat16():
         pairs = pack_bfloat16(weight, bias)
         layers.append(lambda rows: bfloat16_linear(rows, pairs))
@@ -90,14 +92,15 @@ def test_bfloat16_equals_the_reference(rows: int, outputs: int, inputs: int, str
 
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("halves", [False, True])
 def test_float_equals_the_reference(
-    rows: int, outputs: int, inputs: int, threads: int, strided: Callable[..., Tensor]
+    halves: bool, rows: int, outputs: int, inputs: int, threads: int, strided: Callable[..., Tensor]
 ) -> None:
     weight, bias = weights(outputs, inputs, torch.float32)
     x = strided(rows, inputs, dtype=torch.float32)
     for given in (bias, None):
-        found = float_linear(x, pack_float(weight, given))
-        expected = reference.float_linear(x, weight, given)
+        found = float_linear(x, pack_float(weight, given, halves=halves))
+        expected = reference.float_linear(x, weight.half().float() if halves else weight, given)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

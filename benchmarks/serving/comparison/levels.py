@@ -1,6 +1,6 @@
 """The levels of CPU to which a comparison can limit every server, so that one machine represents several kinds.
 
-The levels and the variables that limit oneDNN, torch, MKL and FBGEMM are those of the engine's own ``--cpu-level``.
+The levels and the variables that limit oneDNN, torch and MKL are those of the engine's own ``--cpu-level``.
 Everything except reading the features of this machine's CPU is pure.
 """
 

@@ -138,14 +138,6 @@ def trying(fails: Fails) -> tuple[list[str | None], findings.RunTrials]:
             {},
             id="only AVX2 works in oneDNN",
         ),
-        pytest.param(
-            ZEN4,
-            lambda module, limit: {"fbgemm-float16": "killed by SIGILL"},
-            [None],
-            None,
-            {"fbgemm-float16": "killed by SIGILL"},
-            id="FBGEMM does not count against oneDNN",
-        ),
     ],
 )
 def test_onednn_is_limited_until_it_works(

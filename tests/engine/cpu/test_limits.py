@@ -103,7 +103,6 @@ def test_every_library_is_limited_to_avx2() -> None:
         ONEDNN_VARIABLE: "AVX2",
         "ATEN_CPU_CAPABILITY": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
     }
 
 
@@ -147,7 +146,7 @@ def test_user_limit_stays_without_other_limits() -> None:
             },
         ),
         ({"died_at": ("avx512-bf16",)}, {"avx512-bf16": "an engine process was killed by SIGILL at level avx512-bf16"}),
-        ({"failed": {"fbgemm-float16": "wrong results"}}, {"fbgemm-float16": "wrong results"}),
+        ({"failed": {"onednn-float32": "wrong results"}}, {"onednn-float32": "wrong results"}),
     ],
 )
 def test_excluded_features_are_listed_with_their_reason(changes: dict[str, Any], left_out: dict[str, str]) -> None:
@@ -157,7 +156,7 @@ def test_excluded_features_are_listed_with_their_reason(changes: dict[str, Any],
 
 
 def test_backends_with_failed_trials_are_avoided_by_the_engine() -> None:
-    assert limits(ZEN4, failed={"fbgemm-float16": "killed by SIGILL", "avx512-bf16": "x"}).avoid == ("fbgemm-float16",)
+    assert limits(ZEN4, failed={"onednn-float32": "killed by SIGILL", "avx512-bf16": "x"}).avoid == ("onednn-float32",)
 
 
 def test_cpu_features_are_read_from_cpuinfo_flags() -> None:

@@ -109,9 +109,7 @@ def test_backend_times_are_formatted_in_milliseconds() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("trial", "way"), [("fbgemm-float16", "fbgemm fp16"), ("onednn-float32", "onednn float32"), ("other", None)]
-)
+@pytest.mark.parametrize(("trial", "way"), [("onednn-float32", "onednn float32"), ("other", None)])
 def test_backend_with_a_failed_trial_is_not_a_candidate(trial: str, way: str | None) -> None:
     """The trial may have killed its process."""
     everything = {each.name for each in candidates(torch.float32, may_round=True)}
@@ -139,7 +137,7 @@ def test_layer_beyond_half_precision_keeps_its_weights_with_a_log(caplog: pytest
     weight, x = torch.randn(24, 48), torch.randn(3, 48)
     weight[5, 7] = 70_000.0
     with caplog.at_level(logging.WARNING):
-        layer = HalfLinearBackend(TorchLinearBackend(torch.float32)).pack(weight, None)
+        layer = HalfLinearBackend().pack(weight, None)
     torch.testing.assert_close(layer(x), x @ weight.t())
     assert (
         "a linear layer [24, 48] has the weight 70000, and float16 ends at 65504: its weights stay float32"

@@ -19,7 +19,6 @@ from quire_engine.cpu.machine import Machine
 
 KIND = "cpu"
 ONEDNN_TRIALS = ("onednn-float32", "onednn-bfloat16", "onednn-float16", "onednn-int8")
-_OTHER_TRIALS = ("fbgemm-float16",)
 
 _LOADING_SECONDS = 180.0
 """The time that a busy machine may need to load torch."""
@@ -69,10 +68,10 @@ def try_out(machine: Machine, environment: Mapping[str, str], run: RunTrials | N
         limited = dict(environment)
         if limit is not None:
             limited[ONEDNN_VARIABLE] = least(ONEDNN_VARIABLE, limit, environment.get(ONEDNN_VARIABLE))
-        found = run("quire_engine.cpu.library_trials", (*ONEDNN_TRIALS, *_OTHER_TRIALS), limited)
-        if not (of_onednn := {name: why for name, why in found.items() if name in ONEDNN_TRIALS}):
+        found = run("quire_engine.cpu.library_trials", ONEDNN_TRIALS, limited)
+        if not found:
             break
-        name, why = next(iter(of_onednn.items()))
+        name, why = next(iter(found.items()))
         onednn_failed[limit or "none"] = f"{name.removeprefix('onednn-')}: {why}"
     # Trials that still fail at the lowest limit of oneDNN are avoided altogether.
     failed = failed | found

@@ -40,18 +40,11 @@ def _bytes(x: Tensor, weight: Tensor) -> Tensor:
     return torch._int_mm(x.to(torch.int8), weight.to(torch.int8).t())
 
 
-def _half_weights(x: Tensor, weight: Tensor) -> Tensor:
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
-    product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
-    return product
-
-
 TRIALS: dict[str, tuple[Trial, ...]] = {
     "onednn-float32": (_linear(torch.float32), _packed(torch.float32)),
     "onednn-bfloat16": (_linear(torch.bfloat16), _packed(torch.bfloat16), _batched(torch.bfloat16)),
     "onednn-float16": (_linear(torch.float16), _batched(torch.float16)),
     "onednn-int8": (_bytes,),
-    "fbgemm-float16": (_half_weights,),
 }
 
 

@@ -1,7 +1,7 @@
 """The decision which CPU instructions an engine process may use, given the findings: pure functions.
 
 A *level* is the name that people choose and read: ``avx2``, ``avx512``, ``avx512-bf16``, ``amx``. An engine process is
-limited to a level by the variables that oneDNN, torch, MKL, FBGEMM and our own kernels read when they are loaded. A
+limited to a level by the variables that oneDNN, torch, MKL and our own kernels read when they are loaded. A
 variable is set only if the CPU reports more than may be used, and never above a user's own value.
 """
 
@@ -45,7 +45,6 @@ _ORDERS: Mapping[str, tuple[str, ...]] = {
     "MKL_ENABLE_INSTRUCTIONS": (
         "SSE4_2", "AVX", "AVX2", "AVX2_E1", "AVX512", "AVX512_E1", "AVX512_E2", "AVX512_E3", "AVX512_E4",
     ),
-    "FBGEMM_ENABLE_INSTRUCTIONS": ("AVX2", "AVX512", "AVX512_E1"),
 }  # fmt: skip
 """The values of each library's variable, from the lowest to the highest."""
 
@@ -54,7 +53,6 @@ _BY_LEVEL: Mapping[CpuLevel, Mapping[str, str]] = {
         ONEDNN_VARIABLE: "AVX2",
         "ATEN_CPU_CAPABILITY": "avx2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "FBGEMM_ENABLE_INSTRUCTIONS": "AVX2",
     },
     "avx512": {ONEDNN_VARIABLE: "AVX512_CORE_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E2"},
     "avx512-bf16": {ONEDNN_VARIABLE: "AVX512_CORE_FP16", "MKL_ENABLE_INSTRUCTIONS": "AVX512_E3"},

@@ -1,8 +1,9 @@
 """The inner loop of products with packed weights, as vector instructions: one tile of results stays in registers.
 
 C[r, c] = sum over u of A[r, u] . W[u, c], for up to ``ROWS`` rows and a panel of 32 columns. A *unit* u is four bytes
-of weights along K: four int8 (with uint8 activations), two bfloat16, or one float32. A panel stores its units in order,
-each with all 32 columns, so each weight is read once, sequentially, and used for all rows of the tile.
+of activations along K: four uint8 (with int8 weights), two bfloat16, or one float32 (with float32 or float16 weights).
+A panel stores its units in order, each with all 32 columns, so each weight is read once, sequentially, and used for all
+rows of the tile.
 
 Sums of bytes are integers, and the other sums follow the order of K. The result therefore does not depend on the tile
 that computes it.
@@ -29,6 +30,7 @@ _I32 = ir.IntType(32)
 _BYTES = ir.IntType(8).as_pointer()
 _INTEGERS = ir.VectorType(_I32, _LANES)
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
+_HALVES = ir.VectorType(ir.HalfType(), _LANES)
 _CONTRACT = ("contract",)
 
 _Step = Callable[[Any, list[list[Any]], list[Any], Any, list[Any]], None]
@@ -149,24 +151,48 @@ def _splat(builder: Any, value: Any) -> Any:
     return builder.shuffle_vector(single, none, ir.Constant(_INTEGERS, [0] * _LANES))
 
 
-# Of AVX-512's 32 registers 24 hold sums. With 16 registers of half the length, 4 rows of one vector use eight, as do 2
-# rows of two vectors.
-ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (4, 2)
+# Of AVX-512's 32 registers 24 hold sums. With 16 registers of half the length, 6 rows of one vector use twelve, and 2
+# rows of two vectors eight.
+ROWS, _WIDE_ROWS = (12, 12) if has_avx512() else (6, 2)
 """The maximum number of rows in a tile."""
 _ALL_VECTORS = PANEL // _LANES
 
-_AHEAD = 8192 // 4
-"""The elements between the weights that are multiplied and those that are prefetched. The CPU itself reads ahead within
-a page of memory only, and some not across the lines that a tile of half a panel leaves out."""
+_AHEAD = 8192
+"""The bytes between the weights that are multiplied and those that are prefetched, if a panel is read once. The CPU
+itself reads ahead within a page of memory only."""
 
 
-def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
-    """Return the intrinsic that multiplies ``rows`` rows, with ``vectors`` vectors of columns computed together."""
+@njit
+def prefetching(rows: Any, tiles: Any, unit_bytes: Any, panel: Any, next_panel: Any) -> Any:
+    """Return the first address to prefetch while ``rows`` in ``tiles`` are multiplied by a panel, and the pace.
+
+    If several passes read the panel, they share the prefetching of the next one: so memory is read at all times.
+    """
+    passes = 0
+    for tile in range(tiles):
+        passes += 1 if rows * (tile + 1) // tiles - rows * tile // tiles <= _WIDE_ROWS else PANEL // _LANES
+    if passes == 1:
+        return panel + _AHEAD, unit_bytes
+    return next_panel, (unit_bytes + passes - 1) // passes
+
+
+def _tile(rows: int, step: _Step, sums: Any, vectors: int, *, halves: bool) -> Any:
+    """Return the intrinsic that multiplies ``rows`` rows, with ``vectors`` vectors of columns computed together.
+
+    halves  the weights are float16, and are widened to float32
+    """
+    width = _LANES // 2 if halves else _LANES  # the int32 numbers of memory that hold a vector of weights
 
     @intrinsic
-    def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> Any:
+    def tile(typingctx: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any, ahead: Any, pace: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            a_ptr, a_step, w_ptr, count, c_ptr = args
+            a_ptr, a_step, w_ptr, count, c_ptr, next_line, pace_bytes = args
+
+            def load(place: Any) -> Any:
+                if not halves:
+                    return builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4)
+                loaded = builder.load(builder.bitcast(place, _HALVES.as_pointer()), align=4)
+                return builder.bitcast(builder.fpext(loaded, _FLOATS), _INTEGERS)
 
             def number(value: int) -> Any:
                 return ir.Constant(count.type, value)
@@ -178,11 +204,12 @@ def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
             thirds = [builder.gep(a_ptr, [builder.mul(a_step, number(row))]) for row in range(0, rows, 3)]
             stride = builder.mul(a_step, number(4))
             with cgutils.for_range(builder, count) as loop:
-                unit = builder.gep(w_ptr, [builder.mul(loop.index, number(PANEL))])
-                places = [builder.gep(unit, [number(_LANES * v)]) for v in range(vectors)]
-                loaded = [builder.load(builder.bitcast(place, _INTEGERS.as_pointer()), align=4) for place in places]
-                for place in places:
-                    prefetch_at(builder, builder.bitcast(builder.gep(place, [number(_AHEAD)]), _BYTES))
+                unit = builder.gep(w_ptr, [builder.mul(loop.index, number(_ALL_VECTORS * width))])
+                loaded = [load(builder.gep(unit, [number(width * v)])) for v in range(vectors)]
+                line = builder.add(next_line, builder.mul(loop.index, pace_bytes))
+                half = builder.lshr(pace_bytes, number(1))
+                for address in (line, builder.add(line, half)):
+                    prefetch_at(builder, builder.inttoptr(address, _BYTES))
                 step(builder, cells, [builder.gep(third, [loop.index]) for third in thirds], stride, loaded)
             for row in range(rows):
                 for v, cell in enumerate(cells[row]):
@@ -190,7 +217,8 @@ def _tile(rows: int, step: _Step, sums: Any, vectors: int) -> Any:
                     builder.store(builder.load(cell), builder.bitcast(target, sums.as_pointer()), align=4)
             return context.get_dummy_value()
 
-        return types.void(a, types.int64, weights, types.int64, c), codegen
+        i64 = types.int64
+        return types.void(a, i64, weights, i64, c, i64, i64), codegen
 
     return tile
 
@@ -205,45 +233,55 @@ def advance(typingctx: Any, pointer: Any, elements: Any) -> Any:
     return pointer(pointer, types.int64), codegen
 
 
-def _by_rows(step: _Step, sums: Any) -> Any:  # noqa: C901 - a choice among twelve
-    """Return multiply(rows, a, a_stride, weights, depth, c): C[0:rows, 0:32] = A . W with at most ``ROWS`` rows.
+def _by_rows(step: _Step, sums: Any, *, halves: bool = False) -> Any:  # noqa: C901 - a choice among twelve
+    """Return multiply(rows, a, a_stride, weights, depth, c, ahead, pace): C[0:rows, 0:32] = A . W.
 
-    ``a`` and ``weights`` point to units of four bytes; ``a_stride`` and ``depth`` count units; ``c`` is [rows, 32].
+    rows      at most ``ROWS``
+    a         points to units of four bytes; ``a_stride`` and ``depth`` count units
+    weights   points to the panel, as int32 whatever it holds
+    c         [rows, 32]
+    ahead     the address of what is prefetched meanwhile: ``depth`` times ``pace`` bytes in each pass over the panel
+
+    The result is the address that follows what was prefetched.
     """
     sizes = [min(rows, ROWS) for rows in range(1, 13)]
-    tiles = [_tile(rows, step, sums, _ALL_VECTORS if rows <= _WIDE_ROWS else 1) for rows in sizes]
+    tiles = [_tile(rows, step, sums, _ALL_VECTORS if rows <= _WIDE_ROWS else 1, halves=halves) for rows in sizes]
     tile_1, tile_2, tile_3, tile_4, tile_5, tile_6, tile_7, tile_8, tile_9, tile_10, tile_11, tile_12 = tiles
-    wide_rows = _WIDE_ROWS
+    wide_rows, width = _WIDE_ROWS, _LANES // 2 if halves else _LANES
 
     @njit
-    def multiply(rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any) -> None:  # noqa: C901
+    def multiply(  # noqa: C901
+        rows: Any, a: Any, a_stride: Any, weights: Any, depth: Any, c: Any, ahead: Any, pace: Any
+    ) -> Any:
         # Few rows read a panel once, in order, because memory bandwidth limits them.
         for column in range(0, PANEL, PANEL if rows <= wide_rows else _LANES):
-            w, out = advance(weights, column), advance(c, column)
+            w, out = advance(weights, column // _LANES * width), advance(c, column)
             if rows == 12:
-                tile_12(a, a_stride, w, depth, out)
+                tile_12(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 11:
-                tile_11(a, a_stride, w, depth, out)
+                tile_11(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 10:
-                tile_10(a, a_stride, w, depth, out)
+                tile_10(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 9:
-                tile_9(a, a_stride, w, depth, out)
+                tile_9(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 8:
-                tile_8(a, a_stride, w, depth, out)
+                tile_8(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 7:
-                tile_7(a, a_stride, w, depth, out)
+                tile_7(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 6:
-                tile_6(a, a_stride, w, depth, out)
+                tile_6(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 5:
-                tile_5(a, a_stride, w, depth, out)
+                tile_5(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 4:
-                tile_4(a, a_stride, w, depth, out)
+                tile_4(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 3:
-                tile_3(a, a_stride, w, depth, out)
+                tile_3(a, a_stride, w, depth, out, ahead, pace)
             elif rows == 2:
-                tile_2(a, a_stride, w, depth, out)
+                tile_2(a, a_stride, w, depth, out, ahead, pace)
             else:
-                tile_1(a, a_stride, w, depth, out)
+                tile_1(a, a_stride, w, depth, out, ahead, pace)
+            ahead += depth * pace
+        return ahead
 
     return multiply
 
@@ -266,6 +304,9 @@ multiply_bytes = _by_rows(_byte_step(), _INTEGERS)
 
 multiply_floats = _by_rows(_composed(_dot_floats), _FLOATS)
 """Products of float32."""
+
+multiply_halves = _by_rows(_composed(_dot_floats), _FLOATS, halves=True)
+"""Products of float32 with float16 weights, accumulated in float32."""
 
 
 def make_pair_product() -> Any:

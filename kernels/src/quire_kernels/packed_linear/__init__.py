@@ -55,7 +55,7 @@ class BFloat16Weights:
 class FloatWeights:
     inputs: int
     outputs: int
-    panels: Tensor  # [P, K, 32] float32
+    panels: Tensor  # [P, K, 32] float32 or float16
     bias: Tensor  # [P * 32] float32
 
 
@@ -110,13 +110,16 @@ def pack_bfloat16(weight: Tensor, bias: Tensor | None = None) -> BFloat16Weights
     return BFloat16Weights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(held)))
 
 
-def pack_float(weight: Tensor, bias: Tensor | None = None) -> FloatWeights:
-    """Return ``weight`` [N, K], float32, packed. Raise ArgumentError on another shape or dtype."""
+def pack_float(weight: Tensor, bias: Tensor | None = None, *, halves: bool = False) -> FloatWeights:
+    """Return ``weight`` [N, K], float32, packed. Raise ArgumentError on another shape or dtype.
+
+    With ``halves`` the weights are rounded to float16; those beyond its range become infinite.
+    """
     _check_weight("pack_float", weight, bias)
     outputs, inputs = weight.shape
     if weight.dtype != torch.float32:
         refuse("pack_float", "weight", f"is {weight.dtype}; float32 is needed")
-    held = _filled_outputs(weight)
+    held = _filled_outputs(weight.half() if halves else weight)
     panels = _in_panels(held, 1).squeeze(3)
     return FloatWeights(inputs=inputs, outputs=outputs, panels=panels, bias=_vector(bias, len(held)))
 

@@ -105,6 +105,7 @@ def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
         cut.chunks,
         cut.chunk_rows,
         cut.panels,
+        threads,
     )
     keeps = (x, weights, levels, out)
     launch(INT8, x.dtype, quantising + cut.items, arguments, parallel=cut.parallel, keeps=keeps)
@@ -131,7 +132,8 @@ def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
 
 
 def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor) -> Tensor:
-    cut = _cut(x.shape[0], weights.inputs, weights.outputs, torch.get_num_threads())
+    threads = torch.get_num_threads()
+    cut = _cut(x.shape[0], weights.inputs, weights.outputs, threads)
     arguments = (
         x.shape[0],
         weights.panels.shape[1],
@@ -145,6 +147,8 @@ def _by_vectors(x: Tensor, weights: BFloat16Weights | FloatWeights, out: Tensor)
         cut.chunk_rows,
         cut.panels,
         x.element_size(),
+        threads,
+        int(weights.panels.dtype == torch.float16),
     )
     launch(VECTORS, x.dtype, cut.items, arguments, parallel=cut.parallel, keeps=(x, weights, out))
     return out

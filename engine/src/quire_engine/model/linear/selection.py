@@ -73,8 +73,8 @@ def candidates(
     if (own := _own(dtype)) is not None:
         found.append(own)
     found.append(TorchLinearBackend(dtype))
-    if may_round and dtype == torch.float32 and "fbgemm-float16" not in avoid and _widens_half():
-        found.append(HalfLinearBackend(found[0]))
+    if may_round and dtype == torch.float32:
+        found.append(HalfLinearBackend())
     return tuple(found)
 
 
@@ -114,24 +114,15 @@ def times_in_words(times: Times) -> str:
 
 @functools.cache
 def _packs(dtype: torch.dtype) -> bool:
-    """Return whether oneDNN packs weights of this type here."""
-    return dtype != torch.float16 and torch.backends.mkldnn.is_available() and _is_there(OneDnnLinearBackend(dtype))
+    """Return whether oneDNN packs weights of this type for this CPU and its limits, which only a call can show.
 
-
-@functools.cache
-def _widens_half() -> bool:
-    """Return whether this torch has FBGEMM's product with float16 weights."""
-    return _is_there(HalfLinearBackend(TorchLinearBackend(torch.float32)))
-
-
-def _is_there(backend: LinearBackend) -> bool:
-    """Return whether torch has the backend's operators for this CPU and its limits, which only a call can show.
-
-    Whether their results are correct was tried in child programs (``quire_engine.cpu``).
+    Whether its results are correct was tried in child programs (``quire_engine.cpu``).
     """
-    small = torch.zeros((32, 48), dtype=backend.dtype)
+    if dtype == torch.float16 or not torch.backends.mkldnn.is_available():
+        return False
+    small = torch.zeros((32, 48), dtype=dtype)
     try:
-        backend.pack(small, None)(small)
+        OneDnnLinearBackend(dtype).pack(small, None)(small)
     except (AttributeError, RuntimeError):
         return False
     return True
