@@ -131,21 +131,9 @@ def percentile(values: Sequence[float], percent: int) -> float:
 def start_gateway(folder: Path, replica: str) -> tuple[subprocess.Popen[str], str]:
     endpoints = folder / "endpoints.json"
     endpoints.write_text(json.dumps({"models": [{"name": "fake", "endpoints": [{"id": "fake-0", "url": replica}]}]}))
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "quire_gateway",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--endpoints-file",
-            str(endpoints),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "quire_gateway", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--endpoints-file", str(endpoints)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
         message = str(json.loads(line)["message"])

@@ -21,14 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.report import DEMO_MODEL, ROOT, interrupt_on_terminate, show_table, usable_cpus, write_json
 from benchmarks.serving.in_process import Clients, Decoded, Load, Served
-from quire_engine.config import (
-    CacheOptions,
-    DeviceOptions,
-    EngineConfig,
-    ModelOptions,
-    SchedulerOptions,
-    ServerOptions,
-)
+from quire_engine.config import CacheOptions, DeviceOptions, EngineConfig, ModelOptions, SchedulerOptions, ServerOptions
 from quire_engine.engine import make_engine
 from quire_engine.errors import EngineError
 

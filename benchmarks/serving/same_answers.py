@@ -12,7 +12,6 @@ ends with 1 if an answer differs or a counter shows that nothing was tried: no a
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import sys
@@ -28,7 +27,8 @@ import aiohttp
 
 from benchmarks.models.padded_model import write_padded_model
 from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, progress, save, show_table
-from benchmarks.serving.comparison.process_tree import free_port, running
+from benchmarks.serving.comparison.process_tree import ServerError, free_port, running
+from benchmarks.serving.comparison.turns import seconds_to_first_token
 from benchmarks.serving.draft_pairs import DRAFTS
 
 METHODS = ("ngram", *DRAFTS)
@@ -71,7 +71,7 @@ def random_body(chance: random.Random) -> dict[str, Any]:
     if chance.random() < 0.3:
         question = f"Repeat this: {question} {question} Then answer it."
     body: dict[str, Any] = {
-        "model": "demo",
+        "model": "model",
         "messages": [{"role": "user", "content": question}],
         "seed": chance.getrandbits(40),
         "max_tokens": chance.randrange(1, 64),
@@ -114,14 +114,18 @@ def engine(folder: Path, model: Path, method: str | None, drafts: int) -> Iterat
     draft = None if method is None else DRAFTS.get(method)
     cache_bytes = _BLOCKS * (block_bytes(model) + (0 if draft is None else block_bytes(draft)))
     command = [sys.executable, "-m", "quire_engine", "--model", str(model), "--port", str(port)]
-    command += ["--served-model-name", "demo", "--dtype", "float32", "--deterministic", "--check-integrity"]
+    command += ["--served-model-name", "model", "--dtype", "float32", "--deterministic", "--check-integrity"]
     command += ["--max-num-seqs", "8", "--max-model-len", "256", "--preemption-mode", "auto"]
     command += ["--kv-cache-memory-bytes", str(cache_bytes), "--swap-space-bytes", "16MiB"]
     command += ["--block-size", str(_BLOCK_TOKENS)]
     if method is not None:
         command += ["--spec-method", method, "--spec-tokens", str(drafts)]
         command += [] if draft is None else ["--spec-model", str(draft)]
-    with running(command, dict(os.environ), folder / f"{method}.log"):
+    with running(command, {}, folder / f"{method}.log") as tree:
+        try:
+            asyncio.run(seconds_to_first_token(tree, f"http://127.0.0.1:{port}/v1"))
+        except ServerError as error:
+            raise SystemExit(str(error)) from None
         yield f"http://127.0.0.1:{port}"
 
 
@@ -136,7 +140,6 @@ async def answer_all(
     places = iter(range(len(bodies)))
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(address, timeout=timeout) as session:
-        await _wait_until_ready(session)
 
         async def client() -> None:
             for place in places:
@@ -149,18 +152,6 @@ async def answer_all(
         await asyncio.gather(*(client() for _ in range(_CONCURRENCY)))
         async with session.get("/metrics") as response:
             return answers, await response.text()
-
-
-async def _wait_until_ready(session: aiohttp.ClientSession) -> None:
-    for _ in range(1200):
-        try:
-            async with session.get("/health") as response:
-                if response.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass
-        await asyncio.sleep(0.25)
-    raise SystemExit("the engine does not start: read its log")
 
 
 async def _answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> Any:

@@ -39,6 +39,7 @@ from benchmarks.report import (
 )
 from benchmarks.serving.comparison.process_tree import free_port, running
 from benchmarks.serving.livez_probe import Answers
+from benchmarks.serving.soak.servers import status
 
 CONTEXT = 1 << 20
 _PROBE_SECONDS = 0.005
@@ -92,20 +93,22 @@ async def measure_template(template: Path, count: int, log: Path) -> list[Render
     ]
     url = f"http://127.0.0.1:{port}"
     found = []
-    with running(command, {**os.environ}, log):
+    with running(command, {}, log):
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as client:
-            await _ready(client, url)
+            async with asyncio.timeout(_START_SECONDS):
+                while await status(client, f"{url}/readyz") != 200:
+                    await asyncio.sleep(0.05)
             for name, messages in conversations(count).items():
                 with probing(port) as answers:
                     began = time.monotonic()
-                    status, code = await _chat(client, url, messages)
+                    answered, code = await _chat(client, url, messages)
                     seconds = time.monotonic() - began
                 (livez,) = answers
                 found.append(
                     Rendered(
                         template=template.stem,
                         conversation=name,
-                        status=status,
+                        status=answered,
                         code=code,
                         seconds=seconds,
                         longest_livez_ms=livez.longest_ms,
@@ -126,18 +129,6 @@ def probing(port: int) -> Iterator[list[Answers]]:
     finally:
         output, _ = process.communicate(b"")
         answers += [Answers(**each) for each in json.loads(output)]
-
-
-async def _ready(client: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(_START_SECONDS):
-        while True:
-            try:
-                async with client.get(f"{url}/readyz") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 async def _chat(client: aiohttp.ClientSession, url: str, messages: list[dict[str, Any]]) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from benchmarks.serving.comparison.workloads import Workload
@@ -20,9 +20,9 @@ class Measured:
     seconds: float
     total_tokens_per_second: float
     output_tokens_per_second: float
-    ttft_p50_seconds: float | None
-    itl_p50_seconds: float | None
-    tpot_p50_seconds: float | None
+    ttft_p50_seconds: float | None = None
+    itl_p50_seconds: float | None = None
+    tpot_p50_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,6 @@ def _starts(table: Sequence[Row], ours: str) -> list[Verdict]:
 
 def as_document(turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return plain values for JSON, with workloads as they are written on the command line."""
-    from dataclasses import asdict
-
     return [
         asdict(turn) | {"measured": [asdict(m) | {"workload": str(m.workload)} for m in turn.measured]}
         for turn in turns

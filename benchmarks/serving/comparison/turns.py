@@ -274,9 +274,6 @@ def batch_measured(workload: Workload, seconds: float) -> Measured:
         seconds=seconds,
         total_tokens_per_second=workload.round_tokens / seconds,
         output_tokens_per_second=workload.concurrency * workload.output_tokens / seconds,
-        ttft_p50_seconds=None,
-        itl_p50_seconds=None,
-        tpot_p50_seconds=None,
     )
 
 

@@ -11,14 +11,12 @@ reason for each. vLLM is installed by ``make peers``.
 
 import asyncio
 import json
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import mkdtemp
 
 import aiohttp
 
@@ -32,10 +30,8 @@ from benchmarks.report import (
     show_table,
     write_json,
 )
-from benchmarks.serving.comparison.levels import highest_level
-from benchmarks.serving.comparison.process_tree import ServerError, free_port, running
-from benchmarks.serving.comparison.servers import Setting, missing, servers_under_test
-from benchmarks.serving.comparison.turns import seconds_to_first_token
+from benchmarks.serving.comparison.process_tree import ServerError
+from benchmarks.serving.comparison.started import start
 from benchmarks.serving.differential.answers import Answer, answer
 from benchmarks.serving.differential.asked import COMPLETIONS, Asked, Limits, draw
 from benchmarks.serving.differential.deviations import NEAR_TIE, Deviation, deviations, parting
@@ -112,31 +108,12 @@ def _short(value: object) -> str:
 
 def measure(arguments: Namespace) -> list[Compared]:
     """Start both servers and compare their answers. Raise SystemExit if one cannot take part."""
-    servers = [servers_under_test()[name] for name in _SERVERS]
-    if reasons := missing(servers):
-        raise SystemExit("; ".join(f"{name}: {why}" for name, why in reasons.items()))
-    logs = Path(mkdtemp(prefix="quire-differential-"))
     config = json.loads((arguments.model / "config.json").read_text(encoding="utf-8"))
     limits = Limits(vocabulary=int(config["vocab_size"]), context=min(4096, int(config["max_position_embeddings"])))
-    urls = []
     with ExitStack() as stack:
-        for server in servers:
-            setting = Setting(
-                model=arguments.model, port=free_port(), cpu_level=highest_level(), workloads=(), say=_say
-            )
-            assert server.launches is not None
-            [launch] = server.launches(setting)
-            _say(f"starting {server.name} ({server.what})")
-            tree = stack.enter_context(running(launch.command, launch.environment, logs / f"{server.name}.log"))
-            url = f"http://127.0.0.1:{setting.port}"
-            asyncio.run(seconds_to_first_token(tree, f"{url}/v1"))
-            urls.append(url)
+        urls = [start(stack, name, arguments.model) for name in _SERVERS]
         requests = draw(arguments.requests, seed=arguments.seed, limits=limits)
         return asyncio.run(compare(urls, requests))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -16,20 +16,8 @@ from benchmarks.serving.soak.poisonable import POISONS, REPEATS
 from benchmarks.serving.soak.servers import KEYS, MODEL, Fleet
 
 _WORDS = (
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "small",
-    "ships",
-    "sail",
-    "home",
+    *("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"),
+    *("while", "small", "ships", "sail", "home"),
 )
 _CANCEL_SHARE = 0.15
 _LONG_SHARE = 0.2
