@@ -130,21 +130,9 @@ async def test_commented_stream_at_the_drain_timeout_gets_an_error(start_gateway
 def test_command_serves_until_sigterm_and_exits_with_zero(tmp_path):
     endpoints = tmp_path / "endpoints.json"
     endpoints.write_text('{"models": [{"name": "chat", "endpoints": []}]}')
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "quire_gateway",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--endpoints-file",
-            str(endpoints),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-m", "quire_gateway", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--endpoints-file", str(endpoints)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         lines = (json.loads(line)["message"] for line in process.stderr)
         assert next(lines).startswith("listening on http://127.0.0.1:")

@@ -120,18 +120,8 @@ class _Gauges(Collector):
 
 
 _TRACK_LATENCIES = (
-    (
-        TIME_TO_FIRST_TOKEN,
-        "quire_gateway_track_first_byte_seconds",
-        "Time to the first byte, by track.",
-        _FIRST_BYTE,
-    ),
-    (
-        INTER_TOKEN_LATENCY,
-        "quire_gateway_track_inter_token_seconds",
-        "Mean time between the events of a stream, by track.",
-        _FIRST_BYTE,
-    ),
+    (TIME_TO_FIRST_TOKEN, "track_first_byte_seconds", "Time to the first byte, by track."),
+    (INTER_TOKEN_LATENCY, "track_inter_token_seconds", "Mean time between the events of a stream, by track."),
 )
 
 
@@ -149,8 +139,8 @@ class _Tracks(Collector):
             "quire_gateway_track_requests", "Requests by track and result.", labels=("model", "track", "result")
         )
         latencies = [
-            (metric, HistogramMetricFamily(name, text, labels=("model", "track")), bounds)
-            for metric, name, text, bounds in _TRACK_LATENCIES
+            (metric, HistogramMetricFamily(f"quire_gateway_{name}", text, labels=("model", "track")))
+            for metric, name, text in _TRACK_LATENCIES
         ]
         for model, pool in self._fleet.pools.items():
             if pool.tracks is None:
@@ -159,16 +149,18 @@ class _Tracks(Collector):
             for track, figures in pool.tracks.figures.items():
                 requests.add_metric((model, track, "error"), figures.errors)
                 requests.add_metric((model, track, "ok"), figures.requests - figures.errors)
-                for metric, family, bounds in latencies:
+                for metric, family in latencies:
                     found: list[Mapping[int, int]] = [each.get(metric, {}) for each in figures.levels.values()]
-                    family.add_metric((model, track), _buckets(found, bounds), _total(found))
-        yield from (weight, requests, *(family for _, family, _ in latencies))
+                    family.add_metric((model, track), _buckets(found), _total(found))
+        yield from (weight, requests, *(family for _, family in latencies))
 
 
-def _buckets(histograms: Sequence[Mapping[int, int]], bounds: tuple[float, ...]) -> list[tuple[str, float]]:
+def _buckets(histograms: Sequence[Mapping[int, int]]) -> list[tuple[str, float]]:
     """Return cumulative counts at the bounds; a bin counts below a bound if it starts below it."""
     counts = [(bin_start(number), count) for histogram in histograms for number, count in histogram.items()]
-    below = [(str(float(bound)), float(sum(count for start, count in counts if start < bound))) for bound in bounds]
+    below = [
+        (str(float(bound)), float(sum(count for start, count in counts if start < bound))) for bound in _FIRST_BYTE
+    ]
     return [*below, ("+Inf", float(sum(count for _, count in counts)))]
 
 

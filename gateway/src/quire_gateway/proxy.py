@@ -23,13 +23,7 @@ from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.call import Call
 from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
-from quire_gateway.errors import (
-    BadRequest,
-    GatewayError,
-    ShuttingDown,
-    UnknownModel,
-    UpstreamFailed,
-)
+from quire_gateway.errors import BadRequest, GatewayError, ShuttingDown, UnknownModel, UpstreamFailed
 from quire_gateway.failed_attempts import BUSY, UNSUITED, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
