@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.quantities import (
-    format_bytes,
-    format_duration,
-    parse_bytes,
-    parse_duration_seconds,
-    parse_quantity,
-)
+from quire_common.quantities import format_bytes, format_duration, parse_bytes, parse_duration_seconds, parse_quantity
 
 
 @pytest.mark.parametrize(

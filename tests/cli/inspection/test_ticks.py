@@ -15,15 +15,7 @@ from quire_operator.domain.autoscaling.autoscaler import decide
 from quire_operator.domain.autoscaling.decision_context import Policy
 from quire_operator.domain.autoscaling.history import History
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
-from quire_operator.domain.autoscaling.ticks import (
-    DemandTerm,
-    Log,
-    MetricsState,
-    Tick,
-    noted,
-    read_log,
-    tick_of,
-)
+from quire_operator.domain.autoscaling.ticks import DemandTerm, Log, MetricsState, Tick, noted, read_log, tick_of
 from quire_operator.domain.resource import MetricsSource
 
 

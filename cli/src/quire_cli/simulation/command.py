@@ -282,10 +282,7 @@ def _speed(
         known, sources = known.or_else(learned), [*sources, f"status.capacity in {policy}"]
     if not known.is_enough:
         guess, label = _estimate(chosen.spec, policy, gpu)
-        known, sources = (
-            known.or_else(guess),
-            [*sources, f"an estimate for {label}, not measured"],
-        )
+        known, sources = known.or_else(guess), [*sources, f"an estimate for {label}, not measured"]
     return known, ", then ".join(sources)
 
 
