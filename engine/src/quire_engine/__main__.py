@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         check_model_len(folder, config.model.max_model_len)
         config = replace(config, pooling=find_pooling(config))
         check_secret(config.parallel, os.environ)
-        hold(config.model.path)
+        hold_models(config)
         listener = listener_of(config.server)
         # One request's text is encoded on one core: more threads would compete with those of the engine.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -131,6 +131,13 @@ def _with_local_draft(config: EngineConfig) -> EngineConfig:
         print(f"quire-engine: serves without speculation: --spec-model {options.model}: {error}", file=sys.stderr)
         return replace(config, speculation=None)
     return replace(config, speculation=replace(options, model=folder))
+
+
+def hold_models(config: EngineConfig) -> None:
+    """Keep the versions of the model and of the draft model in a cache until the process ends."""
+    hold(config.model.path)
+    if config.speculation is not None and config.speculation.model is not None:
+        hold(config.speculation.model)
 
 
 def _spawned(config: EngineConfig, cpu: CpuChoice | None) -> Spawned:

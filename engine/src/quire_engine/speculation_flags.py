@@ -71,7 +71,7 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
         )
     elif method in _WITH_MODEL and not (isinstance(model, str) and model.strip()):
         yield f"--speculative-config model: is missing; name the folder of the {_NOUNS[method]}, or org/name on a hub"
-    if config.get("required") not in (None, True, False):
+    if not isinstance(config.get("required"), bool | None):
         yield f"--speculative-config required: {config['required']!r} is neither true nor false"
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
         value = config.get(key)

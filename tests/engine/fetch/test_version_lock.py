@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from fetch_support.hub_stub import HubStub
 
+from quire_engine import flags
+from quire_engine.__main__ import hold_models
 from quire_engine.errors import FetchError
 from quire_engine.fetch import version_lock
 from quire_engine.fetch.version_lock import hold, in_use, lock_file, locks_reach_everybody, remove_unused
@@ -66,6 +68,13 @@ def test_the_lock_of_a_folder_inside_a_version_is_the_versions(tmp_path: Path) -
     file = hold(inside)
     assert file is not None and not remove_unused(tmp_path, keep=tmp_path / "new")
     os.close(file)
+
+
+def test_an_engine_keeps_its_model_and_its_draft_model(tmp_path: Path) -> None:
+    model, draft = version(tmp_path / "org--m", "v1"), version(tmp_path / "org--draft", "v1")
+    hold_models(flags.parse(["--model", str(model), "--spec-model", str(draft)], {}))
+    for used in (model, draft):
+        assert not remove_unused(used.parent, keep=used.parent / "new") and used.is_dir()
 
 
 def test_model_outside_the_cache_has_no_lock(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "-sc", '{"method":"mtp","num_speculative_tokens":1}'], "--speculative-config method: mtp; the methods"),
         (["m", "-sc", '{"method":"eagle3","model":"h"}'], "--speculative-config method: eagle3; the methods"),
         (["m", "-sc", '{"method":"draft_model"}'], "--speculative-config model: is missing"),
+        (["m", "-sc", '{"method":"ngram","required":0}'], "required: 0 is neither true nor false"),
         (["m", "-sc", '{"model":"d","required":"no"}'], "required: 'no' is neither true nor false"),
         (["m", "-sc", '{"method":"ngram","quantization":"fp8"}'], "--speculative-config quantization: is not known"),
         (
