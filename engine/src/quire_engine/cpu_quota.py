@@ -8,15 +8,18 @@ from pathlib import Path
 def usable_cpus(cgroup_root: Path = Path("/sys/fs/cgroup"), own_cgroup: Path = Path("/proc/self/cgroup")) -> int:
     """Return the number of CPUs that this process may use, at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    folders = _folders_v2(cgroup_root, own_cgroup)
+    folders = cgroup_folders(cgroup_root, own_cgroup)
     quotas = [quota for folder in folders if (quota := _quota_v2(folder / "cpu.max")) is not None]
     if (quota_v1 := _quota_v1(cgroup_root / "cpu")) is not None:
         quotas.append(quota_v1)
     return max(1, min(allowed, math.floor(min(quotas, default=float(allowed)))))
 
 
-def _folders_v2(root: Path, own_cgroup: Path) -> list[Path]:
-    """Return this process's cgroup and its ancestors; in a container with a cgroup namespace this is only the root."""
+def cgroup_folders(root: Path, own_cgroup: Path) -> list[Path]:
+    """Return this process's cgroup and its ancestors; in a container with a cgroup namespace this is only the root.
+
+    The folders are those of version 2.
+    """
     try:
         lines = own_cgroup.read_text().splitlines()
     except OSError:

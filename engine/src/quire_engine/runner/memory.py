@@ -6,6 +6,8 @@ It reads Linux's /proc and /sys, and returns None if they do not exist.
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire_engine.cpu_quota import cgroup_folders
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableMemory:
@@ -32,9 +34,7 @@ def _machine(proc: Path) -> int | None:
 
 def _cgroups(proc: Path, root: Path) -> list[int | None]:
     """Return what is left below the limit of this process's cgroup and every one above it (version 2, then 1)."""
-    own = next((line[3:] for line in _lines(proc / "self" / "cgroup") if line.startswith("0::")), "/")
-    folder = root / own.lstrip("/")
-    folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(root))]
+    folders = cgroup_folders(root, proc / "self" / "cgroup")
     version_2 = [_left(path / "memory.max", path / "memory.current", path / "memory.stat") for path in folders]
     memory = root / "memory"
     version_1 = _left(memory / "memory.limit_in_bytes", memory / "memory.usage_in_bytes", memory / "memory.stat")
