@@ -38,7 +38,7 @@ from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_products import may_time_products, with_fast_few_rows
 from quire_engine.runner.device_search import Place, find_place
-from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
+from quire_engine.runner.draft_start import Draft, DraftCandidate, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, largest_groups
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
@@ -68,36 +68,18 @@ def load(config: EngineConfig, *, import_seconds: float) -> LoadedModel:
 
 def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.ExitStack) -> LoadedModel:
     """Load the model; ``on_failure`` gets what must be ended if that fails."""
-    options = config.model
     ask_for_tiles()
     threads = use_threads(config.threads)
     started = time.perf_counter()
     place = find_place(config)
-    candidate = find_candidate(
-        options.path,
-        impl=options.model_impl,
-        trust_remote_code=options.trust_remote_code,
-        overrides=options.overrides,
-    )
-    if problems := start_problems(config, candidate, place):
-        raise FlagsError(problems)
-    candidate = candidate.limited_to(model_limit(config, candidate.shape))
-    if config.pooling is not None and config.pooling.task == "embed" and isinstance(candidate, NativeCandidate):
-        candidate = candidate.without_lm_head()
-    draft = find_draft(config, candidate, longest=model_limit(config, candidate.shape))
-    _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
-    if config.parallel.ranks > 1:
-        assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
-        candidate = candidate.divided(ModelPart(tensor_size=config.parallel.tensor, stages=config.parallel.pipeline))
+    candidate, draft = _find_models(config, place)
     arithmetic = _choose_arithmetic(config, candidate.shape, place, threads)
     dtype, backend = arithmetic.dtype, arithmetic.backend
     cache_dtype = FP8 if config.cache.kv_cache_dtype == "fp8" else dtype
     for shape in [candidate.shape, *([] if draft is None else [draft.shape])]:
         if problem := attention_problem(config, shape, place, dtype, cache_dtype):
             raise FlagsError([problem])
-    group = _start_ranks(config, arithmetic, place)
-    if group is not None:
-        on_failure.callback(group.close)
+    group = _start_ranks(config, arithmetic, place, on_failure)
     found = time.perf_counter()
     memory = None if place.gpu is None else device_memory(place.device)
     built = _build(config, candidate, place, dtype, backend, group)
@@ -127,6 +109,8 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         drafting = None  # the next assignment frees its weights
         model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, None)
     warm = warmed or start(model)
+    for line in report_lines(_report(config, place, model, warm, arithmetic, other_bytes)):
+        _log.info("%s", line)
     phases = {
         "import": import_seconds,
         "config": found - started,
@@ -135,8 +119,40 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         "kv_cache": warm.cache_seconds,
         "warm_up": warm.warm_up_seconds,
     }
-    for line in report_lines(_report(config, place, model, warm, arithmetic, other_bytes)):
-        _log.info("%s", line)
+    return _loaded(config, model, warm, arithmetic, other_bytes, phases)
+
+
+def _find_models(config: EngineConfig, place: Place) -> tuple[Candidate, DraftCandidate | None]:
+    """Return the model, as this rank's part of it, and the draft model or head. Raise FlagsError or StartError."""
+    options, parallel = config.model, config.parallel
+    candidate = find_candidate(
+        options.path,
+        impl=options.model_impl,
+        trust_remote_code=options.trust_remote_code,
+        overrides=options.overrides,
+    )
+    if problems := start_problems(config, candidate, place):
+        raise FlagsError(problems)
+    candidate = candidate.limited_to(model_limit(config, candidate.shape))
+    if config.pooling is not None and config.pooling.task == "embed" and isinstance(candidate, NativeCandidate):
+        candidate = candidate.without_lm_head()
+    draft = find_draft(config, candidate, longest=model_limit(config, candidate.shape))
+    _log.info("%s is served by %s, on %s", options.path.name, candidate.served_by, place.name)
+    if parallel.ranks > 1:
+        assert isinstance(candidate, NativeCandidate), "parallel_problems refuses others"
+        candidate = candidate.divided(ModelPart(tensor_size=parallel.tensor, stages=parallel.pipeline))
+    return candidate, draft
+
+
+def _loaded(
+    config: EngineConfig,
+    model: ModelInMemory,
+    warm: WarmRunner,
+    arithmetic: Arithmetic,
+    other_bytes: int,
+    phases: dict[str, float],
+) -> LoadedModel:
+    """Return what the engine needs to know of a model; ``other_bytes`` are the weights of the other ranks."""
     return LoadedModel(
         runner=warm.runner,
         layout=warm.layout,
@@ -146,8 +162,8 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         eos_token_ids=_end_tokens(config, model.shape),
         model_bytes=model.weight_bytes + other_bytes,
         kv_cache_bytes=warm.size.kv_cache_bytes,
-        dtype=dtype_name(dtype),
-        weights=backend.weights,
+        dtype=dtype_name(arithmetic.dtype),
+        weights=arithmetic.backend.weights,
         phase_seconds=phases,
         asynchronous=warm.asynchronous,
         follows_drafts=warm.follows_drafts,
@@ -169,18 +185,17 @@ def ask_for_tiles() -> None:
         may_use_tiles()
 
 
-def _start_ranks(config: EngineConfig, arithmetic: Arithmetic, place: Place) -> "RankGroup | None":
-    """Start the other ranks, if there are any."""
+def _start_ranks(
+    config: EngineConfig, arithmetic: Arithmetic, place: Place, on_failure: contextlib.ExitStack
+) -> "RankGroup | None":
+    """Start the other ranks, if there are any; ``on_failure`` ends them."""
     if config.parallel.ranks == 1:
         return None
     from quire_engine.runner.parallel.group import RankGroup  # needs msgspec
 
     group = RankGroup(config, place.device, gpu=None if place.gpu is None else place.gpu.name)
-    try:
-        group.begin(arithmetic)
-    except BaseException:
-        group.close()
-        raise
+    on_failure.callback(group.close)
+    group.begin(arithmetic)
     return group
 
 
