@@ -17,12 +17,11 @@ from torch import Tensor
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
-from quire_engine.model.decoder import find_family
+from quire_engine.model.decoder import Family, find_family
 from quire_engine.model.divided import Links, OneRank
 from quire_engine.model.expert_tensors import read_stacked
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
 from quire_engine.model.families import SUPPORTED
-from quire_engine.model.family import Family
 from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.model_part import ModelPart

@@ -4,9 +4,9 @@ A family's own row states only its differences. What varies between checkpoints 
 embeddings) is in ``ModelConfig`` instead.
 """
 
-import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -31,7 +31,7 @@ from quire_engine.model.expert_tensors import (
 )
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
 from quire_engine.model.families import FAMILIES, Traits
-from quire_engine.model.family import Family, ReadTensor
+from quire_engine.model.family import ReadTensor
 from quire_engine.model.layers import (
     Attention,
     DecoderLayer,
@@ -44,6 +44,7 @@ from quire_engine.model.layers import (
 )
 from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.linear.backends import DeterministicLinearBackend
+from quire_engine.model.model_part import ModelPart, Split
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
 from quire_engine.model.tensor_splits import tensor_split
@@ -57,33 +58,71 @@ _EMBEDDING, _NORM, _LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", 
 _QKV, _GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of decoders: the tensors of its checkpoints, and the construction of a model from them."""
+
+    traits: Traits
+
+    def tensor_shapes(self, config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
+        """Return the tensors that a checkpoint with these names must contain.
+
+        The names select the layout of experts; without names, it is the usual one.
+        """
+        traits = self.traits
+        hidden = config.hidden_size
+        shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _NORM: (hidden,)}
+        if config.has_lm_head and not config.tie_word_embeddings:
+            shapes[_LM_HEAD] = (config.vocab_size, hidden)
+        for index in range(config.num_layers):
+            layer, experts = f"model.layers.{index}", _experts(config, index)
+            for name, shape in layer_shapes(traits, config).items():
+                if experts is None or not name.startswith("mlp."):
+                    shapes[f"{layer}.{name}"] = shape
+            if experts is not None and traits.experts is not None:
+                shapes |= expert_shapes(traits.experts, experts, hidden, layer, names)
+        return shapes
+
+    def is_ignorable(self, config: ModelConfig, name: str) -> bool:
+        """Return whether another tensor may be ignored, because it is computed or a copy."""
+        return name.endswith(".rotary_emb.inv_freq") or (
+            name == _LM_HEAD and (config.tie_word_embeddings or not config.has_lm_head)
+        )
+
+    def build(
+        self, config: ModelConfig, read: ReadTensor, backend: LinearBackend, positions: int, links: Links | None
+    ) -> DecoderStack | DividedDecoder:
+        """Read each tensor once, layer by layer, and return the model.
+
+        With ``links``, ``config`` and ``read`` are those of a rank's part of it.
+        """
+        traits = self.traits
+        if links is not None:
+            return _build_part(traits, config, read, backend, positions, links)
+        embedding = in_own_memory(read(_EMBEDDING))
+        layers = build_layers(traits, config, read, backend, positions, embedding.device)
+        scale = _embedding_scale(traits, config, embedding.dtype)
+        norm = _norm(traits, config, read, _NORM)
+        lm_head = None
+        if config.has_lm_head:
+            lm_head = backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None)
+        return DecoderStack(
+            embedding=embedding,
+            layers=layers,
+            norm=norm,
+            lm_head=lm_head,
+            embedding_scale=scale,
+            logit_soft_cap=config.logit_soft_cap,
+        )
+
+    def split(self, config: ModelConfig, part: ModelPart, name: str) -> Split | None:
+        """Return the share of a tensor that a rank reads; None means all of it."""
+        return tensor_split(self.traits, config, part, name)
+
+
 def find_family(architecture: str) -> Family:
     """Return the family of a supported architecture."""
-    return decoder_family(FAMILIES[architecture].traits)
-
-
-def decoder_family(traits: Traits) -> Family:
-    return Family(
-        tensor_shapes=functools.partial(_tensor_shapes, traits),
-        is_ignorable=_is_ignorable,
-        build=functools.partial(_build, traits),
-        split=functools.partial(tensor_split, traits),
-    )
-
-
-def _tensor_shapes(traits: Traits, config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden), _NORM: (hidden,)}
-    if config.has_lm_head and not config.tie_word_embeddings:
-        shapes[_LM_HEAD] = (config.vocab_size, hidden)
-    for index in range(config.num_layers):
-        layer, experts = f"model.layers.{index}", _experts(config, index)
-        for name, shape in layer_shapes(traits, config).items():
-            if experts is None or not name.startswith("mlp."):
-                shapes[f"{layer}.{name}"] = shape
-        if experts is not None and traits.experts is not None:
-            shapes |= expert_shapes(traits.experts, experts, hidden, layer, names)
-    return shapes
+    return Family(FAMILIES[architecture].traits)
 
 
 def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:
@@ -157,40 +196,6 @@ def _has_bias(traits: Traits, config: ModelConfig, projection: str) -> bool:
     if traits.qkv_bias:
         return projection != "self_attn.o_proj"
     return config.attention_bias
-
-
-def _is_ignorable(config: ModelConfig, name: str) -> bool:
-    return name.endswith(".rotary_emb.inv_freq") or (
-        name == _LM_HEAD and (config.tie_word_embeddings or not config.has_lm_head)
-    )
-
-
-def _build(
-    traits: Traits,
-    config: ModelConfig,
-    read: ReadTensor,
-    backend: LinearBackend,
-    positions: int,
-    links: Links | None = None,
-) -> DecoderStack | DividedDecoder:
-    """See ``Family.build``."""
-    if links is not None:
-        return _build_part(traits, config, read, backend, positions, links)
-    embedding = in_own_memory(read(_EMBEDDING))
-    layers = build_layers(traits, config, read, backend, positions, embedding.device)
-    scale = _embedding_scale(traits, config, embedding.dtype)
-    norm = _norm(traits, config, read, _NORM)
-    lm_head = None
-    if config.has_lm_head:
-        lm_head = backend.pack(embedding if config.tie_word_embeddings else read(_LM_HEAD), None)
-    return DecoderStack(
-        embedding=embedding,
-        layers=layers,
-        norm=norm,
-        lm_head=lm_head,
-        embedding_scale=scale,
-        logit_soft_cap=config.logit_soft_cap,
-    )
 
 
 def build_layers(

@@ -24,10 +24,16 @@ from quire_engine.model.decoder import build_layers, layer_shapes
 from quire_engine.model.families import Traits
 from quire_engine.model.layers import DecoderLayer, DecoderStack, ModelInputs, run_layers
 from quire_engine.model.linear import Linear
-from quire_engine.model.model_part import Split
 from quire_engine.model.shape import ModelShape, without_idle_windows
 from quire_engine.model.upload import make_upload
-from quire_engine.model.weights import RandomWeights, Reader, TensorSource, compare_tensors, open_checkpoint
+from quire_engine.model.weights import (
+    RandomWeights,
+    Reader,
+    RenamedTensors,
+    TensorSource,
+    compare_tensors,
+    open_checkpoint,
+)
 from quire_engine.model_folder import read_config
 from quire_kernels.kv_cache import KVCache
 
@@ -99,7 +105,9 @@ class HeadCandidate:
         if options.load_format == "dummy":
             source = RandomWeights(_tensor_shapes(self.shape, ()), seed=options.seed, device=options.device)
         else:
-            source = _HeadTensors(open_checkpoint(self.folder, make_upload(options.device)))
+            stored = open_checkpoint(self.folder, make_upload(options.device))
+            # Published heads leave out the prefix.
+            source = RenamedTensors(stored, lambda name: _PREFIX + name.removeprefix(_PREFIX))
         found = source.shapes()
         if _FUSE not in found:
             raise ModelFolderError(
@@ -179,21 +187,6 @@ def head_problems(target: Candidate, head: ModelShape) -> list[str]:
             f" {target.shape.hidden_size}"
         )
     return problems
-
-
-class _HeadTensors:
-    """The tensors of a head under the names of a decoder's; published heads leave out the prefix ``model.``."""
-
-    def __init__(self, stored: TensorSource) -> None:
-        self._stored = stored
-        self._names = {_PREFIX + name.removeprefix(_PREFIX): name for name in stored.shapes()}
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = self._stored.shapes()
-        return {own: shapes[name] for own, name in self._names.items()}
-
-    def read(self, name: str, part: int | None = None, split: Split | None = None) -> Tensor:
-        return self._stored.read(self._names[name], part, split)
 
 
 def _tensor_shapes(config: ModelConfig, names: Collection[str]) -> Mapping[str, tuple[int, ...]]:

@@ -1,16 +1,11 @@
-"""The interface of a family of models: the tensors of its checkpoints, and the construction of a model from them."""
+"""The interfaces of a model to the runner, and of a checkpoint to the construction of a model."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from quire_engine.model.config import ModelConfig
-from quire_engine.model.divided import Links
 from quire_engine.model.layers import ModelInputs
-from quire_engine.model.linear import LinearBackend
-from quire_engine.model.model_part import ModelPart, Split
 from quire_kernels.kv_cache import KVCache
 
 
@@ -42,22 +37,3 @@ class CapturableLM(CausalLM, Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, V] of hidden states [R, H]."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """A family as functions, not classes: families differ in names, shapes and the combination of shared layers."""
-
-    tensor_shapes: Callable[[ModelConfig, Collection[str]], Mapping[str, tuple[int, ...]]]
-    """(config, names): the tensors that a checkpoint with these names must contain. The names select the layout if a
-    family's checkpoints have several; without names, it is the usual one."""
-
-    is_ignorable: Callable[[ModelConfig, str], bool]
-    """(config, name): return whether another tensor may be ignored, because it is computed or a copy."""
-
-    build: Callable[[ModelConfig, ReadTensor, LinearBackend, int, Links | None], CausalLM]
-    """(config, read, backend, positions, links): read each tensor once, layer by layer, and return the model. With
-    ``links``, ``config`` and ``read`` are those of a rank's part of it."""
-
-    split: Callable[[ModelConfig, ModelPart, str], Split | None]
-    """(config, part, name): return the share of a tensor that a rank reads; None means all of it."""

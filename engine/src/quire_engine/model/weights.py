@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config import ModelConfig
-from quire_engine.model.family import Family
 from quire_engine.model.kv_scales import is_kv_scale
 from quire_engine.model.model_part import Split
 from quire_engine.model.upload import Upload
 from quire_engine.model_folder import WHOLE_FILE
+
+if TYPE_CHECKING:
+    from quire_engine.model.decoder import Family
 
 _INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -277,7 +279,7 @@ def _open(file: Path) -> Any:
 
 
 def check_tensors(
-    family: Family, config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str
+    family: "Family", config: ModelConfig, found: Mapping[str, tuple[int, ...]], where: str
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the tensors to read. Raise ModelFolderError that names missing, misshapen and unexpected ones."""
     expected = family.tensor_shapes(config, found.keys())
