@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from quire_parity.answering import Answering
+from quire_parity.cases import VOCABULARY, Case, save
 
 from quire_engine.config import (
     CacheOptions,
@@ -25,8 +26,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.engine import make_engine
 from quire_engine.runner import load_model
 
-VOCABULARY = 250
-
 
 @pytest.fixture(scope="session")
 def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
@@ -36,40 +35,11 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
     def make(family: str = "llama", **changes: Any) -> Path:
         name = repr((family, sorted(changes.items())))
         if name not in made:
-            made[name] = _save_model(tmp_path_factory.mktemp(family), family, changes)
+            made[name] = tmp_path_factory.mktemp(family)
+            save(Case(family=family, fields={"pad_token_id": None, **changes}), made[name])
         return made[name]
 
     return make
-
-
-def _save_model(folder: Path, family: str, changes: dict[str, Any]) -> Path:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(11)
-    fields: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.15,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "dtype": "float32",
-        **changes,
-    }
-    factory: Any = AutoModelForCausalLM
-    model = factory.from_config(AutoConfig.for_model(family, **fields))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # initial biases of 0 and norms of 1 would hide one that is not applied
-                parameter += torch.randn_like(parameter) * 0.15
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
