@@ -38,7 +38,7 @@ from quire_engine.runner.device.accelerator import (
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_steps import DeviceParts
-from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600")) // 8
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -267,9 +267,6 @@ class Play:
             DeviceParts(
                 model=ReadBackModel(),
                 caches=caches,
-                swap_space=tuple(allocate_swap_space(cache, world.num_swap_blocks) for cache in caches)
-                if world.num_swap_blocks
-                else (),
                 layout=layout,
                 num_heads=1,
                 max_rows=world.max_rows,

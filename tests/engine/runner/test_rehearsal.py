@@ -47,7 +47,7 @@ from quire_engine.runner.device_steps import DeviceParts
 from quire_kernels.dispatch import INTERPRETED
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.fp8_linear import fp8_linear, quantise_weight
-from quire_kernels.kv_cache import allocate_kv_cache, allocate_swap_space
+from quire_kernels.kv_cache import allocate_kv_cache
 from quire_kernels.rms_norm import rms_norm
 from quire_kernels.triton_runtime.stand_in import standing_in
 
@@ -133,7 +133,6 @@ def make(
         DeviceParts(
             model=model,
             caches=caches,
-            swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
             layout=layout,
             num_heads=4,
             max_rows=ROWS,
@@ -337,7 +336,6 @@ def test_steps_of_a_stage_in_flight_are_ordered(cuda: StandInCuda) -> None:
         DeviceParts(
             model=build_weightless(config_of_model(), torch.bfloat16, LONGEST),
             caches=caches,
-            swap_space=tuple(allocate_swap_space(cache, 20) for cache in caches),
             layout=layout,
             num_heads=4,
             max_rows=ROWS,

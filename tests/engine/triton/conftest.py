@@ -39,7 +39,7 @@ from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.threads import ALWAYS_SHARED, ThreadChooser
 from quire_kernels import dispatch
 from quire_kernels.dispatch import INTERPRETED
-from quire_kernels.kv_cache import KVCache, allocate_kv_cache, allocate_swap_space
+from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 96
@@ -204,12 +204,10 @@ def start(
         for cache in caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-        space = [allocate_swap_space(cache, world.num_swap_blocks) for cache in caches if world.num_swap_blocks]
         runner = DeviceRunner(
             DeviceParts(
                 model=device_model(world.family),
                 caches=caches,
-                swap_space=tuple(space),
                 layout=layout,
                 num_heads=shape.num_heads,
                 max_rows=world.max_rows,

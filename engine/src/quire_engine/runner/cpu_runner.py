@@ -11,6 +11,7 @@ from quire_engine.model.family import CausalLM
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.inputs import RowState, build, table_blocks
+from quire_engine.runner.kv_cache import allocate_swap_space
 from quire_engine.runner.logprobs import logits_rows
 from quire_engine.runner.swap import Swapper
 from quire_engine.runner.threads import ThreadChooser
@@ -23,7 +24,6 @@ class CpuParts:
 
     model: CausalLM
     caches: tuple[KVCache, ...]
-    swap_space: tuple[KVCache, ...] = ()
     layout: KVCacheLayout
     max_rows: int
     max_model_len: int
@@ -38,7 +38,7 @@ class CpuRunner:
 
     def __init__(self, parts: CpuParts) -> None:
         self._parts, layout = parts, parts.layout
-        self._swapper = Swapper(layout, parts.caches, parts.swap_space)
+        self._swapper = Swapper(layout, parts.caches, allocate_swap_space(layout, parts.caches))
         max_blocks = table_blocks(layout, parts.max_model_len)
         self._rows = RowState(max_rows=parts.max_rows, max_blocks=max_blocks, groups=len(layout.groups))
 

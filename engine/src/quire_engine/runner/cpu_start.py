@@ -11,7 +11,7 @@ from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.cpu_runner import CpuParts, StageRunner
 from quire_engine.runner.draft_model import Drafter
-from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.kv_cache import allocate, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
 from quire_engine.runner.parallel.group import GroupRunner, PipelineRunner, RankGroup
@@ -91,7 +91,6 @@ def _make_runner(
     parts = CpuParts(
         model=model.built.model,
         caches=caches,
-        swap_space=allocate_swap_space(layout, caches),
         layout=layout,
         max_rows=model.demand.max_sequences,
         max_model_len=size.max_model_len,

@@ -27,7 +27,7 @@ from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_stage import DeviceStage
 from quire_engine.runner.device_steps import DeviceParts
-from quire_engine.runner.kv_cache import allocate, allocate_swap_space, make_layout
+from quire_engine.runner.kv_cache import allocate, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.profiling import DeviceMemory, largest_step, profile
@@ -225,7 +225,6 @@ def make_rank_runner(
         parts = DeviceParts(
             model=model.built.model,
             caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
             layout=layout,
             num_heads=max(heads.heads for heads in model.cached_shape.layer_heads),
             max_rows=config.scheduler.max_num_seqs,

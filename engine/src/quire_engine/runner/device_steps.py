@@ -12,6 +12,7 @@ from quire_engine.runner.device.inputs import DeviceRows
 from quire_engine.runner.device.passes import DevicePasses, PassSizes
 from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.inputs import table_blocks
+from quire_engine.runner.kv_cache import allocate_swap_space
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.plan import PromptAttention, allocate_workspace, fixed_split_tokens
 
@@ -23,7 +24,6 @@ class DeviceParts:
     model: CausalLM
     caches: tuple[KVCache, ...]
     """They have one block more than the layout says, for padding."""
-    swap_space: tuple[KVCache, ...] = ()
     layout: KVCacheLayout
     num_heads: int
     """The query heads of the widest layer."""
@@ -62,7 +62,7 @@ class DeviceSteps:
             max_tokens=parts.max_tokens,
             device=parts.device,
         )
-        self._swapper = DeviceSwapper(self._accelerator, layout, caches, parts.swap_space)
+        self._swapper = DeviceSwapper(self._accelerator, layout, caches, allocate_swap_space(layout, caches))
         self._workspace = allocate_workspace(
             max_tokens=max(room, parts.max_rows),
             heads=parts.num_heads,

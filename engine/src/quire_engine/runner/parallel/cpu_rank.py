@@ -13,7 +13,7 @@ from quire_engine.model.shape import ModelShape
 from quire_engine.runner.arithmetic import same_arithmetic
 from quire_engine.runner.cpu_runner import CpuParts, StageRunner
 from quire_engine.runner.cpu_start import make_threads
-from quire_engine.runner.kv_cache import CPU, allocate, allocate_swap_space, make_layout
+from quire_engine.runner.kv_cache import CPU, allocate, make_layout
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.model_runner import ComputedLogits, ModelRunner
 from quire_engine.runner.parallel.links import RankLinks
@@ -65,7 +65,6 @@ class CpuRank:
         parts = CpuParts(
             model=self._built.model,
             caches=caches,
-            swap_space=allocate_swap_space(layout, caches),
             layout=layout,
             max_rows=self._config.scheduler.max_num_seqs,
             max_model_len=size.max_model_len,
