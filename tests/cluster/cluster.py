@@ -5,12 +5,11 @@ start themselves, in a persistent folder. Tier `nodes` adds two nodes that run c
 Prometheus. `down` and `status` apply to the existing one.
 """
 
-import argparse
 import os
 import signal
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,43 +22,34 @@ from quire_cluster.nodes import requirements
 from quire_cluster.processes import Process
 from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
-from quire_cluster.real_cluster import RealCluster
+from quire_cluster.real_cluster import RealCluster, default_state
 
 TIERS: Final = "api: a control plane without nodes; nodes: with two that run containers (needs root)"
 UP_WITH_NODES: Final = f"{sys.argv[0]} up --tier nodes"
 EXIT_NOT_RUNNING: Final = 3  # as `systemctl status`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    state: Path
-    has_nodes: bool = False
-    purge: bool = False
-    registry: str | None = None
-    tag: str | None = None
-
-
-def up(options: Options, progress: Progress) -> int:
-    there = (options.state / "admin.kubeconfig").exists()
-    if there and real_cluster.has_nodes(options.state) != options.has_nodes:
-        other = "api" if options.has_nodes else "nodes"
+def up(options: Namespace, progress: Progress) -> int:
+    there = (options.state_dir / "admin.kubeconfig").exists()
+    if there and real_cluster.has_nodes(options.state_dir) != (options.tier == "nodes"):
+        other = "api" if options.tier == "nodes" else "nodes"
         raise ClusterError(
-            f"the cluster in {options.state} is of tier {other}: stop it first, with: {sys.argv[0]} down"
+            f"the cluster in {options.state_dir} is of tier {other}: stop it first, with: {sys.argv[0]} down"
         )
-    return _up_with_nodes(options, progress) if options.has_nodes else _up(options, progress)
+    return _up_with_nodes(options, progress) if options.tier == "nodes" else _up(options, progress)
 
 
-def _up(options: Options, progress: Progress) -> int:
+def _up(options: Namespace, progress: Progress) -> int:
     binaries = ensure(PROGRAMS, progress)
-    control_plane = ControlPlane.load(options.state, binaries) or ControlPlane.create(options.state, binaries)
+    control_plane = ControlPlane.load(options.state_dir, binaries) or ControlPlane.create(options.state_dir, binaries)
     control_plane.start()
     return _say_how_to_reach(control_plane)
 
 
-def _up_with_nodes(options: Options, progress: Progress) -> int:
-    requirements.check(options.state, real_cluster.store(), progress)  # before a build that takes minutes
+def _up_with_nodes(options: Namespace, progress: Progress) -> int:
+    requirements.check(options.state_dir, real_cluster.store(), progress)  # before a build that takes minutes
     programs = Programs.ensure(progress)
-    cluster = RealCluster.load(options.state, programs) or RealCluster.create(options.state, programs)
+    cluster = RealCluster.load(options.state_dir, programs) or RealCluster.create(options.state_dir, programs)
     cluster.start(progress)
     print(f"# registry http://{cluster.registry_address}, Prometheus {cluster.prometheus_url}")
     return _say_how_to_reach(cluster.control_plane)
@@ -71,35 +61,35 @@ def _say_how_to_reach(control_plane: ControlPlane) -> int:
     return 0
 
 
-def down(options: Options, progress: Progress) -> int:
-    if real_cluster.has_nodes(options.state):
-        real_cluster.stop(options.state, purge=options.purge)
+def down(options: Namespace, progress: Progress) -> int:
+    if real_cluster.has_nodes(options.state_dir):
+        real_cluster.stop(options.state_dir, purge=options.purge)
     else:
-        control_plane = ControlPlane.load(options.state, present(PROGRAMS))
+        control_plane = ControlPlane.load(options.state_dir, present(PROGRAMS))
         if control_plane is None:
-            print(f"nothing to stop: no test cluster in {options.state}")
+            print(f"nothing to stop: no test cluster in {options.state_dir}")
             return 0
         control_plane.stop()
-    print(f"stopped, and {options.state} removed")
+    print(f"stopped, and {options.state_dir} removed")
     return 0
 
 
-def status(options: Options, progress: Progress) -> int:
-    if real_cluster.has_nodes(options.state):
+def status(options: Namespace, progress: Progress) -> int:
+    if real_cluster.has_nodes(options.state_dir):
         return _status_with_nodes(options)
-    control_plane = ControlPlane.load(options.state, present(PROGRAMS))
+    control_plane = ControlPlane.load(options.state_dir, present(PROGRAMS))
     if control_plane is None:
         return _not_there(options)
     all_run = _print_processes(control_plane.processes)
     return 0 if _print_answer(control_plane) and all_run else EXIT_NOT_RUNNING
 
 
-def _status_with_nodes(options: Options) -> int:
+def _status_with_nodes(options: Namespace) -> int:
     programs = Programs.here()
     if programs is None:
-        print(f"programs of the cluster in {options.state} are missing; make them, and start it, with: {UP_WITH_NODES}")
+        print(f"the cluster in {options.state_dir} lacks programs; make them, and start it, with: {UP_WITH_NODES}")
         return EXIT_NOT_RUNNING
-    cluster = RealCluster.load(options.state, programs)
+    cluster = RealCluster.load(options.state_dir, programs)
     if cluster is None:
         return _not_there(options)
     all_run = _print_processes(cluster.processes)
@@ -110,8 +100,8 @@ def _status_with_nodes(options: Options) -> int:
     return 0 if all_run and answers and all(ready.values()) else EXIT_NOT_RUNNING
 
 
-def _not_there(options: Options) -> int:
-    print(f"no test cluster in {options.state}; start one with: {sys.argv[0]} up")
+def _not_there(options: Namespace) -> int:
+    print(f"no test cluster in {options.state_dir}; start one with: {sys.argv[0]} up")
     return EXIT_NOT_RUNNING
 
 
@@ -128,18 +118,18 @@ def _print_answer(control_plane: ControlPlane) -> bool:
     return answers
 
 
-def binaries(options: Options, progress: Progress) -> int:
+def binaries(options: Namespace, progress: Progress) -> int:
     programs = [program for package in PACKAGES for program in package.programs]
     for program, path in ensure(programs, progress).items():
         print(f"{program:<26}{path}")
     return 0
 
 
-def images(options: Options, progress: Progress) -> int:
+def images(options: Namespace, progress: Progress) -> int:
     return images_command(options.registry, options.tag, progress)
 
 
-COMMANDS: Final[dict[str, tuple[Callable[[Options, Progress], int], str]]] = {
+COMMANDS: Final[dict[str, tuple[Callable[[Namespace, Progress], int], str]]] = {
     "up": (up, "start the cluster or its missing processes, and print its address"),
     "down": (down, "stop it and delete its data"),
     "status": (status, f"show the state; exit status {EXIT_NOT_RUNNING} if a process does not run"),
@@ -149,8 +139,8 @@ COMMANDS: Final[dict[str, tuple[Callable[[Options, Progress], int], str]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    name, options = _parse(arguments)
-    command, _ = COMMANDS[name]
+    options = _parse(arguments)
+    command, _ = COMMANDS[options.command]
     try:
         code = command(options, Progress(sys.stderr))
         sys.stdout.flush()  # otherwise a closed pipe would be detected at exit, where it cannot be handled
@@ -166,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
-    parser = argparse.ArgumentParser(prog="cluster.py", description="Manage the Kubernetes cluster of the tests.")
+def _parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = ArgumentParser(prog="cluster.py", description="Manage the Kubernetes cluster of the tests.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, explanation) in COMMANDS.items():
         command = commands.add_parser(name, help=explanation, description=explanation)
@@ -177,23 +167,14 @@ def _parse(arguments: Sequence[str] | None) -> tuple[str, Options]:
             command.add_argument("--registry", metavar="ADDRESS", help="default: the cluster's, if it runs")
             command.add_argument("--tag", help="an additional tag for all three images")
             continue
-        command.add_argument("--state-dir", type=Path, default=_default_state(), help="default: %(default)s")
+        command.add_argument("--state-dir", type=Path, default=default_state(), help="default: %(default)s")
         command.add_argument("--tier", choices=["api", "nodes"], default="api", help=TIERS)
         if name == "down":
             command.add_argument("--purge", action="store_true", help="also delete the images of nodes and registry")
     parsed = parser.parse_args(arguments)
-    return parsed.command, Options(
-        state=getattr(parsed, "state_dir", _default_state()).absolute(),
-        has_nodes=getattr(parsed, "tier", "api") == "nodes",
-        purge=getattr(parsed, "purge", False),
-        registry=getattr(parsed, "registry", None),
-        tag=getattr(parsed, "tag", None),
-    )
-
-
-def _default_state() -> Path:
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "quire" / "cluster"
+    if "state_dir" in parsed:
+        parsed.state_dir = parsed.state_dir.absolute()
+    return parsed
 
 
 if __name__ == "__main__":

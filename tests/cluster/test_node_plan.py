@@ -10,9 +10,9 @@ import pytest
 
 from quire_cluster.certificates import KeyPair
 from quire_cluster.nodes import containerd, kubelet, namespaces, network, proxy
-from quire_cluster.nodes.containerd import RuntimePrograms
 from quire_cluster.nodes.kubelet import KubeletFiles
 from quire_cluster.nodes.plan import HOST_ADDRESS, NODE_SUBNET, NODES, REGISTRY, SUBNETS, NodePlan
+from quire_cluster.programs import Programs
 
 FIRST, SECOND = NODES
 LINK_NAME_MAX = 15  # the kernel's IFNAMSIZ, less its final zero
@@ -21,13 +21,7 @@ FILES = KubeletFiles(
     serving=KeyPair(certificate=Path("/state/node-1.crt"), key=Path("/state/node-1.key")),
     resolv_conf=Path("/state/node-1/resolv.conf"),
 )
-PROGRAMS = RuntimePrograms(
-    containerd=Path("/cache/containerd/usr/bin/containerd"),
-    ctr=Path("/cache/containerd/usr/bin/ctr"),
-    shims=Path("/cache/containerd/usr/bin"),
-    runc=Path("/cache/runc/usr/sbin/runc"),
-    network_plugins=Path("/cache/plugins/usr/lib/cni"),
-)
+PROGRAMS = Programs(built={}, packaged={"runc": Path("/cache/runc/usr/sbin/runc")}, network_plugins=Path("/cache/cni"))
 
 
 def test_subnets_do_not_overlap() -> None:
@@ -83,7 +77,7 @@ def test_a_node_has_its_own_folders_at_fixed_paths() -> None:
 
 def test_containerd_keeps_only_images_in_the_cache() -> None:
     text = containerd.config(
-        FIRST, folder=Path("/state/node-1"), store=Path("/cache/node-1"), programs=PROGRAMS, pause_image="pause:1"
+        folder=Path("/state/node-1"), store=Path("/cache/node-1"), programs=PROGRAMS, pause_image="pause:1"
     )
     document = tomllib.loads(text)
     cri = document["plugins"]["io.containerd.grpc.v1.cri"]
@@ -95,7 +89,7 @@ def test_containerd_keeps_only_images_in_the_cache() -> None:
         "BinaryName": "/cache/runc/usr/sbin/runc",
         "SystemdCgroup": False,
     }
-    assert cri["cni"] == {"bin_dir": "/cache/plugins/usr/lib/cni", "conf_dir": "/state/node-1/cni.d"}
+    assert cri["cni"] == {"bin_dir": "/cache/cni", "conf_dir": "/state/node-1/cni.d"}
 
 
 def test_the_registry_is_reached_without_tls() -> None:

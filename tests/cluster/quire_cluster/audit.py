@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NewType
 
 MUTATING_VERBS: Final = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 # "create" of these resources is a review or a credential and stores nothing.
@@ -31,14 +31,9 @@ POLICY: Final = json.dumps(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
-    """A position in the log; later entries are newer."""
-
-    offset: int
-
-
-START: Final = Position(offset=0)
+Position = NewType("Position", int)
+"""A position in the log; later entries have greater ones."""
+START: Final = Position(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +75,7 @@ class AuditLog:
 
     def position(self) -> Position:
         """Return the current position. Call it before an action, and pass the result as `since` afterwards."""
-        return Position(offset=self._path.stat().st_size if self._path.exists() else 0)
+        return Position(self._path.stat().st_size if self._path.exists() else 0)
 
     def requests(
         self, since: Position = START, *, user: str | None = None, user_agent: str | None = None
@@ -119,8 +114,8 @@ class AuditLog:
         if not self._path.exists():
             return
         with self._path.open("rb") as log:
-            if since.offset:  # may be within a partially written line, whose entry is older
-                log.seek(since.offset - 1)
+            if since:  # may be within a partially written line, whose entry is older
+                log.seek(since - 1)
                 log.readline()
             for line in log:
                 if line.endswith(b"\n"):  # the last line may be incomplete

@@ -34,7 +34,6 @@ KUBERNETES: Final = Package(
         "kubectl",
         "kubelet",
     ),
-    install=None,
     version_flags=(
         f"k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}",
         f"k8s.io/client-go/pkg/version.gitVersion=v{KUBERNETES_VERSION}",
@@ -65,7 +64,6 @@ COREDNS: Final = Package(
     version="1.14.0",
     programs=("coredns",),
     install="github.com/coredns/coredns",
-    version_flags=(),
     compiled_packages=1500,
     cold_minutes=3,
 )
@@ -73,8 +71,6 @@ PAUSE: Final = Package(
     name="pause",
     version="1",
     programs=("pause",),
-    install=None,
-    version_flags=(),
     compiled_packages=60,
     cold_minutes=1,
 )
@@ -83,7 +79,6 @@ KUBE_SCORE: Final = Package(
     version="1.20.0",
     programs=("kube-score",),
     install="github.com/zegl/kube-score/cmd/kube-score",
-    version_flags=(),
     compiled_packages=350,
     cold_minutes=1,
 )
@@ -91,8 +86,6 @@ KSTATUS: Final = Package(
     name="kstatus",
     version="0.37.2",  # of sigs.k8s.io/cli-utils, in its go.mod
     programs=("kstatus",),
-    install=None,
-    version_flags=(),
     compiled_packages=250,
     cold_minutes=1,
 )
@@ -101,7 +94,6 @@ LWS: Final = Package(
     name="lws",
     version="0.9.0",
     programs=("lws",),
-    install=None,
     version_flags=("sigs.k8s.io/lws/pkg/version.GitVersion=v0.9.0",),
     compiled_packages=900,
     cold_minutes=3,
@@ -175,7 +167,7 @@ def _build_all(packages: Iterable[Package], progress: Progress) -> None:
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     workspace = cache / "build"
-    with _alone(cache / "build.lock", progress):
+    with alone(cache / "build.lock", "the test cluster's programs", progress):
         # Another run may have built them while this one waited for the lock.
         still_missing = [package for package in packages if not _home(package).exists()]
         if not still_missing:
@@ -220,12 +212,13 @@ def _announce(packages: Sequence[Package], cache: Path, progress: Progress) -> N
 
 
 @contextmanager
-def _alone(lock: Path, progress: Progress) -> Iterator[None]:
+def alone(lock: Path, what: str, progress: Progress | None) -> Iterator[None]:
     """Hold the lock; the kernel releases it however this process ends."""
     with lock.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.say("==> another process builds the test cluster's programs; waiting for it")
+            if progress is not None:
+                progress.say(f"==> another process builds {what}; waiting for it")
             fcntl.flock(held, fcntl.LOCK_EX)
         yield

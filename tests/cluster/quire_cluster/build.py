@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from quire_cluster.errors import BuildFailed
 from quire_cluster.progress import Progress, minutes_and_seconds
+from quire_cluster.shell import follow
 from quire_cluster.toolchain import GoToolchain
 
 MODULES: Final = Path(__file__).parent.parent
@@ -27,10 +29,10 @@ class Package:
     name: str
     version: str
     programs: tuple[str, ...]
-    install: str | None  # `go install` target; None: the module in MODULES/NAME, one program under several names
-    version_flags: tuple[str, ...]
     compiled_packages: int  # about how many; only to say how far a build is
     cold_minutes: int  # on 2 cores
+    install: str | None = None  # `go install` target; None: the module in MODULES/NAME, one program under several names
+    version_flags: tuple[str, ...] = ()
     main: str = "."  # the package to build, if it is that of a module which the own module requires
     files: tuple[str, ...] = ()  # files of that module which are kept with the programs
 
@@ -48,26 +50,23 @@ def build(package: Package, *, toolchain: GoToolchain, workspace: Path, into: Pa
     """Build the package's programs in `into`. A second call with the same workspace resumes a stopped build."""
     into.mkdir(parents=True, exist_ok=True)
     command, folder = _command(package, toolchain.go, into)
+    environment = _environment(toolchain.go, workspace, into)
     started = time.monotonic()
     counter = _Counter(package)
-    with subprocess.Popen(
-        command, cwd=folder, env=_environment(toolchain.go, workspace, into), stderr=subprocess.PIPE, text=True
-    ) as running:
-        try:
-            for line in running.stderr or ():
-                counter.see(line.rstrip())
-                progress.update(f"    {counter}, {minutes_and_seconds(time.monotonic() - started)}")
-        except BaseException:  # Ctrl-C as well: the compilers must not run on unseen
-            running.terminate()
-            raise
-    if running.returncode != 0:
-        raise BuildFailed(_explain(package, running.returncode, counter.last_lines))
+
+    def see(line: str) -> None:
+        counter.see(line)
+        progress.update(f"    {counter}, {minutes_and_seconds(time.monotonic() - started)}")
+
+    status = follow(command, environment=environment, see=see, cwd=folder)
+    if status != 0:
+        raise BuildFailed(_explain(package, status, counter.last_lines))
     if package.module is not None:
         for program in package.programs:
             if program != package.name:
                 (into / program).symlink_to(package.name)
     if package.files:
-        _copy_files(package, toolchain.go, _environment(toolchain.go, workspace, into), into)
+        _copy_files(package, toolchain.go, environment, into)
     progress.say(f"    {package.title}: built in {minutes_and_seconds(time.monotonic() - started)}")
 
 
@@ -112,7 +111,7 @@ def _environment(go: Path, workspace: Path, into: Path) -> dict[str, str]:
     return defaults | dict(os.environ) | own
 
 
-def _explain(package: Package, status: int, last_lines: tuple[str, ...]) -> str:
+def _explain(package: Package, status: int, last_lines: Iterable[str]) -> str:
     quoted = "\n".join(f"    {line}" for line in last_lines)
     return (
         f"building {package.title} failed: go ended with status {status}. Its last lines:\n{quoted}\n"
@@ -128,18 +127,14 @@ class _Counter:
         self._package = package
         self._modules = 0
         self._compiled = 0
-        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
 
     def see(self, line: str) -> None:
         if line.startswith("go: downloading "):
             self._modules += 1
         else:
             self._compiled += 1
-            self._last.append(line)
-
-    @property
-    def last_lines(self) -> tuple[str, ...]:
-        return tuple(self._last)
+            self.last_lines.append(line)
 
     def __str__(self) -> str:
         if self._compiled == 0:

@@ -52,12 +52,15 @@ class FakeNodes:
                 process.start()
                 self._started.append(process)
         for number in range(count):
-            self._post(f"fake-{number}", gpus=gpus)
+            self.add(f"fake-{number}", gpus=gpus)
         self.kwok.wait_until(lambda: self._ready() >= count, timeout_seconds=READY_SECONDS)
 
     def add(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
         """Add a node, which soon becomes Ready. Pods select it by `kubernetes.io/hostname`."""
-        self._post(name, gpus=gpus, labels=labels)
+        node = manifest(name, gpus=gpus, labels=labels or {}, is_tainted=self._is_tainted)
+        answer = self._control_plane.client().post("/api/v1/nodes", node)
+        assert answer.ok, answer.body
+        self._node_names.append(name)
 
     def stop(self) -> None:
         """Stop the processes and delete the nodes; the controllers collect their pods."""
@@ -67,12 +70,6 @@ class FakeNodes:
         if self._node_names:
             self._control_plane.kubectl("delete", "nodes", *self._node_names, "--ignore-not-found", "--wait=false")
         self._node_names.clear()
-
-    def _post(self, name: str, *, gpus: int, labels: dict[str, str] | None = None) -> None:
-        node = manifest(name, gpus=gpus, labels=labels or {}, is_tainted=self._is_tainted)
-        answer = self._control_plane.client().post("/api/v1/nodes", node)
-        assert answer.ok, answer.body
-        self._node_names.append(name)
 
     def _ready(self) -> int:
         nodes = self._control_plane.client().get("/api/v1/nodes").body["items"]

@@ -8,7 +8,6 @@ from quire_cluster.binaries import Binaries, ensure, present
 from quire_cluster.control_plane import PROGRAMS as CONTROL_PLANE
 from quire_cluster.debian import debian_folder, debian_folder_here, debian_programs, debian_programs_here
 from quire_cluster.fake_nodes import PROGRAMS as FAKE_NODES
-from quire_cluster.nodes.containerd import RuntimePrograms
 from quire_cluster.progress import Progress
 
 BUILT: Final = (*CONTROL_PLANE, *FAKE_NODES, "kubelet", "kube-proxy", "coredns", "pause")
@@ -47,13 +46,3 @@ class Programs:
         if plugins is None or len(built) < len(set(BUILT)) or len(packaged) < sum(map(len, PACKAGED.values())):
             return None
         return cls(built=built, packaged=packaged, network_plugins=plugins)
-
-    @property
-    def runtime(self) -> RuntimePrograms:
-        return RuntimePrograms(
-            containerd=self.packaged["containerd"],
-            ctr=self.packaged["ctr"],
-            shims=self.packaged["containerd-shim-runc-v2"].parent,
-            runc=self.packaged["runc"],
-            network_plugins=self.network_plugins,
-        )

@@ -17,7 +17,7 @@ SCRAPE_INTERVAL: Final = "2s"
 ANNOTATIONS: Final = "prometheus.io/"
 
 
-def config(targets: Path, *, scrape_interval: str = SCRAPE_INTERVAL) -> str:
+def config(targets: Path) -> str:
     pods = {
         "job_name": "pods",
         "honor_labels": True,
@@ -25,7 +25,7 @@ def config(targets: Path, *, scrape_interval: str = SCRAPE_INTERVAL) -> str:
         "tls_config": {"insecure_skip_verify": True},  # a pod's own certificate, at its address
     }
     document = {
-        "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
+        "global": {"scrape_interval": SCRAPE_INTERVAL, "scrape_timeout": SCRAPE_INTERVAL},
         "scrape_configs": [pods],
     }
     return json.dumps(document, indent=2) + "\n"

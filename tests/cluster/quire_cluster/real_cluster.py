@@ -5,6 +5,7 @@ processes that do not run; `stop` restores the machine, except for images in the
 """
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -23,7 +24,7 @@ from quire_cluster.errors import ComponentFailed
 from quire_cluster.fake_nodes import FakeNodes
 from quire_cluster.guard import kill_all
 from quire_cluster.nodes import kubelet, machine, network, proxy, requirements, teardown
-from quire_cluster.nodes.node import Node, NodePrograms
+from quire_cluster.nodes.node import Node
 from quire_cluster.nodes.plan import (
     API_SERVER_PORT,
     DNS_PORT,
@@ -79,11 +80,8 @@ class RealCluster:
             lambda: prometheus.command(packaged["prometheus"], state / "prometheus.json", state / "prometheus"),
             state,
         )
-        of_nodes = NodePrograms(
-            kubelet=built["kubelet"], kube_proxy=built["kube-proxy"], pause=built["pause"], runtime=programs.runtime
-        )
         self.nodes: Mapping[str, Node] = {
-            plan.name: Node(plan, control_plane=control_plane, programs=of_nodes, store=store() / plan.name)
+            plan.name: Node(plan, control_plane=control_plane, programs=programs, store=store() / plan.name)
             for plan in NODES
         }
 
@@ -110,13 +108,6 @@ class RealCluster:
         servers = (self.scheduler, self.dns, self.registry, self.pod_discovery, self.prometheus)
         return (*self.control_plane.processes, *servers, *of_nodes)
 
-    @property
-    def running(self) -> bool:
-        return all(process.pid is not None for process in self.processes) and self.control_plane.answers()
-
-    def log_paths(self) -> list[Path]:
-        return [process.log_path for process in self.processes]
-
     def start(self, progress: Progress) -> None:
         """Start all processes that do not run; return when both nodes are Ready and everything answers."""
         began = time.monotonic()
@@ -138,10 +129,6 @@ class RealCluster:
         for node in self.nodes.values():
             node.wait_until_ready()
         progress.say(f"==> up after {time.monotonic() - began:.0f} s")
-
-    def stop(self, *, purge: bool = False) -> None:
-        """Remove the cluster; with `purge` also the images of nodes and registry."""
-        stop(self.state, purge=purge)
 
     def pod_processes(self, namespace: str, pod: str, container: str) -> tuple[HostProcess, ...]:
         """Return the processes of a container as the host sees them, or an empty list."""
@@ -217,13 +204,19 @@ def has_nodes(state: Path) -> bool:
 
 
 def stop(state: Path, *, purge: bool = False) -> None:
-    """Stop and remove all remains of the cluster, without its programs."""
+    """Stop and remove all remains of the cluster except its programs, and its images unless `purge` is set."""
     kill_all(state)
     teardown.restore_host(NODES)
     shutil.rmtree(state, ignore_errors=True)
     if purge:
         for folder in (store(), registry_storage()):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def default_state() -> Path:
+    """Return the folder that `make cluster-up` uses."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser().absolute() / "quire" / "cluster"
 
 
 def store() -> Path:

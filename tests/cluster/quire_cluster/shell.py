@@ -1,7 +1,8 @@
 """Programs of the system, run one at a time: `ip`, `mount`, `openssl`, `apt-get`."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from quire_cluster.errors import ComponentFailed
@@ -19,6 +20,22 @@ def run(command: Sequence[str], *, cwd: str | None = None, seconds: float = SECO
         said = (done.stderr.strip() or done.stdout.strip())[-1000:]
         raise ComponentFailed(f"`{' '.join(command)}` ended with status {done.returncode}: {said}")
     return done.stdout
+
+
+def follow(
+    command: Sequence[str], *, environment: Mapping[str, str], see: Callable[[str], None], cwd: Path | None = None
+) -> int:
+    """Call `see` with each line that a long command prints, and return its status."""
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as running:
+        try:
+            for line in running.stdout or ():
+                see(line.rstrip())
+        except BaseException:  # Ctrl-C as well: what it started must not run on unseen
+            running.terminate()
+            raise
+    return running.returncode
 
 
 def succeeds(command: Sequence[str]) -> bool:

@@ -5,6 +5,7 @@ Errors of the cluster are ignored, because a failed scenario often leaves one th
 
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,8 +30,8 @@ def collect(target: Target, folder: Path, *, namespaces: list[str], failure: str
         _objects(kube, namespace, into)
         _logs(kube, namespace, into)
     if target.machine is not None:
-        for path in target.machine.log_paths():
-            _keep(folder / "machine" / path.name, lambda path=path: _tail(path))  # type: ignore[misc]
+        for process in target.machine.processes:
+            _keep(folder / "machine" / process.log_path.name, partial(_tail, process.log_path))
 
 
 def _objects(kube: Kube, namespace: str, folder: Path) -> None:
@@ -57,7 +58,7 @@ def _logs(kube: Kube, namespace: str, folder: Path) -> None:
             for which, query in (("", {}), ("-before", {"previous": "true"})):
                 asked = {"container": container["name"], "tailLines": LOG_LINES, "timestamps": "true", **query}
                 file = folder / f"{name}.{container['name']}{which}.log"
-                _keep(file, lambda path=path, asked=asked: kube.text(path, **asked), or_why=not which)  # type: ignore[misc]
+                _keep(file, partial(kube.text, path, **asked), or_why=not which)
 
 
 def _keep(file: Path, content: Callable[[], str], *, or_why: bool = True) -> None:

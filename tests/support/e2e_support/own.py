@@ -1,9 +1,7 @@
 """Our own cluster on this machine as a target. The run that starts it builds its images and stops it."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from e2e_support import objects
 from e2e_support.capabilities import EVERYTHING
@@ -17,7 +15,7 @@ from quire_cluster.images.ensure import ensure_images
 from quire_cluster.images.image import Images
 from quire_cluster.programs import Programs
 from quire_cluster.progress import Progress
-from quire_cluster.real_cluster import RealCluster
+from quire_cluster.real_cluster import RealCluster, default_state, stop
 
 
 @contextmanager
@@ -41,7 +39,7 @@ def own_cluster(progress: Progress, *, keep: bool) -> Iterator[Target]:
             progress.say("==> the cluster is left up; make cluster-down takes it down")
         else:
             progress.say("==> taking the cluster down (KEEP=1 leaves it up)")
-            cluster.stop()
+            stop(cluster.state)
 
 
 def _start(cluster: RealCluster, progress: Progress) -> None:
@@ -99,9 +97,3 @@ def _target(cluster: RealCluster, images: Images, progress: Progress) -> Target:
         engine_image=images.engine.reference,
         chart_values={**images.chart_values(), "operator": {"prometheus": {"url": cluster.prometheus_url}}},
     )
-
-
-def default_state() -> Path:
-    """Return the folder that `make cluster-up` uses."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "quire" / "cluster"

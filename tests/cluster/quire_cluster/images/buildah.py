@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.progress import Progress, minutes_and_seconds
+from quire_cluster.shell import follow
 
 RUN_FOLDER: Final = Path("/run/quire-images")
 LAST_LINES: Final = 20
@@ -32,12 +33,7 @@ class Buildah:
     def __init__(self, store: Path, scratch: Path) -> None:
         self.store = store
         self.scratch = scratch
-        self._command = (
-            "buildah",
-            f"--root={store}",
-            f"--runroot={RUN_FOLDER}",
-            "--storage-driver=overlay",
-        )
+        self._command = ("buildah", f"--root={store}", f"--runroot={RUN_FOLDER}", "--storage-driver=overlay")
 
     def has(self, image: str) -> bool:
         asked = self._run("inspect", "--type=image", "--format={{.FromImageID}}", image)
@@ -123,21 +119,16 @@ class Buildah:
         environment = self._environment() | dict(more_environment or {})
         started = time.monotonic()
         last: deque[str] = deque(maxlen=LAST_LINES)
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as running:
-            try:
-                for line in running.stdout or ():
-                    if line.startswith(NOISE):
-                        continue
-                    last.append(line.rstrip()[:300])
-                    progress.update(f"    {minutes_and_seconds(time.monotonic() - started)}: {last[-1][:100]}")
-            except BaseException:  # Ctrl-C as well: what it started must not run on unseen
-                running.terminate()
-                raise
-        if running.returncode != 0:
+
+        def see(line: str) -> None:
+            if not line.startswith(NOISE):
+                last.append(line[:300])
+                progress.update(f"    {minutes_and_seconds(time.monotonic() - started)}: {line[:100]}")
+
+        status = follow(command, environment=environment, see=see)
+        if status != 0:
             quoted = "\n".join(f"    {line}" for line in last)
-            raise ImageBuildFailed(f"{what}: buildah ended with status {running.returncode}. Its last lines:\n{quoted}")
+            raise ImageBuildFailed(f"{what}: buildah ended with status {status}. Its last lines:\n{quoted}")
 
 
 class Container:

@@ -37,27 +37,27 @@ def images_of(registry: str, options: BuildOptions, context: Path) -> Images:
     )
 
 
-def ensure_images(registry: str, progress: Progress, options: BuildOptions | None = None) -> Images:
+def ensure_images(registry: str, progress: Progress) -> Images:
     """Provide all three images in the registry. Raise ClusterError with a solution."""
-    chosen = options or BuildOptions.from_environment(os.environ)
-    images = images_of(registry, chosen, CONTEXT)
+    options = BuildOptions.from_environment(os.environ)
+    images = images_of(registry, options, CONTEXT)
     if not _missing(images):
         return images
     with store(progress) as buildah, _copied_context(buildah) as context:
-        images = images_of(registry, chosen, context)
+        images = images_of(registry, options, context)
         missing = _missing(images)
-        _build(buildah, context, missing, chosen, progress)
+        _build(buildah, context, missing, options, progress)
         for target in missing:
             image = images.by_target()[target]
             push(buildah, image, image.reference, progress)
     return images
 
 
-def build_images(progress: Progress, options: BuildOptions | None = None) -> Images:
+def build_images(progress: Progress) -> Images:
     """Provide all three images in the store, with the names that `buildah images` shows."""
-    chosen = options or BuildOptions.from_environment(os.environ)
+    options = BuildOptions.from_environment(os.environ)
     with store(progress) as buildah, _copied_context(buildah) as context:
-        return _build(buildah, context, TARGETS, chosen, progress)
+        return _build(buildah, context, TARGETS, options, progress)
 
 
 def push(buildah: Buildah, image: Image, destination: str, progress: Progress) -> None:

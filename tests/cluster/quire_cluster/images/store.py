@@ -1,13 +1,12 @@
 """The store of images between runs: one folder in the cache, used by one run at a time."""
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from quire_cluster.binaries import cache_folder
+from quire_cluster.binaries import alone, cache_folder
 from quire_cluster.errors import ImageBuildFailed
 from quire_cluster.images.buildah import Buildah
 from quire_cluster.images.tools import ensure_tools
@@ -19,21 +18,12 @@ MOST_BYTES_KEPT: Final = 20_000_000_000  # three generations of the engine's dep
 
 @contextmanager
 def store(progress: Progress | None) -> Iterator[Buildah]:
-    """Lock the store; the kernel releases the lock however this process ends.
-
-    Without `progress`, buildah must be installed.
-    """
+    """Lock the store. Without `progress`, buildah must be installed."""
     if progress is not None:
         ensure_tools(["buildah"], progress)
     home = folder()
     home.mkdir(parents=True, exist_ok=True)
-    with (home / "lock").open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if progress is not None:
-                progress.say("==> another process builds the images; waiting for it")
-            fcntl.flock(held, fcntl.LOCK_EX)
+    with alone(home / "lock", "the images", progress):
         scratch = home / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)  # left by a killed run; only the holder of the lock is here
         scratch.mkdir()

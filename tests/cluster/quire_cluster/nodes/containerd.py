@@ -6,33 +6,18 @@ which disappears with the node.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from quire_cluster.nodes.plan import REGISTRY, NodePlan
+from quire_cluster.programs import Programs
 
 SOCKET: Final = "/run/containerd/containerd.sock"
 NAMESPACE: Final = "k8s.io"
 POD_BRIDGE: Final = "cni0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimePrograms:
-    containerd: Path
-    ctr: Path
-    shims: Path  # the folder that containerd-shim-runc-v2 is in
-    runc: Path
-    network_plugins: Path
-
-    @property
-    def search_path(self) -> str:
-        return ":".join(
-            map(str, (self.shims, self.runc.parent, "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
-        )
-
-
-def config(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> str:
+def config(*, folder: Path, store: Path, programs: Programs, pause_image: str) -> str:
     """Return the configuration of containerd. `folder` contains the node's other files, `store` the images."""
     return f"""\
 version = 2
@@ -59,7 +44,7 @@ disabled_plugins = ["io.containerd.internal.v1.tracing", "io.containerd.snapshot
     runtime_type = "io.containerd.runc.v2"
 
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      BinaryName = "{programs.runc}"
+      BinaryName = "{programs.packaged["runc"]}"
       SystemdCgroup = false
 
   [plugins."io.containerd.grpc.v1.cri".cni]
@@ -93,7 +78,7 @@ def registry_config() -> str:
     return f'server = "http://{REGISTRY}"\n\n[host."http://{REGISTRY}"]\n  capabilities = ["pull", "resolve"]\n'
 
 
-def write(node: NodePlan, *, folder: Path, store: Path, programs: RuntimePrograms, pause_image: str) -> Path:
+def write(node: NodePlan, *, folder: Path, store: Path, programs: Programs, pause_image: str) -> Path:
     """Write all three files and return the path of containerd's own."""
     hosts = folder / "registries" / REGISTRY / "hosts.toml"
     network = folder / "cni.d" / "10-quire.conflist"
@@ -102,14 +87,16 @@ def write(node: NodePlan, *, folder: Path, store: Path, programs: RuntimeProgram
         if not file.exists() or file.read_text() != text:  # containerd watches the network's, and may read half of it
             file.write_text(text)
     path = folder / "containerd.toml"
-    path.write_text(config(node, folder=folder, store=store, programs=programs, pause_image=pause_image))
+    path.write_text(config(folder=folder, store=store, programs=programs, pause_image=pause_image))
     return path
 
 
-def command(programs: RuntimePrograms, file: Path) -> list[str]:
-    return ["env", f"PATH={programs.search_path}", str(programs.containerd), "--config", str(file)]
+def command(programs: Programs, file: Path) -> list[str]:
+    folders = (programs.packaged[program].parent for program in ("containerd-shim-runc-v2", "runc"))
+    path = ":".join(map(str, (*folders, "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")))
+    return ["env", f"PATH={path}", str(programs.packaged["containerd"]), "--config", str(file)]
 
 
-def client(programs: RuntimePrograms, arguments: Sequence[str]) -> list[str]:
+def client(programs: Programs, arguments: Sequence[str]) -> list[str]:
     """Return a `ctr` command in the kubelet's namespace, to be run on the node."""
-    return [str(programs.ctr), "--address", SOCKET, "--namespace", NAMESPACE, *arguments]
+    return [str(programs.packaged["ctr"]), "--address", SOCKET, "--namespace", NAMESPACE, *arguments]

@@ -4,50 +4,39 @@ Each of the three can be killed, paused and restarted. `real_cluster` connects n
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.kubeconfig import write as write_private
-from quire_cluster.nodes import cgroups, containerd, kubelet, namespaces, pause, proxy, teardown
-from quire_cluster.nodes.containerd import RuntimePrograms
+from quire_cluster.nodes import cgroups, containerd, kubelet, namespaces, pause, proxy
 from quire_cluster.nodes.held_images import outdated
 from quire_cluster.nodes.kubelet import KubeletFiles
 from quire_cluster.nodes.plan import REGISTRY, NodePlan
 from quire_cluster.nodes.teardown import HostProcess, host_process
 from quire_cluster.processes import Process
+from quire_cluster.programs import Programs
 from quire_cluster.shell import run, succeeds
 
 READY_SECONDS: Final = 120.0
 REMOVE_SECONDS: Final = 300.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePrograms:
-    kubelet: Path
-    kube_proxy: Path
-    pause: Path
-    runtime: RuntimePrograms
-
-
 class Node:
     """A node whose images stay in `store` when the cluster is removed."""
 
-    def __init__(self, plan: NodePlan, *, control_plane: ControlPlane, programs: NodePrograms, store: Path) -> None:
+    def __init__(self, plan: NodePlan, *, control_plane: ControlPlane, programs: Programs, store: Path) -> None:
         self.plan = plan
         self.name, self.address = plan.name, plan.address
         self.store = store
         self._control_plane = control_plane
         self._programs = programs
         self._folder = control_plane.state / plan.name
-        self.containerd = self._process(
-            "containerd", lambda: containerd.command(programs.runtime, self._containerd_file)
-        )
+        self.containerd = self._process("containerd", lambda: containerd.command(programs, self._containerd_file))
         self.kubelet = self._process("kubelet", self._kubelet_command)
         self.kube_proxy = self._process(
             "kube-proxy",
-            lambda: proxy.command(programs.kube_proxy, plan, control_plane.state / "kube-proxy.kubeconfig"),
+            lambda: proxy.command(programs.built["kube-proxy"], plan, control_plane.state / "kube-proxy.kubeconfig"),
         )
 
     @property
@@ -89,13 +78,6 @@ class Node:
         conditions = answer.body["status"].get("conditions", ()) if answer.ok else ()
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
-    def stop(self) -> None:
-        """Stop the node and remove everything except its images. The network is removed with the cluster."""
-        for process in (self.kubelet, self.kube_proxy, self.containerd):
-            process.kill()
-        teardown.end_processes(self.plan)
-        namespaces.remove(self.plan)
-
     def container_processes(self, container_id: str) -> tuple[HostProcess, ...]:
         """Return the living processes of a container, the first one first; `container_id` is containerd's."""
         for root in cgroups.roots():
@@ -103,10 +85,6 @@ class Node:
                 pids = sorted(cgroups.processes(str(folder.relative_to(root))))
                 return tuple(process for pid in pids if (process := host_process(pid)).command)
         return ()
-
-    def images(self) -> tuple[str, ...]:
-        """Return the names of its images."""
-        return tuple(run([*namespaces.enter(self.plan), *self._client("images", "ls", "-q")]).split())
 
     def forget_images_but(self, kept: Collection[str]) -> tuple[str, ...]:
         """Remove images from the cluster's registry with other names than these, and return their names.
@@ -117,10 +95,6 @@ class Node:
         if names:
             run(self._ctr("images", "rm", "--sync", *names), seconds=REMOVE_SECONDS)
         return names
-
-    def run(self, *command: str) -> str:
-        """Return the output of a command that runs on the node with its network and mounts."""
-        return run([*namespaces.enter(self.plan), *command])
 
     def _process(self, name: str, command: Callable[[], list[str]]) -> Process:
         state = self._control_plane.state
@@ -136,7 +110,9 @@ class Node:
 
     def _kubelet_command(self) -> list[str]:
         kubeconfig = self._control_plane.state / f"{self.name}.kubeconfig"
-        return kubelet.command(self._programs.kubelet, self.plan, config_file=self._kubelet_file, kubeconfig=kubeconfig)
+        return kubelet.command(
+            self._programs.built["kubelet"], self.plan, config_file=self._kubelet_file, kubeconfig=kubeconfig
+        )
 
     def _write_files(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True, mode=0o711)
@@ -144,8 +120,8 @@ class Node:
             self.plan,
             folder=self._folder,
             store=self.store,
-            programs=self._programs.runtime,
-            pause_image=pause.image_name(self._programs.pause),
+            programs=self._programs,
+            pause_image=pause.image_name(self._programs.built["pause"]),
         )
         files = KubeletFiles(
             authority=self._control_plane.server.authority,
@@ -155,11 +131,8 @@ class Node:
         files.resolv_conf.write_text(kubelet.resolv_conf())
         write_private(self._kubelet_file, kubelet.config(self.plan, files))
 
-    def _client(self, *arguments: str) -> list[str]:
-        return containerd.client(self._programs.runtime, arguments)
-
     def _ctr(self, *arguments: str) -> list[str]:
-        return [*namespaces.enter(self.plan), *self._client(*arguments)]
+        return [*namespaces.enter(self.plan), *containerd.client(self._programs, arguments)]
 
     def _has_tasks(self) -> bool:
         return bool(run(self._ctr("tasks", "ls", "-q")).split())
@@ -171,9 +144,9 @@ class Node:
             run(self._ctr("containers", "rm", *known))
 
     def _import_pause(self) -> None:
-        if pause.image_name(self._programs.pause) in self.images():
+        if pause.image_name(self._programs.built["pause"]) in run(self._ctr("images", "ls", "-q")).split():
             return
         file = self._folder / "pause.tar"
-        file.write_bytes(pause.archive(self._programs.pause, architecture=pause.host_architecture()))
+        file.write_bytes(pause.archive(self._programs.built["pause"], architecture=pause.host_architecture()))
         run(self._ctr("images", "import", str(file)))
         file.unlink()
