@@ -6,7 +6,7 @@ recorded once, and the scenarios check them.
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,14 +136,23 @@ def _break_all(courses: dict[str, Course], release: Release) -> None:
         change = _with_registry(FAULTS[name].change, registry)
         watches[name] = Stopwatch()
         course.chat.patch(**change)
+
+    def look(name: str, course: Course) -> bool:
+        conditions = course.chat.conditions()
+        degraded = conditions["Degraded"]
+        if not (degraded.is_true and degraded.reason == FAULTS[name].reason):
+            return False
+        course.reported, course.reported_after, course.others = degraded, watches[name].seconds, conditions
+        return True
+
+    _wait_for_all(courses, look, TOLD_SECONDS)
+
+
+def _wait_for_all(courses: dict[str, Course], look: Callable[[str, Course], bool], seconds: float) -> None:
+    """Look at each course until it is as expected. Explain those that were not in time."""
     waiting, watch = dict(courses), Stopwatch()
-    while waiting and watch.seconds < TOLD_SECONDS:
-        for name, course in list(waiting.items()):
-            conditions = course.chat.conditions()
-            if conditions["Degraded"].is_true and conditions["Degraded"].reason == FAULTS[name].reason:
-                course.reported, course.reported_after = conditions["Degraded"], watches[name].seconds
-                course.others = conditions
-                del waiting[name]
+    while waiting and watch.seconds < seconds:
+        waiting = {name: course for name, course in waiting.items() if not look(name, course)}
         time.sleep(POLL_SECONDS)
     for course in waiting.values():
         course.explained = course.chat.explain()
@@ -154,7 +163,7 @@ def _look_around(course: Course, fault: Fault, release: Release) -> None:
     # The operator creates the event after it has written the condition.
     while not _is_warned(course, fault) and watch.seconds < EVENT_SECONDS:
         time.sleep(POLL_SECONDS)
-    course.old_then = next((pod for pod in chat.pods() if pod.uid == course.old.uid), None)
+    course.old_then = _old_pod(course)
     labels = {"namespace": chat.namespace, "name": chat.name, "type": "Degraded", "reason": fault.reason}
     course.metric = release.operator_metrics().values("quire_operator_llmdeployment_condition", **labels)
 
@@ -172,16 +181,18 @@ def _mend_all(courses: dict[str, Course], space: Space) -> None:
             course.chat.patch(**back)
         else:
             space.secret("keys", {"keys": f"name=scenario {KEY}\n"})
-    waiting, watch = dict(courses), Stopwatch()
-    while waiting and watch.seconds < MENDED_SECONDS:
-        for name, course in list(waiting.items()):
-            if _is_mended(course.chat):
-                course.mended_after = watches[name].seconds
-                course.old_in_the_end = next((pod for pod in course.chat.pods() if pod.uid == course.old.uid), None)
-                del waiting[name]
-        time.sleep(POLL_SECONDS)
-    for course in waiting.values():
-        course.explained = course.chat.explain()
+
+    def look(name: str, course: Course) -> bool:
+        if not _is_mended(course.chat):
+            return False
+        course.mended_after, course.old_in_the_end = watches[name].seconds, _old_pod(course)
+        return True
+
+    _wait_for_all(courses, look, MENDED_SECONDS)
+
+
+def _old_pod(course: Course) -> Pod | None:
+    return next((pod for pod in course.chat.pods() if pod.uid == course.old.uid), None)
 
 
 def _is_mended(chat: LLMDeployment) -> bool:

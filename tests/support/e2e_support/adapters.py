@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from e2e_support import objects
-from e2e_support.kube import LLMDEPLOYMENTS, Kube, namespaced
-from e2e_support.objects import Condition, Event
-from e2e_support.space import Space
-from e2e_support.waiting import until
+from e2e_support.kube import namespaced
+from e2e_support.objects import Condition
+from e2e_support.space import Resource, Space
 
 JSON = dict[str, Any]
 _CONFIG_MAP: Final = "invalid-adapters"
@@ -23,47 +21,26 @@ HIGH_RANK: Final = 64
 _CONFIG, _WEIGHTS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 
 
-class LLMAdapter:
-    """An applied LLMAdapter. `model` is the model name for requests to the gateway."""
+class LLMAdapter(Resource):
+    plural = "llmadapters"
 
-    def __init__(self, kube: Kube, namespace: str, name: str, *, model: str) -> None:
-        self.kube, self.namespace, self.name, self.model = kube, namespace, name, model
-        self._path = namespaced(namespace, "llmadapters", name, group=LLMDEPLOYMENTS)
-
-    def body(self) -> JSON:
-        return self.kube.get(self._path)
-
-    def condition(self, type: str = "Ready") -> Condition | None:
-        return objects.conditions(self.body()).get(type)
-
-    def wait_reason(self, reason: str, *, seconds: float = CONDITION_SECONDS) -> Condition:
+    def wait_reason(self, reason: str) -> Condition:
         """Wait until the condition Ready has this reason."""
 
         def look() -> Condition | None:
-            found = self.condition()
+            found = self.conditions().get("Ready")
             return found if found is not None and found.reason == reason else None
 
-        return until(look, what=f"{self.name}: Ready with reason {reason}", seconds=seconds, explain=self._explain)
+        return self.until(look, what=f"Ready with reason {reason}", seconds=CONDITION_SECONDS)
 
-    def wait_loaded(self, replicas: int, *, seconds: float = CONDITION_SECONDS) -> None:
+    def wait_loaded(self, replicas: int) -> None:
         """Wait until so many replicas, which are all that are ready, have loaded it."""
 
         def look() -> bool:
-            status = self.body().get("status", {})
+            status = self.status()
             return (status.get("loadedReplicas"), status.get("replicas")) == (replicas, replicas)
 
-        until(look, what=f"{self.name}: {replicas} replicas have loaded it", seconds=seconds, explain=self._explain)
-
-    def events(self) -> list[Event]:
-        """Return the events about this LLMAdapter, oldest first."""
-        found = [objects.event(body) for body in self.kube.items(namespaced(self.namespace, "events"))]
-        return objects.in_order([one for one in found if (one.kind, one.name) == ("LLMAdapter", self.name)])
-
-    def delete(self) -> None:
-        self.kube.delete(self._path)
-
-    def _explain(self) -> str:
-        return json.dumps(self.body().get("status", {}), indent=2)
+        self.until(look, what=f"{replicas} replicas have loaded it", seconds=CONDITION_SECONDS)
 
 
 def apply_adapter(

@@ -1,4 +1,4 @@
-"""LLMDeployments that start quickly on a small machine. Pure."""
+"""LLMDeployments that start quickly on a small machine, and pods without rights. Pure."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -7,7 +7,7 @@ from typing import Any
 JSON = dict[str, Any]
 DEMO_MODEL = "file://./models/quire-demo"
 """The model in the engine's image."""
-
+_USER = 65532
 _SMALL: JSON = {
     "model": {"source": DEMO_MODEL},
     "engine": {"maxSequences": 8, "maxBatchedTokens": 512, "maxModelLength": 2048, "kvCache": {"size": "64Mi"}},
@@ -26,6 +26,21 @@ def small_llmdeployment(name: str, **changes: Any) -> JSON:
         "kind": "LLMDeployment",
         "metadata": {"name": name},
         "spec": merged(_SMALL, changes),
+    }
+
+
+def restricted_pod(name: str, container: JSON, spec: JSON) -> JSON:
+    """Return a pod with one container that complies with the strictest Pod Security Standard."""
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+    of_pod = {"runAsNonRoot": True, "runAsUser": _USER, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        "metadata": {"name": name, "labels": {"app": name}},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "securityContext": of_pod,
+            "containers": [container | {"securityContext": security}],
+            **spec,
+        },
     }
 
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 from e2e_support import objects
 from e2e_support.errors import NotInTime, TargetUnavailable
 from e2e_support.kube import Kube, namespaced
+from e2e_support.manifests import restricted_pod
 from e2e_support.objects import Node, Pod
 from e2e_support.waiting import Stopwatch, until
 from quire_cluster.progress import Progress
 
 PULL_SECONDS: Final = 900.0
-_USER: Final = 65532
 
 
 def pull_everywhere(kube: Kube, nodes: Sequence[Node], image: str, progress: Progress) -> None:
@@ -59,16 +59,6 @@ def _told(pods: Sequence[Pod]) -> str:
 
 def _pod(node: str, image: str) -> dict[str, Any]:
     """Return a pod with a fixed node, because the scheduler might consider the node full."""
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    container = {"name": "pull", "image": image, "command": ["true"], "securityContext": security}
-    return {
-        "metadata": {"name": f"pull-{node}"[:63].rstrip("-.")},
-        "spec": {
-            "nodeName": node,
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": False,
-            "tolerations": [{"operator": "Exists"}],
-            "securityContext": {"runAsNonRoot": True, "runAsUser": _USER, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [container],
-        },
-    }
+    container = {"name": "pull", "image": image, "command": ["true"]}
+    more = {"nodeName": node, "restartPolicy": "Never", "tolerations": [{"operator": "Exists"}]}
+    return restricted_pod(f"pull-{node}"[:63].rstrip("-."), container, more)

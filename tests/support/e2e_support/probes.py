@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from e2e_support import objects
 from e2e_support.kube import namespaced
+from e2e_support.manifests import restricted_pod
 from e2e_support.objects import Pod
 from e2e_support.space import Space
 from e2e_support.waiting import until
@@ -18,7 +19,6 @@ STARTED_SECONDS: Final = 90.0
 PORT: Final = 8000
 LISTENER: Final = "listener"
 """The name of the container."""
-_USER: Final = 65532
 _INSIDE: Final = """
 import json, os, pathlib
 def refusal(path):
@@ -61,7 +61,14 @@ def reaches(space: Space, pod: str, container: str, address: str) -> bool:
 def listener(space: Space, name: str, *, image: str, command: Sequence[str] = _SERVE_TMP) -> Pod:
     """Return a pod whose command accepts connections at PORT, when it does."""
     path = namespaced(space.name, "pods")
-    space.kube.create(path, _pod(name, image, command))
+    container = {
+        "name": LISTENER,
+        "image": image,
+        "command": list(command),
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
+    }
+    space.kube.create(path, restricted_pod(name, container, {"terminationGracePeriodSeconds": 0}))
 
     def look() -> Pod | None:
         pod = objects.pod(space.kube.get(f"{path}/{name}"))
@@ -71,31 +78,3 @@ def listener(space: Space, name: str, *, image: str, command: Sequence[str] = _S
         return space.kubectl("describe", "pod", name)
 
     return until(look, what=f"pod {space.name}/{name}", seconds=STARTED_SECONDS, explain=explain)
-
-
-def _pod(name: str, image: str, command: Sequence[str]) -> dict[str, Any]:
-    container = {
-        "name": LISTENER,
-        "image": image,
-        "command": list(command),
-        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-    return {
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {
-            "terminationGracePeriodSeconds": 0,
-            "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
-            "containers": [container],
-        },
-    }

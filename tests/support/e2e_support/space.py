@@ -24,13 +24,14 @@ T = TypeVar("T")
 Words = Callable[[], Sequence[str]]
 
 
-class LLMDeployment:
-    """An applied LLMDeployment. `model` is the model name for requests to the gateway."""
+class Resource:
+    """An applied LLMDeployment or LLMAdapter. `model` is the model name for requests to the gateway."""
 
-    def __init__(self, kube: Kube, namespace: str, name: str, *, model: str, operator_log: Words) -> None:
-        self.name, self.namespace, self.model = name, namespace, model
-        self.kube, self._operator_log = kube, operator_log
-        self._path = namespaced(namespace, "llmdeployments", name, group=LLMDEPLOYMENTS)
+    plural: str
+
+    def __init__(self, kube: Kube, namespace: str, name: str, *, model: str) -> None:
+        self.kube, self.namespace, self.name, self.model = kube, namespace, name, model
+        self._path = namespaced(namespace, self.plural, name, group=LLMDEPLOYMENTS)
 
     def body(self) -> JSON:
         return self.kube.get(self._path)
@@ -42,12 +43,33 @@ class LLMDeployment:
     def conditions(self) -> dict[str, Condition]:
         return objects.conditions(self.body())
 
-    def patch(self, **spec: Any) -> None:
-        """Apply a merge patch to the spec; None removes a field."""
-        self.kube.patch(self._path, {"spec": spec})
+    def events(self) -> list[Event]:
+        """Return the events about it, its pods and its other children, oldest first."""
+        found = [objects.event(body) for body in self.kube.items(namespaced(self.namespace, "events"))]
+        mine = [event for event in found if event.name == self.name or event.name.startswith(f"{self.name}-")]
+        return objects.in_order(mine)
 
     def delete(self) -> None:
         self.kube.delete(self._path)
+
+    def until(self, look: Callable[[], T | None], *, what: str, seconds: float) -> T:
+        """Wait like ``waiting.until``, with all known facts in the error."""
+        return until(look, what=f"{self.namespace}/{self.name}: {what}", seconds=seconds, explain=self.explain)
+
+    def explain(self) -> str:
+        return json.dumps(self.status(), indent=2)
+
+
+class LLMDeployment(Resource):
+    plural = "llmdeployments"
+
+    def __init__(self, kube: Kube, namespace: str, name: str, *, model: str, operator_log: Words) -> None:
+        super().__init__(kube, namespace, name, model=model)
+        self._operator_log = operator_log
+
+    def patch(self, **spec: Any) -> None:
+        """Apply a merge patch to the spec; None removes a field."""
+        self.kube.patch(self._path, {"spec": spec})
 
     def pods(self) -> list[Pod]:
         """Return the pods, oldest first, including terminating ones."""
@@ -62,13 +84,6 @@ class LLMDeployment:
         """Return the serving pods that are not among those before."""
         known = {pod.uid for pod in before}
         return [pod for pod in self.serving_pods() if pod.uid not in known]
-
-    def events(self) -> list[Event]:
-        """Return the events about the LLMDeployment, its pods and its other children, oldest first."""
-        bodies = self.kube.items(namespaced(self.namespace, "events"))
-        found = [objects.event(body) for body in bodies]
-        mine = [event for event in found if event.name == self.name or event.name.startswith(f"{self.name}-")]
-        return objects.in_order(mine)
 
     def wait_ready(self, *, replicas: int | None = None, seconds: float = READY_SECONDS) -> Condition:
         """Wait until the current spec is Ready with this number of replicas."""
@@ -97,11 +112,6 @@ class LLMDeployment:
 
         what = f"{type}={status}" + (f" with reason {reason}" if reason else "")
         return self.until(look, what=what, seconds=seconds)
-
-    def until(self, look: Callable[[], T | None], *, what: str, seconds: float) -> T:
-        """Wait like ``waiting.until``, with all known facts in the error."""
-        about = f"LLMDeployment {self.namespace}/{self.name}: {what}"
-        return until(look, what=about, seconds=seconds, explain=self.explain)
 
     def explain(self) -> str:
         facts = Facts(

@@ -3,18 +3,15 @@
 A failed poll (no API server) is a gap, which the plot shows; it never ends a scenario.
 """
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any
 
 from e2e_support import objects
 from e2e_support.errors import E2EError
+from e2e_support.polling import EVERY_SECONDS, Polling
 from e2e_support.space import LLMDeployment
 from e2e_support.timeline.model import Blind, ClusterMessage, Steps
-
-EVERY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +25,13 @@ class Sight:
     """Messages that are recorded once, by their identity."""
 
 
-class ClusterWatch:
+class ClusterWatch(Polling):
     """A context manager that uses the clock of the traffic: `ClusterWatch(look, traffic.now)`."""
 
     def __init__(self, look: Callable[[], Sight], clock: Callable[[], float], *, every: float = EVERY_SECONDS) -> None:
-        self._look, self._clock, self._every = look, clock, every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="cluster watch", daemon=True)
+        super().__init__(self._take, every=every)
+        self._look, self._clock = look, clock
         self._seen = _Seen()
-        self._broken: Exception | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join(60)
-        if self._broken is not None and error is None:
-            raise RuntimeError("the look at the cluster itself failed") from self._broken
 
     @property
     def replicas(self) -> list[Steps]:
@@ -62,17 +45,12 @@ class ClusterWatch:
     def blind(self) -> list[Blind]:
         return list(self._seen.blind)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            began = self._clock()
-            try:
-                self._seen.take(self._look(), self._clock())
-            except E2EError:
-                self._seen.nothing(began, self._clock())
-            except Exception as error:
-                self._broken = error
-                return
-            self._stop.wait(max(0.0, self._every - (self._clock() - began)))
+    def _take(self) -> None:
+        began = self._clock()
+        try:
+            self._seen.take(self._look(), self._clock())
+        except E2EError:
+            self._seen.nothing(began, self._clock())
 
 
 class _Seen:
