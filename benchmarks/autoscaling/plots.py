@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.autoscaling.matrix import ORACLE, Row
 from benchmarks.autoscaling.registry import PEERS
 from benchmarks.report import new_figure, save_figure
-from quire_cli.simulation.run import Run
+from quire_cli.simulation.run import Run, is_late
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {"quire": "C3", "hpa": "C0", "kpa": "C1", "keda": "C2", "llmd": "C4", ORACLE: "0.5"}
 MARKERS = {0.95: "o", 0.99: "s"}
@@ -62,12 +66,7 @@ def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
     save_figure(path, figure)
 
 
-def _panel(ax: "object", name: str, run: Run) -> None:
-    from matplotlib.axes import Axes
-
-    from quire_cli.simulation.run import is_late
-
-    assert isinstance(ax, Axes)
+def _panel(ax: "Axes", name: str, run: Run) -> None:
     times = [point.time for point in run.timeline]
     ax.step(times, [point.asked for point in run.timeline], where="post", color=COLOURS[name], label="asked for")
     ax.step(times, [point.ready for point in run.timeline], where="post", color="0.6", linewidth=0.8, label="ready")

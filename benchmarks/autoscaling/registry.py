@@ -6,13 +6,14 @@ number would be wrong for engines of different speed.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from benchmarks.autoscaling.loads import Load, busy_seconds
 from benchmarks.autoscaling.policies.hpa import HpaConfig, HpaScaler, Rules, Step, Unit
-from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query
+from benchmarks.autoscaling.policies.keda import KedaConfig, KedaScaler, Query
 from benchmarks.autoscaling.policies.kpa import KpaConfig, KpaScaler
 from benchmarks.autoscaling.policies.llmd import Analyzer, EngineLimits, LlmdConfig, LlmdScaler, chart_rules
 from benchmarks.autoscaling.policies.quire import QuireConfig, quire_scaler
@@ -70,15 +71,21 @@ def _number(parameters: Parameters, name: str) -> float:
     value = parameters[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigurationError(f"{name} should be a number, got {value!r}")
-    return float(value)
+    return value
+
+
+def _numbers(parameters: Parameters, names: Iterable[str]) -> dict[str, Any]:
+    """Return these parameters as the fields of a configuration, which have the same names."""
+    return {name: _number(parameters, name) for name in names}
+
+
+def _same_names(config: type[Any], parameters: Parameters) -> set[str]:
+    """Return the parameters that are fields of a configuration."""
+    return {field.name for field in fields(config)} & parameters.keys()
 
 
 def _optional(parameters: Parameters, name: str) -> float | None:
     return None if parameters[name] is None else _number(parameters, name)
-
-
-def _choice(parameters: Parameters, name: str) -> str:
-    return str(parameters[name])
 
 
 # --- HPA, and what KEDA hands to it ---
@@ -137,13 +144,13 @@ HPA = Policy(
 
 
 def _keda(parameters: Parameters, load: Load, target: float) -> Scaler:
-    query = Query[_choice(parameters, "query")]
+    query = Query[str(parameters["query"])]
     replicas = _optional(parameters, "fallback_replicas")
     config = KedaConfig(
         query=query,
         threshold=_keda_threshold(query, parameters, load),
         ignore_null_values=bool(parameters["ignore_null_values"]),
-        fallback=None if replicas is None else Fallback(replicas=int(replicas)),
+        fallback_replicas=None if replicas is None else int(replicas),
         up=_up(parameters),
         down=_down(parameters),
     )
@@ -179,16 +186,7 @@ KEDA = Policy(
 
 
 def _kpa(parameters: Parameters, load: Load, target: float) -> Scaler:
-    config = KpaConfig(
-        target=_number(parameters, "target"),
-        stable_window_seconds=_number(parameters, "stable_window_seconds"),
-        panic_window_share=_number(parameters, "panic_window_share"),
-        panic_threshold=_number(parameters, "panic_threshold"),
-        max_scale_up_rate=_number(parameters, "max_scale_up_rate"),
-        max_scale_down_rate=_number(parameters, "max_scale_down_rate"),
-        scale_down_delay_seconds=_number(parameters, "scale_down_delay_seconds"),
-    )
-    return KpaScaler(config, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
+    return KpaScaler(KpaConfig(**_numbers(parameters, parameters)), minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 
 
 KPA = Policy(
@@ -211,14 +209,8 @@ KPA = Policy(
 
 def _llmd(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = LlmdConfig(
-        analyzer=Analyzer(_choice(parameters, "analyzer")),
-        kv_cache_threshold=_number(parameters, "kv_cache_threshold"),
-        queue_length_threshold=_number(parameters, "queue_length_threshold"),
-        kv_spare_trigger=_number(parameters, "kv_spare_trigger"),
-        queue_spare_trigger=_number(parameters, "queue_spare_trigger"),
-        scale_up_threshold=_number(parameters, "scale_up_threshold"),
-        scale_down_boundary=_number(parameters, "scale_down_boundary"),
-        interval_seconds=_number(parameters, "interval_seconds"),
+        **_numbers(parameters, _same_names(LlmdConfig, parameters) - {"analyzer"}),
+        analyzer=Analyzer(str(parameters["analyzer"])),
         up=chart_rules(_number(parameters, "up_window_seconds")),
         down=chart_rules(_number(parameters, "down_window_seconds")),
     )
@@ -249,20 +241,9 @@ LLMD = Policy(
 
 def _quire(parameters: Parameters, load: Load, target: float) -> Scaler:
     config = QuireConfig(
+        **_numbers(parameters, _same_names(QuireConfig, parameters)),
         percentile=round(100 * target),
-        threshold_seconds=_number(parameters, "threshold_seconds"),
-        up_max_step=int(_number(parameters, "up_max_step")),
-        down_window_seconds=_number(parameters, "down_window_seconds"),
-        down_max_step=int(_number(parameters, "down_max_step")),
-        down_period_seconds=_number(parameters, "down_period_seconds"),
-        scrape_seconds=_number(parameters, "scrape_seconds"),
-        tuning=Tuning(
-            spare=_number(parameters, "spare"),
-            rise=_number(parameters, "rise"),
-            flow_seconds=_number(parameters, "flow_seconds"),
-            drain_seconds=_number(parameters, "drain_seconds"),
-            first_token_seconds=_number(parameters, "first_token_seconds"),
-        ),
+        tuning=Tuning(**_numbers(parameters, _same_names(Tuning, parameters))),
     )
     return quire_scaler(config, max_sequences=load.engine.max_sequences, minimum=MIN_REPLICAS, maximum=MAX_REPLICAS)
 

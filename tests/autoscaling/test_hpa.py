@@ -9,7 +9,6 @@ from benchmarks.autoscaling.policies.hpa import (
     HpaConfig,
     HpaScaler,
     Rules,
-    Select,
     Step,
     Tolerances,
     Unit,
@@ -115,17 +114,15 @@ def test_a_policy_counts_what_was_already_changed_in_its_period() -> None:
     assert controller.settle(20, 14, 61.0) == 18
 
 
-@pytest.mark.parametrize(("select", "asked"), [(Select.MAX, 80), (Select.MIN, 95), (Select.DISABLED, 100)])
-def test_select_policy_chooses_the_most_the_least_or_no_change(select: Select, asked: int) -> None:
+def test_policy_that_allows_the_largest_change_is_selected() -> None:
     rules = Rules(
         window_seconds=0.0,
-        select=select,
         policies=(
             Step(unit=Unit.PERCENT, value=20, period_seconds=60),
             Step(unit=Unit.PODS, value=5, period_seconds=60),
         ),
     )
-    assert Controller(down=rules, minimum=1, maximum=200).settle(1, 100, 0.0) == asked
+    assert Controller(down=rules, minimum=1, maximum=200).settle(1, 100, 0.0) == 80
 
 
 def test_scale_down_waits_for_the_highest_recommendation_to_leave() -> None:

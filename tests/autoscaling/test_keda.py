@@ -1,6 +1,6 @@
 """KEDA: the behaviour in https://keda.sh/docs/2.17/reference/scaledobject-spec/ and …/scalers/prometheus/."""
 
-from benchmarks.autoscaling.policies.keda import Fallback, KedaConfig, KedaScaler, Query, Trigger
+from benchmarks.autoscaling.policies.keda import KedaConfig, KedaScaler, Query, Trigger
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaPhase, ReplicaSample
 
 
@@ -48,7 +48,7 @@ def test_empty_result_is_an_error_unless_nulls_are_ignored() -> None:
 
 def test_three_failures_replace_the_metric_by_the_fallback() -> None:
     """The page's example: ``failureThreshold: 3``, ``replicas: 6``."""
-    config = KedaConfig(threshold=5.0, ignore_null_values=False, fallback=Fallback(replicas=6, failure_threshold=3))
+    config = KedaConfig(threshold=5.0, ignore_null_values=False, fallback_replicas=6)
     trigger = Trigger(config)
     assert [trigger.metric(None) for _ in range(5)] == [None, None, None, 30.0, 30.0]
     assert trigger.metric(7.0) == 7.0
@@ -67,10 +67,3 @@ def test_pods_that_end_still_count_in_the_query() -> None:
     there = observed(0.0, {"a": 10.0})
     both = Observation(replicas=(*draining.replicas, *there.replicas), target=1)
     assert scaler.decide(both, 0.0).replicas == 4
-
-
-def test_to_zero_after_the_cooldown_and_back_at_the_next_poll() -> None:
-    scaler = KedaScaler(KedaConfig(query=Query.WAITING, threshold=10.0), minimum=0, maximum=10)
-    assert scaler.decide(observed(0.0, {"a": 5.0}), 0.0).replicas == 1
-    assert scaler.decide(observed(285.0, {"a": 0.0}), 285.0).replicas == 1
-    assert scaler.decide(observed(300.0, {"a": 0.0}), 300.0).replicas == 0

@@ -29,12 +29,6 @@ class Unit(StrEnum):
     PERCENT = "Percent"
 
 
-class Select(StrEnum):
-    MAX = "Max"
-    MIN = "Min"
-    DISABLED = "Disabled"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """An entry of ``behavior.*.policies[]``: at most ``value`` in each period."""
@@ -46,11 +40,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The rules ``behavior.scaleUp`` or ``behavior.scaleDown``."""
+    """The rules ``behavior.scaleUp`` or ``behavior.scaleDown``, with the default ``selectPolicy: Max``."""
 
     window_seconds: float
     policies: tuple[Step, ...]
-    select: Select = Select.MAX
     tolerance: float = TOLERANCE
 
 
@@ -170,8 +163,6 @@ class Controller:
 
     def _limit(self, rules: Rules, current: int, now: float, *, sign: int) -> int:
         """Return the limits that the policies set now; they count from the start of each period."""
-        if rules.select is Select.DISABLED:
-            return current
         reaches: list[int] = []
         for step in rules.policies:
             start = current - sum(c.replicas for c in self._changes if c.time > now - step.period_seconds)
@@ -181,9 +172,7 @@ class Controller:
                 reaches.append(math.ceil(start * (1 + step.value / 100) - _EPSILON))
             else:
                 reaches.append(int(start * (1 - step.value / 100) + _EPSILON))
-        furthest = (rules.select is Select.MAX) == (sign > 0)
-        reach = max(reaches) if furthest else min(reaches)
-        return max(reach, current) if sign > 0 else min(reach, current)
+        return max(*reaches, current) if sign > 0 else min(*reaches, current)
 
     def _bounded(self, replicas: int) -> int:
         return max(self._minimum, min(replicas, self._maximum))

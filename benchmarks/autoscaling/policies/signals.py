@@ -91,10 +91,6 @@ class Series:
         """Return ``max_over_time``; None if the window has no sample."""
         return max((value(sample) for sample in self._points.get(name, ())), default=None)
 
-    def mean(self, value: Callable[[ReplicaSample], float]) -> dict[str, float]:
-        """Return ``avg_over_time`` of each pod."""
-        return {name: sum(map(value, points)) / len(points) for name, points in self._points.items()}
-
     def rate(self, counter: Callable[[ReplicaSample], float]) -> dict[str, float]:
         """Return ``rate`` of each pod's counter per second; a pod with one sample has none.
 
