@@ -78,8 +78,8 @@ class KubeCluster:
         return await self._image_volumes.supported(key.namespace, deployment.body)
 
     async def check_template(self, key: Key, deployment: Manifest) -> None:
-        """See ``ports.Cluster``."""
-        await self.try_apply(key, deployment)
+        """See ``ports.Cluster``. This applies as ``update`` does, but stores nothing."""
+        await self._apply("try", key, deployment, force="true", dry_run=True)
 
     async def create_secret(self, key: Key, manifest: Manifest) -> None:
         """See ``ports.Cluster``."""
@@ -115,10 +115,6 @@ class KubeCluster:
     async def update(self, key: Key, manifest: Manifest) -> Child:
         """See ``ports.Cluster``."""
         return await self._apply("update", key, manifest, force="true")
-
-    async def try_apply(self, key: Key, manifest: Manifest) -> None:
-        """Apply as ``update`` does, but store nothing."""
-        await self._apply("try", key, manifest, force="true", dry_run=True)
 
     async def _apply(self, verb: str, key: Key, manifest: Manifest, *, force: str, dry_run: bool = False) -> Child:
         kind = manifest.ref.kind

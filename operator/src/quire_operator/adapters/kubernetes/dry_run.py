@@ -22,4 +22,4 @@ class KubeDryRun:
 
     async def apply(self, key: Key, manifest: Manifest) -> None:
         """See ``ports.DryRun``."""
-        await self._cluster.try_apply(key, manifest)
+        await self._cluster.check_template(key, manifest)

@@ -76,10 +76,9 @@ class GatewayPods:
 def _address(pod: Mapping[str, Any]) -> str | None:
     """Return the address, or None for a pod that has no requests because it is not ready yet or has ended."""
     status = pod.get("status") or {}
-    ip, metadata = status.get("podIP"), pod.get("metadata") or {}
-    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    ip = status.get("podIP")
     # A terminating pod gets no new requests but may still have old ones.
-    if not ip or status.get("phase") != "Running" or not (ready or "deletionTimestamp" in metadata):
+    if not ip or status.get("phase") != "Running" or not (_is_ready(pod) or _is_ending(pod)):
         return None
     numbers = _ports(pod)
     scheme = next((scheme for scheme in _SCHEMES if scheme in numbers), None)
@@ -88,12 +87,17 @@ def _address(pod: Mapping[str, Any]) -> str | None:
 
 def _wake_address(pod: Mapping[str, Any]) -> GatewayAddress | None:
     """Return the address for requests to Services; None for a pod that is not ready, ends, or has no such port."""
-    status = pod.get("status") or {}
-    ip, port = status.get("podIP"), _ports(pod).get(WAKE_PORT_NAME)
-    is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
-    if not ip or not port or not is_ready or "deletionTimestamp" in (pod.get("metadata") or {}):
-        return None
-    return GatewayAddress(ip, port)
+    ip, port = (pod.get("status") or {}).get("podIP"), _ports(pod).get(WAKE_PORT_NAME)
+    return GatewayAddress(ip, port) if ip and port and _is_ready(pod) and not _is_ending(pod) else None
+
+
+def _is_ready(pod: Mapping[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+
+
+def _is_ending(pod: Mapping[str, Any]) -> bool:
+    return "deletionTimestamp" in (pod.get("metadata") or {})
 
 
 def _ports(pod: Mapping[str, Any]) -> dict[str | None, int]:
