@@ -13,7 +13,7 @@ from collections.abc import Sequence as Many
 
 from quire_engine.core.batch import AdapterLoad
 from quire_engine.core.policy import NestedPolicy
-from quire_engine.core.sequence import Order, Request, Sequence
+from quire_engine.core.sequence import Sequence
 from quire_engine.core.waiting import WaitingQueue
 
 OVERTAKEN_AT_MOST = 16
@@ -124,6 +124,13 @@ class AdapterQueue:
         self._adapter_of: dict[int, int] = {}
         """The adapters of the blocked sequences, by key."""
         self._seen = slots.version
+        # The other policy alone decides these.
+        self.order = policy.order
+        self.push = policy.push
+        self.arrange = policy.arrange
+        self.displaces = policy.displaces
+        self.admitted = policy.admitted
+        self.record_sampled = policy.record_sampled
 
     def __len__(self) -> int:
         return len(self._policy) + len(self._adapter_of)
@@ -132,12 +139,6 @@ class AdapterQueue:
     def num_tokens(self) -> int:
         """The tokens that the waiting sequences have to compute before they sample another one."""
         return self._policy.num_tokens + sum(queue.num_tokens for queue in self._blocked.values())
-
-    def order(self, request: Request, *, arrival: int) -> Order:
-        return self._policy.order(request, arrival=arrival)
-
-    def push(self, sequence: Sequence) -> None:
-        self._policy.push(sequence)
 
     def first(self) -> Sequence | None:
         if self._seen != self._slots.version:
@@ -202,15 +203,3 @@ class AdapterQueue:
     def sequences(self) -> list[Sequence]:
         blocked = [sequence for queue in self._blocked.values() for sequence in queue.sequences()]
         return [*self._policy.sequences(), *blocked]
-
-    def arrange(self, running: list[Sequence]) -> None:
-        self._policy.arrange(running)
-
-    def displaces(self, waiting: Sequence, running: Sequence) -> bool:
-        return self._policy.displaces(waiting, running)
-
-    def admitted(self, sequence: Sequence) -> None:
-        self._policy.admitted(sequence)
-
-    def record_sampled(self, sequences: list[Sequence]) -> None:
-        self._policy.record_sampled(sequences)

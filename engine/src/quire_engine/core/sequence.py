@@ -4,7 +4,7 @@ Only the scheduler changes a sequence. Its plain attributes are read once per st
 are stored ready to use (``num_tokens``, ``capacity``, ``limit``) instead of being computed on access.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from quire_engine.core.batch import Admission, FinishReason
 from quire_engine.core.sampling_params import SamplingParams
@@ -32,106 +32,82 @@ class Request:
     """The tokens that another engine has sampled; this one continues after them."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
-    """The tokens of a request and the blocks that hold their keys and values.
+    """The tokens of a request and the blocks that hold their keys and values."""
 
-    ``token_ids``     the known tokens of prompt and output.
-    ``num_tokens``    the known tokens and the pending samples (``num_pending``, scheduled but not committed).
-    ``num_computed``  tokens whose keys and values are in the cache, or will be after the steps in flight.
-    ``num_assumed``   the drafts in flight that these three count as accepted, because the next step is scheduled.
-    ``num_prefill``   tokens to compute before it decodes: its prompt, and what preemptions discarded.
-    ``limit``         tokens at which the sequence ends in any case; the last one is sampled but never computed.
-    ``capacity``      tokens that the block tables cover, including those that left a window.
-    ``block_tables``  per KV cache group the blocks held, ``first_blocks`` the place of the first one: 0 unless a
-                      sliding window has moved on.
-    ``num_to_report`` prompt tokens whose successors' logprobs are requested, or that are pooled; ``num_reported``
-                      those that have been reported or need not be, or will be by the steps in flight: a cached prefix
-                      ends before the others.
-    ``swap_tables``   per group the host blocks of a preempted sequence that was swapped out, else None: they hold
-                      ``num_computed`` tokens from ``first_blocks`` on. Other waiting sequences have computed none.
-    ``num_lost``      tokens that had been computed when it was last preempted by recompute.
-    ``family``        a number that it shares with those that share its prompt, where they are to find it: None where
-                      it has no such siblings, or prefixes are found by all.
-    ``parent``        with which it is parked until the parent's prompt is there (``forks``), else None.
-    ``constrained``   whether a grammar says which tokens it may sample, and when it ends.
-    ``masked``        whether masks may forbid tokens, for a grammar or for a budget of reasoning.
-    ``row``           its place in the runner while it runs, else None.
-    ``adapter_slot``  the slot of its adapter while it runs; -1 for the base model.
-    """
+    request: Request
+    order: Order
+    limit: int
+    """The tokens at which the sequence ends in any case; the last one is sampled but never computed."""
+    eos_token_ids: tuple[int, ...]
+    num_groups: InitVar[int]
+    key: int = field(init=False)
+    constrained: bool = field(init=False)
+    """True if a grammar says which tokens it may sample, and when it ends."""
+    masked: bool = field(init=False)
+    """True if masks may forbid tokens, for a grammar or for a budget of reasoning."""
+    stop_ids: frozenset[int] = field(init=False)
+    token_ids: list[int] = field(init=False)
+    """The known tokens of prompt and output."""
+    num_prompt: int = field(init=False)
+    num_prefill: int = field(init=False)
+    """The tokens to compute before it decodes: its prompt, and what preemptions discarded."""
+    num_tokens: int = field(init=False)
+    """The known tokens and the pending samples (``num_pending``, scheduled but not committed)."""
+    num_pending: int = 0
+    num_computed: int = 0
+    """The tokens whose keys and values are in the cache, or will be after the steps in flight."""
+    num_assumed: int = 0
+    """The drafts in flight that these three count as accepted, because the next step is scheduled."""
+    num_cached: int = 0
+    num_preemptions: int = 0
+    num_lost: int = 0
+    """The tokens that had been computed when it was last preempted by recompute."""
+    num_to_report: int = 0
+    """The prompt tokens whose successors' logprobs are requested, or that are pooled."""
+    num_reported: int = 0
+    """The part of them that has been reported or need not be, or will be by the steps in flight: a cached prefix ends
+    before the others."""
+    finished: bool = False
+    row: int | None = None
+    """Its place in the runner while it runs, else None."""
+    adapter_slot: int = -1
+    """The slot of its adapter while it runs; -1 for the base model."""
+    capacity: int = 0
+    """The tokens that the block tables cover, including those that left a window."""
+    block_tables: list[list[int]] = field(init=False)
+    """The blocks held, per KV cache group."""
+    first_blocks: list[int] = field(init=False)
+    """The place of the first of these blocks: 0 unless a sliding window has moved on."""
+    digests: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    swap_tables: list[list[int]] | None = None
+    """The host blocks of a preempted sequence that was swapped out, per group: they hold ``num_computed`` tokens from
+    ``first_blocks`` on. Other waiting sequences have computed none."""
+    family: int | None = None
+    """A number that it shares with those that share its prompt, where they are to find it: None where it has no such
+    siblings, or prefixes are found by all."""
+    parent: "Sequence | None" = None
+    """The sequence with which it is parked until its prompt is there (``forks``)."""
 
-    __slots__ = (
-        "adapter_slot",
-        "block_tables",
-        "capacity",
-        "constrained",
-        "digests",
-        "eos_token_ids",
-        "family",
-        "finished",
-        "first_blocks",
-        "key",
-        "limit",
-        "masked",
-        "num_assumed",
-        "num_cached",
-        "num_computed",
-        "num_lost",
-        "num_pending",
-        "num_preemptions",
-        "num_prefill",
-        "num_prompt",
-        "num_published",
-        "num_reported",
-        "num_to_report",
-        "num_tokens",
-        "order",
-        "parent",
-        "request",
-        "row",
-        "stop_ids",
-        "swap_tables",
-        "token_ids",
-    )
-
-    def __init__(
-        self, request: Request, *, order: Order, limit: int, eos_token_ids: tuple[int, ...], num_groups: int
-    ) -> None:
-        params = request.params
-        self.request = request
-        self.key = request.key
-        self.order = order
-        self.limit = limit
-        self.eos_token_ids = eos_token_ids
+    def __post_init__(self, num_groups: int) -> None:
+        params = self.request.params
+        self.key = self.request.key
         self.constrained = params.grammar is not None
         self.masked = self.constrained or params.reasoning_phase is not None
         ignores_eos = params.ignore_eos and not self.constrained
-        self.stop_ids = frozenset(params.stop_token_ids if ignores_eos else (*params.stop_token_ids, *eos_token_ids))
-        self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
-        self.num_prompt = len(request.prompt_token_ids)
-        self.num_prefill = len(self.token_ids)
-        self.num_tokens = self.num_prefill
-        self.num_pending = 0
-        self.num_assumed = 0
-        self.num_computed = 0
-        self.num_cached = 0
-        self.num_preemptions = 0
-        self.num_lost = 0
-        self.num_reported = 0
-        self.num_to_report = 0 if params.prompt_logprobs is None else self.num_prompt - 1
+        self.stop_ids = frozenset((*params.stop_token_ids, *(() if ignores_eos else self.eos_token_ids)))
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.output_token_ids]
+        self.num_prompt = len(self.request.prompt_token_ids)
+        self.num_prefill = self.num_tokens = len(self.token_ids)
         if params.pooling is not None:
             self.num_to_report = self.num_prompt
             self.num_reported = 0 if params.pooling.mean else self.num_prompt - 1
-        self.finished = False
-        self.row: int | None = None
-        self.adapter_slot = -1
-        self.capacity = 0
-        self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
+        elif params.prompt_logprobs is not None:
+            self.num_to_report = self.num_prompt - 1
+        self.block_tables = [[] for _ in range(num_groups)]
         self.first_blocks = [0] * num_groups
-        self.digests: list[bytes] = []
-        self.num_published = 0
-        self.swap_tables: list[list[int]] | None = None
-        self.family: int | None = None
-        self.parent: Sequence | None = None
 
     @property
     def num_output(self) -> int:
