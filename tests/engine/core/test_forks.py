@@ -88,29 +88,6 @@ def test_late_forked_sequence_shares_blocks_of_its_parent(make_world: MakeWorld)
     assert world.engine.counters.scheduled_tokens == 30 + 9 + 2 + 1
 
 
-@pytest.mark.parametrize("started", [False, True])
-def test_forked_sequences_continue_after_parent_is_cancelled(make_world: MakeWorld, started: bool) -> None:
-    world = make_world(num_blocks=60, budget=20, max_num_seqs=4, caching=False)
-    fork(world, PROMPT[:50], 3, max_tokens=3)
-    if started:
-        world.step()
-    assert world.engine.cancel(1)
-    world.engine.check_integrity()
-    assert world.engine.gauges().num_waiting == 2
-    world.run()
-    assert set(world.finished) == {2, 3}
-
-
-def test_waiting_forked_sequence_can_be_cancelled(make_world: MakeWorld) -> None:
-    world = make_world(num_blocks=60, budget=20, max_num_seqs=4)
-    fork(world, PROMPT[:50], 3, max_tokens=3)
-    world.step()
-    assert world.engine.cancel(2)
-    world.engine.check_integrity()
-    world.run()
-    assert set(world.finished) == {1, 3}
-
-
 def test_finished_sequence_is_not_used_as_fork_parent(make_world: MakeWorld) -> None:
     world = make_world()
     world.add(1, [1, 2], max_tokens=1)

@@ -176,8 +176,6 @@ def test_the_smallest_counter_goes_first_and_counts_add_up(script: list[tuple[st
         assert {id(sequence) for sequence in share.sequences()} == set(map(id, waiting))
 
 
-# --- with the scheduler ---
-
 PROMPT, ANSWER = 40, 8
 
 

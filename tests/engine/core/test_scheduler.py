@@ -27,9 +27,6 @@ def counts(batches: list[Batch]) -> list[list[int]]:
     return [batch.num_scheduled for batch in batches]
 
 
-# --- the budget ---
-
-
 def test_long_prompt_is_computed_in_chunks_of_the_budget(make_world: MakeWorld) -> None:
     world = make_world(budget=8)
     world.add(1, [1] * 19, max_tokens=3)
@@ -75,9 +72,6 @@ def test_row_of_a_finished_sequence_is_reused_in_the_next_step(make_world: MakeW
     assert batches[2].released_rows == [batches[2].admitted[0].row] == [0]
 
 
-# --- admission ---
-
-
 def test_prompt_waits_until_all_of_it_fits(make_world: MakeWorld) -> None:
     world = make_world(num_blocks=10, budget=40, caching=False)
     world.add(1, [1] * 20, max_tokens=3)
@@ -118,9 +112,6 @@ def test_prompts_leave_one_percent_of_blocks_free(make_world: MakeWorld) -> None
     alone.add(1, [1] * 799, max_tokens=2)
     alone.step()
     assert alone.engine.gauges().num_running == 1
-
-
-# --- preemption ---
 
 
 @pytest.mark.parametrize(
@@ -167,20 +158,6 @@ def test_no_request_is_admitted_in_a_step_that_preempted(make_world: MakeWorld) 
     assert (gauges.num_running, gauges.num_waiting) == (1, 2)
     assert gauges.blocks_used < gauges.blocks_total
     assert not batches[-1].admitted and batches[-1].released_rows == [1]
-
-
-def test_preemption_frees_rows_and_blocks_in_the_same_step(make_world: MakeWorld) -> None:
-    world = make_world(num_blocks=8, budget=40, max_num_seqs=2, caching=False)
-    world.add(1, [1] * 15, max_tokens=10)
-    world.add(2, [2] * 12, max_tokens=10)
-    while not world.engine.counters.preemptions:
-        world.step()
-    gauges = world.engine.gauges()
-    assert (gauges.num_running, gauges.num_waiting) == (1, 1)
-    assert gauges.blocks_used == 5
-
-
-# --- cancellation and rejection ---
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -250,9 +227,6 @@ def test_blocks_that_left_the_window_are_free(make_world: MakeWorld) -> None:
     assert windowed.num_used <= 3
 
 
-# --- one step ahead ---
-
-
 def test_overlapped_step_feeds_sampled_tokens_back(make_world: MakeWorld) -> None:
     world = make_world(overlap=True)
     world.add(1, [1, 2, 3], max_tokens=4)
@@ -281,29 +255,6 @@ def test_third_step_in_flight_raises_an_assertion(make_world: MakeWorld) -> None
     world.scheduler.schedule()
     with pytest.raises(AssertionError, match="too far ahead"):
         world.scheduler.schedule()
-
-
-# --- ends ---
-
-
-@pytest.mark.parametrize(
-    ("params", "length", "reason"),
-    [
-        (SamplingParams(max_tokens=50), None, "stop"),
-        (SamplingParams(max_tokens=50, ignore_eos=True), 50, "length"),
-        (SamplingParams(max_tokens=1), 1, "length"),
-        (SamplingParams(max_tokens=500, ignore_eos=True), 58, "length"),
-    ],
-)
-def test_sequence_ends(make_world: MakeWorld, params: SamplingParams, length: int | None, reason: str) -> None:
-    world = make_world(vocab_size=6, max_model_len=60)
-    world.add(1, [3, 1], params=params)
-    world.run()
-    assert world.finished[1].reason == reason
-    assert length is None or len(world.tokens[1]) == length
-
-
-# --- cost and gauges ---
 
 
 def calls_of_a_step(world: World) -> int:

@@ -152,13 +152,6 @@ def test_single_slow_step_does_not_halt_prefill() -> None:
     assert bound.allowed_tokens(PromptWork(), 0) > 0.9 * before
 
 
-def test_equal_histories_allow_equal_tokens() -> None:
-    bounds = [bound_of(), bound_of()]
-    for bound in bounds:
-        Machine(**MACHINES["fast"], noise=0.3).prefill(bound, 3000)
-    assert bounds[0].allowed_tokens(PromptWork(), 7) == bounds[1].allowed_tokens(PromptWork(), 7)
-
-
 seconds = st.floats(1e-9, 1e3)
 
 

@@ -114,32 +114,6 @@ def test_stop_found_while_swapped_out_frees_the_host_blocks(make_world: MakeWorl
     world.run()
 
 
-def test_queue_counts_only_missing_tokens_of_swapped_sequences(make_world: MakeWorld) -> None:
-    world = make_world(**TIGHT, num_swap_blocks=20)
-    for key in (1, 2, 3):
-        world.add(key, [key] * 14, max_tokens=20)
-    step_until_swapped(world)
-    gauges = world.engine.gauges()
-    assert (gauges.num_waiting, gauges.queued_tokens) == (1, 1)
-
-
-def test_copies_out_precede_copies_in_with_unique_host_blocks(make_world: MakeWorld) -> None:
-    world = make_world(**TIGHT, num_swap_blocks=20, caching=False)
-    batches = world.record()
-    for key in (1, 2, 3):
-        world.add(key, [key] * 14, max_tokens=20)
-    world.run()
-    held: dict[int, int] = {}
-    for batch in batches:
-        for copies in batch.swap_out:
-            assert not set(copies.targets) & set(held)
-            held.update(zip(copies.targets, copies.sources, strict=True))
-        for copies in batch.swap_in:
-            for host in copies.sources:
-                del held[host]
-    assert not held and any(batch.swap_in for batch in batches)
-
-
 def test_sequence_cancelled_before_its_copies_leaves_none(make_world: MakeWorld) -> None:
     """With overlap, a step may contain only a preemption: its copies run with the next step if still needed."""
     world = make_world(**TIGHT, num_swap_blocks=20, caching=False)

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 Start = Callable[..., AbstractContextManager[Any]]
 
@@ -77,14 +75,12 @@ def failed_in_order(told: StreamContents) -> bool:
     return told.error == "engine_stopped" and told.finish_reason is None and not told.done and told.broken
 
 
-async def served_again(http: httpx.AsyncClient) -> float:
-    """Return the seconds until a new request gets its answer; before that it may get 503."""
-    began = time.monotonic()
+async def served_again(http: httpx.AsyncClient) -> None:
+    """Wait until a new request gets its answer; before that it may get 503."""
     async with asyncio.timeout(240):
         while not (told := await read(http, max_tokens=2)).done:
             assert told.error in ("engine_restarting", "engine_starting", "engine_stopped"), told
             await asyncio.sleep(0.05)
-    return time.monotonic() - began
 
 
 async def test_killed_engine_fails_only_its_streams_and_drain_none(start_server: Start) -> None:
@@ -97,8 +93,7 @@ async def test_killed_engine_fails_only_its_streams_and_drain_none(start_server:
             os.kill(pid, signal.SIGKILL)
             told = await asyncio.gather(*streams)
             assert all(map(failed_in_order, told)), told
-            seconds = await served_again(http)
-            print(f"served again {seconds:.1f} s after the engine process was killed")
+            await served_again(http)
             assert server.engine_pid() != pid
             server.assert_nothing_is_left()
 
@@ -115,10 +110,7 @@ async def test_stopped_engine_is_replaced_and_exits_with_the_server(start_server
             pid = server.engine_pid()
             streams = await under_load(http, 8, max_tokens=3000)
             os.kill(pid, signal.SIGSTOP)
-            began = time.monotonic()
             server.until_status("/readyz", 503, seconds=30)
-            noticed = time.monotonic() - began
-            print(f"noticed {noticed:.1f} s after the engine process was stopped")
             assert server.http.get("/livez").status_code == 200
             assert all(map(failed_in_order, await asyncio.gather(*streams)))
             await served_again(http)
@@ -132,8 +124,7 @@ async def test_stopped_engine_is_replaced_and_exits_with_the_server(start_server
         server.until(lambda: not Path(f"/proc/{replaced}").exists(), seconds=60)
 
 
-@pytest.mark.parametrize("count", [200])
-async def test_vanished_clients_of_streams_free_every_block(start_server: Start, count: int) -> None:
+async def test_vanished_clients_of_streams_free_every_block(start_server: Start) -> None:
     chance = random.Random(3)
     with start_server("--check-integrity", "--max-num-seqs", "128", fake={"step_seconds": 0.002}) as server:
         pid = server.engine_pid()
@@ -146,7 +137,7 @@ async def test_vanished_clients_of_streams_free_every_block(start_server: Start,
                 except TimeoutError:
                     return False
 
-            stays = [chance.random() < 0.5 for _ in range(count)]
+            stays = [chance.random() < 0.5 for _ in range(200)]
             outcomes = await asyncio.gather(*(come(None if stay else chance.uniform(0.01, 1.0)) for stay in stays))
         assert outcomes == stays
         server.assert_nothing_is_left()

@@ -55,20 +55,21 @@ def test_non_additive_decoder_is_decoded_in_windows(metaspace: Tokenizer, text: 
     assert "".join(detokenizer.feed([token_id]).text for token_id in ids) == " " + text
 
 
-def test_windows_do_not_wait_for_ever_for_a_character(byte_level: Tokenizer) -> None:
+@pytest.fixture
+def windowed(byte_level: Tokenizer) -> Detokenizer:
     bare = Tokenizer(byte_level._backend, {})
     bare.pieces = None
-    detokenizer = Detokenizer(bare)
+    return Detokenizer(bare)
+
+
+def test_windows_do_not_wait_for_ever_for_a_character(byte_level: Tokenizer, windowed: Detokenizer) -> None:
     invalid = ids_of_bytes(byte_level, "é")[:1] * 20
-    text = "".join(detokenizer.feed([token_id]).text for token_id in invalid)
+    text = "".join(windowed.feed([token_id]).text for token_id in invalid)
     assert text.count("\ufffd") >= 8
 
 
-def test_windows_hold_back_half_a_character(byte_level: Tokenizer) -> None:
-    bare = Tokenizer(byte_level._backend, {})
-    bare.pieces = None
-    detokenizer = Detokenizer(bare)
-    shown = [detokenizer.feed([token_id]).text for token_id in ids_of_bytes(byte_level, "a😀b")]
+def test_windows_hold_back_half_a_character(byte_level: Tokenizer, windowed: Detokenizer) -> None:
+    shown = [windowed.feed([token_id]).text for token_id in ids_of_bytes(byte_level, "a😀b")]
     assert shown == ["a", "", "", "", "😀", "b"]
 
 

@@ -149,8 +149,6 @@ class Matchers:
             self._tokenizer = make_tokenizer(cut)
             self._eos_token_ids = ends
 
-    # --- before a sequence runs ---
-
     def request(self, grammar: str) -> bool:
         """Ask for a grammar; False where it is not compiled yet, so that its sequence has to wait."""
         if grammar in self._templates:
@@ -201,8 +199,6 @@ class Matchers:
     def discard(self, key: int) -> None:
         """Forget a sequence that has ended; one without a grammar is not known here."""
         self._sequences.pop(key, None)
-
-    # --- steps ---
 
     def follow(self, keys: Iterable[int], token_ids: Iterable[int]) -> None:
         """Let the matchers follow the tokens of a step, in a thread of their own."""

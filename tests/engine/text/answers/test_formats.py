@@ -314,8 +314,6 @@ def test_a_call_ends_reasoning_that_is_not_closed() -> None:
     )
 
 
-# --- every cutting, every text ---
-
 _PIECES = st.sampled_from(
     sorted(
         {tag for each in TOOL_FORMATS for tag in (*each.markers, *each.start)}
@@ -374,8 +372,6 @@ def test_the_cost_of_a_long_hostile_answer_is_bounded(name: str) -> None:
         content, _, calls = read(parser_of(name), [each * (100_000 // len(each))])
         assert len(content) <= 100_000 and len(calls) <= 100_000
 
-
-# --- the choice of formats ---
 
 TEMPLATES = {
     '{% if tools %}<tool_call>{"name": <n>, "arguments": <a>}</tool_call>{% endif %}</think>': ("hermes", "qwen3"),

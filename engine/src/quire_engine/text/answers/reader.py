@@ -106,8 +106,6 @@ class Reader:
         self._space = ""
         self._record: list[str] | None = None
 
-    # --- events ---
-
     def content(self, text: str) -> None:
         """Add text of the answer. White space before a tool call is not part of it."""
         if not text or (self.num_calls and self.content_ends_at_calls):
@@ -147,8 +145,6 @@ class Reader:
         if self._space:
             self.events.append(Content(self._space))
             self._space = ""
-
-    # --- consuming text ---
 
     def take(self, length: int) -> str:
         """Consume this number of characters, which are there."""
