@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_children import engine_process
@@ -25,11 +26,12 @@ KEY = "test-key-1"
 
 @dataclass
 class EngineServer:
-    """A server of the model ``demo``. Every request of ``http`` has the key."""
+    """A server of the model ``demo``. Every request of its clients has the key."""
 
     child: "subprocess.Popen[str]"
     address: str
     http: httpx.Client
+    openai: openai.OpenAI
     key: str = KEY
     log: list[str] = field(default_factory=list)
 
@@ -41,6 +43,11 @@ class EngineServer:
 
     def engine_pid(self) -> int:
         return engine_process(self.child.pid)
+
+    def ends(self) -> int:
+        """Stop the server as Kubernetes does, and return its exit status."""
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(60)
 
     def metric(self, name: str, **labels: str) -> float:
         text = self.http.get("/metrics").text
@@ -82,12 +89,15 @@ def _engine_server(key_file: Path, *flags: str, fake: dict[str, Any] | None = No
             while " ready: demo" not in "".join(log[-1:]):
                 log.append(child.stderr.readline())
                 assert log[-1], "".join(log)
-            found = re.search(r"listening on (https?://\S+);", "".join(log))
+            found = re.search(r"listening on (\S+);", "".join(log))
             assert found is not None, "".join(log)
             reading = threading.Thread(target=lambda: log.extend(child.stderr or ()))
             reading.start()
-            with httpx.Client(base_url=found[1], timeout=60, headers={"authorization": f"Bearer {KEY}"}) as http:
-                yield EngineServer(child, found[1], http, log=log)
+            with (
+                httpx.Client(base_url=found[1], timeout=60, headers={"authorization": f"Bearer {KEY}"}) as http,
+                openai.OpenAI(base_url=f"{found[1]}/v1", api_key=KEY, max_retries=0, timeout=60) as client,
+            ):
+                yield EngineServer(child, found[1], http, client, log=log)
         finally:
             child.send_signal(signal.SIGKILL)
             child.wait()

@@ -1,7 +1,7 @@
 """OpenAI's own Python client against the demo model, unchanged: its calls, parameters and exceptions."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Annotated, Any, Literal
@@ -23,9 +23,9 @@ STILL: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 @pytest.fixture
-def client(demo_server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo_server.address}/v1", api_key=demo_server.key, max_retries=0) as made:
-        yield made
+def client(demo_server: Any) -> openai.OpenAI:
+    made: openai.OpenAI = demo_server.openai
+    return made
 
 
 @pytest.fixture

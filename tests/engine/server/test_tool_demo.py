@@ -42,9 +42,9 @@ def server(start_server: Callable[..., AbstractContextManager[Any]]) -> Iterator
 
 
 @pytest.fixture(scope="module")
-def client(server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=server.key, timeout=60, max_retries=0) as opened:
-        yield opened
+def client(server: Any) -> openai.OpenAI:
+    made: openai.OpenAI = server.openai
+    return made
 
 
 def ask(client: openai.OpenAI, messages: Any, **fields: Any) -> Any:

@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -256,16 +254,6 @@ async def test_unreachable_collector_does_not_delay_requests(serving: Serving, m
 )
 def test_collector_address_without_a_path_gets_the_default(given: str, used: str) -> None:
     assert with_path(given) == used
-
-
-def test_exporter_is_not_imported_without_an_endpoint() -> None:
-    program = (
-        "import sys, quire_engine.__main__, quire_engine.server.serve\n"
-        "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter', 'google.protobuf', 'requests')\n"
-        "print([name for name in sys.modules if name.startswith(heavy)])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
 
 
 async def test_repeated_header_fields_are_joined(serving: Serving) -> None:
