@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.speculation.trials import Mode
 
 
@@ -37,6 +38,14 @@ class FixedTrials:
 
     def hasten(self) -> None:
         pass
+
+
+def use_every_draft(speculation: Speculation | None) -> None:
+    """Let the speculation verify every draft for which there is room, whatever it costs."""
+    assert speculation is not None
+    speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
+    speculation._trials = FixedTrials()  # type: ignore[assignment]
+    speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixed_trials import FixedTrials
+from fixed_trials import use_every_draft
 from quire_parity import cases
 from quire_parity.cases import Case
 
@@ -72,11 +72,7 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
     assert model.asynchronous is (config.parallel.pipeline == 1) and model.stages == config.parallel.pipeline
     engine = make_engine(model, scheduler=config.scheduler, cache=config.cache, speculation=config.speculation)
     if config.speculation is not None:
-        speculation = engine._scheduler._speculation
-        assert speculation is not None
-        speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-        speculation._trials = FixedTrials()  # type: ignore[assignment]
-        speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+        use_every_draft(engine._scheduler._speculation)
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     logprobs: list[list[float]] = [[] for _ in PROMPTS]
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixed_trials import FixedTrials
+from fixed_trials import use_every_draft
 from quire_parity import cases
 from quire_parity.answering import Answering
 from quire_parity.cases import Case
@@ -83,11 +83,7 @@ def engine_of(wanted: EngineConfig) -> Engine:
     model = load_model(wanted)
     engine = make_engine(model, scheduler=wanted.scheduler, cache=wanted.cache, speculation=wanted.speculation)
     if wanted.speculation is not None:
-        chosen = engine._scheduler._speculation
-        assert chosen is not None
-        chosen._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
-        chosen._trials = FixedTrials()  # type: ignore[assignment]
-        chosen.observe_step = chosen.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
+        use_every_draft(engine._scheduler._speculation)
     return engine
 
 
