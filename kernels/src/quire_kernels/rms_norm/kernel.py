@@ -11,7 +11,6 @@ Legend: T rows, H hidden size.
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -31,11 +30,25 @@ WIDEST = 1 << 15
 """The maximum hidden size that fits into a program's registers."""
 
 
-@triton.jit
-def _normalised(
-    x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H: tl.constexpr, ADD: tl.constexpr
+@kernel(varying=["rows"])
+def _rms_norm_kernel(
+    x,  # [T, H]
+    weight,  # [H]
+    residual,  # [T, H], not read unless ADD
+    out,  # [T, H], contiguous
+    scales,  # [T, 1] for float8, else None
+    rows,
+    x_stride,
+    residual_stride,
+    eps,
+    H: tl.constexpr,
+    ADD: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Return normalized rows [ROWS, BLOCK] in the dtype of ``x``; with ADD, update those of the residual."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    inside = (row < rows) & (column < H)
     loaded = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
     value = loaded.to(tl.float32)
     if ADD:
@@ -46,80 +59,37 @@ def _normalised(
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, axis=1) / H + eps)  # [ROWS]
     weights = tl.load(weight + column, mask=column < H, other=0.0).to(tl.float32)
-    return (value * scale[:, None] * weights).to(loaded.dtype)
-
-
-@kernel(varying=["rows"])
-def _rms_norm_kernel(
-    x,  # [T, H]
-    weight,  # [H]
-    residual,  # [T, H], not read unless ADD
-    out,  # [T, H], contiguous
-    rows,
-    x_stride,
-    residual_stride,
-    eps,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (column < H)
-    result = _normalised(x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H, ADD)
+    result = (value * scale[:, None] * weights).to(loaded.dtype)  # [ROWS, BLOCK]
+    if scales is not None:
+        wide = result.to(tl.float32)
+        factor, row_scale = row_factors(tl.max(tl.abs(wide), axis=1)[:, None])  # [ROWS, 1]
+        tl.store(scales + row, row_scale, mask=row < rows)
+        result = to_float8(wide * factor)
     tl.store(out + row * H + column, result, mask=inside)
-
-
-@kernel(varying=["rows"])
-def _rms_norm_fp8_kernel(
-    x,  # [T, H]
-    weight,  # [H]
-    residual,  # [T, H], not read unless ADD
-    out,  # [T, H] float8, contiguous
-    scales,  # [T, 1]
-    rows,
-    x_stride,
-    residual_stride,
-    eps,
-    H: tl.constexpr,
-    ADD: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    column = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (column < H)
-    result = _normalised(x, weight, residual, row, column, inside, x_stride, residual_stride, eps, H, ADD)
-    value = result.to(tl.float32)
-    factor, scale = row_factors(tl.max(tl.abs(value), axis=1)[:, None])  # [ROWS, 1]
-    tl.store(scales + row, scale, mask=row < rows)
-    tl.store(out + row * H + column, to_float8(value * factor), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
     _require(x)
-    rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    if rows:
-        launch = _launch(width, residual is not None, target_of(x.device))
-        added = x if residual is None else residual
-        programs = cdiv(rows, launch.constants["ROWS"])
-        launch((programs,), x, weight, added, out, rows, x.stride(0), added.stride(0), eps)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _run(x, weight, eps, residual, out, None)
     return out
 
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Fp8Rows:
     _require(x)
     require_fp8("rms_norm", x.device, "layers in float8_e4m3fn")
+    out = empty_rows(x.shape[0], x.shape[1], x.device)
+    _run(x, weight, eps, residual, out.values, out.scales)
+    return out
+
+
+def _run(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, out: Tensor, scales: Tensor | None) -> None:
     rows, width = x.shape
-    out = empty_rows(rows, width, x.device)
     if rows:
-        launch = _fp8_launch(width, residual is not None, target_of(x.device))
+        launch = _launch(width, residual is not None, target_of(x.device))
         added = x if residual is None else residual
         programs = cdiv(rows, launch.constants["ROWS"])
-        launch((programs,), x, weight, added, out.values, out.scales, rows, x.stride(0), added.stride(0), eps)
-    return out
+        launch((programs,), x, weight, added, out, scales, rows, x.stride(0), added.stride(0), eps)
 
 
 def _require(x: Tensor) -> None:
@@ -130,29 +100,20 @@ def _require(x: Tensor) -> None:
 
 @launches
 def _launch(width: int, adds: bool, target: Target) -> Launch:
-    return Launch(_rms_norm_kernel, H=width, ADD=adds, **_options(width, target))
-
-
-@launches
-def _fp8_launch(width: int, adds: bool, target: Target) -> Launch:
-    return Launch(_rms_norm_fp8_kernel, H=width, ADD=adds, **_options(width, target))
-
-
-def _options(width: int, target: Target) -> dict[str, int]:
     # Short rows, those of heads, share a program: with one row, it would mostly wait for memory.
     block = next_power_of_2(width)
-    return {"BLOCK": block, **config_for("rms_norm.norm", target, f"block={block}").options}
+    options = config_for("rms_norm.norm", target, f"block={block}").options
+    return Launch(_rms_norm_kernel, H=width, ADD=adds, BLOCK=block, **options)
 
 
 def aot_cases(target: Target) -> list[AotCase]:
     def case(dtype: str, width: int, *, add: bool, fp8: bool = False) -> AotCase:
-        pointers = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
-        if fp8:
-            pointers |= {"out": "*fp8e4nv:16", "scales": "*fp32:16"}
+        pointers: dict[str, str | None] = dict.fromkeys(("x", "weight", "residual", "out"), f"*{dtype}:16")
+        pointers |= {"out": "*fp8e4nv:16", "scales": "*fp32:16"} if fp8 else {"scales": None}
         strides = {"x_stride": "i32:16", "residual_stride": "i32:16"}
         return AotCase(
             name=f"{dtype} {width}{' residual' if add else ''}{' to fp8' if fp8 else ''}",
-            launch=(_fp8_launch if fp8 else _launch)(width, add, target),
+            launch=_launch(width, add, target),
             signature={**pointers, "rows": "i32", **strides, "eps": "fp32"},
         )
 
