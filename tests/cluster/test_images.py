@@ -1,6 +1,7 @@
 """Inputs and names of images: parsed Dockerfile, computed tags, listed layers, without a builder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,30 +85,27 @@ def dockerfile() -> Dockerfile:
     return parse(TEXT)
 
 
-@pytest.mark.parametrize("changed", ["tool.lock", "one.lock", "shared", "code/a.py", "code/new.py"])
-def test_source_file_of_an_image_changes_its_tag(context: Path, dockerfile: Dockerfile, changed: str) -> None:
+def edited(name: str) -> Callable[[Path], object]:
+    return lambda context: (context / name).write_text("changed")
+
+
+IN_IMAGE = ("tool.lock", "one.lock", "shared", "code/a.py", "code/new.py")
+NOT_IN_IMAGE = ("other.lock", "code/__pycache__/a.pyc", "code/quire.egg-info", "README")
+EDITS: dict[str, tuple[Callable[[Path], object], bool]] = {
+    **{name: (edited(name), True) for name in IN_IMAGE},
+    **{name: (edited(name), False) for name in NOT_IN_IMAGE},
+    "moved bytes": (lambda context: (context / "code/a.py").rename(context / "code/b.py"), True),
+    "now executable": (lambda context: (context / "code/a.py").chmod(0o755), True),
+}
+
+
+@pytest.mark.parametrize(("edit", "counts"), EDITS.values(), ids=EDITS)
+def test_only_files_of_an_image_change_its_tag(
+    context: Path, dockerfile: Dockerfile, edit: Callable[[Path], object], counts: bool
+) -> None:
     before = fingerprint(context, dockerfile, "one", {})
-    (context / changed).write_text("changed")
-    assert fingerprint(context, dockerfile, "one", {}) != before
-
-
-@pytest.mark.parametrize("changed", ["other.lock", "code/__pycache__/a.pyc", "code/quire.egg-info", "README"])
-def test_other_files_leave_the_tag_as_it_is(context: Path, dockerfile: Dockerfile, changed: str) -> None:
-    before = fingerprint(context, dockerfile, "one", {})
-    (context / changed).write_text("changed")
-    assert fingerprint(context, dockerfile, "one", {}) == before
-
-
-def test_moved_bytes_change_the_tag(context: Path, dockerfile: Dockerfile) -> None:
-    before = fingerprint(context, dockerfile, "one", {})
-    (context / "code/a.py").rename(context / "code/b.py")
-    assert fingerprint(context, dockerfile, "one", {}) != before
-
-
-def test_becoming_executable_changes_the_tag(context: Path, dockerfile: Dockerfile) -> None:
-    before = fingerprint(context, dockerfile, "one", {})
-    (context / "code/a.py").chmod(0o755)
-    assert fingerprint(context, dockerfile, "one", {}) != before
+    edit(context)
+    assert (fingerprint(context, dockerfile, "one", {}) != before) is counts
 
 
 @pytest.mark.parametrize(

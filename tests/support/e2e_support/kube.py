@@ -84,9 +84,13 @@ class Kube:
 
     def kubectl(self, *arguments: str, stdin: str = "", seconds: float = KUBECTL_SECONDS) -> str:
         """Return the output of kubectl."""
-        done = self.run([str(self._kubectl), *arguments], stdin=stdin, seconds=seconds)
+        return self.output([str(self._kubectl), *arguments], stdin=stdin, seconds=seconds)
+
+    def output(self, command: Sequence[str], *, stdin: str = "", seconds: float = KUBECTL_SECONDS) -> str:
+        """Return the output of a program like those of ``run``, which must succeed."""
+        done = self.run(command, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
-            raise CommandFailed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+            raise CommandFailed(f"{' '.join(command)}: {done.stderr.strip()}")
         return done.stdout
 
     def run(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e_support.errors import CommandFailed
 from e2e_support.kube import Kube
 from e2e_support.space import LLMDeployment
 
@@ -27,7 +26,4 @@ def explain_json(kube: Kube, deployment: LLMDeployment) -> JSON:
 
 def _run(kube: Kube, deployment: LLMDeployment, *more: str) -> str:
     command = [str(_QUIRE), "explain", deployment.name, "--namespace", deployment.namespace, *more]
-    done = kube.run(command, seconds=60)
-    if done.returncode != 0:
-        raise CommandFailed(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    return kube.output(command, seconds=60)
