@@ -253,16 +253,13 @@ class World:
         """Start another process, without the state in memory."""
         self.store = Store()
         self.canaries = Canaries(store=self.store, enqueue=self.enqueued.append)
-        self.reconciler = Reconciler(
-            canaries=self.canaries,
-            cluster=self.cluster,
-            store=self.store,
-            clock=self.clock,
-            images=Images(engine="engine:1"),
-            enqueue=self.enqueued.append,
-            features=lambda: self.features,
-        )
+        self.start(canaries=self.canaries, features=lambda: self.features)
         self.show()
+
+    def start(self, **options: Any) -> None:
+        """Start a reconciler with these options."""
+        parts = {"cluster": self.cluster, "store": self.store, "clock": self.clock, "enqueue": self.enqueued.append}
+        self.reconciler = Reconciler(**{**parts, "images": Images(engine="engine:1"), **options})
 
     def cluster_scaling(self, prometheus_problem: Callable[[], str | None] | None = None) -> ClusterScaling:
         return ClusterScaling(
@@ -315,6 +312,12 @@ class World:
             self.show()
             await self.reconciler.reconcile(KEY)
         return self.cluster.asked[start:]
+
+    async def serve(self) -> None:
+        """Settle, let the requested replicas run, and settle again."""
+        await self.settle()
+        self.run_replicas()
+        await self.settle()
 
     async def rest(self) -> list[str]:
         """Let the second pass for which minor changes of the status wait; return the writes."""

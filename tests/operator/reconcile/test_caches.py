@@ -47,9 +47,7 @@ async def test_canary_with_a_claim_that_it_cannot_share_is_refused(world: Any) -
 async def test_in_place_rollout_message_warns_of_interruption(world: Any) -> None:
     """With a surge, old and new replica would wait for each other if the new one is on another node."""
     world.apply(model=cached())
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     world.apply(model=cached(), engine={"maxSequences": 8})
     await world.settle()
     assert world.condition("Progressing") == "True RollingOut"

@@ -38,9 +38,7 @@ async def pass_time(world: World, seconds: float, *, tracks: Tracks | None = Non
 
 async def stable(world: World) -> None:
     world.apply(**OLD)
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
 
 
 async def serving(world: World) -> None:
@@ -106,9 +104,7 @@ async def test_change_that_reaches_no_pod_applies_without_a_canary(world: World)
         return {**OLD, "model": {"source": "hf://org/model@" + 40 * "a", "cache": cache}, **other}
 
     world.apply(**cached("Delete"))
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     world.apply(**cached("Retain"))
     await world.settle()
     assert phase(world) == ("Stable", 0) and CANARY not in world.cluster.children

@@ -13,7 +13,6 @@ from quire_operator.ports import Forbidden, ModelUnknown, Unavailable
 from quire_operator.reconcile import capacity_check
 from quire_operator.reconcile.capacity_check import CapacityCheck
 from quire_operator.reconcile.hub_reader import HubReader
-from quire_operator.reconcile.reconciler import Reconciler
 
 MODEL = {"source": "hf://org/big"}
 CONFIG = {
@@ -79,14 +78,7 @@ async def checked(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             now=world.clock.now,
             enqueue=world.enqueued.append,
         )
-        world.reconciler = Reconciler(
-            cluster=world.cluster,
-            store=world.store,
-            clock=world.clock,
-            images=world.reconciler._images,
-            enqueue=world.enqueued.append,
-            capacity=world.check,
-        )
+        world.start(capacity=world.check)
 
     world.restart_checking = restart
     restart()
@@ -163,9 +155,7 @@ async def serving_stable(checked: Any, *, mebibytes: int = 18_500, parameters: i
     checked.nodes.mebibytes = mebibytes
     checked.hub.answer = facts(parameters)
     checked.apply(model=MODEL, resources=GPU, rollout=CANARY_ROLLOUT)
-    await checked.settle()
-    checked.run_replicas()
-    await checked.settle()
+    await checked.serve()
 
 
 async def test_no_canary_is_created_if_its_model_does_not_fit(checked: Any) -> None:

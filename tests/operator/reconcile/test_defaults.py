@@ -80,9 +80,7 @@ async def test_defaults_that_change_during_a_pass_bypass_no_canary(defaulted: An
     defaulted.maps.put("quire", {"engine": {"image": "registry.example/cluster:1"}})
     await defaulted.defaults.refresh()
     defaulted.apply(rollout=rollout)
-    await defaulted.settle()
-    defaulted.run_replicas()
-    await defaulted.settle()
+    await defaulted.serve()
     kind = type(defaulted.cluster)
     write = kind.write_status
 

@@ -9,7 +9,6 @@ import pytest
 
 from quire_operator.domain.cluster_state.observed import ContainerState, Key, Pod
 from quire_operator.reconcile.downloads import Downloads
-from quire_operator.reconcile.reconciler import Reconciler
 
 KEY = Key("prod", "chat")
 FETCHING = ContainerState(name="fetch-model", init=True, ready=False, restarts=0, running=True)
@@ -38,14 +37,7 @@ def fetching(world: Any, pod: MadePod) -> Any:
     world.downloads = Downloads(
         store=world.store, reader=world.replicas, clock=world.clock, enqueue=world.enqueued.append
     )
-    world.reconciler = Reconciler(
-        cluster=world.cluster,
-        store=world.store,
-        clock=world.clock,
-        images=world.reconciler._images,
-        enqueue=world.enqueued.append,
-        download=world.downloads.progress,
-    )
+    world.start(download=world.downloads.progress)
     world.apply(model={"source": "s3://bucket/m"})
     world.cluster.pods = {"a": pod("a", ready=False, phase="Pending", ip="10.0.0.1", containers=(FETCHING,))}
     return world

@@ -12,7 +12,6 @@ from quire_operator.domain.resource import HubSource
 from quire_operator.ports import ModelUnknown
 from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
-from quire_operator.reconcile.reconciler import Reconciler
 
 FIRST, SECOND = "1" * 40, "2" * 40
 BRANCH = {"source": "hf://org/m@main"}
@@ -36,20 +35,12 @@ class Hub:
 def moving(world: Any) -> Any:
     """Return the world with an operator that resolves sources."""
     world.hub = Hub()
-
-    def restart() -> None:
-        world.reconciler = Reconciler(
-            cluster=world.cluster,
-            store=world.store,
-            clock=world.clock,
-            images=world.reconciler._images,
-            enqueue=world.enqueued.append,
-            revisions=ModelRevisions(HubReader(world.hub, now=world.clock.now)),
-        )
-
-    world.restart_resolving = restart
-    restart()
+    start_resolving(world)
     return world
+
+
+def start_resolving(world: Any) -> None:
+    world.start(revisions=ModelRevisions(HubReader(world.hub, now=world.clock.now)))
 
 
 def fetched(world: Any) -> str:
@@ -81,7 +72,7 @@ async def test_a_push_restarts_no_replica(moving: Any) -> None:
     moving.hub.answer = SECOND
     moving.apply(model=BRANCH, replicas=3)
     await moving.settle()
-    moving.restart_resolving()
+    start_resolving(moving)
     await moving.settle()
     assert (fetched(moving), moving.hub.asked) == (f"hf://org/m@{FIRST}", 1)
 

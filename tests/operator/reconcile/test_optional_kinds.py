@@ -27,6 +27,14 @@ def kinds(world: Any) -> OptionalKinds:
     return found
 
 
+async def create_monitored(world: Any, kinds: OptionalKinds) -> None:
+    """Create an LLMDeployment with autoscaling where all kinds are served."""
+    world.cluster.kinds = OPTIONAL_KINDS
+    world.apply(**AUTOSCALED)
+    await kinds.refresh()
+    await world.settle()
+
+
 async def test_optional_children_appear_with_their_kinds(world: Any, kinds: OptionalKinds) -> None:
     world.apply(**AUTOSCALED)
     await kinds.refresh()
@@ -43,10 +51,7 @@ async def test_optional_children_appear_with_their_kinds(world: Any, kinds: Opti
 
 
 async def test_deleted_monitor_is_recreated_at_the_next_refresh(world: Any, kinds: OptionalKinds) -> None:
-    world.cluster.kinds = OPTIONAL_KINDS
-    world.apply(**AUTOSCALED)
-    await kinds.refresh()
-    await world.settle()
+    await create_monitored(world, kinds)
     del world.cluster.children[MONITOR]
     world.enqueued.clear()
     await kinds.refresh()
@@ -55,20 +60,14 @@ async def test_deleted_monitor_is_recreated_at_the_next_refresh(world: Any, kind
 
 
 async def test_rule_is_removed_with_its_autoscaling(world: Any, kinds: OptionalKinds) -> None:
-    world.cluster.kinds = OPTIONAL_KINDS
-    world.apply(**AUTOSCALED)
-    await kinds.refresh()
-    await world.settle()
+    await create_monitored(world, kinds)
     world.apply(replicas=2)
     assert f"delete {RULE}" in await world.settle()
     assert MONITOR in world.cluster.children
 
 
 async def test_removed_kinds_affect_no_other_child(world: Any, kinds: OptionalKinds) -> None:
-    world.cluster.kinds = OPTIONAL_KINDS
-    world.apply(**AUTOSCALED)
-    await kinds.refresh()
-    await world.settle()
+    await create_monitored(world, kinds)
     world.cluster.kinds = frozenset()
     for ref in (MONITOR, RULE):
         del world.cluster.children[ref]
@@ -98,18 +97,13 @@ async def test_failed_optional_child_degrades_but_stays_ready(
     await kinds.refresh()
     world.cluster.errors = {f"create {RULE}": [error] * 9}
     world.apply(**AUTOSCALED)
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert (world.condition("Ready"), world.condition("Degraded")) == ("True Serving", f"True {reason}")
     assert str(error) in world.message("Degraded")
 
 
 async def test_foreign_rule_of_the_name_is_reported_and_kept(world: Any, kinds: OptionalKinds) -> None:
-    world.cluster.kinds = OPTIONAL_KINDS
-    world.apply(**AUTOSCALED)
-    await kinds.refresh()
-    await world.settle()
+    await create_monitored(world, kinds)
     world.run_replicas()
     theirs = replace(world.cluster.children[RULE], owner=None, version=world.cluster._next(), uid="theirs")
     world.cluster.children[RULE] = theirs
@@ -135,9 +129,6 @@ async def test_failed_refresh_changes_nothing_and_is_logged_once(
 
 
 async def test_monitors_are_deleted_when_switched_off(world: Any, kinds: OptionalKinds) -> None:
-    world.cluster.kinds = OPTIONAL_KINDS
-    world.apply(**AUTOSCALED)
-    await kinds.refresh()
-    await world.settle()
+    await create_monitored(world, kinds)
     world.reconciler._features = lambda: ClusterFeatures(served_kinds=OPTIONAL_KINDS)
     assert sorted(await world.settle()) == [f"delete {MONITOR}", f"delete {RULE}"]

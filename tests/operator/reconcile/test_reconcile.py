@@ -41,9 +41,7 @@ Make = Callable[..., Pod]
 
 async def test_second_reconcile_writes_nothing(world: Any) -> None:
     world.apply()
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     world.clock.time += 3600
     assert await world.settle() == []
     assert world.condition("Ready") == "True Serving"

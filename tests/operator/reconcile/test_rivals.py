@@ -44,9 +44,7 @@ def unreported(*, generation: int = 1, **fields: Any) -> Resource:
 
 async def test_younger_rival_gets_a_condition_and_keeps_serving(world: Any) -> None:
     world.apply()
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert world.condition("Ready") == "True Serving"
     meet(world, rival(OLDER))
     assert await world.settle() == ["status", "event ServedNameConflict"], "reported once, and no child is changed"
@@ -72,9 +70,7 @@ async def test_requests_held_for_the_older_do_not_wake_the_younger(world: Any) -
 async def test_conflict_ends_when_the_rival_is_deleted(world: Any) -> None:
     world.apply()
     meet(world, rival(OLDER))
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert world.condition("Ready") == "False ServedNameConflict"
     await world.reconciler.reconcile(OTHER)
     del world.cluster.resources[OTHER]
@@ -117,9 +113,7 @@ async def test_new_leader_enqueues_rivals_again(world: Any) -> None:
 async def test_other_served_name_is_no_conflict(world: Any) -> None:
     world.store.put_resource(rival(OLDER, name="Chat"))
     world.apply()
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert world.condition("Ready") == "True Serving"
 
 
@@ -127,9 +121,7 @@ async def test_names_may_be_shared_without_a_common_gateway(world: Any) -> None:
     world.features = replace(world.features, served_names=None)
     meet(world, rival(OLDER))
     world.apply()
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert world.condition("Ready") == "True Serving"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire_operator.domain.cluster_state.observed import Key, Owner, Ref
-from quire_operator.reconcile.reconciler import Reconciler
+from quire_operator.domain.manifests.pod_template import Images
 
 DEPLOYMENT = Ref("Deployment", "chat")
 OTHER = Key("prod", "other")
@@ -16,20 +16,11 @@ OTHER = Key("prod", "other")
 async def upgraded(world: Any) -> Any:
     """Return a world with two serving LLMDeployments; a new operator takes over, and the other one already rolls."""
     world.apply(replicas=2)
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     (key,) = world.cluster.resources
     live = world.cluster.children[DEPLOYMENT]
     assert live.deployment is not None
-    world.reconciler = Reconciler(
-        cluster=world.cluster,
-        store=world.store,
-        clock=world.clock,
-        images=replace(world.reconciler._images, engine="engine:2"),
-        enqueue=world.enqueued.append,
-        max_concurrent_rollouts=1,
-    )
+    world.start(images=Images(engine="engine:2"), max_concurrent_rollouts=1)
     world.store.put_resource(replace(world.cluster.resources[key], key=OTHER, uid="other"))
     owner = Owner(kind="LLMDeployment", name=OTHER.name, uid="other")
 

@@ -281,9 +281,7 @@ async def test_scaling_of_a_serving_deployment_leaves_it_ready(world: Any, pod: 
 
 async def test_new_template_is_rolling_out_before_it_is_observed(world: Any) -> None:
     world.apply(replicas=2)
-    await world.settle()
-    world.run_replicas()
-    await world.settle()
+    await world.serve()
     assert world.condition("Ready") == "True Serving"
     world.apply(replicas=2, engine={"extraArgs": ["--seed=1"]})
     await world.settle(passes=1)
