@@ -133,3 +133,34 @@ affinity:
 {{- append .Values.watchNamespaces .Release.Namespace | uniq | sortAlpha | join " " -}}
 {{- end -}}
 {{- end -}}
+
+{{/* A role and its binding to the service account of a component; without a namespace, both are cluster-wide.
+Call as: include "quire.role" (dict "root" $ "component" "gateway" "name" "…" "namespace" "…" "rules" "- …") */}}
+{{- define "quire.role" -}}
+{{- $kind := .namespace | empty | ternary "ClusterRole" "Role" }}
+{{- $labels := include "quire.labels" . -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- $labels | nindent 4 }}
+rules:
+  {{- .rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- $labels | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $kind }}, name: {{ .name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ include "quire.fullname" .root }}-{{ .component }}, namespace: {{ .root.Release.Namespace }}}
+{{- end -}}
