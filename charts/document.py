@@ -8,6 +8,7 @@ A comment belongs to the key below it. A value on one line, or an empty value, h
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +131,11 @@ def _json(node: object, margin: str) -> str:
     if not isinstance(node, dict | list) or not node or len(margin) + len(line) + 20 <= _WIDTH and not _is_deep(node):
         return line
     inner = margin + "  "
+    if isinstance(node, list) and all(isinstance(item, str) and " " not in item for item in node):
+        filled = textwrap.fill(
+            line[1:-1], _WIDTH, initial_indent=inner, subsequent_indent=inner, break_on_hyphens=False
+        )
+        return f"[\n{filled}\n{margin}]"
     if isinstance(node, list):
         return "[\n" + ",\n".join(inner + _json(item, inner) for item in node) + f"\n{margin}]"
     items = [f"{inner}{json.dumps(name)}: {_json(child, inner)}" for name, child in node.items()]
