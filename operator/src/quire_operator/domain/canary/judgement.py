@@ -9,7 +9,7 @@ that is so slow that its requests pile up beyond every stable load is worse if i
 load.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from math import exp, inf, lgamma, log, log1p, sqrt
@@ -140,22 +140,12 @@ def _judge(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     canary = {level: tracks.canary.histogram(metric, level) for level in range(LEVELS)}
     stable = {level: tracks.stable.histogram(metric, level) for level in range(LEVELS)}
     total = sum(map(count, canary.values()))
-    strict, lenient = _matched(gate, canary, stable, _LIGHTER), _matched(gate, canary, stable, _HEAVIER)
-    piled_up = _matched(gate, canary, stable, _IN_PROPORTION)
+    strict, lenient = _matched(gate, canary, stable, _Nearest.LIGHTER), _matched(gate, canary, stable, _Nearest.HEAVIER)
+    piled_up = _matched(gate, canary, stable, _Nearest.IN_PROPORTION)
     shown = [(stable[level], _weight(canary[level], stable[level])) for level in range(LEVELS)]
     figures = _figures(shown, gate.share), _figures([(each, 1.0) for each in canary.values()], gate.share)
 
-    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
-        return GateResult(
-            gate=gate,
-            verdict=verdict,
-            message=message,
-            stable=figures[0],
-            canary=figures[1],
-            remaining=remaining,
-            leaning=strict.leaning(expected),
-        )
-
+    result = _results(gate, stable=figures[0], canary=figures[1], leaning=strict.leaning(expected))
     if not total and tracks.canary.warm_requests >= _NO_STREAMS * policy.min_requests:
         return result(Verdict.NO_DATA, "no request has this latency, so that the gate does not count")
     if total < policy.min_requests:
@@ -192,9 +182,6 @@ class _Nearest(Enum):
     """A heavier one, or else the heaviest, whose percentile then counts as if it grew with the number of requests."""
 
 
-_LIGHTER, _HEAVIER, _IN_PROPORTION = _Nearest
-
-
 def _matched(
     gate: Gate, canary: Mapping[int, Histogram], stable: Mapping[int, Histogram], nearest: _Nearest
 ) -> _Matched:
@@ -210,7 +197,7 @@ def _matched(
         percentile = quantile([(stable[match], 1.0)], gate.share)
         assert percentile is not None
         total += amount
-        growth = _growth(match, level) if nearest is _IN_PROPORTION else 1.0
+        growth = _growth(match, level) if nearest is _Nearest.IN_PROPORTION else 1.0
         slow += above(histogram, gate.factor * percentile * growth)
         weights[match] = weights.get(match, 0.0) + amount
     for match, weight in weights.items():
@@ -220,10 +207,10 @@ def _matched(
 
 def _match(level: int, known: Sequence[int], nearest: _Nearest) -> int | None:
     """Return the stable load level to compare with; None without one."""
-    if nearest is _LIGHTER:
+    if nearest is _Nearest.LIGHTER:
         return max((other for other in known if other <= level), default=None)
     heavier = min((other for other in known if other >= level), default=None)
-    return max(known, default=None) if nearest is _IN_PROPORTION and heavier is None else heavier
+    return max(known, default=None) if nearest is _Nearest.IN_PROPORTION and heavier is None else heavier
 
 
 def _growth(stable: int, canary: int) -> float:
@@ -270,17 +257,12 @@ def _judge_errors(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     canary, stable = tracks.canary, tracks.stable
     limit = max(gate.error_limit, _share(stable))
 
-    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
-        return GateResult(
-            gate=gate,
-            verdict=verdict,
-            message=message,
-            stable=Figures(count=stable.requests, errors=stable.errors),
-            canary=Figures(count=canary.requests, errors=canary.errors),
-            remaining=remaining,
-            leaning=_leaning(canary.errors, canary.requests, limit),
-        )
-
+    result = _results(
+        gate,
+        stable=Figures(count=stable.requests, errors=stable.errors),
+        canary=Figures(count=canary.requests, errors=canary.errors),
+        leaning=_leaning(canary.errors, canary.requests, limit),
+    )
     shown = f"{canary.errors} of {canary.requests} requests failed ({100 * _share(canary):.2f} %)"
     against = f"{100 * gate.error_limit:g} % are allowed, stable has {100 * _share(stable):.2f} %"
     is_early = canary.requests < policy.min_requests
@@ -303,17 +285,12 @@ def _judge_errors(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
 def _judge_answers(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
     found, limit = tracks.answers, gate.error_limit
 
-    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
-        return GateResult(
-            gate=gate,
-            verdict=verdict,
-            message=message,
-            stable=Figures(count=found.compared),
-            canary=Figures(count=found.compared, errors=found.different),
-            remaining=remaining,
-            leaning=_leaning(found.different, found.compared, limit) if found.compared >= _LEAST_COMPARED else None,
-        )
-
+    result = _results(
+        gate,
+        stable=Figures(count=found.compared),
+        canary=Figures(count=found.compared, errors=found.different),
+        leaning=_leaning(found.different, found.compared, limit) if found.compared >= _LEAST_COMPARED else None,
+    )
     sampled = f"{policy.compared_percent:g} % of the requests with temperature 0"
     if not found.compared:
         why = ", and a comparison failed on a replica" if found.failed else ""
@@ -333,6 +310,23 @@ def _judge_answers(gate: Gate, policy: Canary, tracks: Tracks) -> GateResult:
 
 
 _JUDGES = {GateMetric.ERROR_RATE: _judge_errors, GateMetric.ANSWERS: _judge_answers}
+
+
+def _results(gate: Gate, *, stable: Figures, canary: Figures, leaning: Verdict | None) -> Callable[..., GateResult]:
+    """Return a function that creates results of a gate from a verdict, a message and the remaining requests."""
+
+    def result(verdict: Verdict, message: str, remaining: int | None = 0) -> GateResult:
+        return GateResult(
+            gate=gate,
+            verdict=verdict,
+            message=message,
+            stable=stable,
+            canary=canary,
+            remaining=remaining,
+            leaning=leaning,
+        )
+
+    return result
 
 
 def _leaning(events: int, count: int, limit: float) -> Verdict | None:

@@ -5,15 +5,13 @@ record says which revision is stable and which one is tried; the specs are in Co
 LLMDeployment is never rewritten: a rejected revision is remembered, and the stable one serves until the spec changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quire_common.quantities import format_duration
 from quire_operator.domain.canary.judgement import GateResult, Verdict
 from quire_operator.domain.resource import Canary, CanaryStep, OnFailure, OnInconclusive
-
-JSON = Mapping[str, object]
 
 
 class Phase(StrEnum):

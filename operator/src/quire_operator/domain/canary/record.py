@@ -7,9 +7,8 @@ from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.resource import GateMetric
 from quire_operator.domain.resource.canary import LATENCIES
 from quire_operator.domain.resource.times import clock_time, parse_time
-from quire_operator.domain.resource.untyped import number_of
+from quire_operator.domain.resource.untyped import JSON, number_of
 
-JSON = Mapping[str, object]
 SECTION = "rollout"
 _MAX_MESSAGE = 2000
 

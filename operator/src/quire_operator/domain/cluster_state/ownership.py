@@ -19,6 +19,7 @@ from quire_operator.domain.resource.untyped import items_of, section_of
 Path = tuple[str, ...]
 Tree = Mapping[str, "Tree"]
 
+_NOTHING = object()
 _ENGINE = 'k:{"name":"engine"}'
 _POD_SPECS: tuple[Path, ...] = (
     ("f:spec", "f:template", "f:spec"),
@@ -140,17 +141,8 @@ def exists_in(body: Mapping[str, object], path: Path) -> bool:
     """Return True if an object has a value at this path."""
     here: object = body
     for element in path:
-        kind, _, text = element.partition(":")
-        if kind == "f" and isinstance(here, Mapping) and text in here:
-            here = here[text]
-        elif kind == "k" and isinstance(here, list):
-            item = _item(here, json.loads(text))
-            if item is None:
-                return False
-            here = item
-        else:
-            return False
-    return True
+        here = _step(here, element, default=_NOTHING)
+    return here is not _NOTHING
 
 
 def removal_patch(paths: Sequence[Path]) -> dict[str, object]:
@@ -180,11 +172,7 @@ def merge_removal(body: Mapping[str, object], paths: Sequence[Path]) -> dict[str
 def _delete(here: object, path: Path) -> None:
     """Remove the field or list item at a path from a copy of an object."""
     for element in path[:-1]:
-        kind, _, text = element.partition(":")
-        if kind == "f" and isinstance(here, dict):
-            here = here.get(text)
-        elif kind == "k" and isinstance(here, list):
-            here = _item(here, json.loads(text))
+        here = _step(here, element, default=None)
     kind, _, text = path[-1].partition(":")
     if kind == "f" and isinstance(here, dict):
         here.pop(text, None)
@@ -224,6 +212,15 @@ def _not_in(theirs: Tree, ours: Tree, prefix: Path) -> Iterator[Path]:
             yield from _not_in(below, ours.get(element, {}), (*prefix, element))
         elif element not in ours:
             yield (*prefix, element)
+
+
+def _step(here: object, element: str, *, default: object) -> object:
+    """Return the value of a field, or the item of a list, with these keys."""
+    kind, _, text = element.partition(":")
+    if kind == "f" and isinstance(here, Mapping):
+        return here.get(text, default)
+    item = _item(here, json.loads(text)) if kind == "k" and isinstance(here, list) else None
+    return default if item is None else item
 
 
 def _item(items: list[object], keys: Mapping[str, object]) -> Mapping[str, object] | None:

@@ -14,8 +14,6 @@ from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.resource.names import CANARY_SUFFIX
 from quire_operator.domain.resource.parallelism import MAX_SIZE
 
-JSON = Mapping[str, object]
-
 
 def departure(
     key: Key, children: Mapping[Ref, Child], pods: Sequence[Pod], features: ClusterFeatures

@@ -39,10 +39,6 @@ class ModelVolume:
     """The image that the kubelet mounts."""
 
     @property
-    def is_mounted(self) -> bool:
-        return self.volume is not None
-
-    @property
     def claim_name(self) -> str | None:
         """The claim at ``/models``."""
         claim = self._claim

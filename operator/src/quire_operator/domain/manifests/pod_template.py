@@ -96,14 +96,9 @@ def pod_template(
     for key in spec.pod_template.keys() - {"metadata", "spec"}:
         problems.append(Problem(path=f"spec.podTemplate.{key}", message="unknown field; there are: metadata, spec"))
     merged = merge(base, spec.pod_template, path="spec.podTemplate", problems=problems)
-    problems += contract_problems(
-        base, merged, selector={**selector, **_identity(labels)}, allowed=images.allowed_exceptions
-    )
+    fixed = {**selector, **{name: labels[name] for name in (LABEL_APP, LABEL_INSTANCE)}}
+    problems += contract_problems(base, merged, selector=fixed, allowed=images.allowed_exceptions)
     return tuple(problems) if problems else merged
-
-
-def _identity(labels: Mapping[str, str]) -> dict[str, str]:
-    return {name: labels[name] for name in (LABEL_APP, LABEL_INSTANCE)}
 
 
 def _scrape_annotations() -> JSON:
@@ -194,7 +189,16 @@ def _engine_container(
     served_names: Sequence[str],
     group_secret: str | None,
 ) -> JSON:
-    container: JSON = {
+    mounts = [*_cache_mounts(), {"name": "shm", "mountPath": "/dev/shm"}]
+    if volume.volume is not None:
+        mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
+    if draft is not None and draft.volume is not None:
+        mounts.append({**draft.mount, "readOnly": True})
+    if spec.auth_secret is not None:
+        mounts.append(keys.key_mount())
+    if spec.engine.adapters is not None:
+        mounts.append(lora.adapters_mount())
+    return {
         "name": ENGINE,
         **_image(spec, images),
         "command": [engine.ENGINE_COMMAND],
@@ -216,23 +220,8 @@ def _engine_container(
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(),
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": _TMP_PATH},
-            {"name": "cache", "mountPath": _CACHE_PATH},
-            {"name": "shm", "mountPath": "/dev/shm"},
-        ],
+        "volumeMounts": mounts,
     }
-    mounts = container["volumeMounts"]
-    assert isinstance(mounts, list)
-    if volume.is_mounted:
-        mounts.append({"name": VOLUME, "mountPath": MODELS_PATH, "readOnly": True})
-    if draft is not None and draft.volume is not None:
-        mounts.append({**draft.mount, "readOnly": True})
-    if spec.auth_secret is not None:
-        mounts.append(keys.key_mount())
-    if spec.engine.adapters is not None:
-        mounts.append(lora.adapters_mount())
-    return container
 
 
 def _fetch_container(spec: Spec, images: Images, source: RemoteSource, model_path: str) -> JSON:

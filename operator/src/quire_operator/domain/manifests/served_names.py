@@ -33,20 +33,19 @@ def wanted_claim(resource: Resource, *, known: Claim | None, now: float) -> Clai
     to another one.
     """
     name = spec_name(resource) or resource.key.name
-    before = known or recorded_claim(resource)
-    if before is not None and before.name == name:
-        since = before.since
-    elif before is None and resource.generation <= 1:
-        since = resource.created
-    else:
-        since = next_second(now)
     return Claim(
         namespace=resource.key.namespace,
         deployment=resource.key.name,
         name=name,
-        since=since,
+        since=_since(resource, name, known or recorded_claim(resource), now),
         is_leaving=resource.deleting,
     )
+
+
+def _since(resource: Resource, name: str, before: Claim | None, now: float) -> str:
+    if before is not None and before.name == name:
+        return before.since
+    return resource.created if before is None and resource.generation <= 1 else next_second(now)
 
 
 def recorded_adapter_claim(resource: Resource) -> Claim | None:
@@ -65,15 +64,12 @@ def recorded_adapter_claim(resource: Resource) -> Claim | None:
 
 def wanted_adapter_claim(resource: Resource, *, now: float) -> Claim:
     """Return the claim that the next status of an LLMAdapter records, by the rules of ``wanted_claim``."""
-    name = section_of(resource.body, "spec").get("servedName")
-    wanted = name if isinstance(name, str) and name else resource.key.name
-    before = recorded_adapter_claim(resource)
-    since = next_second(now) if before is not None or resource.generation > 1 else resource.created
+    name = text_of(section_of(resource.body, "spec"), "servedName") or resource.key.name
     return Claim(
         namespace=resource.key.namespace,
         deployment=deployment_of(resource),
-        name=wanted,
-        since=before.since if before is not None and before.name == wanted else since,
+        name=name,
+        since=_since(resource, name, recorded_adapter_claim(resource), now),
         is_leaving=resource.deleting,
         adapter=resource.key.name,
     )
@@ -111,9 +107,7 @@ def key_of(claim: Claim) -> Key:
 
 def spec_name(resource: Resource) -> str | None:
     """Return ``spec.model.servedName`` of any spec, valid or not."""
-    model = section_of(resource.body, "spec", "model")
-    name = model.get("servedName")
-    return name if isinstance(name, str) and name else None
+    return text_of(section_of(resource.body, "spec", "model"), "servedName") or None
 
 
 def deployment_of(resource: Resource) -> str:

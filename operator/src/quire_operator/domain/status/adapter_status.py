@@ -6,6 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from quire_common.contract.adapters_file import AdapterReport, AdapterState
 from quire_operator.domain.manifests.adapters import Listing
@@ -78,9 +79,7 @@ _BEGINNINGS = (_NO_REPLICA, _LOADING)
 
 
 def _ready(listing: Listing, replicas: Sequence[ReplicaReport], desired_replicas: int | None) -> ConditionState:
-    def state(is_true: bool, reason: str, message: str) -> ConditionState:
-        return ConditionState(type=READY, is_true=is_true, reason=reason, message=message)
-
+    state = partial(ConditionState, READY)
     if listing.refusal is not None:
         return state(False, listing.refusal.value, listing.message)
     failed = _failure(replicas)
@@ -99,9 +98,7 @@ def _ready(listing: Listing, replicas: Sequence[ReplicaReport], desired_replicas
 
 
 def _loaded(listing: Listing, replicas: Sequence[ReplicaReport]) -> ConditionState:
-    def state(is_true: bool, reason: str, message: str) -> ConditionState:
-        return ConditionState(type=LOADED, is_true=is_true, reason=reason, message=message)
-
+    state = partial(ConditionState, LOADED)
     if listing.entry is None and listing.refusal is not None:
         return state(False, listing.refusal.value, listing.message)
     failed = _failure(replicas)

@@ -4,9 +4,10 @@ Part of ``status``, into which they are merged. A condition describes the presen
 the cause. A message changes only with its content, so that a quiet cluster sees no writes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from quire_common.served_names import Claim
 from quire_operator.domain.autoscaling.schedules import Bounds
@@ -17,12 +18,10 @@ from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.manifests.child_kinds import progress_deadline_seconds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.untyped import items_of, text_of
+from quire_operator.domain.resource.untyped import JSON, items_of, text_of
 from quire_operator.domain.status import rollout
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
-
-JSON = Mapping[str, object]
 
 READY, PROGRESSING, AVAILABLE = "Ready", "Progressing", "Available"
 MODEL_LOADED, AUTOSCALING, DEGRADED = "ModelLoaded", "Autoscaling", "Degraded"
@@ -125,7 +124,7 @@ class View:
     """The changes of other clients that come back whenever they are reverted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConditionState:
     type: str
     is_true: bool
@@ -179,9 +178,7 @@ def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: in
 
 
 def _ready(view: View, failure: Failure | None) -> ConditionState:
-    def no(reason: str, message: str) -> ConditionState:
-        return ConditionState(type=READY, is_true=False, reason=reason, message=message)
-
+    no = partial(ConditionState, READY, False)
     deployment = view.deployment
     if view.blocking is not None or view.spec is None:
         blocking = view.blocking or BlockingCondition(reason=INVALID_SPEC, message="")
@@ -194,7 +191,7 @@ def _ready(view: View, failure: Failure | None) -> ConditionState:
         return _at_zero(view, view.spec)
     counts = rollout.standing(deployment, view.pods)
     if not deployment.is_rolling and deployment.ready >= _least_ready(view, view.spec, deployment):
-        return ConditionState(type=READY, is_true=True, reason="Serving", message=counts)
+        return ConditionState(READY, True, "Serving", counts)
     if failure is not None:
         return no(failure.reason, f"{counts}; {failure.message}")
     return no("RollingOut" if deployment.is_rolling and deployment.ready else "Starting", _with_download(counts, view))
@@ -211,12 +208,12 @@ def _with_download(counts: str, view: View) -> str:
 def _at_zero(view: View, spec: Spec) -> ConditionState:
     """Return the condition Ready without replicas: true if none are requested and the next request can start one."""
     if view.target:
-        return ConditionState(type=READY, is_true=False, reason="Starting", message="no replica was requested yet")
+        return ConditionState(READY, False, "Starting", "no replica was requested yet")
     is_enforced = spec.autoscaling is not None and not spec.only_recommends
     if is_enforced and view.metrics_problem is not None:
         problem = view.metrics_problem
-        return ConditionState(type=READY, is_true=False, reason=problem.reason, message=problem.message)
-    return ConditionState(type=READY, is_true=True, reason="ScaledToZero", message=_why_none(spec))
+        return ConditionState(READY, False, problem.reason, problem.message)
+    return ConditionState(READY, True, "ScaledToZero", _why_none(spec))
 
 
 def _why_none(spec: Spec) -> str:
@@ -246,28 +243,26 @@ def _stalled(view: View, ready: ConditionState, failure: Failure | None) -> Cond
         message = rollout.overdue(
             deployment, view.pods, deadline_seconds=progress_deadline_seconds(view.spec), failure=failure
         )
-        return ConditionState(type=STALLED, is_true=True, reason=FailureReason.DEADLINE_EXCEEDED, message=message)
+        return ConditionState(STALLED, True, FailureReason.DEADLINE_EXCEEDED, message)
     if not ready.is_true and (is_blocked or view.spec is None or view.rival is not None):
-        return ConditionState(type=STALLED, is_true=True, reason=ready.reason, message=ready.message)
-    return ConditionState(type=STALLED, is_true=False, reason="AsExpected", message="no change by a person is needed")
+        return ConditionState(STALLED, True, ready.reason, ready.message)
+    return ConditionState(STALLED, False, "AsExpected", "no change by a person is needed")
 
 
 def _reconciling(ready: ConditionState, stalled: ConditionState) -> ConditionState:
     if ready.is_true or stalled.is_true:
         reason = "Stalled" if stalled.is_true else "Complete"
         message = "see the condition Stalled" if stalled.is_true else "the deployment is as specified"
-        return ConditionState(type=RECONCILING, is_true=False, reason=reason, message=message)
-    return ConditionState(type=RECONCILING, is_true=True, reason=ready.reason, message=ready.message)
+        return ConditionState(RECONCILING, False, reason, message)
+    return ConditionState(RECONCILING, True, ready.reason, ready.message)
 
 
 def _foreign_fields(view: View) -> ConditionState:
     """Return the condition ForeignFields, which is no fault: admission policies and other controllers add fields."""
     if not view.additions:
-        return ConditionState(
-            type=FOREIGN_FIELDS, is_true=False, reason="NoneFound", message="other clients added no fields"
-        )
+        return ConditionState(FOREIGN_FIELDS, False, "NoneFound", "other clients added no fields")
     message = f"other clients added {', '.join(map(str, view.additions))}"
-    return ConditionState(type=FOREIGN_FIELDS, is_true=True, reason="FieldsAdded", message=message)
+    return ConditionState(FOREIGN_FIELDS, True, "FieldsAdded", message)
 
 
 def _progressing(view: View, failure: Failure | None) -> ConditionState:
@@ -294,19 +289,17 @@ def _progressing(view: View, failure: Failure | None) -> ConditionState:
         message = _with_download(rollout.standing(deployment, view.pods), view)
         if deployment.is_rolling and view.spec is not None and view.spec.replaces_in_place:
             message = f"{message}; {rollout.IN_PLACE}"
-    return ConditionState(type=PROGRESSING, is_true=is_true, reason=reason, message=message)
+    return ConditionState(PROGRESSING, is_true, reason, message)
 
 
 def _available(view: View, failure: Failure | None) -> ConditionState:
     ready = 0 if view.deployment is None else view.deployment.ready
     if ready:
-        return ConditionState(
-            type=AVAILABLE, is_true=True, reason="ReplicaReady", message="at least one replica serves requests"
-        )
+        return ConditionState(AVAILABLE, True, "ReplicaReady", "at least one replica serves requests")
     if _is_held_for(view, failure):
         message = "no replica is running; the gateway holds requests until one is ready"
-        return ConditionState(type=AVAILABLE, is_true=True, reason="HeldByGateway", message=message)
-    return ConditionState(type=AVAILABLE, is_true=False, reason="NoReplicaReady", message="no replica serves requests")
+        return ConditionState(AVAILABLE, True, "HeldByGateway", message)
+    return ConditionState(AVAILABLE, False, "NoReplicaReady", "no replica serves requests")
 
 
 def _is_held_for(view: View, failure: Failure | None) -> bool:
@@ -336,7 +329,7 @@ def _model_loaded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = failure.reason, failure.message
     elif view.pods:
         reason, message = "Loading", str(view.download or "no replica has loaded the model yet")
-    return ConditionState(type=MODEL_LOADED, is_true=is_true, reason=reason, message=message)
+    return ConditionState(MODEL_LOADED, is_true, reason, message)
 
 
 def _autoscaling(view: View) -> ConditionState:
@@ -356,7 +349,7 @@ def _autoscaling(view: View) -> ConditionState:
         if view.spec.parallelism.is_group:
             bounds = f"{bounds}; a scale-down removes the group with the highest index, as LeaderWorkerSets do"
         message = bounds if enforced else f"recommends without applying; {bounds}"
-    return ConditionState(type=AUTOSCALING, is_true=is_true, reason=reason, message=message)
+    return ConditionState(AUTOSCALING, is_true, reason, message)
 
 
 def _bounds_text(autoscaling: Autoscaling, bounds: Bounds | None) -> str:
@@ -390,4 +383,4 @@ def _degraded(view: View, failure: Failure | None) -> ConditionState:
         reason, message = "FieldsContested", view.fought_over
     else:
         is_true, message = False, "no problems found"
-    return ConditionState(type=DEGRADED, is_true=is_true, reason=reason, message=message)
+    return ConditionState(DEGRADED, is_true, reason, message)

@@ -15,7 +15,6 @@ from quire_operator.domain.resource.untyped import section_of
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.download import Download, download_section
 
-JSON = Mapping[str, object]
 SECTION = "model"
 
 

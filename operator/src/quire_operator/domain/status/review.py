@@ -4,13 +4,10 @@
 later in the condition Ready with reason InvalidSpec.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire_operator.domain.resource.fields import Problem
-from quire_operator.domain.resource.untyped import section_of
-
-JSON = Mapping[str, object]
+from quire_operator.domain.resource.untyped import JSON, section_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,8 @@ from quire_operator.domain.autoscaling.rates import Rates
 from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.times import clock_time, format_time, parse_time
-from quire_operator.domain.resource.untyped import items_of, section_of
+from quire_operator.domain.resource.untyped import JSON, items_of, section_of
 
-JSON = Mapping[str, object]
 _MAX_MESSAGE = 1024
 
 

@@ -14,14 +14,13 @@ from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.manifests.objects import selector
 from quire_operator.domain.manifests.served_names import status_section
 from quire_operator.domain.resource.times import clock_time
-from quire_operator.domain.resource.untyped import items_of, number_of, section_of
+from quire_operator.domain.resource.untyped import JSON, items_of, number_of, section_of
 from quire_operator.domain.status import conditions as c
 from quire_operator.domain.status.conditions import View, conditions, merged
 from quire_operator.domain.status.model_status import kept_resolution, model_section, stored_resolution
 from quire_operator.domain.status.pod_failures import FailureReason
 from quire_operator.domain.status.scaling_status import kept_section, scaling_record, scaling_sections
 
-JSON = Mapping[str, object]
 _BEGINNINGS = ("Creating", "Starting")
 
 
