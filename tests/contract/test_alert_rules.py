@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
+from chart_support.prometheus import promtool
 from specs import valid_spec
 
-from quire_cluster.debian import debian_programs
-from quire_cluster.errors import ClusterError
 from quire_common.contract import engine as engine_metrics
 from quire_engine.server.observability.metrics import TIME_TO_FIRST_TOKEN
 from quire_operator.domain.manifests import monitoring
@@ -21,14 +20,6 @@ from quire_operator.domain.resource.names import LABEL_DEPLOYMENT
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 MINUTES = 60
 LATE, FULL = "QuireTimeToFirstTokenHigh", "QuireAtMaxReplicas"
-
-
-@pytest.fixture(scope="module")
-def promtool() -> Path:
-    try:
-        return debian_programs("prometheus", ("prometheus", "promtool"))["promtool"]
-    except ClusterError as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 def spec_of(threshold: str) -> Spec:
@@ -115,11 +106,7 @@ def firing(spec: Spec, alerts: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-def run(promtool: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([promtool, *argv], capture_output=True, text=True, timeout=60, check=False)
-
-
-def tried(promtool: Path, folder: Path, spec: Spec, cases: Mapping[str, Case]) -> subprocess.CompletedProcess[str]:
+def tried(folder: Path, spec: Spec, cases: Mapping[str, Case]) -> subprocess.CompletedProcess[str]:
     rule: Any = yaml.safe_load(rule_file(folder, spec).read_text())
     for entry in rule["groups"][0]["rules"]:
         del entry["annotations"]  # otherwise they would have to be expected word by word
@@ -128,27 +115,28 @@ def tried(promtool: Path, folder: Path, spec: Spec, cases: Mapping[str, Case]) -
         {"name": name, "interval": "1m", "input_series": rows, "alert_rule_test": firing(spec, alerts)}
         for name, (rows, alerts) in cases.items()
     ]
-    file = folder / "tests.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}))
-    return run(promtool, "test", "rules", str(file))
+    content = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": tests}
+    (folder / "tests.yaml").write_text(yaml.safe_dump(content))
+    return promtool("test", "rules", "tests.yaml", folder=folder)
 
 
-def test_each_alert_fires_when_it_should_and_only_then(promtool: Path, tmp_path: Path) -> None:
-    done = tried(promtool, tmp_path, spec_of("1s"), CASES)
+def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path) -> None:
+    done = tried(tmp_path, spec_of("1s"), CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("threshold", "alerts"), [("300ms", {LATE}), ("600ms", set())])
 def test_a_threshold_between_two_buckets_is_met_within_a_bucket(
-    promtool: Path, tmp_path: Path, threshold: str, alerts: set[str]
+    tmp_path: Path, threshold: str, alerts: set[str]
 ) -> None:
     """All first tokens wait between 0.25 and 0.5 s; a histogram places them above 300 ms and below 600 ms."""
-    done = tried(promtool, tmp_path, spec_of(threshold), {"between": (waits(600, 0.4), alerts)})
+    done = tried(tmp_path, spec_of(threshold), {"between": (waits(600, 0.4), alerts)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_accepts_the_rules_with_their_texts(promtool: Path, tmp_path: Path) -> None:
-    done = run(promtool, "check", "rules", "--lint=all", "--lint-fatal", str(rule_file(tmp_path, spec_of("1s"))))
+def test_prometheus_accepts_the_rules_with_their_texts(tmp_path: Path) -> None:
+    file = rule_file(tmp_path, spec_of("1s"))
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", file.name, folder=tmp_path)
     assert done.returncode == 0 and "2 rules found" in done.stdout, done.stdout + done.stderr
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import specs
 import yaml
 
 from quire_cluster.client import Response
@@ -26,13 +27,8 @@ DAY = 'must be a duration of at most 24h, such as "90s", "500ms" or "1h30m"'
 
 
 def llmdeployment(name: str = "chat", **spec: Any) -> dict[str, Any]:
-    model = {"source": "file:///models/demo"}
-    return {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": name},
-        "spec": {"model": model} | spec,
-    }
+    body = specs.llmdeployment(**({"model": {"source": "file:///models/demo"}} | spec))
+    return body | {"metadata": {"name": name}}
 
 
 def autoscaling(**more: Any) -> dict[str, Any]:

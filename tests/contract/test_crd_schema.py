@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from specs import llmdeployment, valid_spec
 
 from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN
 from quire_operator.domain.autoscaling.history import Change, ScalingRecord
@@ -15,7 +16,7 @@ from quire_operator.domain.canary.figures import Answers, Track, Tracks
 from quire_operator.domain.canary.judgement import curve, judge
 from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.canary.record import section
-from quire_operator.domain.resource import Canary, Gate, GateMetric, Invalid, Problem, Spec, names
+from quire_operator.domain.resource import Canary, Gate, GateMetric, Spec, names
 from quire_operator.domain.resource.canary import LATENCIES
 from quire_operator.domain.status.scaling_status import scaling_sections
 
@@ -45,21 +46,6 @@ def nodes(path: str, schema: Mapping[str, Any]) -> Iterator[Node]:
 ALL_NODES = [*nodes("spec", SPEC), *nodes("status", STATUS)]
 
 
-def document(**spec: object) -> dict[str, Any]:
-    """Return a valid LLMDeployment with these fields in its spec."""
-    return {
-        "apiVersion": names.API_VERSION,
-        "kind": names.KIND,
-        "metadata": {"name": "chat"},
-        "spec": {"model": {"source": "file:///models/demo"}, **spec},
-    }
-
-
-def problems(body: Mapping[str, Any]) -> tuple[Problem, ...]:
-    parsed = Spec.parse(body)
-    return parsed.problems if isinstance(parsed, Invalid) else ()
-
-
 def with_defaults(value: Any, schema: Mapping[str, Any]) -> Any:
     """Return ``value`` with the defaults that the API server fills in."""
     if not isinstance(value, dict):
@@ -81,14 +67,14 @@ def test_crd_names_equal_those_of_the_operator() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [document(), document(autoscaling={"maxReplicas": 3}), document(engine={"maxSequences": 4})],
+    [llmdeployment(), llmdeployment(autoscaling={"maxReplicas": 3}), llmdeployment(engine={"maxSequences": 4})],
     ids=["minimal", "autoscaling", "engine"],
 )
 def test_document_means_the_same_with_defaults_filled_in(body: dict[str, Any]) -> None:
     filled = with_defaults(copy.deepcopy(body), ROOT)
     assert filled != body
-    assert problems(filled) == ()
-    assert Spec.parse(filled) == Spec.parse(body)
+    parsed = Spec.parse(filled)
+    assert isinstance(parsed, Spec) and parsed == Spec.parse(body)
 
 
 def test_crd_has_scale_status_and_columns() -> None:
@@ -125,8 +111,7 @@ def test_autoscaler_record_fits_the_status_schema() -> None:
     )
     change = Change(time=1.0, from_replicas=1, to_replicas=2, reason="Arrivals", message="two", inputs={"need": 1.5})
     record = ScalingRecord(rates=rates, rates_time=1.0, start_up_seconds=95).with_change(change)
-    spec = Spec.parse(document(autoscaling={"maxReplicas": 3}))
-    assert isinstance(spec, Spec)
+    spec = valid_spec(autoscaling={"maxReplicas": 3})
     known = {node.path for node in ALL_NODES}
     maps = tuple(f"{node.path.removesuffix('*')}" for node in ALL_NODES if node.path.endswith(".*"))
     written = set(paths(scaling_sections(record, spec, now=0.0), "status"))

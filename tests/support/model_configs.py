@@ -1,5 +1,9 @@
 """Configurations of published models."""
 
+from typing import Any
+
+from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+
 LLAMA_3_8B = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 4096,
@@ -12,3 +16,16 @@ LLAMA_3_8B = {
     "torch_dtype": "bfloat16",
     "vocab_size": 128256,
 }
+
+
+def config_of(body: dict[str, Any] = LLAMA_3_8B, **changes: Any) -> ModelConfig:
+    """Return the shape of a model with this configuration, which must be valid."""
+    config = parse_model_config(body | changes)
+    assert isinstance(config, ModelConfig), config
+    return config
+
+
+def facts_of(body: dict[str, Any] = LLAMA_3_8B, **changes: Any) -> ModelFacts:
+    """Return the facts about a model whose parameters were counted."""
+    config = config_of(body, **changes)
+    return ModelFacts(config=config, parameters=config.parameters, counted=True)

@@ -1,20 +1,24 @@
 """LLMDeployments for tests: the smallest valid one, with the fields that a test names."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from quire_operator.domain.resource import Invalid, Spec
 
 
+def llmdeployment(metadata: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """Return the smallest LLMDeployment with these fields of its metadata and its spec."""
+    return {
+        "apiVersion": "quire.dev/v1alpha1",
+        "kind": "LLMDeployment",
+        "metadata": {"name": "chat", "namespace": "prod"} | dict(metadata or {}),
+        "spec": {"model": {"source": "file:///m"}} | fields,
+    }
+
+
 def parsed(*, name: str = "chat", namespace: str = "prod", **fields: Any) -> Spec | Invalid:
     """Return the result of parsing the smallest LLMDeployment with these fields of its spec."""
-    return Spec.parse(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"model": {"source": "file:///m"}} | fields,
-        }
-    )
+    return Spec.parse(llmdeployment({"name": name, "namespace": namespace}, **fields))
 
 
 def valid_spec(**fields: Any) -> Spec:

@@ -5,7 +5,7 @@ from typing import Any
 from specs import valid_spec
 
 from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
-from quire_operator.domain.status.conditions import View
+from quire_operator.domain.status.conditions import ConditionState, View, conditions
 
 
 def deployment(asked: int = 2, ready: int = 2, **changes: Any) -> DeploymentState:
@@ -61,3 +61,8 @@ def view(**changes: Any) -> View:
         "metrics_problem": None,
     }
     return View(**(fields | changes))
+
+
+def shown(**changes: Any) -> dict[str, ConditionState]:
+    """Return the conditions of such a view by type."""
+    return {condition.type: condition for condition in conditions(view(**changes))}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from specs import llmdeployment
 
 from quire_common.served_names import NameScope
 from quire_operator.domain.cluster_state.observed import Key, Resource
@@ -13,13 +14,11 @@ from quire_operator.domain.manifests.adapters import Listing, deployment_key, li
 from quire_operator.domain.status.review import ALLOWED, Review
 from quire_operator.reconcile.adapter_admission import AdapterReviewer
 
-API = "quire.dev/v1alpha1"
-
 
 def body(name: str = "legal", spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
     given = {"deploymentRef": {"name": "chat"}, "source": "hf://org/legal"} if spec is None else dict(spec)
     return {
-        "apiVersion": API,
+        "apiVersion": "quire.dev/v1alpha1",
         "kind": "LLMAdapter",
         "metadata": {
             "name": name,
@@ -33,14 +32,7 @@ def body(name: str = "legal", spec: Mapping[str, Any] | None = None, **metadata:
 
 
 def model(**engine: Any) -> Resource:
-    return trim_resource(
-        {
-            "apiVersion": API,
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat", "namespace": "shop", "uid": "uid-chat"},
-            "spec": {"model": {"source": "hf://org/name"}, "engine": engine},
-        }
-    )
+    return trim_resource(llmdeployment({"namespace": "shop", "uid": "uid-chat"}, engine=engine))
 
 
 def review(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from specs import llmdeployment
 
 from quire_operator.domain.cluster_state.observed import Key, Ref
 from quire_operator.domain.manifests.objects import Manifest
@@ -37,12 +38,8 @@ class ApiServer:
 
 
 def body(spec: Mapping[str, Any] | None = None, **metadata: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "shop", "uid": UID, "managedFields": [{}], **metadata},
-        "spec": {"model": {"source": "hf://org/name"}, "replicas": 3} if spec is None else spec,
-    }
+    made = llmdeployment({"namespace": "shop", "uid": UID, "managedFields": [{}], **metadata}, replicas=3)
+    return made if spec is None else made | {"spec": spec}
 
 
 def review(new: Mapping[str, Any], old: Mapping[str, Any] | None = None, server: ApiServer | None = None) -> Review:

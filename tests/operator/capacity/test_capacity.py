@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_configs import LLAMA_3_8B
+from model_configs import LLAMA_3_8B, config_of
 from specs import valid_spec
 
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
@@ -15,7 +15,7 @@ from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.fit import Fits, Footprint, TooSmall
 from quire_operator.domain.capacity.gpus import GPUS, find_gpu
 from quire_operator.domain.capacity.kv_groups import KVGroup
-from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
+from quire_operator.domain.capacity.model_config import parse_model_config
 from quire_operator.domain.resource import DType, Spec
 
 GIB = 2**30
@@ -37,22 +37,12 @@ MIXTRAL = {
 }
 
 
-def config_of(body: Mapping[str, object]) -> ModelConfig:
-    config = parse_model_config(body)
-    assert isinstance(config, ModelConfig), config
-    return config
-
-
 def spec_of(**engine: object) -> Spec:
-    return parsed({"engine": engine})
+    return valid_spec(engine=engine)
 
 
 def spec_on_a_gpu(**engine: object) -> Spec:
-    return parsed({"engine": engine, "resources": {"limits": {"nvidia.com/gpu": 1}}})
-
-
-def parsed(fields: dict[str, object]) -> Spec:
-    return valid_spec(model={"source": "hf://a/b"}, **fields)
+    return valid_spec(engine=engine, resources={"limits": {"nvidia.com/gpu": 1}})
 
 
 @pytest.mark.parametrize(

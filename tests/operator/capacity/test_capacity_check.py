@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from model_configs import LLAMA_3_8B
+from model_configs import facts_of
 from specs import valid_spec
 
 from quire_cli.local import plan
 from quire_cli.local.machine import Machine
 from quire_cli.local.plan import Place
 from quire_common.quantities import format_bytes
-from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
 from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.resource import Spec
 from quire_operator.domain.status.capacity_check import ReplicaMemory, hub_source, is_let_in, judge, replica_memory
@@ -23,12 +22,6 @@ H100 = {"nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.product": "NVIDIA-H100
 AMD = {"limits": {"amd.com/gpu": 1}}
 MI300X = {"amd.com/gpu.vram": "192G", "amd.com/gpu.product-name": "AMD_Instinct_MI300X"}
 MACHINE = Machine(cpus=1, memory_bytes=1, gpu_memory_bytes=(), multiplies_bfloat16=True)
-
-
-def facts() -> ModelFacts:
-    config = parse_model_config(LLAMA_3_8B)
-    assert isinstance(config, ModelConfig)
-    return ModelFacts(config=config, parameters=config.parameters, counted=True)
 
 
 def spec_of(source: str = "hf://a/b", **spec: Any) -> Spec:
@@ -85,9 +78,9 @@ def test_capacity_decision_equals_that_of_quire_plan(mebibytes: int, on_gpu: boo
     memory = replica_memory(spec, [{"nvidia.com/gpu.memory": str(mebibytes)}])
     assert memory is not None and memory.on_gpu == on_gpu
     place = Place(label="", memory_bytes=mebibytes * MIB, on_gpu=on_gpu)
-    (planned,) = plan.answers(spec, facts(), [place], machine=MACHINE)
+    (planned,) = plan.answers(spec, facts_of(), [place], machine=MACHINE)
 
-    refused = judge(spec, facts(), memory)
+    refused = judge(spec, facts_of(), memory)
 
     assert (refused is None) == planned.fits
     if refused is not None:
@@ -101,7 +94,7 @@ def test_capacity_message_has_need_limit_and_remedy() -> None:
     spec = spec_of(resources=GPU, engine={"maxModelLength": 8192})
     memory = replica_memory(spec, [T4])
     assert memory is not None
-    refused = judge(spec, facts(), memory)
+    refused = judge(spec, facts_of(), memory)
     assert refused is not None
     assert refused.message == (
         "a replica needs 19.9 GiB and the largest GPU of this cluster's nodes (Tesla-T4) is 15 GiB, of which it may "
@@ -114,7 +107,7 @@ def test_gpus_of_a_replica_are_counted_together() -> None:
     def refused(gpus: int, **engine: Any) -> str | None:
         resources = {"limits": {"nvidia.com/gpu": gpus}}
         spec = spec_of(resources=resources, parallelism={"tensor": gpus}, engine={"maxModelLength": 8192} | engine)
-        found = judge(spec, facts(), replica_memory(spec, [T4]))
+        found = judge(spec, facts_of(), replica_memory(spec, [T4]))
         return None if found is None else found.message
 
     assert refused(2) is None
@@ -123,7 +116,7 @@ def test_gpus_of_a_replica_are_counted_together() -> None:
     assert "set spec.parallelism.tensor and the GPUs in spec.resources to 4" in message
     resources = {"limits": {"nvidia.com/gpu": 1}}
     stages = spec_of(resources=resources, parallelism={"pipeline": 2, "nodes": 2}, engine={"maxModelLength": 131072})
-    found = judge(stages, facts(), replica_memory(stages, [T4]))
+    found = judge(stages, facts_of(), replica_memory(stages, [T4]))
     assert found is not None and found.reason == "InsufficientGPUMemory"
     assert "the memory of 2 GPUs like" in found.message and "spec.parallelism" not in found.message
     adapted = refused(1, adapters={})
@@ -132,10 +125,10 @@ def test_gpus_of_a_replica_are_counted_together() -> None:
 
 @pytest.mark.parametrize("memory", [None, ReplicaMemory(size_bytes=2**40, on_gpu=False, where="it")])
 def test_a_model_that_cannot_be_divided_is_refused(memory: ReplicaMemory | None) -> None:
-    refused = judge(spec_of(parallelism={"tensor": 3}), facts(), memory)
+    refused = judge(spec_of(parallelism={"tensor": 3}), facts_of(), memory)
     assert refused is not None and refused.reason == "InvalidSpec"
     assert refused.message.startswith("spec.parallelism.tensor: must divide the 32 attention heads of the model, got 3")
-    assert judge(spec_of(parallelism={"tensor": 16}), facts(), memory) is None
+    assert judge(spec_of(parallelism={"tensor": 16}), facts_of(), memory) is None
 
 
 @pytest.mark.parametrize(
@@ -191,10 +184,10 @@ def test_group_has_the_memory_of_all_its_pods() -> None:
     engine = {"maxModelLength": 1024}
     one = spec_of(resources=resources, engine=engine, parallelism={"tensor": 2})
     two = spec_of(resources=resources, engine=engine, parallelism={"tensor": 2, "nodes": 2})
-    alone = judge(one, facts(), replica_memory(one, None))
+    alone = judge(one, facts_of(), replica_memory(one, None))
     assert alone is not None and alone.reason == "InsufficientMemory"
-    assert judge(two, facts(), replica_memory(two, None)) is None
+    assert judge(two, facts_of(), replica_memory(two, None)) is None
 
     small = spec_of(resources={"limits": {"memory": "6Gi"}}, engine=engine, parallelism={"tensor": 2, "nodes": 2})
-    refused = judge(small, facts(), replica_memory(small, None))
+    refused = judge(small, facts_of(), replica_memory(small, None))
     assert refused is not None and "that of its 2 pods together" in refused.message

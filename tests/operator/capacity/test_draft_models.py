@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from model_configs import facts_of
 from specs import valid_spec
 
 from quire_cli.errors import CapacityProblem
@@ -12,7 +13,7 @@ from quire_cli.local.sizing import Share, size
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.drafts import draft_problems
 from quire_operator.domain.capacity.fit import Fits, TooSmall
-from quire_operator.domain.capacity.model_config import ModelConfig, ModelFacts, parse_model_config
+from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import HubSource, Spec
 from quire_operator.domain.resource.speculation import SpeculationMethod
@@ -31,12 +32,6 @@ TARGET = {
 DRAFT = {**TARGET, "hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 8, "num_key_value_heads": 4}
 
 
-def facts(body: dict[str, Any], **changes: Any) -> ModelFacts:
-    config = parse_model_config({**body, **changes})
-    assert isinstance(config, ModelConfig), config
-    return ModelFacts(config=config, parameters=config.parameters, counted=True)
-
-
 def spec_of(*, required: bool = True, memory: str = "24Gi", draft: dict[str, Any] | None = None, **more: Any) -> Spec:
     speculation = {"method": "DraftModel", "draft": draft or {"source": "hf://a/small"}, "required": required}
     return valid_spec(
@@ -49,11 +44,11 @@ def spec_of(*, required: bool = True, memory: str = "24Gi", draft: dict[str, Any
 
 def measured(draft: ModelFacts | None, spec: Spec | None = None) -> Any:
     spec = spec_of() if spec is None else spec
-    return capacity.measure(spec, facts(TARGET), device="cpu", cpu_multiplies_bfloat16=True, draft=draft)
+    return capacity.measure(spec, facts_of(TARGET), device="cpu", cpu_multiplies_bfloat16=True, draft=draft)
 
 
 def test_weights_and_layers_of_the_draft_are_counted() -> None:
-    draft = facts(DRAFT)
+    draft = facts_of(DRAFT)
     (both, _), (alone, _) = measured(draft), measured(None)
     assert both.draft_bytes == draft.parameters * 2
     assert both.base_bytes - alone.base_bytes == both.draft_bytes
@@ -64,7 +59,7 @@ def test_weights_and_layers_of_the_draft_are_counted() -> None:
 
 
 def test_head_counts_its_hidden_states_and_no_embeddings() -> None:
-    head = facts(TARGET, num_hidden_layers=1)
+    head = facts_of(TARGET, num_hidden_layers=1)
     spec = spec_of()
     assert spec.engine.speculation is not None
     eagle = replace(spec.engine.speculation, method=SpeculationMethod.EAGLE, max_tokens=100)
@@ -73,12 +68,12 @@ def test_head_counts_its_hidden_states_and_no_embeddings() -> None:
     layer = 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336 + 3 * 4096
     assert needs.draft_bytes == 2 * (layer + 2 * 4096**2) + 16 * 101 * 4096 * 2
     assert measured(replace(head, parameters=5), spec)[0].draft_bytes == 2 * 5 + 16 * 101 * 4096 * 2
-    (problem,) = draft_problems(spec, facts(TARGET).config, facts(TARGET, hidden_size=2048).config)
+    (problem,) = draft_problems(spec, facts_of(TARGET).config, facts_of(TARGET, hidden_size=2048).config)
     assert "2,048 numbers, and the model's have 4,096" in problem
 
 
 def test_int8_counts_for_both_models() -> None:
-    draft = facts(DRAFT)
+    draft = facts_of(DRAFT)
     spec = spec_of()
     spec = replace(spec, engine=replace(spec.engine, extra_args=("--quantization", "int8")))
     needs, _ = measured(draft, spec)
@@ -86,7 +81,7 @@ def test_int8_counts_for_both_models() -> None:
 
 
 def test_a_draft_that_does_not_fit_is_named_among_the_remedies() -> None:
-    spec, draft = spec_of(), facts(DRAFT)
+    spec, draft = spec_of(), facts_of(DRAFT)
     needs, asked = measured(draft)
     assert needs.without_draft is not None
     alone = capacity.fit(spec, needs.without_draft, asked, memory_bytes=2**60)
@@ -106,11 +101,11 @@ def test_a_draft_that_does_not_fit_is_named_among_the_remedies() -> None:
     spec_at_least = spec_of(memory=str(least))
     memory = replica_memory(spec_at_least, None)
     assert memory is not None
-    blocked = judge(spec_at_least, facts(TARGET), memory, draft=draft)
+    blocked = judge(spec_at_least, facts_of(TARGET), memory, draft=draft)
     assert blocked is not None and "draft model" in blocked.message
-    assert judge(spec_at_least, facts(TARGET), memory) is None, "an unknown draft blocks nothing"
+    assert judge(spec_at_least, facts_of(TARGET), memory) is None, "an unknown draft blocks nothing"
     optional = spec_of(memory=str(least), required=False)
-    assert judge(optional, facts(TARGET), memory, draft=draft) is None, "the engine leaves it out"
+    assert judge(optional, facts_of(TARGET), memory, draft=draft) is None, "the engine leaves it out"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +121,7 @@ def test_a_draft_that_does_not_fit_is_named_among_the_remedies() -> None:
 def test_unsuitable_draft_configurations_are_reported(
     target: dict[str, Any], draft: dict[str, Any], parts: list[str]
 ) -> None:
-    problems = draft_problems(spec_of(), facts(TARGET, **target).config, facts(DRAFT, **draft).config)
+    problems = draft_problems(spec_of(), facts_of(TARGET, **target).config, facts_of(DRAFT, **draft).config)
     assert len(problems) == len(parts)
     assert all(part in problem for part, problem in zip(parts, problems, strict=True))
 
@@ -134,11 +129,12 @@ def test_unsuitable_draft_configurations_are_reported(
 def sized(spec: Spec, draft: ModelFacts, memory_bytes: int, tmp_path: Any) -> Any:
     machine = Machine(cpus=1, memory_bytes=memory_bytes, gpu_memory_bytes=(), multiplies_bfloat16=True)
     share = Share(memory_bytes=memory_bytes, threads=1)
-    return size(spec, facts(TARGET), folder=tmp_path, share=share, machine=machine, draft=(tmp_path / "draft", draft))
+    asked = (tmp_path / "draft", draft)
+    return size(spec, facts_of(TARGET), folder=tmp_path, share=share, machine=machine, draft=asked)
 
 
 def test_quire_up_refuses_an_unsuitable_draft_only_if_required(tmp_path: Any) -> None:
-    other = facts(DRAFT, vocab_size=32000)
+    other = facts_of(DRAFT, vocab_size=32000)
     with pytest.raises(CapacityProblem) as caught:
         sized(spec_of(), other, 64 * GIB, tmp_path)
     assert "spec.engine.speculation.draft.source" in caught.value.message
@@ -146,7 +142,7 @@ def test_quire_up_refuses_an_unsuitable_draft_only_if_required(tmp_path: Any) ->
 
 
 def test_quire_up_leaves_out_an_optional_draft_that_does_not_fit(tmp_path: Any) -> None:
-    large = facts(TARGET)
+    large = facts_of(TARGET)
     assert sized(spec_of(), large, 64 * GIB, tmp_path).draft_folder == tmp_path / "draft"
     with pytest.raises(CapacityProblem):
         sized(spec_of(), large, 24 * GIB, tmp_path)

@@ -1,20 +1,13 @@
 """The division of a model among ranks, and the memory of a replica that consists of several."""
 
 import pytest
-from model_configs import LLAMA_3_8B
+from model_configs import config_of
 from specs import valid_spec
 
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity.fit import Footprint
-from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
 from quire_operator.domain.capacity.ranks import kv_copies, parallelism_problem, table_bytes, uneven_bytes
 from quire_operator.domain.resource import Parallelism
-
-
-def config_of(**changes: object) -> ModelConfig:
-    config = parse_model_config(LLAMA_3_8B | changes)
-    assert isinstance(config, ModelConfig), config
-    return config
 
 
 def needs_of(

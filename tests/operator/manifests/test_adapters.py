@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from rendering import child, rendered, volumes
+from specs import llmdeployment, valid_spec
 
 from quire_common.contract.adapters_file import ADAPTERS_KEY, Placement, parse_adapters
 from quire_common.served_names import Claim, NameScope
@@ -12,7 +13,6 @@ from quire_operator.domain.cluster_state.observed import Key, Resource
 from quire_operator.domain.cluster_state.trimming import trim_adapter, trim_resource
 from quire_operator.domain.manifests.adapters import ADAPTERS_FILE, Listing, Refusal, deployment_key, listings
 from quire_operator.domain.manifests.objects import Manifests
-from quire_operator.domain.resource import Spec
 
 NOW = 1_800_000_000.0
 ROOM = {"adapters": {"maxRank": 8, "maxLoaded": 2}}
@@ -37,14 +37,7 @@ def adapter(
 
 
 def deployment(**engine: Any) -> Resource:
-    return trim_resource(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat", "namespace": "prod", "uid": "u", "resourceVersion": "1", "generation": 1},
-            "spec": {"model": {"source": "file:///m"}, "engine": engine},
-        }
-    )
+    return trim_resource(llmdeployment({"uid": "u", "resourceVersion": "1", "generation": 1}, engine=engine))
 
 
 def decided(
@@ -154,10 +147,8 @@ def test_key_of_the_deployment_is_read_from_any_spec() -> None:
 
 
 def children(**engine: Any) -> Manifests:
-    spec = Spec.parse(deployment(**engine).body)
-    assert isinstance(spec, Spec)
     entries = [each.entry for each in decided(adapter("a")).values() if each.entry is not None]
-    return rendered(spec, adapters=entries)
+    return rendered(valid_spec(engine=engine), adapters=entries)
 
 
 def test_pods_mount_the_list_and_engines_read_it() -> None:
@@ -176,9 +167,7 @@ def test_pods_mount_the_list_and_engines_read_it() -> None:
 
 
 def test_adapters_change_no_pod_template() -> None:
-    spec = Spec.parse(deployment(**ROOM).body)
-    assert isinstance(spec, Spec)
-    assert rendered(spec).template_digest == children(**ROOM).template_digest
+    assert rendered(valid_spec(engine=ROOM)).template_digest == children(**ROOM).template_digest
 
 
 def test_no_adapter_list_without_adapter_slots() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rendering import IMAGES, rendered
-from specs import valid_spec
+from specs import llmdeployment, valid_spec
 
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.cluster_state.trimming import trim_resource
@@ -14,14 +14,7 @@ RAW: dict[str, Any] = {"model": {"source": "file:///m"}, "replicas": 4, "rollout
 
 
 def resource(**spec: Any) -> Resource:
-    return trim_resource(
-        {
-            "apiVersion": "quire.dev/v1alpha1",
-            "kind": "LLMDeployment",
-            "metadata": {"name": "chat", "namespace": "prod", "uid": "u"},
-            "spec": {**RAW, **spec},
-        }
-    )
+    return trim_resource(llmdeployment({"uid": "u"}, **(RAW | spec)))
 
 
 def parsed(**spec: Any) -> Spec:

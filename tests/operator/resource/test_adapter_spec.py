@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from specs import llmdeployment, parsed, valid_spec
 
 from quire_common.contract.adapters_file import Placement
-from quire_operator.domain.resource import AdapterSpec, Invalid, Spec
+from quire_operator.domain.resource import AdapterSpec, Invalid
 
 
 def adapter(**spec: Any) -> AdapterSpec | Invalid:
@@ -48,15 +49,9 @@ def test_problems_name_the_field(spec: dict[str, Any], path: str, words: str) ->
 
 
 def test_another_kind_is_refused() -> None:
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "a"}, "spec": {}}
-    invalid = AdapterSpec.parse(body)
+    invalid = AdapterSpec.parse(llmdeployment())
     assert isinstance(invalid, Invalid)
     assert "kind: must be LLMAdapter" in str(invalid)
-
-
-def deployment(**spec: Any) -> Spec | Invalid:
-    body = {"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": "chat"}}
-    return Spec.parse({**body, "spec": {"model": {"source": "file:///m"}} | spec})
 
 
 @pytest.mark.parametrize(
@@ -69,17 +64,15 @@ def deployment(**spec: Any) -> Spec | Invalid:
     ],
 )
 def test_invalid_adapter_slots_are_problems(spec: dict[str, Any], problem: str) -> None:
-    invalid = deployment(**spec)
+    invalid = parsed(**spec)
     assert isinstance(invalid, Invalid)
     assert [each.path for each in invalid.problems] == [problem]
 
 
 def test_gpus_serve_adapters() -> None:
-    assert isinstance(deployment(engine={"adapters": {}}, resources={"limits": {"nvidia.com/gpu": 1}}), Spec)
+    assert valid_spec(engine={"adapters": {}}, resources={"limits": {"nvidia.com/gpu": 1}})
 
 
 def test_host_memory_has_four_adapters_for_each_slot() -> None:
-    spec = deployment(engine={"adapters": {"maxLoaded": 3}})
-    assert isinstance(spec, Spec)
-    assert spec.engine.adapters is not None
-    assert spec.engine.adapters.in_memory == 12
+    slots = valid_spec(engine={"adapters": {"maxLoaded": 3}}).engine.adapters
+    assert slots is not None and slots.in_memory == 12

@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from specs import valid_spec
 
-from quire_operator.domain.resource import Spec
 from quire_operator.domain.resource.defaults import FIELDS, Defaults, apply_defaults, read_defaults
 
 MODEL: dict[str, Any] = {"source": "hf://org/model"}
@@ -107,14 +107,7 @@ def test_every_field_with_a_default_leads_to_a_valid_spec() -> None:
     spec = {"model": MODEL | {"cache": {"size": "1Gi"}}, "autoscaling": {"maxReplicas": 2}}
     found = apply_defaults(spec, [layer])
     assert {name for name, _ in found.origins} == {each.text for each in FIELDS}
-    body = {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", "namespace": "prod"},
-        "spec": found.spec,
-    }
-    parsed = Spec.parse(body)
-    assert isinstance(parsed, Spec), str(parsed)
+    assert valid_spec(**found.spec)
 
 
 WINDOW = {"cron": "0 2 * * *", "duration": "4h"}

@@ -6,6 +6,7 @@ from datetime import date
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specs import llmdeployment
 
 from quire_operator.domain.resource import (
     AccessMode,
@@ -37,12 +38,7 @@ from quire_operator.domain.resource import (
 
 
 def document(spec: Mapping[str, object] | None = None, **metadata: object) -> dict[str, object]:
-    return {
-        "apiVersion": "quire.dev/v1alpha1",
-        "kind": "LLMDeployment",
-        "metadata": {"name": "chat", **metadata},
-        "spec": {"model": {"source": "file://./m"}, **(spec or {})},
-    }
+    return llmdeployment(metadata) | {"spec": {"model": {"source": "file://./m"}, **(spec or {})}}
 
 
 def nested(levels: int) -> dict[str, object]:
@@ -83,7 +79,7 @@ def scaled(**fields: object) -> dict[str, object]:
 
 def test_only_the_source_is_needed_and_the_rest_has_defaults() -> None:
     spec = parsed()
-    assert (spec.name, spec.namespace, spec.replicas, spec.autoscaling) == ("chat", "default", 1, None)
+    assert (spec.name, spec.namespace, spec.replicas, spec.autoscaling) == ("chat", "prod", 1, None)
     assert spec.model.served_name == "chat"
     assert spec.model.source == FileSource(path="m", relative=True)
     assert spec.engine.kv_cache == KVCache(memory_percent=90)

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 from specs import valid_spec
-from status_views import deployment, pod, view
+from status_views import deployment, pod, shown
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, ContainerState, DeploymentState, Pod
 from quire_operator.domain.cluster_state.trimming import trim_child, trim_pod
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.status.conditions import conditions
 from quire_operator.domain.status.groups import INSTALL, GroupFailure, is_settled, judged, kept_failure, missing_kind
 from quire_operator.domain.status.pod_failures import Failure, FailureReason, worst_failure
 
@@ -121,8 +120,8 @@ def test_deadline(state: DeploymentState, pods: tuple[Pod, ...], seconds: int, o
     found = judged(state, pods, now=START + seconds)
     assert found is not None
     assert (found.progressing is not None) is overdue
-    reasons = {c.type: c.reason for c in conditions(view(spec=GROUPED, deployment=found, pods=pods))}
-    assert (reasons["Progressing"] == "ProgressDeadlineExceeded") is overdue
+    progressing = shown(spec=GROUPED, deployment=found, pods=pods)["Progressing"]
+    assert (progressing.reason == "ProgressDeadlineExceeded") is overdue
 
 
 def test_lost_leader_counts_before_the_set_shows_it() -> None:
@@ -139,17 +138,14 @@ def test_deployment_is_not_judged() -> None:
 @pytest.mark.parametrize(("seconds", "silent"), [(59, False), (61, True)])
 def test_controller_that_does_not_act_is_named(seconds: int, silent: bool) -> None:
     state = judged(groups(asked=1, ready=0, replicas=0, observed_generation=1), (), now=START + seconds)
-    found = {c.type: c for c in conditions(view(spec=GROUPED, deployment=state, pods=()))}
+    found = shown(spec=GROUPED, deployment=state, pods=())
     assert ("lws-system" in found["Ready"].message) is silent
     assert found["Ready"].reason == ("ReplicasRefused" if silent else "Starting")
 
 
 def test_failure_of_a_worker_is_that_of_its_group() -> None:
     broken = worker(unschedulable="0/2 nodes are available")
-    found = {
-        c.type: c
-        for c in conditions(view(spec=GROUPED, deployment=groups(ready=1), pods=(leader(),), workers=(broken,)))
-    }
+    found = shown(spec=GROUPED, deployment=groups(ready=1), pods=(leader(),), workers=(broken,))
     assert found["Ready"].reason == "Unschedulable" and "chat-group-0-1" in found["Ready"].message
 
 
@@ -187,7 +183,7 @@ def test_cause_is_kept_until_groups_are_ready(
 
 
 def test_kept_cause_shows_in_the_conditions() -> None:
-    found = {c.type: c for c in conditions(view(spec=GROUPED, deployment=groups(ready=1), kept_failure=CAUSE))}
+    found = shown(spec=GROUPED, deployment=groups(ready=1), kept_failure=CAUSE)
     assert found["Ready"].reason == "EngineRefused" and CAUSE.message in found["Ready"].message
 
 
@@ -200,5 +196,5 @@ def test_missing_kind_is_named_with_its_remedy() -> None:
 
 def test_autoscaling_message_names_the_removed_group() -> None:
     scaled = valid_spec(parallelism=SHAPE, autoscaling={"minReplicas": 1, "maxReplicas": 3})
-    found = {c.type: c for c in conditions(view(spec=scaled, deployment=groups()))}
+    found = shown(spec=scaled, deployment=groups())
     assert "the group with the highest index" in found["Autoscaling"].message

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import status_views
 from specs import valid_spec
-from status_views import deployment, view
+from status_views import deployment
 
 from quire_operator.domain.cluster_state.observed import Condition, Pod
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.conditions import conditions
 from quire_operator.domain.status.rollout import standing
 from quire_operator.domain.status.status import events
 
@@ -39,7 +38,7 @@ STUCK = deployment(replicas=3, updated=1)
 
 def said(kind: str, **changes: Any) -> tuple[str, str]:
     fields: dict[str, Any] = {"spec": spec(), "deployment": STUCK, "pods": (*OLD, PENDING)}
-    state = next(c for c in conditions(view(**(fields | changes))) if c.type == kind)
+    state = status_views.shown(**(fields | changes))[kind]
     return f"{state.is_true} {state.reason}", state.message
 
 
