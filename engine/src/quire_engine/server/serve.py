@@ -19,6 +19,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from quire_common.names import url_host
 from quire_common.tls import ReloadingTls
 from quire_engine import logs
 from quire_engine.config import EngineConfig
@@ -213,8 +214,7 @@ class _Server:
         if self._config.server.uds is not None:
             return f"unix:{self._config.server.uds}"
         host, port = self._listener.getsockname()[:2]
-        scheme = "http" if self._tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return f"{'http' if self._tls is None else 'https'}://{url_host(host)}:{port}"
 
     async def _start_engine(self) -> None:
         if self._adapters is not None:

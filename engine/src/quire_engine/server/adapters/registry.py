@@ -88,11 +88,13 @@ class Registry:
         version = self._versions[self._last_number] = Version(self._last_number, entry)
         return version
 
-    def demand(self, version: Version) -> None:
-        """Fetch a version, unless that was started."""
-        if version.state is AdapterState.KNOWN:
-            version.state = AdapterState.DOWNLOADING
-            self._fetch.append(version)
+    def demand(self, version: Version) -> bool:
+        """Fetch a version, unless that was started; return whether it starts now."""
+        if version.state is not AdapterState.KNOWN:
+            return False
+        version.state = AdapterState.DOWNLOADING
+        self._fetch.append(version)
+        return True
 
     def follow_file(self, entries: Iterable[AdapterEntry]) -> None:
         """Serve exactly the adapters of the file, besides those of flags and requests."""

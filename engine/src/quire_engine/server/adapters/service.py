@@ -191,12 +191,10 @@ class Adapters:
             version = self._registry.wanted(name)
             if version is None or version.state is AdapterState.FAILED:
                 raise self._unserved(name, version)
-            self._registry.demand(version)
-            changed = self._changed
-            if version.state is AdapterState.DOWNLOADING:
-                self._act_on_demand()
+            if self._registry.demand(version):
+                self._act()
             with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(0.0, deadline - time.monotonic()))
+                await asyncio.wait_for(self._changed.wait(), max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 raise Unavailable(
                     f"model: the adapter {name!r} is still being loaded; try again shortly",
@@ -204,10 +202,6 @@ class Adapters:
                     param="model",
                     retry_after_seconds=_RETRY_SECONDS,
                 )
-
-    def _act_on_demand(self) -> None:
-        for version in self._registry.take_actions().fetch:
-            self._run(self._load(version))
 
     def _unserved(self, name: str, version: Version | None) -> NotFound:
         why = "" if version is None else f": {version.reason}: {version.message}"
