@@ -205,6 +205,7 @@ def refusal(model: type[Any], content: dict[str, Any], *, lenient: bool = False)
         ("typical_p", 0, "typical_p: ", ("0",)),
         ("typical_p", 1.5, "typical_p: ", ("1",)),
         ("allowed_token_ids", [], "allowed_token_ids: ", ("array",)),
+        ("allowed_token_ids", [1] * 10_001, "allowed_token_ids: ", ("10001", "10000")),
         ("allowed_token_ids", [3, -1], "allowed_token_ids: ", ("token ids",)),
         ("allowed_token_ids", [3, True], "allowed_token_ids: ", ("token ids",)),
         ("bad_words", ["a", ""], "bad_words[1]: ", ("1",)),

@@ -92,12 +92,6 @@ async def test_prompts_of_token_ids(serving: Serving, token_ids: Callable[[str],
         assert [stream.prompt for stream in server.engine.streams] == [token_ids("abc"), token_ids("d")]
 
 
-async def test_echo_shows_the_prompt_once(serving: Serving) -> None:
-    async with serving("ok") as server:
-        made = events((await server.complete(prompt="abc", echo=True, stream=True)).text)[:-1]
-        assert "".join(chunk["choices"][0]["text"] for chunk in made) == "abcok"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "text", "tokens"),
@@ -163,12 +157,6 @@ async def test_token_ids_are_returned_on_request(serving: Serving, token_ids: Ca
     async with serving("ok") as server:
         choice = (await server.complete(return_token_ids=True, max_tokens=2)).json()["choices"][0]
         assert choice["prompt_token_ids"] == token_ids("Hi") and choice["token_ids"] == token_ids("ok")
-
-
-async def test_a_prompt_is_cut_to_its_end_on_request(serving: Serving, token_ids: Callable[[str], list[int]]) -> None:
-    async with serving("ok") as server:
-        await server.complete(prompt="x" * 2000 + "end", truncate_prompt_tokens=3)
-        assert server.engine.streams[0].prompt == token_ids("end")
 
 
 @pytest.mark.parametrize(
