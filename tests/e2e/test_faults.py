@@ -163,8 +163,10 @@ def test_a_killed_gateway_disconnects_only_its_own_clients(
             "answers through it again",
         )
     assert all(record.ok for record in of_other.result.records), "who came through the other gateway noticed nothing"
-    at_once = of_victim.result.streams_during(of_victim.result.seconds_of(killed))
-    assert any(not record.ok for records in at_once.values() for record in records), "the kill cut none"
+    at = of_victim.result.seconds_of(killed)
+    # Both may have ended together just before, so that those after them have no answer yet.
+    running = [record for record in of_victim.result.records if record.started <= at < record.ended]
+    assert any(not record.ok for record in running), "the kill cut none"
     report.count_requests(len(of_victim.result.records) + len(of_other.result.records))
     report.figure("gateway killed to next answer through the Service", traffic.result.served_again_after(killed) or 0.0)
     report.figure(
