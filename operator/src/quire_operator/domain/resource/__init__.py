@@ -23,7 +23,6 @@ from quire_operator.domain.resource.engine import (
     PullPolicy,
     PullSecret,
     Resources,
-    SchedulingPolicy,
 )
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.model import AccessMode, Model, ModelCache, Retention
@@ -93,7 +92,6 @@ __all__ = [
     "ScaleUp",
     "ScalingTargets",
     "Schedule",
-    "SchedulingPolicy",
     "SelectPolicy",
     "Source",
     "Spec",
