@@ -100,9 +100,7 @@ def _drain(record: Drained, kube: Kube, watch: ReplicaWatch, traffic: Traffic, u
     tokens = tokens_lasting(STREAM_SECONDS, url, chat.model)
     streams = long_streams(url, chat.model, beyond=tokens, beside=traffic)
     with streams, uncordoned_in_the_end(kube, record.node), ThreadPoolExecutor(1) as aside:
-        begin_one_by_one(streams, STREAMS)
-        on_it = {pod.replica for pod in record.before if pod.node == record.node}
-        streams.wait_for(lambda live: on_it <= set(live.streams), 60, f"streams on all of {sorted(on_it)}")
+        begin_one_by_one(streams, STREAMS, on={pod.replica for pod in record.before if pod.node == record.node})
         record.began = traffic.mark(f"kubectl drain {record.node}")
         kubectl = aside.submit(drain, kube, record.node)
         watch.until(lambda look: look.ready < REPLICAS or kubectl.done(), what="a replica is evicted", seconds=60)

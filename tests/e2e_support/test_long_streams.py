@@ -39,6 +39,23 @@ def test_streams_start_one_after_another(server):
     assert {record.expected_tokens for record in streams.result.records} == {len(PROMPT.token_ids) + 9}
 
 
+def test_further_streams_start_until_each_replica_has_one(server):
+    longer(server, 9)
+    server.pause_seconds = 0.5
+    placed = iter(range(1, 5))
+    with long_streams(server.url, "demo", beyond=9, prompts=(PROMPT,)) as streams:
+
+        def pause(seconds: float) -> None:
+            count = next(placed)
+            streams.wait_for(lambda live: sum(live.streams.values()) == count, 30, f"{count} streams")
+            server.replica = "llm/chat-0" if count < 3 else "llm/chat-1"
+
+        begin_one_by_one(streams, 2, on={"llm/chat-0", "llm/chat-1"}, pause=pause)
+        assert streams.live().streams == {"llm/chat-0": 3, "llm/chat-1": 1}
+        server.pause_seconds = 0.0
+    assert server.most_at_once == 4, "no more than needed"
+
+
 def test_streams_use_the_clock_of_concurrent_traffic(server):
     longer(server, 9)
     with Traffic(server.url, model="demo", prompts=(PROMPT,), concurrency=0) as traffic:

@@ -4,7 +4,7 @@ The known part of each stream is compared token by token, and its length is exac
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
 from e2e_support.traffic import Form, Kind, Prompt, Traffic, of_kind
@@ -41,12 +41,24 @@ def long_streams(
     )
 
 
-def begin_one_by_one(streams: Traffic, count: int, *, pause: Callable[[float], None] = time.sleep) -> None:
-    """Start streams one by one up to this number. Gateways could not balance simultaneous starts."""
-    for number in range(1, count + 1):
+def begin_one_by_one(
+    streams: Traffic, count: int, *, on: Set[str] = frozenset(), pause: Callable[[float], None] = time.sleep
+) -> None:
+    """Start streams one by one up to this number. Gateways could not balance simultaneous starts.
+
+    Then start further ones, up to twice the number, until each of the replicas `on` has one: a gateway that balances
+    well sends none to a replica that other traffic occupies.
+    """
+    for number in range(1, 2 * count + 1):
+        if number > count and on <= set(streams.live().streams):
+            break
         streams.set_concurrency(number)
         pause(_APART_SECONDS)
-    streams.wait_for(lambda live: live.in_flight >= count, _PLACED_SECONDS, f"{count} long streams")
+    streams.wait_for(
+        lambda live: live.in_flight >= count and on <= set(live.streams),
+        _PLACED_SECONDS,
+        f"{count} long streams" + (f", and one on each of {sorted(on)}" if on else ""),
+    )
 
 
 def tokens_lasting(seconds: float, url: str, model: str, *, prompts: Sequence[Prompt] | None = None) -> int:

@@ -81,6 +81,8 @@ class Server:
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
     pause_seconds: float = 0.0
     """The delay between two events."""
+    replica: str = "llm/chat-0"
+    """The replica that the next answers name."""
     most_at_once: int = 0
     bodies: list[Event] = field(default_factory=list)
     _running: int = 0
@@ -98,10 +100,10 @@ class Server:
         self.bodies.append(body)
         events = right_events(body)
         if not body.get("stream"):
-            return web.json_response(whole(body), headers={REPLICA: "llm/chat-0"})
+            return web.json_response(whole(body), headers={REPLICA: self.replica})
         if self.twist is not None:
             events = self.twist(events)
-        response = await begin(request)
+        response = await begin(request, self.replica)
         for event in events:
             await response.write(written(event))
             if self.pause_seconds:
@@ -122,8 +124,8 @@ def written(event: Event | str) -> bytes:
     return (event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n").encode()
 
 
-async def begin(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", REPLICA: "llm/chat-0"})
+async def begin(request: web.Request, replica: str = "llm/chat-0") -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", REPLICA: replica})
     await response.prepare(request)
     return response
 
