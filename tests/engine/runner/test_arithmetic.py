@@ -246,6 +246,20 @@ def test_damaged_timings_are_measured_again(
     assert found.timings is not None and kept.read("timings", found.timings.facts, Timings) == found.timings
 
 
+@pytest.mark.parametrize("rows", [[], [[4.0, 2.0]]], ids=["none", "one"])
+def test_sharing_times_of_too_few_rows_are_measured_again(
+    rows: list[list[float]], engine_config: Config, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    whole: SharingTimes = {"spinning": ((4.0, 2.0),) * len(SHARING_ROWS), "asleep": ((4.0, 2.0),) * len(SHARING_ROWS)}
+    monkeypatch.setattr(arithmetic, "time_sharing", lambda *_, **__: whole)
+    config = engine_config(Path("m"), dtype="float32")
+    choose_arithmetic(config, SHAPE, threads=2, available_bytes=None)
+    (file,) = cache.iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sharing": {"spinning": rows, "asleep": rows}}))
+    found = choose_arithmetic(config, SHAPE, threads=2, available_bytes=None)
+    assert found.timings is not None and found.timings.sharing == whole
+
+
 def test_slow_dtype_is_served_with_a_warning_about_the_factor(
     engine_config: Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from quire_engine.cpu.machine import this_machine
 from quire_engine.errors import EngineStartError
 from quire_engine.model.linear import LinearBackend, candidates, choose_linear_backend
 from quire_engine.model.linear.selection import ROWS, Times, cost, fastest, times_in_words
-from quire_engine.model.linear.timing import LayerSizes, layer_sizes, time_ways, timed_sizes
+from quire_engine.model.linear.timing import SHARING_ROWS, LayerSizes, layer_sizes, time_ways, timed_sizes
 from quire_engine.model.shape import ModelShape
 from quire_engine.runner.attention_timing import time_attention
 from quire_engine.runner.sharing import SharingTimes, are_plausible, time_sharing
@@ -210,9 +210,11 @@ def _timings(
 def _are_whole(timings: Timings, ways: Sequence[LinearBackend]) -> bool:
     """Return whether a file has valid times of exactly these candidates."""
     rows = [*timings.linear.values(), *timings.attention.values()]
-    pairs = [pair for of_wait in timings.sharing.values() for pair in of_wait]
     sensible = all(len(taken) == len(ROWS) and all(0.0 < one < 1e9 for one in taken) for taken in rows)
-    return list(timings.linear) == [way.name for way in ways] and sensible and all(min(pair) > 0.0 for pair in pairs)
+    shared = all(
+        len(pairs) == len(SHARING_ROWS) and all(min(pair) > 0.0 for pair in pairs) for pairs in timings.sharing.values()
+    )
+    return list(timings.linear) == [way.name for way in ways] and sensible and shared
 
 
 def _facts(
