@@ -86,6 +86,18 @@ def test_the_faster_one_is_chosen_by_tokens_and_kept(flash: Flash, monkeypatch: 
     assert choose(flash.make()).line == choice.line and len(flash.calls) == called  # ``times`` is exhausted
 
 
+def test_times_of_other_batch_sizes_are_kept(flash: Flash, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_prompts, "largest_error", lambda found, expected: 0.0)
+    monkeypatch.setattr(device_prompts, "_time", lambda accelerator, attend: 1.0)
+    small = replace(CONFIG, scheduler=SchedulerOptions(max_num_batched_tokens=256))
+    for config in (CONFIG, small):
+        choose(flash.make(), config)
+    called = len(flash.calls)
+    for config in (CONFIG, small):
+        choose(flash.make(), config)
+    assert len(flash.calls) == called
+
+
 @pytest.mark.parametrize(
     ("found", "changes", "words"),
     [

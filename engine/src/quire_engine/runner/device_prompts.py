@@ -133,7 +133,7 @@ def _times(
     function: Callable[..., Any],
 ) -> AttentionTimes:
     """Return the times of an earlier start on this kind of GPU, or measure and keep them."""
-    facts = _facts(config, shape, device, dtype, function)
+    facts = _facts(config, shape, device, dtype, tokens, function)
     found = kept.read(_KIND, facts, AttentionTimes)
     if found is not None and found.tokens == tokens and _are_whole(found):
         return found
@@ -153,7 +153,12 @@ def _times(
 
 
 def _facts(
-    config: EngineConfig, shape: ModelShape, device: torch.device, dtype: torch.dtype, function: Callable[..., Any]
+    config: EngineConfig,
+    shape: ModelShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokens: tuple[int, ...],
+    function: Callable[..., Any],
 ) -> tuple[str, ...]:
     """Return everything that determines the times."""
     import triton
@@ -166,7 +171,7 @@ def _facts(
         f"torch: {torch.__version__} {torch.version.cuda}",
         f"triton: {triton.__version__}",
         f"library: {_release(function)}",
-        f"attention: {dtype} {config.cache.block_size} {_TOKENS} {_BEFORE}",
+        f"attention: {dtype} {config.cache.block_size} {tokens} {_BEFORE}",
         f"heads: {shape.num_heads} {shape.num_kv_heads} {shape.head_dim} {shape.kv_groups}",
     )
 
