@@ -170,6 +170,21 @@ async def test_an_adapter_is_loaded_and_unloaded_by_requests(
     await adapters.close()
 
 
+async def test_load_fails_if_the_adapter_is_unloaded_meanwhile(
+    serving: Serving, make_adapters: Make, tmp_path: Path
+) -> None:
+    adapters, reader = make_adapters(roots=(tmp_path,), fetches=False)
+    async with serving(says="Bonjour", adapters=adapters) as server:
+        body = {"lora_name": "fr", "lora_path": str(tmp_path)}
+        loading = asyncio.create_task(server.http.post("/v1/load_lora_adapter", json=body))
+        await until(lambda: "fr" in states(adapters))
+        gone = await server.http.post("/v1/unload_lora_adapter", json={"lora_name": "fr"})
+        answer = await loading
+        assert gone.status_code == 200 and answer.status_code == 400
+        assert answer.json()["error"]["code"] == "adapter_unloaded" and reader.loaded == {}
+    await adapters.close()
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "code"),
     [

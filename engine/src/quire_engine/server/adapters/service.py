@@ -230,6 +230,12 @@ class Adapters:
                 param="lora_path",
                 code="adapter_invalid",
             )
+        if self._registry.name_of(version.number) is None:
+            raise InvalidRequest(
+                f"lora_name: the adapter {name!r} was unloaded or replaced while it was loaded; load it again",
+                param="lora_name",
+                code="adapter_unloaded",
+            )
 
     def unload(self, name: str) -> None:
         """Stop to serve an adapter; requests that already use it continue. Raise NotFound."""
