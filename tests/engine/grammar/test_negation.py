@@ -1,5 +1,6 @@
 """Rewritten keywords allow exactly the values of the original ones, by the judgement of jsonschema_rs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema_rs
@@ -61,6 +62,12 @@ SCHEMAS = st.recursive(st.builds(lambda each: {"type": each}, _TYPES), _keywords
 def test_a_rewritten_schema_allows_the_same_values(schema: Any) -> None:
     original, other = (jsonschema_rs.Draft202012Validator(each) for each in (schema, supported(schema)))
     assert [other.is_valid(value) for value in VALUES] == [original.is_valid(value) for value in VALUES]
+
+
+@pytest.mark.parametrize("name", ["then", "else"])
+@pytest.mark.parametrize("at", [lambda schema: schema, lambda schema: {"properties": {"then": schema}}])
+def test_then_and_else_without_if_are_left_out(name: str, at: Callable[[Any], Any]) -> None:
+    assert supported(at({"type": "integer", name: {"minimum": 5}})) == at({"type": "integer"})
 
 
 @pytest.mark.parametrize(

@@ -197,12 +197,15 @@ def _any_bit(mask: bytes, generator: random.Random) -> int | None:
 def supported(schema: Any) -> Any:
     """Return a schema in keywords of llguidance where that is possible.
 
-    Formats that only describe a string, such as ``password``, are left out; ``negation`` rewrites others.
+    Formats that only describe a string, such as ``password``, are left out, as are ``then`` and ``else`` without an
+    ``if``, which the specification ignores; ``negation`` rewrites others.
     """
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
     for name, value in schema.items():
+        if name in ("then", "else") and "if" not in schema:
+            continue
         if name == "format" and isinstance(value, str) and value not in _FORMATS:
             continue
         if name in _SUBSCHEMA_LISTS and isinstance(value, list):
