@@ -110,6 +110,16 @@ def test_extra_spaces_are_removed_if_the_model_requires_it(tmp_path: Path) -> No
             {},
             "ranks are not those from 0 to 1",
         ),
+        *(
+            (
+                "tekken.json",
+                b'{"config": {"default_num_special_tokens": 3, "default_vocab_size": 4, "pattern": "%s"},'
+                b' "vocab": [{"rank": 0, "token_bytes": "YQ=="}]}' % pattern,
+                {},
+                "its pattern is not a regular expression",
+            )
+            for pattern in (b"(", rb"\ud83d")
+        ),
     ],
 )
 def test_unconvertible_tokenizers_are_refused_with_a_reason(

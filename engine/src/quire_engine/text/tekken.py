@@ -33,6 +33,10 @@ def tekken_tokenizer(data: bytes, ends: Ends) -> tokenizers.Tokenizer:
         pattern = str(config["pattern"])
     except (ValueError, KeyError, TypeError) as error:
         raise NotConvertible(f"it is not a tekken.json: {type(error).__name__}: {error}") from error
+    try:
+        words_pattern = Regex(pattern)
+    except Exception as error:  # the library raises it for every error of a pattern
+        raise NotConvertible(f"its pattern is not a regular expression: {error}") from error
     if len(special) < len(_FIRST_SPECIAL[:3]) or sorted(words.values()) != list(range(count)):
         raise NotConvertible(f"its ranks are not those from 0 to {count - 1}")
     vocab = {text: index for index, text in enumerate(special)}
@@ -44,7 +48,7 @@ def tekken_tokenizer(data: bytes, ends: Ends) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=pairs, ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+            pre_tokenizers.Split(words_pattern, behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
