@@ -93,6 +93,26 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("f", {"a": "\ufffd!"})],
     ),
+    *(
+        (
+            "hermes",
+            f'<tool_call>{{"name": "f", "arguments": {{"a": "{written}"}}}}</tool_call>',
+            "",
+            [("f", {"a": value})],
+        )
+        for written, value in (
+            (r"\ud83d!", "\ufffd!"),
+            (r"\uDE00", "\ufffd"),
+            (r"\ud83d\ude00\ud83d\n", "😀\ufffd\n"),
+            (r"\\ud83d \\\ud83d", "\\ud83d \\\ufffd"),
+        )
+    ),
+    (
+        "hermes",
+        r'<tool_call>{"name": "f", "arguments": {"a": "\ud83d\ude',
+        "",
+        [("f", ("invalid", r'{"a": "\ufffd\ude'))],
+    ),
     # vLLM: test_llama3_json_tool_parser.py
     (
         "llama3_json",
@@ -328,7 +348,18 @@ _PIECES = st.sampled_from(
             "f(a=",
             "to=functions.f",
         }
-        | {'{"name": "f", "arguments": ', '{"name": "f", "parameters": {}}', '{"a": "\\"}"}', '"', "\\", "'", "{", "}"}
+        | {
+            '{"name": "f", "arguments": ',
+            '{"name": "f", "parameters": {}}',
+            '{"a": "\\"}"}',
+            '"',
+            "\\",
+            r"\ud83d",
+            r"\ude00",
+            "'",
+            "{",
+            "}",
+        }
         | {"[", "]", "(", ")", ",", ":", ";", " ", "\n", "x", "7", "é", "null", "<", "<t", ">"}
     )
 )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from quire_common.surrogates import repaired
+
 Steps = Generator[None, None, Any]
 """The steps of a generator that pauses until there is more text. Its docstring says what its result is."""
 
@@ -90,6 +92,10 @@ _MAX_DEPTH = 64
 _OUTSIDE = re.compile(r'[{}\[\]"]')
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
+_OPEN_ESCAPE = re.compile(
+    r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z"
+)
+"""An escape of JSON, or of a surrogate pair, that the text does not complete."""
 
 
 class Reader:
@@ -104,12 +110,15 @@ class Reader:
         self.content_ends_at_calls = True
         """As in vLLM, text after a tool call is not part of the content, unless the format says so."""
         self._space = ""
+        self._escape = ""
+        """The start of an escape with which the arguments so far end."""
         self._record: list[str] | None = None
 
     def content(self, text: str) -> None:
         """Add text of the answer. White space before a tool call is not part of it."""
         if not text or (self.num_calls and self.content_ends_at_calls):
             return
+        self._end_arguments()
         text = self._space + text
         end = len(text.rstrip())
         self._space = text[end:]
@@ -119,6 +128,7 @@ class Reader:
     def reasoning(self, text: str) -> None:
         """Add text of the model's reasoning."""
         if text:
+            self._end_arguments()
             self.events.append(Reasoning(text))
 
     def drop(self, text: str) -> None:
@@ -126,6 +136,7 @@ class Reader:
 
     def start_call(self, name: str, id: str | None = None) -> None:
         """Begin the next tool call."""
+        self._end_arguments()
         self._space = ""
         self.events.append(CallStart(self.num_calls, _without_lone_surrogates(name), id))
         self.num_calls += 1
@@ -136,12 +147,25 @@ class Reader:
         self.arguments(json.dumps(arguments, ensure_ascii=False))
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that was started last."""
+        """Add to the arguments of the call that was started last, with U+FFFD for escapes of half a surrogate pair."""
+        text = self._escape + text
+        found = _OPEN_ESCAPE.search(text)
+        end = len(text) if found is None else found.start(1)
+        self._escape = text[end:]
+        self._add_arguments(text[:end])
+
+    def _end_arguments(self) -> None:
+        text, self._escape = self._escape, ""
+        self._add_arguments(text)
+
+    def _add_arguments(self, text: str) -> None:
         if text:
-            self.events.append(Arguments(self.num_calls - 1, _without_lone_surrogates(text)))
+            whole = repaired(_without_lone_surrogates(text).encode()).decode()
+            self.events.append(Arguments(self.num_calls - 1, whole))
 
     def end(self) -> None:
-        """Add the space with which an answer without calls ends."""
+        """Add the end of arguments that were cut, or the space with which an answer without calls ends."""
+        self._end_arguments()
         if self._space:
             self.events.append(Content(self._space))
             self._space = ""
