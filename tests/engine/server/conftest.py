@@ -37,6 +37,7 @@ from quire_engine.server.http.protocol import BoundedHttpProtocol
 from quire_engine.server.observability.exposition import Exposition
 from quire_engine.server.observability.metrics import Metrics
 from quire_engine.server.observability.tracing import Tracing
+from quire_engine.server.pooling.served import ServedPooling
 from quire_engine.server.rendering.pool import Renderer
 from quire_engine.text.answers.formats import formats_of
 from quire_engine.text.chat_template import ChatTemplate
@@ -225,6 +226,7 @@ async def running(
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
     adapters: Adapters | None = None,
+    pooling: ServedPooling | None = None,
     max_model_len: int = MAX_MODEL_LEN,
     **options: Any,
 ) -> AsyncIterator[Running]:
@@ -253,6 +255,7 @@ async def running(
         metrics=metrics,
         bodies=BodyBudget(replace(ServerOptions(), **options).body_memory_bytes),
         adapters=adapters,
+        pooling=pooling,
     )
     expiry = None if tls is None else tls.certificate_expiry
     exposition = Exposition(metrics, CacheOptions(), time.monotonic, expiry, adapters=adapters)

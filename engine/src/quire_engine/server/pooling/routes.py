@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire_engine.server.context import Context, context_of
+from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.http.body import body_schema
+from quire_engine.server.openai.limits import check_length
 from quire_engine.server.pooling.prompts import pair_prompt
 from quire_engine.server.pooling.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from quire_engine.server.pooling.served import ServedPooling
@@ -136,8 +138,13 @@ async def _scored(
     places = _places(names[1], documents)
     paired = queries * len(documents) if len(queries) == 1 else queries
     if served.scores:
+        if body.truncate_prompt_tokens is None:
+            check_length(queries, names[0], context.ready().max_model_len)
+            check_length(documents, names[1], context.ready().max_model_len)
         pairs = list(zip(paired, documents, strict=True))
-        prompts = [await _pair_prompt(context, served, query, document, body.instruction) for query, document in pairs]
+        # A pair has at least one token.
+        with Preparation(context.services, request.state.identity, [1] * len(pairs)):
+            prompts = [await _pair_prompt(context, served, *pair, body.instruction) for pair in pairs]
     else:
         check_count(len(queries) + len(documents), names[1], context.services.queue)
         prompts = [*queries, *documents]
