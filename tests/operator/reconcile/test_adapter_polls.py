@@ -65,7 +65,7 @@ async def polled(world: Any, pod: Callable[..., Pod]) -> Any:
     body = {"metadata": metadata, "spec": {"model": {"source": "file:///m"}, "engine": engine}}
     store.put_resource(trim_resource({"apiVersion": "quire.dev/v1alpha1", "kind": "LLMDeployment"} | body))
     store.put_pod(KEY, pod("chat-1"))
-    world.objects, world.replica = Objects(), Replica()
+    world.objects, world.replica, world.known = Objects(), Replica(), store
     world.adapters = Adapters(
         objects=world.objects,
         adapters=AdapterStore(),
@@ -119,3 +119,13 @@ async def test_pod_is_hurried_once_unless_the_write_failed(polled: Any, errors: 
     for _ in range(3):
         await polled.adapters.poll()
     assert polled.objects.hurried == ["chat-1"] * times
+
+
+async def test_pod_that_is_gone_is_forgotten(polled: Any, pod: Callable[..., Pod]) -> None:
+    """Show it by a pod with the same uid, which is hurried again."""
+    await polled.adapters.poll()
+    polled.known.drop_pod(KEY, "chat-1", pod("chat-1").uid)
+    await polled.adapters.poll()
+    polled.known.put_pod(KEY, pod("chat-1"))
+    await polled.adapters.poll()
+    assert polled.objects.hurried == ["chat-1"] * 2

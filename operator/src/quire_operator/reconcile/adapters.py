@@ -158,6 +158,8 @@ class Adapters:
         for key in self._claimed.keys() - self._adapters.uids().keys():
             self._release(self._claimed.pop(key))
         self._listed = {key: found for key, found in self._listed.items() if key in self._adapters.deployments()}
+        uids = {pod.uid for key in self._listed for pod in self._store.pods(key)}
+        self._hurried = {uid: digest for uid, digest in self._hurried.items() if uid in uids}
 
     async def _poll_deployment(self, key: Key) -> None:
         found = self._listings(key)
