@@ -26,6 +26,9 @@ from quire_engine.core.speculation.step_curve import bounds, knot
 _MEASURED = 8
 """The last steps of a pause, which are measured, so that the trial after it is compared with recent times."""
 _LOST_SHARE = 0.01
+_MOST_EARNED = 32
+"""The steps without drafts whose time drafts may have gained and not lost again: so much may later trials lose before
+they wait. Sequences that are hard to predict would otherwise keep the next ones from drafts for hundreds of steps."""
 _LARGEST_LOSS = 16.0
 """The most that one step counts as lost, as a multiple of the expected time of the step. The first step of a trial also
 computes what the draft model has missed of every sequence."""
@@ -217,7 +220,7 @@ class DraftTrials:
             spent = min(seconds, _LARGEST_LOSS * expected) + beside
             loss = spent - yielded * low_quantile(own.plain)
             own.loss += loss
-            self._lost = self._bounded(self._lost + loss)
+            self._lost = max(self._lost + loss, min(self._lost, -_MOST_EARNED * low_quantile(own.plain)))
         self._count_held(own, seconds)
         self._pay_off(seconds)
         if own.wait is None:
@@ -234,11 +237,9 @@ class DraftTrials:
         """Count the time of a step as lost if prompts waited for it."""
         if self.holds_prompts:
             load.loss += seconds
-            self._lost = self._bounded(self._lost + seconds)
+            self._lost += seconds
 
     def _pay_off(self, seconds: float) -> None:
-        self._lost = self._bounded(self._lost - _LOST_SHARE * (seconds + self._passed))
+        paid = self._lost - _LOST_SHARE * (seconds + self._passed)
+        self._lost = max(paid, min(self._lost, -self._most_saved))
         self._passed = 0.0
-
-    def _bounded(self, lost: float) -> float:
-        return max(lost, -self._most_saved)
