@@ -15,7 +15,7 @@ import pytest
 import torch
 from numba import carray, njit
 
-from quire_kernels.cpu_runtime import Worker, deferred, float_bits, launch
+from quire_kernels.cpu_runtime import LayerMemory, Worker, float_bits, launch, recorded
 from quire_kernels.cpu_runtime.compile_lock import CompileLocks
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
@@ -118,33 +118,70 @@ def _double_worker(block: Any) -> None:
 _DOUBLE = Worker(_double_worker)
 
 
-def _double(values: Any, *, keeps: bool = True, refuse: Any = None) -> int:
-    kept = (values,) if keeps else None
-    return launch(_DOUBLE, torch.float32, len(values), (values.ctypes.data,), parallel=True, keeps=kept, refuse=refuse)
+def _thread_worker(block: Any) -> None:
+    """Note for each item the address of a variable on the stack of its thread."""
+    counter = as_int64_pointer(block)
+    a = carray(counter, 4)
+    own = np.zeros(1, dtype=np.int64)
+    place = own.ctypes.data
+    while True:
+        i = fetch_add(counter, 0)
+        if i >= a[1]:
+            break
+        carray(int64_pointer(a[3]), a[1])[i] = place
 
 
-def test_deferred_launches_run_in_order_when_the_queue_runs(threads: int) -> None:
+def _double(values: Any, *, keeps: bool = True, refuse: Any = None, threads_at: int | None = None) -> int:
+    return launch(
+        _DOUBLE,
+        torch.float32,
+        len(values),
+        (values.ctypes.data,),
+        parallel=True,
+        keeps=(values,) if keeps else None,
+        refuse=refuse,
+        threads_at=threads_at,
+    )
+
+
+def test_recorded_launches_run_in_order_and_as_often_as_needed(threads: int) -> None:
     values = np.arange(40, dtype=np.int64)
-    with deferred() as queue:
+    with recorded(LayerMemory()) as recording:
         assert [_double(values), _double(values)] == [0, 0]
-        assert values[3] == 3
-        queue.run()
-        assert values[3] == 4 * 3 + 3
-        _double(values)
-    assert (values == 8 * np.arange(40) + 7).all()
+    assert values[3] == 3
+    recording.run()
+    assert (values == 4 * np.arange(40) + 3).all()
+    recording.run()
+    assert (values == 16 * np.arange(40) + 15).all()
     _double(values)
-    assert values[0] == 15, "a launch after the scope runs at once"
+    assert values[0] == 31, "a launch after the scope runs at once"
 
 
-def test_launch_that_keeps_nothing_runs_those_before_it_first() -> None:
-    values = np.ones(5, dtype=np.int64)
-    with deferred():
-        _double(values)
-        _double(values, keeps=False)
-        assert (values == 7).all()
+def test_recorded_launch_reads_the_number_of_its_threads_in_each_run(threads: int) -> None:
+    count, seen = np.ones(1, dtype=np.int64), np.zeros(400, dtype=np.int64)
+    with recorded(LayerMemory()) as recording:
+        launch(
+            Worker(_thread_worker),
+            torch.float32,
+            len(seen),
+            (seen.ctypes.data,),
+            parallel=True,
+            keeps=(seen,),
+            threads_at=count.ctypes.data,
+        )
+    recording.run()
+    assert len(set(seen.tolist())) == 1
+    count[0] = threads
+    recording.run()
+    assert 1 <= len(set(seen.tolist())) <= threads
 
 
-def test_deferred_launches_all_run_before_an_error_is_raised() -> None:
+def test_launch_whose_result_is_read_at_once_is_not_recorded() -> None:
+    with pytest.raises(AssertionError, match="cannot be recorded"), recorded(LayerMemory()):
+        _double(np.ones(5, dtype=np.int64), keeps=False)
+
+
+def test_recorded_launches_all_run_before_an_error_is_raised() -> None:
     refused: list[int] = []
 
     def refuse(code: int) -> None:
@@ -152,20 +189,42 @@ def test_deferred_launches_all_run_before_an_error_is_raised() -> None:
         raise ValueError(code)
 
     values = np.full(3, 60, dtype=np.int64)
-    with pytest.raises(ValueError, match="5"), deferred():
+    with recorded(LayerMemory()) as recording:
         _double(values, refuse=refuse)
         _double(values, refuse=refuse)
+    with pytest.raises(ValueError, match="5"):
+        recording.run()
     assert refused == [5] and (values == 243).all()
+    values[:] = 1
+    recording.run()
+    assert refused == [5] and (values == 7).all(), "the error of the run before is forgotten"
 
 
-def test_launches_are_discarded_if_the_body_of_their_scope_raises() -> None:
+def test_launches_run_at_once_after_an_error_in_their_scope() -> None:
     values = np.ones(3, dtype=np.int64)
-    with pytest.raises(KeyError), deferred():
+    with pytest.raises(KeyError), recorded(LayerMemory()):
         _double(values)
         raise KeyError
     assert (values == 1).all()
     _double(values)
     assert (values == 3).all()
+
+
+def test_results_of_a_layer_last_until_the_next_one_has_ended() -> None:
+    memory = LayerMemory()
+    places: list[list[int]] = []
+    for _ in range(4):
+        memory.next_layer()
+        results = [memory.empty((3, 5), torch.bfloat16), memory.empty((1 << 20,), torch.float32)]
+        results += [memory.empty((7,), torch.float32)]
+        assert [result.shape for result in results] == [(3, 5), (1 << 20,), (7,)]
+        begins = [result.data_ptr() for result in results]
+        ends = [begin + result.numel() * result.element_size() for begin, result in zip(begins, results, strict=True)]
+        assert all(begin % 64 == 0 for begin in begins)
+        ordered = sorted(zip(begins, ends, strict=True))
+        assert all(end <= begin for (_, end), (begin, _) in zip(ordered, ordered[1:], strict=False))
+        places.append(begins)
+    assert places[0] == places[2] and places[1] == places[3] and not set(places[0]) & set(places[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GOMP_parallel on Linux")

@@ -4,7 +4,7 @@ Legend: T tokens, R rows of logits, H hidden size, V vocabulary, W the rank's sh
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 from quire_engine.model.layers import DecoderLayer, ModelInputs, Norm, cap, normalise, rows_with_logits, run_layers
 from quire_engine.model.linear import Linear
 from quire_engine.model.model_part import ModelPart
+from quire_engine.model.recordings import Recordings
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.moe import Routes
 
@@ -148,6 +149,7 @@ class DividedDecoder:
     after: StageAfter | None
     head: DividedHead | None
     """None on all stages but the last."""
+    recordings: Recordings = field(init=False, repr=False, compare=False, default_factory=Recordings)
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the logits [R, V] of ``inputs.logits_rows`` on the first rank of the last stage.
@@ -161,9 +163,10 @@ class DividedDecoder:
             weight = self.layers[0].mlp_norm.weight
             residual = self.before.receive(inputs.token_ids.shape[0], self.hidden_size, weight.dtype)
         if self.head is not None:
-            return self.head(*run_layers(self.layers, residual, inputs, caches, rows_with_logits(inputs)))
-        addend, residual = run_layers(self.layers, residual, inputs, caches)
+            rows = rows_with_logits(inputs)
+            return self.head(*run_layers(self.layers, residual, inputs, caches, self.recordings, rows))
+        addend, residual = run_layers(self.layers, residual, inputs, caches, self.recordings)
         assert self.after is not None and addend is not None
         # The next layer's norm would add and round in the same way, so that stages change no bit.
-        self.after.send(residual.add_(addend))
+        self.after.send(residual + addend)
         return residual.new_empty((0, 0))

@@ -8,7 +8,7 @@ Legend: T tokens, R rows that are read, H hidden size, V vocabulary.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ from quire_engine.model.decoder import build_layers, layer_shapes
 from quire_engine.model.families import Traits
 from quire_engine.model.layers import DecoderLayer, DecoderStack, ModelInputs, run_layers
 from quire_engine.model.linear import Linear
+from quire_engine.model.recordings import Recordings
 from quire_engine.model.shape import ModelShape, without_idle_windows
 from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import (
@@ -61,6 +62,7 @@ class EagleHead:
     fuse: Linear  # 2 H to H
     layers: tuple[DecoderLayer, ...]
     target: DecoderStack
+    recordings: Recordings = field(init=False, repr=False, compare=False, default_factory=Recordings)
 
     def __call__(self, inputs: ModelInputs, hidden: Tensor, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the expected hidden states [R, H] of ``inputs.logits_rows``.
@@ -70,7 +72,7 @@ class EagleHead:
         """
         embedded = functional.embedding(inputs.token_ids, self.target.embedding)  # [T, H]
         residual = self.fuse(torch.cat((embedded, hidden), dim=-1))  # [T, H]
-        addend, residual = run_layers(self.layers, residual, inputs, caches, inputs.logits_rows)
+        addend, residual = run_layers(self.layers, residual, inputs, caches, self.recordings, inputs.logits_rows)
         return residual if addend is None else residual + addend
 
     def logits(self, hidden: Tensor) -> Tensor:

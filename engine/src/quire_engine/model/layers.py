@@ -9,11 +9,13 @@ vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional
 
 from quire_engine.model.linear import Fp8Linear, Linear, is_packed
+from quire_engine.model.recordings import Recordings
 from quire_kernels.activation import (
     gelu_tanh_and_mul,
     gelu_tanh_and_mul_fp8,
@@ -61,10 +63,8 @@ class AdaptedLinear:
         return self.base(x)
 
 
-_MOST_DEFERRED_ROWS = 64
-"""With more rows, the time between two launches matters little, but the memory of their results does."""
-_LAYERS_DEFERRED = 2
-"""The layers that one native call runs on a CPU. Threads that wait while Python prepares them still spin."""
+_MOST_RECORDED_ROWS = 64
+"""With more rows, which seldom are as many again, the time in which Python prepares their launches matters little."""
 
 Activations = Tensor | Fp8Rows
 """Rows that enter a linear layer; quantized already only for an ``Fp8Linear`` that has no adapters."""
@@ -189,7 +189,7 @@ class DecoderLayer:
     mlp_norm: Norm
     mlp: GatedMlp | SparseMlp
     mlp_out_norm: Norm | None
-    can_be_deferred: bool = field(init=False)
+    can_be_recorded: bool = field(init=False)
     """True if without adapters only launches on a CPU read or write the layer's tensors."""
 
     def __post_init__(self) -> None:
@@ -197,7 +197,7 @@ class DecoderLayer:
         if isinstance(self.mlp, GatedMlp):
             linears += (self.mlp.gate_up, self.mlp.down)
         packed = all(is_packed(layer.base if isinstance(layer, AdaptedLinear) else layer) for layer in linears)
-        object.__setattr__(self, "can_be_deferred", packed and isinstance(self.mlp, GatedMlp))
+        object.__setattr__(self, "can_be_recorded", packed and isinstance(self.mlp, GatedMlp))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +210,7 @@ class DecoderStack:
     lm_head: Linear | None  # H to V; None where only hidden states are read
     embedding_scale: float | None
     logit_soft_cap: float | None
+    recordings: Recordings = field(init=False, repr=False, compare=False, default_factory=Recordings)
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer."""
@@ -229,7 +230,7 @@ class DecoderStack:
         residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
         if self.embedding_scale is not None:
             residual *= self.embedding_scale
-        addend, residual = run_layers(self.layers, residual, inputs, caches, rows_with_logits(inputs))
+        addend, residual = run_layers(self.layers, residual, inputs, caches, self.recordings, rows_with_logits(inputs))
         return normalise(addend, residual, self.norm) if residual.shape[0] else residual
 
 
@@ -244,50 +245,41 @@ def run_layers(
     residual: Tensor,
     inputs: ModelInputs,
     caches: tuple[KVCache, ...],
+    recordings: Recordings,
     rows: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Run layers, which change ``residual`` [T, H]; return what remains to be added to it, and ``residual``.
+    """Run layers on ``residual`` [T, H]; return the residual stream, and what remains to be added to it before.
+
+    The next call with the same ``recordings`` may overwrite both.
 
     rows  the rows [R] of both that are returned; None for all
     """
-    may_defer = residual.shape[0] <= _MOST_DEFERRED_ROWS and inputs.adapters is None
-    may_defer = may_defer and not runs_triton(residual.device.type)  # interpreted kernels run at once
-    if may_defer and all(layer.can_be_deferred for layer in layers):
-        addend = _run_deferred(layers, residual, inputs, caches)
+    may_record = residual.shape[0] <= _MOST_RECORDED_ROWS and inputs.adapters is None
+    may_record = may_record and not runs_triton(residual.device.type)  # interpreted kernels run at once
+    if may_record and all(layer.can_be_recorded for layer in layers):
+        addend, residual = recordings.run(partial(_run_all, layers), residual, inputs, caches)
     elif rows is None or inputs.adapters is not None:
-        addend = _run_all(layers, None, residual, inputs, caches)
+        addend = _run_all(layers, residual, inputs, caches)
     else:
         # Of tokens without a result, the last layer computes nothing but keys and values.
-        addend = _run_all(layers[:-1], None, residual, inputs, caches[:-1])
+        addend = _run_all(layers[:-1], residual, inputs, caches[:-1])
         return _run_last(layers[-1], addend, residual, inputs, caches[-1], rows)
     if rows is None:
         return addend, residual
     return (None if addend is None else addend.index_select(0, rows)), residual.index_select(0, rows)
 
 
-def _run_deferred(
-    layers: tuple[DecoderLayer, ...], residual: Tensor, inputs: ModelInputs, caches: tuple[KVCache, ...]
-) -> Tensor | None:
-    from quire_kernels.cpu_runtime import deferred  # needs numba, which a machine with a GPU may lack
-
-    addend: Tensor | None = None
-    with deferred() as queue:
-        for first in range(0, len(layers), _LAYERS_DEFERRED):
-            end = first + _LAYERS_DEFERRED
-            addend = _run_all(layers[first:end], addend, residual, inputs, caches[first:end])
-            queue.run()
-    return addend
-
-
 def _run_all(
     layers: tuple[DecoderLayer, ...],
-    addend: Tensor | None,
     residual: Tensor,
     inputs: ModelInputs,
     caches: tuple[KVCache, ...],
+    begin_layer: Callable[[], None] = lambda: None,
 ) -> Tensor | None:
     """Run layers: change ``residual``, and return what remains to be added to it."""
+    addend: Tensor | None = None
     for layer, cache in zip(layers, caches, strict=True):
+        begin_layer()
         attended = layer.attention(_attention_input(layer, addend, residual), inputs, cache, None)
         addend = _feed_forward(layer, attended, residual, inputs)
     return addend

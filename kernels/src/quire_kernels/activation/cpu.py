@@ -10,7 +10,7 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime import Worker, empty, launch
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
     exp_float32,
@@ -79,7 +79,7 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 
 def _run(worker: Worker, gate_up: Tensor) -> Tensor:
     rows, columns = gate_up.shape
-    out = torch.empty((rows, columns // 2), dtype=gate_up.dtype)
+    out = empty((rows, columns // 2), gate_up.dtype)
     size = gate_up.element_size()
     # Fewer rows than would fill the threads evenly are divided one by one.
     rows_each = max(1, min(2 * _ITEM_ELEMENTS // columns, rows // (4 * torch.get_num_threads())))

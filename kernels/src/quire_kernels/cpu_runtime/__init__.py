@@ -2,10 +2,10 @@
 
 A CPU op is a *worker*: a function with one ``int64`` argument block that repeatedly takes the next item (a row, a head,
 a part of a sequence) from a shared counter until all items are taken. ``Worker`` compiles it once per storage type and
-caches the machine code on disk. ``launch`` runs it on the OpenMP threads of torch, at once or with others that were
-``deferred``.
+caches the machine code on disk. ``launch`` runs it on the OpenMP threads of torch, or adds it to a ``Recording``.
 """
 
-from quire_kernels.cpu_runtime.workers import CHAIN, LaunchQueue, Worker, deferred, float_bits, launch
+from quire_kernels.cpu_runtime.recording import LayerMemory, Recording, new_tensor, recorded
+from quire_kernels.cpu_runtime.workers import Worker, empty, float_bits, launch
 
-__all__ = ["CHAIN", "LaunchQueue", "Worker", "deferred", "float_bits", "launch"]
+__all__ = ["LayerMemory", "Recording", "Worker", "empty", "float_bits", "launch", "new_tensor", "recorded"]

@@ -1,4 +1,4 @@
-"""The worker that runs a chain of launches, one after the other; see ``workers.deferred``."""
+"""The worker that runs a chain of launches, one after the other; see ``recording``."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
 
-from quire_kernels.cpu_runtime.scalars import as_int64_pointer
+from quire_kernels.cpu_runtime.scalars import as_int64_pointer, int64_pointer
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 _FIELDS = 3
-"""The numbers of a launch: the address of its worker, that of its argument block, and its threads."""
+"""The numbers of a launch: the addresses of its worker, of its argument block, and of the number of its threads."""
 
 
 @intrinsic
@@ -40,4 +40,4 @@ def chain_worker(block: Any) -> None:
     a = carray(as_int64_pointer(block), 4 + head[1] * _FIELDS)
     for launch in range(a[1]):
         place = 4 + launch * _FIELDS
-        _run(a[3], a[place], a[place + 1], a[place + 2])
+        _run(a[3], a[place], a[place + 1], carray(int64_pointer(a[place + 2]), 1)[0])

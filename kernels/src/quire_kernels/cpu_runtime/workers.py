@@ -7,7 +7,6 @@ counter, so a thread that another process displaces from its core does not delay
 loaded (torch on macOS), a worker runs on the calling thread.
 """
 
-import contextlib
 import ctypes
 import functools
 import logging
@@ -15,11 +14,12 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from numba import cfunc, types
+from torch import Tensor
 
 from quire_kernels.cpu_runtime.cache import cache_folder
 from quire_kernels.cpu_runtime.chain import chain_worker
@@ -78,13 +78,14 @@ def launch(
     parallel: bool,
     keeps: tuple[object, ...] | None = None,
     refuse: Refuse | None = None,
+    threads_at: int | None = None,
 ) -> int:
     """Run ``worker`` until all ``items`` are done, and return its error code (0: no error).
 
     It runs on one thread unless ``parallel``, which pays off for larger work. ``refuse`` is called with an error code.
 
-    A launch that names in ``keeps`` all objects whose memory it uses may be deferred (see ``deferred``); it then
-    returns 0.
+    A launch that names in ``keeps`` all objects whose memory it uses may be recorded (see ``recording``); it then
+    returns 0. ``threads_at`` is the address from which a recorded one reads the number of its threads in each run.
     """
     block = array("q", (0, items, 0, *arguments))  # An array takes a third of the time of a ctypes array.
     address = worker.address(dtype)
@@ -92,12 +93,11 @@ def launch(
     enter = parallel_region()
     if enter is None:
         threads = 1
-    queue = _SCOPE.queue
-    if queue is not None:
-        if keeps is not None:
-            queue.add(address, block, threads, keeps, refuse)
-            return 0
-        queue.run()
+    recorder = SCOPE.recorder
+    if recorder is not None:
+        assert keeps is not None, "a launch whose result is read at once cannot be recorded"
+        recorder.add(address, block, threads if threads_at is None else threads_at, keeps, refuse)
+        return 0
     place, _ = block.buffer_info()
     if threads > 1 and enter is not None:
         enter(address, place, threads, 0)
@@ -114,63 +114,47 @@ def float_bits(value: float) -> int:
     return bits
 
 
-class LaunchQueue:
-    """Launches that were deferred, in their order, with everything that must exist until they have run."""
+class Recorder(Protocol):
+    """A receiver of a thread's launches, which do not run then."""
 
-    def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._kept: list[tuple[array[int], object, Refuse | None]] = []
+    def add(
+        self, worker: int, block: "array[int]", threads: int, keeps: tuple[object, ...], refuse: Refuse | None
+    ) -> None:
+        """Take a launch. ``threads`` is their number, or the address of it."""
+        ...
 
-    def add(self, worker: int, block: "array[int]", threads: int, keeps: object, refuse: Refuse | None) -> None:
-        self._numbers += (worker, block.buffer_info()[0], threads)
-        self._kept.append((block, keeps, refuse))
-
-    def run(self) -> None:
-        """Run all launches, and raise the error of the first that failed."""
-        numbers, kept = self._numbers, self._kept
-        if not kept:
-            return
-        self._numbers, self._kept = [], []
-        chain = array("q", (0, len(kept), 0, _region_address(), *numbers))
-        _SIGNATURE(CHAIN.address(torch.float32))(chain.buffer_info()[0])
-        for block, _, refuse in kept:
-            if block[2] and refuse is not None:
-                refuse(block[2])
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return memory for the result of a launch, or for what only its threads use."""
+        ...
 
 
 class _Scope(threading.local):
-    queue: LaunchQueue | None = None
+    recorder: Recorder | None = None
 
 
-_SCOPE = _Scope()
+SCOPE = _Scope()
+"""The recorder of each thread."""
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[LaunchQueue]:
-    """Collect this thread's launches until the scope ends or ``LaunchQueue.run`` is called; one native call runs them.
-
-    Between two launches, the interpreter and torch read memory that the weights of the launch before have displaced
-    from the caches. With few rows, that takes a third of the time of a linear layer. In the scope, Python runs without
-    interruption instead, and then the launches do.
-
-    Only ops whose ``launch`` names what it keeps are deferred; any other launch first runs those before it. No other
-    code in the scope may read or write the contents of a tensor that a deferred op uses. An error of the body discards
-    the launches that have not run.
-    """
-    queue = _SCOPE.queue = LaunchQueue()
-    try:
-        yield queue
-        queue.run()
-    finally:
-        _SCOPE.queue = None
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor without values for a launch. While launches are recorded, it is part of their memory."""
+    recorder = SCOPE.recorder
+    return torch.empty(shape, dtype=dtype) if recorder is None else recorder.empty(shape, dtype)
 
 
 CHAIN = Worker(chain_worker)
+
+
+def run_chain(place: int) -> None:
+    """Run the launches of a chain's block at an address; it has the address of ``GOMP_parallel`` in it."""
+    _SIGNATURE(CHAIN.address(torch.float32))(place)
+
+
 _SIGNATURE = functools.cache(ctypes.CFUNCTYPE(None, ctypes.c_void_p))
 
 
 @functools.cache
-def _region_address() -> int:
+def region_address() -> int:
     """Return the address of GOMP_parallel; 0 if no launch can need it."""
     enter = parallel_region()
     return 0 if enter is None else ctypes.cast(enter, ctypes.c_void_p).value or 0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire_kernels.cpu_runtime import launch
+from quire_kernels.cpu_runtime import empty, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.dot_tiles import PANEL
 from quire_kernels.cpu_runtime.features import byte_products, multiplies_bfloat16
@@ -74,13 +74,13 @@ def multiplies_bytes() -> bool:
 
 def int8_linear(x: Tensor, weights: Int8Weights) -> Tensor:
     rows, outputs = x.shape[0], weights.outputs
-    out = x.new_empty(rows, outputs)
+    out = empty((rows, outputs), x.dtype)
     if not out.numel():
         return out
     if (units := _units_of_tile(weights.panels)) is not None:
         return _by_tiles(x, weights, units, out)
     filled = weights.panels.shape[1] * INT8_UNIT
-    levels = torch.empty(rows * (filled + 8), dtype=torch.uint8)  # plus scale and zero point per row
+    levels = empty((rows * (filled + 8),), torch.uint8)  # plus scale and zero point per row
     threads = torch.get_num_threads()
     cut = _cut(rows, filled, outputs, threads)
     rows_each = -(-rows // (2 * threads))
@@ -116,7 +116,7 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
     if not multiplies_bfloat16():
         raise UnsupportedDeviceError("bfloat16_linear: this CPU lacks AVX512-BF16; check supports_bfloat16 first")
     rows, outputs = x.shape[0], weights.outputs
-    out = x.new_empty(rows, outputs)
+    out = empty((rows, outputs), x.dtype)
     if not out.numel():
         return out
     if (units := _units_of_tile(weights.panels)) is not None:
@@ -125,7 +125,7 @@ def bfloat16_linear(x: Tensor, weights: BFloat16Weights) -> Tensor:
 
 
 def float_linear(x: Tensor, weights: FloatWeights) -> Tensor:
-    out = x.new_empty(x.shape[0], weights.outputs)
+    out = empty((x.shape[0], weights.outputs), x.dtype)
     if not out.numel():
         return out
     return _by_vectors(x, weights, out)
@@ -165,7 +165,7 @@ def _by_tiles(x: Tensor, weights: Int8Weights | BFloat16Weights, units: int, out
     steps = weights.panels.shape[1] // units
     row_tiles = -(-rows // TILE_ROWS)
     # The buffer holds the rows in tiles and, for int8, a scale and a zero point per row.
-    laid = torch.empty(row_tiles * steps * TILE_BYTES + rows * 8, dtype=torch.uint8)
+    laid = empty((row_tiles * steps * TILE_BYTES + rows * 8,), torch.uint8)
     chunk_rows = max(_LEAST_TILE_CHUNK_ROWS, _TILE_CHUNK_BYTES // (steps * ROW_BYTES))
     cut = _cut(rows, weights.inputs, weights.outputs, threads, chunk_rows=chunk_rows)
     # A single pass over a panel needs no division into parts.

@@ -9,16 +9,14 @@ This is 1.3 to 2.8 times faster than gathering a sequence and calling torch's sc
 as well (ADR 0006).
 """
 
-from array import array
 from typing import Any
 
 import numpy as np
-import torch
 from numba import carray, njit
 from torch import Tensor
 
 from quire_kernels.checks import refuse
-from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime import Worker, empty, float_bits, launch
 from quire_kernels.cpu_runtime.amx import may_use_tiles
 from quire_kernels.cpu_runtime.micro_kernel import WIDTH, is_in_pairs, multiply_keys, multiply_values
 from quire_kernels.cpu_runtime.scalars import (
@@ -34,7 +32,7 @@ from quire_kernels.cpu_runtime.scalars import (
 )
 from quire_kernels.cpu_runtime.tiles import TILE_ROWS, TILE_UNITS, configure, release, units_of_tile
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.paged_attention.cpu_plan import CpuPlan, plan_attention
+from quire_kernels.paged_attention.cpu_plan import PLAN_NUMBERS, CpuPlan, plan_attention
 from quire_kernels.paged_attention.cpu_softmax import (
     add_sinks,
     cap_scores,
@@ -64,58 +62,54 @@ def paged_attention(
     out: Tensor | None,
 ) -> Tensor:
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = empty(tuple(q.shape), q.dtype)
     if sinks is not None:
         sinks = sinks.float()
     heads, dim = q.shape[1:]
-    rows = plan.max_tile_tokens * heads // cache.kv_heads
-    value_dim = cache.value_dim
-    # A partial result has, for each row, the largest score, the sum of weights, and the weighted values.
-    partials = torch.empty(plan.num_partials * cache.kv_heads * rows * (value_dim + 2))
-    # Counters of finished items; an array gives its address in a quarter of numpy's time.
-    finished = array("q", bytes(8 * plan.tiles.shape[1] * cache.kv_heads if plan.num_partials else 0))
+    parallel = plan.prepare(
+        kv_heads=cache.kv_heads,
+        # A partial result has, for each row, the largest score, the sum of weights, and the weighted values.
+        partial_floats=heads * (cache.value_dim + 2),
+        least_products=_PARALLEL_PRODUCTS // (heads * dim),
+    )
     # With tiles, a unit has two tokens of values, and a tile does not extend from one block into the next.
     key_units = units_of_tile(-(-dim // 2)) if cache.in_pairs and may_use_tiles() else None
     value_units = TILE_UNITS if cache.block_size % (2 * TILE_UNITS) == 0 else WIDTH // 2
     arguments = (
+        plan.numbers_address,
         q.data_ptr(),
         q.stride(0),
         out.data_ptr(),
         cache.keys.data_ptr(),
         cache.values.data_ptr(),
-        plan.block_tables.data_ptr(),
-        plan.block_tables.shape[1],
-        plan.tiles_address,
-        plan.tiles.shape[1],
-        plan.items_address,
-        plan.items.shape[1],
         heads,
         cache.kv_heads,
         dim,
-        value_dim,
+        cache.value_dim,
         cache.num_blocks,
         cache.block_size,
-        plan.piece_tokens,
-        rows,
-        plan.window,
         float_bits(scale),
         q.element_size(),
-        partials.data_ptr(),
-        finished.buffer_info()[0],
         float_bits(soft_cap or 0.0),
         0 if sinks is None else sinks.data_ptr(),
         key_units or 0,
         value_units,
-        int(plan.chunked),
     )
-    parallel = plan.products * heads * dim >= _PARALLEL_PRODUCTS
 
     def refuse_tables(fault: int) -> None:
+        plan.restore()
         refuse("paged_attention", "block_tables", f"name a block outside the cache of {cache.num_blocks} blocks")
 
-    keeps = (q, cache, plan, sinks, out, partials, finished)
-    items = plan.items.shape[1] * cache.kv_heads
-    launch(_WORKER, q.dtype, items, arguments, parallel=parallel, keeps=keeps, refuse=refuse_tables)
+    launch(
+        _WORKER,
+        q.dtype,
+        plan.num_items * cache.kv_heads,
+        arguments,
+        parallel=parallel,
+        keeps=(q, cache, plan, sinks, out),
+        refuse=refuse_tables,
+        threads_at=plan.threads_address,
+    )
     return out
 
 
@@ -267,16 +261,19 @@ def _add_piece(
 
 def _attend_worker(block: Any) -> None:
     counter = as_int64_pointer(block)
-    a = carray(counter, 32)
-    q, q_stride, out, key_cache, value_cache = a[3], a[4], a[5], a[6], a[7]
-    block_tables, table_width = a[8], a[9]
-    tiles, items = carray(int64_pointer(a[10]), (7, a[11])), carray(int64_pointer(a[12]), (3, a[13]))
-    heads, kv_heads, dim, value_dim, num_blocks, block_size = a[14], a[15], a[16], a[17], a[18], a[19]
-    piece_tokens, max_rows, window, scale, size = a[20], a[21], a[22], np.float32(float_from_bits(a[23])), a[24]
-    soft_cap = np.float32(float_from_bits(a[27]))  # 0 disables it
-    chunked = a[31] != 0
+    a = carray(counter, 21)
+    plan = carray(int64_pointer(a[3]), PLAN_NUMBERS)
+    block_tables, table_width = plan[0], plan[1]
+    tiles, items = carray(int64_pointer(plan[2]), (7, plan[3])), carray(int64_pointer(plan[4]), (3, plan[5]))
+    piece_tokens, max_tile_tokens, window, chunked = plan[6], plan[7], plan[8], plan[9] != 0
+    partials, finished = plan[10], int64_pointer(plan[11])
+    q, q_stride, out, key_cache, value_cache = a[4], a[5], a[6], a[7], a[8]
+    heads, kv_heads, dim, value_dim, num_blocks, block_size = a[9], a[10], a[11], a[12], a[13], a[14]
+    scale, size = np.float32(float_from_bits(a[15])), a[16]
+    soft_cap, sinks = np.float32(float_from_bits(a[17])), a[18]  # 0 disables them
     capped = soft_cap > np.float32(0.0)
     group = heads // kv_heads
+    max_rows = max_tile_tokens * group
     head_bytes = dim * size
     # The products process this many components or tokens at once.
     unit = 2 if is_in_pairs(block) else 1
@@ -285,7 +282,7 @@ def _attend_worker(block: Any) -> None:
     # The bytes of one KV head in one block.
     key_bytes, value_bytes = block_size * units * unit * size, block_size * value_dim * size
     # AMX's tiles: the units per tile (0 if not used), and the rows rounded up to whole tiles.
-    key_units, value_units = a[29], a[30]
+    key_units, value_units = a[19], a[20]
     by_tiles = is_in_pairs(block) and key_units > 0
     tiled = TILE_ROWS if by_tiles else 1
     held_rows = (max_rows + tiled - 1) // tiled * tiled
@@ -300,7 +297,7 @@ def _attend_worker(block: Any) -> None:
     key_strips, value_strips = np.empty(piece_tokens // WIDTH, np.int64), np.empty(piece_tokens // WIDTH, np.int64)
     while True:
         taken = fetch_add(counter, 0)
-        if taken >= a[1]:
+        if taken >= plan[5] * kv_heads:
             break
         item, kv_head = taken // kv_heads, taken % kv_heads
         tile = items[0, item]
@@ -359,13 +356,14 @@ def _attend_worker(block: Any) -> None:
             row_floats = max_rows * (value_dim + 2)
             piece_floats = kv_heads * row_floats
             own = item - (items[1, item] - tiles[4, tile])  # the tile's first item
-            place = a[25] + (own * kv_heads + kv_head) * row_floats * 4
+            place = partials + (own * kv_heads + kv_head) * row_floats * 4
             keep_partial(place + (item - own) * piece_floats * 4, largest, totals, attended)
-            if fetch_add(int64_pointer(a[26]), tile * kv_heads + kv_head) + 1 < count:
+            if fetch_add(finished, tile * kv_heads + kv_head) + 1 < count:
                 continue
+            carray(finished, (tile + 1) * kv_heads)[tile * kv_heads + kv_head] = 0  # for the next layer
             merge_partials(place, count, piece_floats, largest, totals, attended)
-        if a[28]:
-            add_sinks(a[28] + kv_head * group * 4, group, largest, totals, attended)
+        if sinks:
+            add_sinks(sinks + kv_head * group * 4, group, largest, totals, attended)
         target = out + (query_start * heads + kv_head * group) * head_bytes
         store_outputs(block, target, heads * head_bytes, head_bytes, group, dim, attended, totals)
     if by_tiles:

@@ -11,9 +11,8 @@ cache takes longer than the products. A row's result does not depend on the size
 Legend: B sequences, M blocks of the longest.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
+import torch
 from torch import Tensor
 
 from quire_kernels.cpu_runtime.amx import may_use_tiles
@@ -25,22 +24,109 @@ _PIECE_TOKENS = 256
 _NO_WINDOW = 1 << 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuPlan:
-    """A plan for attention on a CPU; see ``_plan_tiles`` for the columns."""
+PLAN_NUMBERS = 13
+"""The numbers of a plan that the kernel reads: address and width of the block tables, address and number of the tiles
+and of the items, tokens of a piece, most tokens of a tile, window, whether it is chunked, addresses of the partial
+results and of the counters of finished items, and threads."""
+_PARTIALS, _FINISHED, _THREADS = 10, 11, 12
+_SPARE = 1.5
+"""The factor by which memory for partial results exceeds what the step at hand needs: contexts grow."""
 
-    num_tokens: int
-    block_tables: Tensor  # [B, M]
-    window: int
-    chunked: bool
-    piece_tokens: int
-    tiles: np.ndarray  # int64 [7, tiles]
-    items: np.ndarray  # int64 [3, items]
-    tiles_address: int  # Every layer needs the addresses, and numpy takes a microsecond for one.
-    items_address: int
-    num_partials: int
-    max_tile_tokens: int
-    products: int  # query tokens x context tokens
+
+class CpuPlan:
+    """A plan for attention on a CPU; its numbers ``become`` those of later steps for launches that were recorded."""
+
+    __slots__ = (
+        "_finished",
+        "_kept",
+        "_kv_heads",
+        "_least_products",
+        "_numbers",
+        "_partial_floats",
+        "_partial_tokens",
+        "_partials",
+        "num_items",
+        "num_tokens",
+        "numbers_address",
+        "products",
+        "threads_address",
+    )
+
+    def __init__(
+        self,
+        *,
+        block_tables: Tensor,
+        tiles: np.ndarray,
+        items: np.ndarray,
+        num_tokens: int,
+        products: int,
+        num_partials: int,
+        piece_tokens: int,
+        window: int,
+        chunked: bool,
+    ) -> None:
+        """Prepare the numbers.
+
+        block_tables  [B, M] int32
+        tiles, items  int64 [7, tiles] and [3, items]; see ``_plan_tiles`` and ``plan_attention``
+        products      query tokens times context tokens
+        """
+        self._kept = (block_tables, tiles, items)
+        self.num_tokens, self.num_items, self.products = num_tokens, items.shape[1], products
+        tile_tokens = int(tiles[2].max())
+        self._partial_tokens = num_partials * tile_tokens
+        addresses = (block_tables.data_ptr(), block_tables.shape[1], tiles.ctypes.data, tiles.shape[1])
+        rest = (items.ctypes.data, items.shape[1], piece_tokens, tile_tokens, window, int(chunked), 0, 0, 1)
+        self._numbers = np.array(addresses + rest, dtype=np.int64)
+        # Every layer needs the addresses, and numpy takes a microsecond for one.
+        self.numbers_address = self._numbers.ctypes.data
+        self.threads_address = self.numbers_address + 8 * _THREADS
+        self._partials, self._finished = torch.empty(0), np.zeros(0, dtype=np.int64)
+        self._partial_floats, self._kv_heads, self._least_products = 0, 0, _NO_WINDOW
+
+    def prepare(self, *, kv_heads: int, partial_floats: int, least_products: int) -> bool:
+        """Reserve what a layer needs, and return whether it is worth several threads.
+
+        partial_floats  numbers of the partial result of one token
+        least_products  the least ``products`` that are worth it
+
+        The layers of a step run one after the other, and share the memory.
+        """
+        if partial_floats > self._partial_floats or kv_heads > self._kv_heads:
+            self._partial_floats = max(self._partial_floats, partial_floats)
+            self._kv_heads = max(self._kv_heads, kv_heads)
+            self._reserve()
+        self._least_products = min(self._least_products, least_products)
+        self._count_threads()
+        return self.products >= least_products
+
+    def become(self, other: "CpuPlan") -> None:
+        """Take the numbers of a plan for as many tokens; launches that were recorded with this one use them."""
+        assert self.num_tokens == other.num_tokens, "a recording is for one number of tokens"
+        self._kept, self.num_items, self.products = other._kept, other.num_items, other.products
+        self._partial_tokens = other._partial_tokens
+        self._numbers[:_PARTIALS] = other._numbers[:_PARTIALS]
+        self._reserve()
+        self._count_threads()
+
+    def restore(self) -> None:
+        """Restore the counters after an error, which leaves some between zero and their end."""
+        self._finished[:] = 0
+
+    def _reserve(self) -> None:
+        if not self._partial_tokens:
+            return
+        counters = self._kept[1].shape[1] * self._kv_heads
+        if counters > len(self._finished):
+            self._finished = np.zeros(counters, dtype=np.int64)
+            self._numbers[_FINISHED] = self._finished.ctypes.data
+        floats = self._partial_tokens * self._partial_floats
+        if floats > self._partials.numel():
+            self._partials = torch.empty(round(_SPARE * floats))
+            self._numbers[_PARTIALS] = self._partials.data_ptr()
+
+    def _count_threads(self) -> None:
+        self._numbers[_THREADS] = torch.get_num_threads() if self.products >= self._least_products else 1
 
 
 def plan_attention(
@@ -65,18 +151,15 @@ def plan_attention(
     within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
     items = np.stack((tile, tiles[4][tile] + within, np.where(is_split, 1, pieces)[tile]))
     return CpuPlan(
-        num_tokens=int(query.sum()),
         block_tables=block_tables,
-        window=reach,
-        chunked=chunked,
-        piece_tokens=piece_tokens,
         tiles=tiles,
         items=items,
-        tiles_address=tiles.ctypes.data,
-        items_address=items.ctypes.data,
-        num_partials=len(tile) if is_split.any() else 0,
-        max_tile_tokens=int(tiles[2].max()),
+        num_tokens=int(query.sum()),
         products=int((query * context).sum()),
+        num_partials=len(tile) if is_split.any() else 0,
+        piece_tokens=piece_tokens,
+        window=reach,
+        chunked=chunked,
     )
 
 

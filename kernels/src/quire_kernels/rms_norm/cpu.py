@@ -10,7 +10,7 @@ import torch
 from numba import carray
 from torch import Tensor
 
-from quire_kernels.cpu_runtime import Worker, float_bits, launch
+from quire_kernels.cpu_runtime import Worker, empty, float_bits, launch
 from quire_kernels.cpu_runtime.scalars import (
     as_int64_pointer,
     fetch_add,
@@ -62,7 +62,7 @@ _WORKER = Worker(_rms_norm_worker)
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None) -> Tensor:
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=x.dtype)
+    out = empty((rows, width), x.dtype)
     size = x.element_size()
     rows_each = max(1, min(_ITEM_ELEMENTS // width, rows // (4 * torch.get_num_threads())))
     arguments = (

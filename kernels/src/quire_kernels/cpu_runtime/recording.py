@@ -1,0 +1,126 @@
+"""Launches that are prepared once and run in every step with the same shapes: what CUDA graphs are for a GPU.
+
+Python prepares a launch in some 10 microseconds, and a decode step has hundreds. A recording keeps the argument blocks
+of all of them, so that a step restores the counters in these, and one native call runs the chain. What changes from
+step to step is copied to places that do not: inputs, and the numbers of an attention plan.
+"""
+
+import contextlib
+from array import array
+from collections.abc import Iterator
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_kernels.cpu_runtime.workers import SCOPE, Refuse, region_address, run_chain
+
+_ALIGNMENT = 64
+_LEAST_CHUNK_BYTES = 1 << 20
+
+
+class LayerMemory:
+    """Memory for the results of recorded launches: one half for each second layer.
+
+    A layer reads what the layer before has written, and nothing older. So a model needs no more than the two largest
+    layers, and all recordings of a model share it: they never run at once.
+    """
+
+    def __init__(self) -> None:
+        self._halves: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._half = self._chunk = self._used = 0
+
+    def next_layer(self) -> None:
+        """Let the following results overwrite those of the layer before the last one."""
+        self._half, self._chunk, self._used = 1 - self._half, 0, 0
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        chunks = self._halves[self._half]
+        while self._chunk < len(chunks) and self._used + size > chunks[self._chunk].numel():
+            self._chunk, self._used = self._chunk + 1, 0
+        if self._chunk == len(chunks):
+            chunks.append(new_tensor((max(size, _LEAST_CHUNK_BYTES),), torch.uint8))
+        begin = self._used
+        self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return chunks[self._chunk][begin : begin + size].view(dtype).view(shape)
+
+
+def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a new tensor without values that may be changed in any mode of torch, and so outlive this one."""
+    with torch.inference_mode(mode=False):
+        return torch.empty(shape, dtype=dtype)
+
+
+class Recording:
+    """The launches of a ``recorded`` scope, with everything that must exist as long as they may run."""
+
+    def __init__(self, memory: LayerMemory) -> None:
+        self._memory = memory
+        self._workers: list[int] = []
+        self._blocks: list[array[int]] = []
+        self._threads: list[int] = []
+        self._kept: list[object] = []
+        self._refusals: list[tuple[int, Refuse]] = []
+
+    def add(
+        self, worker: int, block: "array[int]", threads: int, keeps: tuple[object, ...], refuse: Refuse | None
+    ) -> None:
+        if refuse is not None:
+            self._refusals.append((len(self._blocks), refuse))
+        self._workers.append(worker)
+        self._blocks.append(block)
+        self._threads.append(threads)
+        self._kept.append(keeps)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._memory.empty(shape, dtype)
+
+    def next_layer(self) -> None:
+        """Begin a layer; see ``LayerMemory``."""
+        self._memory.next_layer()
+
+    def finish(self) -> None:
+        """Prepare what ``run`` needs; nothing is added afterwards."""
+        begins = [0, *accumulate(len(block) for block in self._blocks)]
+        self._first = np.concatenate([np.asarray(block) for block in self._blocks])
+        self._now = np.empty_like(self._first)
+        self._counts = np.array(self._threads, dtype=np.int64)
+        places = self._now.ctypes.data + 8 * np.array(begins[:-1])
+        own_counts = self._counts.ctypes.data + 8 * np.arange(len(self._counts))
+        # No machine has as many threads as the lowest address.
+        counts = np.where(self._counts < _LEAST_ADDRESS, own_counts, self._counts)
+        launches = np.stack((np.array(self._workers), places, counts), axis=1)  # [launches, 3]
+        head = np.array((0, len(launches), 0, region_address()))
+        self._chain = np.concatenate((head, launches.ravel())).astype(np.int64)
+        self._chain_address = self._chain.ctypes.data
+        self._codes = np.array([begins[number] + 2 for number, _ in self._refusals], dtype=np.int64)
+
+    def run(self) -> None:
+        """Run all launches, and raise the error of the first that failed."""
+        np.copyto(self._now, self._first)
+        run_chain(self._chain_address)
+        codes = self._now[self._codes]
+        if codes.any():
+            first = int(np.flatnonzero(codes)[0])
+            self._refusals[first][1](int(codes[first]))
+
+
+_LEAST_ADDRESS = 1 << 16
+
+
+@contextlib.contextmanager
+def recorded(memory: LayerMemory) -> Iterator[Recording]:
+    """Record this thread's launches instead of running them.
+
+    Only ops whose ``launch`` names what it keeps can be recorded, and their results have no values before ``run``. No
+    other code in the scope may read or write the contents of a tensor that such an op uses.
+    """
+    assert SCOPE.recorder is None, "recordings are not nested"
+    recording = SCOPE.recorder = Recording(memory)
+    try:
+        yield recording
+    finally:
+        SCOPE.recorder = None
+    recording.finish()
