@@ -85,15 +85,20 @@ def empty_caches() -> tuple[KVCache, ...]:
     return tuple(cache() for _ in range(LAYERS))
 
 
-def inputs_of(step: Step, seed: int, *, first_block: int = 0) -> ModelInputs:
-    """Return the inputs of a step with random tokens, whose sequences have their blocks in a random order."""
+def inputs_of(step: Step, seed: int, *, is_wrong: bool = False) -> ModelInputs:
+    """Return the inputs of a step with random tokens, whose sequences have their blocks in a random order.
+
+    If it ``is_wrong``, the last block of the longest sequence does not exist.
+    """
     queries, contexts = step
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(BLOCKS, generator=generator).to(torch.int32)
     width = -(-max(contexts) // BLOCK)
-    tables = torch.stack([order[index * width :][:width] for index in range(len(queries))]) + first_block
+    tables = torch.stack([order[index * width :][:width] for index in range(len(queries))])
     positions = [torch.arange(context - query, context) for query, context in zip(queries, contexts, strict=True)]
     slots = [tables[index].long()[own // BLOCK] * BLOCK + own % BLOCK for index, own in enumerate(positions)]
+    if is_wrong:
+        tables[:, -1] = BLOCKS
     plan = plan_attention(block_tables=tables, query_lens=queries, context_lens=contexts, block_size=BLOCK)
     return ModelInputs(
         token_ids=torch.randint(VOCABULARY, (sum(queries),), generator=generator),
@@ -176,8 +181,7 @@ def test_only_some_rows_have_logits(eager: Any) -> None:
 
 def test_step_after_one_with_a_wrong_block_is_right(threads: int, eager: Any) -> None:
     model, caches, step = decoder(), empty_caches(), ([1, 1], [300, 600])
-    wrong = inputs_of(step, 1, first_block=BLOCKS)
-    wrong.groups[0].slots[:] = 0
+    wrong = inputs_of(step, 1, is_wrong=True)
     for _ in range(2):
         with pytest.raises(ArgumentError, match="block_tables name a block outside the cache"):
             model(wrong, caches)
