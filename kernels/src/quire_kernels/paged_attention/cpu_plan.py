@@ -142,21 +142,19 @@ def plan_attention(
     piece_tokens = max(block_size, _PIECE_TOKENS // block_size * block_size)
     reach = _NO_WINDOW if window is None else window
     tiles = _plan_tiles(query, context, piece_tokens, reach, chunked)
-    pieces = tiles[5]
     # Partial results of several items add up to other bits than one item that visits all pieces.
-    is_split = (pieces > 1) & (query[tiles[0]] <= _TILE_TOKENS) & (not deterministic)
-    tiles[6] = np.where(is_split, pieces, 1)
-    counts = tiles[6]
-    tile = np.repeat(np.arange(len(counts)), counts)
-    within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
-    items = np.stack((tile, tiles[4][tile] + within, np.where(is_split, 1, pieces)[tile]))
+    is_split = np.zeros(0, dtype=np.bool_) if deterministic else (tiles[5] > 1) & (query[tiles[0]] <= _TILE_TOKENS)
+    if is_split.any():
+        items, num_partials = _plan_items(tiles, is_split)
+    else:
+        items, num_partials = np.stack((np.arange(tiles.shape[1]), tiles[4], tiles[5])), 0
     return CpuPlan(
         block_tables=block_tables,
         tiles=tiles,
         items=items,
         num_tokens=int(query.sum()),
         products=int((query * context).sum()),
-        num_partials=len(tile) if is_split.any() else 0,
+        num_partials=num_partials,
         piece_tokens=piece_tokens,
         window=reach,
         chunked=chunked,
@@ -167,17 +165,32 @@ def _plan_tiles(query: np.ndarray, context: np.ndarray, piece_tokens: int, reach
     """Return [7, tiles], one column per tile.
 
     The rows are: row of the block tables, first query, queries, context up to and including the last query, first
-    visible piece, visible pieces, and items (filled in by the caller).
+    visible piece, visible pieces, and items (1 unless ``_plan_items`` divides the tile).
     """
     tile_tokens = _AMX_TILE_TOKENS if may_use_tiles() else _TILE_TOKENS
-    counts = -(-query // tile_tokens)
-    owner = np.repeat(np.arange(len(query)), counts)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
-    tokens = np.minimum(tile_tokens, query[owner] - offset)
-    ends = (context - query)[owner] + offset + tokens
+    first_query, tokens, ends = np.cumsum(query) - query, query, context
+    owner = np.arange(len(query))
+    if query.max() > tile_tokens:
+        counts = -(-query // tile_tokens)
+        owner = np.repeat(owner, counts)
+        offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * tile_tokens
+        tokens = np.minimum(tile_tokens, query[owner] - offset)
+        ends = (context - query)[owner] + offset + tokens
+        first_query = first_query[owner] + offset
     first = ends - tokens
     first_seen = first // reach * reach if chunked else np.maximum(0, first + 1 - reach)
     first_piece = first_seen // piece_tokens
     pieces = (ends - 1) // piece_tokens - first_piece + 1
-    first_query = (np.cumsum(query) - query)[owner] + offset
-    return np.stack((owner, first_query, tokens, ends, first_piece, pieces, np.zeros_like(owner)))
+    return np.stack((owner, first_query, tokens, ends, first_piece, pieces, np.ones_like(owner)))
+
+
+def _plan_items(tiles: np.ndarray, is_split: np.ndarray) -> tuple[np.ndarray, int]:
+    """Divide some tiles into an item per piece; return the items [3, items] of all, and their number.
+
+    The rows are: tile, first piece, pieces.
+    """
+    pieces = tiles[5]
+    tiles[6] = counts = np.where(is_split, pieces, 1)
+    tile = np.repeat(np.arange(len(counts)), counts)
+    within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack((tile, tiles[4][tile] + within, np.where(is_split, 1, pieces)[tile])), len(tile)
