@@ -1,4 +1,4 @@
-"""Recorded steps of a decoder compute the same bits as steps whose launches are prepared anew."""
+"""Recorded steps of a decoder compute the same bits as steps whose launches are prepared for them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
