@@ -97,7 +97,6 @@ class CpuPlan:
             self._kv_heads = max(self._kv_heads, kv_heads)
             self._reserve()
         self._least_products = min(self._least_products, least_products)
-        self._count_threads()
         return self.products >= least_products
 
     def become(self, other: "CpuPlan") -> None:
@@ -107,7 +106,7 @@ class CpuPlan:
         self._partial_tokens = other._partial_tokens
         self._numbers[:_PARTIALS] = other._numbers[:_PARTIALS]
         self._reserve()
-        self._count_threads()
+        self._numbers[_THREADS] = torch.get_num_threads() if self.products >= self._least_products else 1
 
     def restore(self) -> None:
         """Restore the counters after an error, which leaves some between zero and their end."""
@@ -124,9 +123,6 @@ class CpuPlan:
         if floats > self._partials.numel():
             self._partials = torch.empty(round(_SPARE * floats))
             self._numbers[_PARTIALS] = self._partials.data_ptr()
-
-    def _count_threads(self) -> None:
-        self._numbers[_THREADS] = torch.get_num_threads() if self.products >= self._least_products else 1
 
 
 def plan_attention(
