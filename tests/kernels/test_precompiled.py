@@ -277,7 +277,14 @@ def test_command_compiles_every_worker_of_a_level(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Worker, "address", address)
     precompile._compile_workers(level)
     names = {name for name, _ in compiled}
-    assert {"_attend_worker", "_int8_worker", "_sample_worker", "_store_kv_worker", "_shape_worker"} <= names
+    assert {
+        "_attend_worker",
+        "_int8_worker",
+        "_sample_worker",
+        "_store_kv_worker",
+        "_shape_worker",
+        "chain_worker",
+    } <= names
     assert set(compiled) == {(name, getattr(torch, kind)) for name in names for kind in level.storage}
 
 

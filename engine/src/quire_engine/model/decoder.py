@@ -306,7 +306,7 @@ def _build_layer(
     def summed(part: str, name: str) -> Linear:
         """Return a layer that is divided by its inputs, if the model is divided."""
         whole = linear(part, (name,))
-        return whole if links is None else SummedLinear(whole, links.tensor.all_reduce)
+        return whole if links is None or links.part.tensor_size == 1 else SummedLinear(whole, links.tensor.all_reduce)
 
     def norm(name: str) -> Norm:
         return _norm(traits, config, read, f"{prefix}.{name}.weight")

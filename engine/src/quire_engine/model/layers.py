@@ -64,7 +64,7 @@ class AdaptedLinear:
 
 
 _MOST_RECORDED_ROWS = 64
-"""With more rows, which seldom are as many again, the time in which Python prepares their launches matters little."""
+"""Larger steps seldom repeat a number of rows, and preparing their launches takes little of their time."""
 
 Activations = Tensor | Fp8Rows
 """Rows that enter a linear layer; quantized already only for an ``Fp8Linear`` that has no adapters."""
@@ -248,7 +248,7 @@ def run_layers(
     recordings: Recordings,
     rows: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Run layers on ``residual`` [T, H]; return the residual stream, and what remains to be added to it before.
+    """Run layers on ``residual`` [T, H]; return what must still be added to the residual stream, and the stream.
 
     The next call with the same ``recordings`` may overwrite both.
 

@@ -19,7 +19,7 @@ from quire_kernels.kv_cache import KVCache
 if TYPE_CHECKING:
     from quire_engine.model.layers import ModelInputs
     from quire_kernels.cpu_runtime import LayerMemory, Recording
-    from quire_kernels.paged_attention.cpu_plan import CpuPlan
+    from quire_kernels.paged_attention.cpu_plan import CpuPlan, PartialResults
 
 
 class Body(Protocol):
@@ -57,13 +57,14 @@ class Recordings:
 
     def __init__(self) -> None:
         self._memory: LayerMemory | None = None
+        self._partials: list[PartialResults] = []
         self._caches: tuple[KVCache, ...] = ()
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
     def run(
         self, body: Body, residual: Tensor, inputs: "ModelInputs", caches: tuple[KVCache, ...]
     ) -> tuple[Tensor | None, Tensor]:
-        """Run ``body``, or the recording of it; return its result and the new ``residual`` [T, H].
+        """Run the recording of ``body``; return its result and the new ``residual`` [T, H].
 
         The next call overwrites both.
         """
@@ -77,15 +78,21 @@ class Recordings:
         return found.addend, found.residual
 
     def _record(self, body: Body, residual: Tensor, inputs: "ModelInputs") -> _Recorded:
-        from quire_kernels.cpu_runtime import LayerMemory, new_tensor, recorded  # needs numba, as no GPU does
+        # These need numba, which a machine with a GPU may lack.
+        from quire_kernels.cpu_runtime import LayerMemory, new_tensor, recorded
+        from quire_kernels.paged_attention.cpu_plan import PartialResults
 
         def place_for(tensor: Tensor) -> Tensor:
             return new_tensor(tuple(tensor.shape), tensor.dtype)
 
         if self._memory is None:
             self._memory = LayerMemory()
+            self._partials = [PartialResults() for _ in inputs.groups]
         own = place_for(residual)
-        groups = tuple(replace(group, slots=place_for(group.slots)) for group in inputs.groups)
+        groups = tuple(
+            replace(group, slots=place_for(group.slots), plan=cast("CpuPlan", group.plan).for_recording(partials))
+            for group, partials in zip(inputs.groups, self._partials, strict=True)
+        )
         placed = replace(inputs, positions=place_for(inputs.positions), groups=groups)
         with recorded(self._memory) as recording:
             addend = body(own, placed, self._caches, recording.next_layer)

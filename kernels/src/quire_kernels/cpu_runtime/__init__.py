@@ -6,6 +6,6 @@ caches the machine code on disk. ``launch`` runs it on the OpenMP threads of tor
 """
 
 from quire_kernels.cpu_runtime.recording import LayerMemory, Recording, new_tensor, recorded
-from quire_kernels.cpu_runtime.workers import Worker, empty, float_bits, launch
+from quire_kernels.cpu_runtime.workers import CHAIN, Worker, empty, float_bits, launch
 
-__all__ = ["LayerMemory", "Recording", "Worker", "empty", "float_bits", "launch", "new_tensor", "recorded"]
+__all__ = ["CHAIN", "LayerMemory", "Recording", "Worker", "empty", "float_bits", "launch", "new_tensor", "recorded"]

@@ -16,13 +16,15 @@ _FIELDS = 3
 
 @intrinsic
 def _run(typingctx: Any, enter: Any, worker: Any, block: Any, threads: Any) -> Any:
-    """Run a worker on one thread, or on several in a parallel region."""
+    """Run a worker on one thread, or on several in a parallel region, if ``enter`` is the address of one."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         enter, worker, block, threads = args
         given = builder.inttoptr(block, _BYTES)
         body = ir.FunctionType(ir.VoidType(), [_BYTES]).as_pointer()
-        with builder.if_else(builder.icmp_signed(">", threads, ir.Constant(_I64, 1))) as (together, alone):
+        several = builder.icmp_signed(">", threads, ir.Constant(_I64, 1))
+        exists = builder.icmp_signed("!=", enter, ir.Constant(_I64, 0))
+        with builder.if_else(builder.and_(several, exists)) as (together, alone):
             with together:
                 region = ir.FunctionType(ir.VoidType(), [_BYTES, _BYTES, _I32, _I32]).as_pointer()
                 count, flags = builder.trunc(threads, _I32), ir.Constant(_I32, 0)

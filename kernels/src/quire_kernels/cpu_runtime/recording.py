@@ -21,10 +21,10 @@ _LEAST_CHUNK_BYTES = 1 << 20
 
 
 class LayerMemory:
-    """Memory for the results of recorded launches: one half for each second layer.
+    """Memory for the results of recorded launches, in two halves that the layers use alternately.
 
-    A layer reads what the layer before has written, and nothing older. So a model needs no more than the two largest
-    layers, and all recordings of a model share it: they never run at once.
+    A layer reads what the layer before has written, and nothing older. All recordings of a model share the memory: they
+    never run at once.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,16 @@ class LayerMemory:
         while self._chunk < len(chunks) and self._used + size > chunks[self._chunk].numel():
             self._chunk, self._used = self._chunk + 1, 0
         if self._chunk == len(chunks):
-            chunks.append(new_tensor((max(size, _LEAST_CHUNK_BYTES),), torch.uint8))
+            # Each is twice as large, or numbers of tokens that grow by one would leave all earlier chunks unused.
+            grown = 2 * chunks[-1].numel() if chunks else _LEAST_CHUNK_BYTES
+            chunks.append(new_tensor((max(size, grown),), torch.uint8))
         begin = self._used
         self._used += -(-size // _ALIGNMENT) * _ALIGNMENT
         return chunks[self._chunk][begin : begin + size].view(dtype).view(shape)
 
 
 def new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a new tensor without values that may be changed in any mode of torch, and so outlive this one."""
+    """Return an uninitialized tensor that may be changed in any mode of torch, also if this is inference mode."""
     with torch.inference_mode(mode=False):
         return torch.empty(shape, dtype=dtype)
 

@@ -137,7 +137,7 @@ SCOPE = _Scope()
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a new tensor without values for a launch. While launches are recorded, it is part of their memory."""
+    """Return an uninitialized tensor for a launch. While launches are recorded, it is part of their memory."""
     recorder = SCOPE.recorder
     return torch.empty(shape, dtype=dtype) if recorder is None else recorder.empty(shape, dtype)
 

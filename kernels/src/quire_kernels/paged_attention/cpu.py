@@ -97,7 +97,6 @@ def paged_attention(
     )
 
     def refuse_tables(fault: int) -> None:
-        plan.restore()
         refuse("paged_attention", "block_tables", f"name a block outside the cache of {cache.num_blocks} blocks")
 
     launch(

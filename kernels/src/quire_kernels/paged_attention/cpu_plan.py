@@ -11,6 +11,8 @@ cache takes longer than the products. A row's result does not depend on the size
 Legend: B sequences, M blocks of the longest.
 """
 
+from copy import copy
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,7 +32,21 @@ and of the items, tokens of a piece, most tokens of a tile, window, whether it i
 results and of the counters of finished items, and threads."""
 _PARTIALS, _FINISHED, _THREADS = 10, 11, 12
 _SPARE = 1.5
-"""The factor by which memory for partial results exceeds what the step at hand needs: contexts grow."""
+"""The factor by which shared memory for partial results exceeds what the step at hand needs: contexts grow."""
+
+
+class PartialResults:
+    """Memory for partial results that the plans of recorded steps share, because steps never run at once."""
+
+    def __init__(self, *, spare: float = _SPARE) -> None:
+        self._spare = spare
+        self._memory = torch.empty(0)
+
+    def reserve(self, floats: int) -> int:
+        """Return the address of at least so many numbers; it is valid until more are reserved."""
+        if floats > self._memory.numel():
+            self._memory = torch.empty(round(self._spare * floats))
+        return self._memory.data_ptr()
 
 
 class CpuPlan:
@@ -78,11 +94,22 @@ class CpuPlan:
         addresses = (block_tables.data_ptr(), block_tables.shape[1], tiles.ctypes.data, tiles.shape[1])
         rest = (items.ctypes.data, items.shape[1], piece_tokens, tile_tokens, window, int(chunked), 0, 0, 1)
         self._numbers = np.array(addresses + rest, dtype=np.int64)
-        # Every layer needs the addresses, and numpy takes a microsecond for one.
+        self._note_addresses()
+        self._partials, self._finished = PartialResults(spare=1.0), np.zeros(0, dtype=np.int64)
+        self._partial_floats, self._kv_heads, self._least_products = 0, 0, products + 1
+
+    def _note_addresses(self) -> None:
+        # Every layer needs them, and numpy takes a microsecond for one.
         self.numbers_address = self._numbers.ctypes.data
         self.threads_address = self.numbers_address + 8 * _THREADS
-        self._partials, self._finished = torch.empty(0), np.zeros(0, dtype=np.int64)
-        self._partial_floats, self._kv_heads, self._least_products = 0, 0, _NO_WINDOW
+
+    def for_recording(self, partials: PartialResults) -> "CpuPlan":
+        """Return a copy that will ``become`` the plans of later steps, with partial results in shared memory."""
+        own = copy(self)
+        own._numbers, own._finished = self._numbers.copy(), self._finished.copy()
+        own._note_addresses()
+        own._partials, own._partial_floats, own._kv_heads, own._least_products = partials, 0, 0, _NO_WINDOW
+        return own
 
     def prepare(self, *, kv_heads: int, partial_floats: int, least_products: int) -> bool:
         """Reserve what a layer needs, and return whether it is worth several threads.
@@ -100,17 +127,15 @@ class CpuPlan:
         return self.products >= least_products
 
     def become(self, other: "CpuPlan") -> None:
-        """Take the numbers of a plan for as many tokens; launches that were recorded with this one use them."""
+        """Take the numbers of another plan with as many tokens: launches that were recorded with this one use them."""
         assert self.num_tokens == other.num_tokens, "a recording is for one number of tokens"
         self._kept, self.num_items, self.products = other._kept, other.num_items, other.products
         self._partial_tokens = other._partial_tokens
         self._numbers[:_PARTIALS] = other._numbers[:_PARTIALS]
+        self._finished[:] = 0  # a step that failed leaves some between zero and their end
         self._reserve()
-        self._numbers[_THREADS] = torch.get_num_threads() if self.products >= self._least_products else 1
-
-    def restore(self) -> None:
-        """Restore the counters after an error, which leaves some between zero and their end."""
-        self._finished[:] = 0
+        threads = min(torch.get_num_threads(), self.num_items * self._kv_heads)
+        self._numbers[_THREADS] = threads if self.products >= self._least_products else 1
 
     def _reserve(self) -> None:
         if not self._partial_tokens:
@@ -119,10 +144,7 @@ class CpuPlan:
         if counters > len(self._finished):
             self._finished = np.zeros(counters, dtype=np.int64)
             self._numbers[_FINISHED] = self._finished.ctypes.data
-        floats = self._partial_tokens * self._partial_floats
-        if floats > self._partials.numel():
-            self._partials = torch.empty(round(_SPARE * floats))
-            self._numbers[_PARTIALS] = self._partials.data_ptr()
+        self._numbers[_PARTIALS] = self._partials.reserve(self._partial_tokens * self._partial_floats)
 
 
 def plan_attention(

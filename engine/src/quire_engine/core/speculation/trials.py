@@ -27,8 +27,8 @@ _MEASURED = 8
 """The last steps of a pause, which are measured, so that the trial after it is compared with recent times."""
 _LOST_SHARE = 0.01
 _MOST_EARNED = 32
-"""The steps without drafts whose time drafts may have gained and not lost again: so much may later trials lose before
-they wait. Sequences that are hard to predict would otherwise keep the next ones from drafts for hundreds of steps."""
+"""Drafts may save up the time of this many steps without drafts, which later trials may lose. Sequences that are hard
+to predict would otherwise keep the next ones from drafts for hundreds of steps."""
 _LARGEST_LOSS = 16.0
 """The most that one step counts as lost, as a multiple of the expected time of the step. The first step of a trial also
 computes what the draft model has missed of every sequence."""
@@ -220,7 +220,8 @@ class DraftTrials:
             spent = min(seconds, _LARGEST_LOSS * expected) + beside
             loss = spent - yielded * low_quantile(own.plain)
             own.loss += loss
-            self._lost = max(self._lost + loss, min(self._lost, -_MOST_EARNED * low_quantile(own.plain)))
+            most = max(self._most_saved, _MOST_EARNED * low_quantile(own.plain))
+            self._lost = max(self._lost + loss, min(self._lost, -most))
         self._count_held(own, seconds)
         self._pay_off(seconds)
         if own.wait is None:
