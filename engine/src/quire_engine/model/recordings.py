@@ -95,5 +95,5 @@ class Recordings:
         )
         placed = replace(inputs, positions=place_for(inputs.positions), groups=groups)
         with recorded(self._memory) as recording:
-            addend = body(own, placed, self._caches, recording.next_layer)
+            addend = body(own, placed, self._caches, self._memory.next_layer)
         return _Recorded(recording=recording, residual=own, inputs=placed, addend=addend)

@@ -63,25 +63,29 @@ class Recording:
         self._workers: list[int] = []
         self._blocks: list[array[int]] = []
         self._threads: list[int] = []
+        self._threads_at: list[int | None] = []
         self._kept: list[object] = []
         self._refusals: list[tuple[int, Refuse]] = []
 
     def add(
-        self, worker: int, block: "array[int]", threads: int, keeps: tuple[object, ...], refuse: Refuse | None
+        self,
+        worker: int,
+        block: "array[int]",
+        threads: int,
+        threads_at: int | None,
+        keeps: tuple[object, ...],
+        refuse: Refuse | None,
     ) -> None:
         if refuse is not None:
             self._refusals.append((len(self._blocks), refuse))
         self._workers.append(worker)
         self._blocks.append(block)
         self._threads.append(threads)
+        self._threads_at.append(threads_at)
         self._kept.append(keeps)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return self._memory.empty(shape, dtype)
-
-    def next_layer(self) -> None:
-        """Begin a layer; see ``LayerMemory``."""
-        self._memory.next_layer()
 
     def finish(self) -> None:
         """Prepare what ``run`` needs; nothing is added afterwards."""
@@ -90,9 +94,8 @@ class Recording:
         self._now = np.empty_like(self._first)
         self._counts = np.array(self._threads, dtype=np.int64)
         places = self._now.ctypes.data + 8 * np.array(begins[:-1])
-        own_counts = self._counts.ctypes.data + 8 * np.arange(len(self._counts))
-        # No machine has as many threads as the lowest address.
-        counts = np.where(self._counts < _LEAST_ADDRESS, own_counts, self._counts)
+        own = (self._counts.ctypes.data + 8 * np.arange(len(self._counts))).tolist()
+        counts = [place if given is None else given for place, given in zip(own, self._threads_at, strict=True)]
         launches = np.stack((np.array(self._workers), places, counts), axis=1)  # [launches, 3]
         head = np.array((0, len(launches), 0, region_address()))
         self._chain = np.concatenate((head, launches.ravel())).astype(np.int64)
@@ -107,9 +110,6 @@ class Recording:
         if codes.any():
             first = int(np.flatnonzero(codes)[0])
             self._refusals[first][1](int(codes[first]))
-
-
-_LEAST_ADDRESS = 1 << 16
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ def launch(
     recorder = SCOPE.recorder
     if recorder is not None:
         assert keeps is not None, "a launch whose result is read at once cannot be recorded"
-        recorder.add(address, block, threads if threads_at is None else threads_at, keeps, refuse)
+        recorder.add(address, block, threads, threads_at, keeps, refuse)
         return 0
     place, _ = block.buffer_info()
     if threads > 1 and enter is not None:
@@ -118,9 +118,15 @@ class Recorder(Protocol):
     """A receiver of a thread's launches, which do not run then."""
 
     def add(
-        self, worker: int, block: "array[int]", threads: int, keeps: tuple[object, ...], refuse: Refuse | None
+        self,
+        worker: int,
+        block: "array[int]",
+        threads: int,
+        threads_at: int | None,
+        keeps: tuple[object, ...],
+        refuse: Refuse | None,
     ) -> None:
-        """Take a launch. ``threads`` is their number, or the address of it."""
+        """Take a launch of the worker at an address; the rest is as in ``launch``."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

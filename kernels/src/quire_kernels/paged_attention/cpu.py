@@ -296,7 +296,7 @@ def _attend_worker(block: Any) -> None:
     key_strips, value_strips = np.empty(piece_tokens // WIDTH, np.int64), np.empty(piece_tokens // WIDTH, np.int64)
     while True:
         taken = fetch_add(counter, 0)
-        if taken >= plan[5] * kv_heads:
+        if taken >= plan[5] * kv_heads:  # a[1] is the number of items of the step that was recorded
             break
         item, kv_head = taken // kv_heads, taken % kv_heads
         tile = items[0, item]

@@ -11,6 +11,7 @@ cache takes longer than the products. A row's result does not depend on the size
 Legend: B sequences, M blocks of the longest.
 """
 
+import sys
 from copy import copy
 
 import numpy as np
@@ -96,7 +97,7 @@ class CpuPlan:
         self._numbers = np.array(addresses + rest, dtype=np.int64)
         self._note_addresses()
         self._partials, self._finished = PartialResults(spare=1.0), np.zeros(0, dtype=np.int64)
-        self._partial_floats, self._kv_heads, self._least_products = 0, 0, products + 1
+        self._partial_floats, self._kv_heads, self._least_products = 0, 0, sys.maxsize
 
     def _note_addresses(self) -> None:
         # Every layer needs them, and numpy takes a microsecond for one.
@@ -108,7 +109,7 @@ class CpuPlan:
         own = copy(self)
         own._numbers, own._finished = self._numbers.copy(), self._finished.copy()
         own._note_addresses()
-        own._partials, own._partial_floats, own._kv_heads, own._least_products = partials, 0, 0, _NO_WINDOW
+        own._partials, own._partial_floats, own._kv_heads, own._least_products = partials, 0, 0, sys.maxsize
         return own
 
     def prepare(self, *, kv_heads: int, partial_floats: int, least_products: int) -> bool:
