@@ -412,8 +412,8 @@ def test_dummy_weights_of_a_stage_are_those_of_the_model(tied: bool, tmp_path: P
     layer = whole.layers[1]
     pairs = [
         (stage.layers[0].attention.qkv, layer.attention.qkv),
-        (stage.layers[0].attention.out.base, layer.attention.out),
-        (stage.layers[0].mlp.down.base, layer.mlp.down),
+        (stage.layers[0].attention.out, layer.attention.out),
+        (stage.layers[0].mlp.down, layer.mlp.down),
         (stage.head.lm_head, whole.lm_head),
     ]
     assert all(torch.equal(own.keywords["weight"], other.keywords["weight"]) for own, other in pairs)
