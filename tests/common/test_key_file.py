@@ -113,6 +113,27 @@ def test_line_is_a_key_with_its_settings(line: str, name: str | None, limits: di
     assert key.digest == hashlib.sha256(KEY.encode()).digest()
 
 
+@pytest.mark.parametrize(
+    ("lines", "parts"),
+    [
+        ((f"team-a:{KEY}", f"team-b:{OTHER}", f"team-b:{KEY}"), ("lines 1 and 3", "team-a and team-b")),
+        ((f"name=team-a {KEY}", f"team-b:{HASHED}"), ("lines 1 and 2", "team-a and team-b")),
+        ((KEY, f"team-b:{KEY}"), ("lines 1 and 2", f"key-{HASHED[7:15]} and team-b")),
+    ],
+)
+def test_a_key_of_two_names_is_refused(lines: tuple[str, ...], parts: tuple[str, str]) -> None:
+    with pytest.raises(KeyFileError) as caught:
+        parse_keys("\n".join(lines), "keys")
+    (problem,) = caught.value.problems
+    assert all(part in problem for part in parts)
+    assert KEY not in str(caught.value) and HASHED not in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [(KEY, HASHED), (f"a:{KEY}", f"name=a {KEY}"), (f"a:{KEY}", f"a:{OTHER}")])
+def test_a_key_may_be_repeated_and_a_name_have_several(lines: tuple[str, str]) -> None:
+    assert len(parse_keys("\n".join(lines), "keys")) == 2
+
+
 @pytest.mark.parametrize("line", [f"requests_per_minute=3 {KEY}", f"name=a max_concurrent=1 {KEY}"])
 def test_limits_can_be_forbidden(tmp_path: Path, line: str) -> None:
     file = tmp_path / "keys"

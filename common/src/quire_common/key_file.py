@@ -5,7 +5,7 @@ A line is a key, KEY or sha256:HEX, with optional settings in front of it, separ
     name=team-a requests_per_minute=600 tokens_per_minute=200000 max_concurrent=32 sha256:HEX
 
 The name is the tenant; NAME:KEY is short for name=NAME KEY. Keys of one name share one allowance, so their lines must
-set the same limits. Empty lines and lines that start with # are ignored.
+set the same limits. A key has one name. Empty lines and lines that start with # are ignored.
 
 The engine and the gateway read the same format, so that one Secret can serve both. An engine enforces the limits for
 itself, a gateway over all replicas.
@@ -71,6 +71,7 @@ def parse_keys(text: str, origin: str) -> tuple[Key, ...]:
     keys: list[Key] = []
     problems: list[str] = []
     first_of: dict[str, tuple[int, KeyLimits]] = {}
+    tenant_of: dict[bytes, tuple[int, str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -83,6 +84,11 @@ def parse_keys(text: str, origin: str) -> tuple[Key, ...]:
         first, limits = first_of.setdefault(key.tenant, (number, key.limits))
         if limits != key.limits:
             problems.append(f"{origin}, lines {first} and {number}: keys of one name must have the same limits")
+        first, tenant = tenant_of.setdefault(key.digest, (number, key.tenant))
+        if tenant != key.tenant:
+            problems.append(
+                f"{origin}, lines {first} and {number}: {tenant} and {key.tenant} have the same key; remove one of them"
+            )
         keys.append(key)
     if problems or not keys:
         raise KeyFileError(problems or f"{origin} contains no key")
