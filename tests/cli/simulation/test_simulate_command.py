@@ -81,6 +81,13 @@ def test_engine_speed_is_read_from_a_calibration_file(policy, tmp_path, capsys):
     assert "5,000 prompt tokens/s, 10.00 ms per step" in said and "50,000 KV tokens" in said
 
 
+def test_engine_whose_prompts_cost_nothing_is_simulated(policy, capsys):
+    """``status.capacity`` has this figure if the times of steps do not depend on prompts."""
+    free = POLICY + CAPACITY.replace("prefillTokensPerSecond: 8000", "prefillTokensPerSecond: 0")
+    code, said = run("--trace", SLICE, "--policy", policy(free), "--duration", "1m", capsys=capsys)
+    assert code == 0 and "inf prompt tokens/s" in said
+
+
 def test_speed_of_a_local_model_can_be_estimated(tmp_path, capsys):
     demo = ROOT / "examples/demo.yaml"
     code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)

@@ -77,7 +77,7 @@ class StallBound:
     def limit(self, count: int, start: int) -> int:
         """Return how many of ``count`` tokens of a prompt, from token ``start`` on, the step may compute."""
         left = self._left
-        if left is None or count <= 1:
+        if left is None or count <= 1 or not (self._per_token or self._per_pair):
             return count
         linear = self._per_token + self._per_pair * start
         fitting = 0
