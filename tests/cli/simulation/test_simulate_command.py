@@ -88,6 +88,17 @@ def test_engine_whose_prompts_cost_nothing_is_simulated(policy, capsys):
     assert code == 0 and "inf prompt tokens/s" in said
 
 
+def test_infinite_speed_is_null_in_the_results(policy, tmp_path, capsys):
+    out = tmp_path / "run.json"
+    code, _ = run(
+        *("--trace", SLICE, "--policy", policy(), "--prefill-rate", "inf", "--duration", "1m", "--json", out),
+        capsys=capsys,
+    )
+    assert code == 0
+    document = json.loads(out.read_text(), parse_constant=pytest.fail)
+    assert document["engine"]["prefill_tokens_per_second"] is None
+
+
 def test_speed_of_a_local_model_can_be_estimated(tmp_path, capsys):
     demo = ROOT / "examples/demo.yaml"
     code, said = run("--trace", SLICE, "--policy", demo, "--duration", "1m", "--scale-input", 0.1, capsys=capsys)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,10 @@ def clock(seconds: float) -> str:
 def write_json(
     path: Path, *, arguments: Mapping[str, str], engine: Mapping[str, Any], summary: Summary, run: Run
 ) -> None:
-    """Write all results; times are seconds from the start of the used part of the trace."""
+    """Write all results; times are seconds from the start of the used part of the trace.
+
+    Prompts that cost nothing have an infinite speed, which JSON does not have: it is null.
+    """
     document = {
         "arguments": arguments,
         "engine": engine,
@@ -108,7 +112,16 @@ def write_json(
         "timeline": [asdict(point) for point in run.timeline],
         "requests": [asdict(request) for request in run.requests],
     }
-    path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(_finite(document), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: object) -> object:
+    """Return the value with None in place of infinity and NaN."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def write_plot(path: Path, run: Run, *, title: str, slo_seconds: float) -> None:
