@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 
 import msgspec
@@ -144,6 +145,20 @@ def test_sequences_are_prompts_times_answers(fields, sequences):
     body = json.dumps({"model": "chat", **fields}).encode()
     assert peek_request(body, is_generating=True, counts_sequences=True).sequences == sequences
     assert peek_request(body, is_generating=False, counts_sequences=True).sequences == 0
+
+
+@pytest.mark.parametrize("field", ["prompt", "documents", "text_1"])
+def test_a_prompt_that_is_nested_too_deeply_is_a_bad_request(field):
+    """The depth that can be read depends on the stack, so all depths up to the limit of the interpreter are tried."""
+    refused = 0
+    for depth in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit() + 10):
+        body = b'{"model": "chat", "%b": %b%b}' % (field.encode(), b"[" * depth, b"]" * depth)
+        try:
+            peek_request(body, is_generating=True, counts_sequences=True)
+        except BadRequest as error:
+            assert "nested too deeply" in error.message
+            refused += 1
+    assert refused
 
 
 def test_prompts_of_two_named_keys_share_no_blocks():

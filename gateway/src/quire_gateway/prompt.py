@@ -108,16 +108,16 @@ def peek_request(
     """Return a body's model and prompt, or raise ``BadRequest``. The replica validates everything else."""
     try:
         peek = _peek(body)
+        # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
+        prompt = peek if is_generating else Prompt()
+        prompts = _num_prompts(prompt) if counts_sequences else 1
     except msgspec.ValidationError as error:
         raise BadRequest(f'the body must be a JSON object with a string "model": {error}', param="model") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
-    # Tokenizing does not run the prompt through the model and leaves nothing in the cache.
-    prompt = peek if is_generating else Prompt()
     answers = max(_number(peek.n), _number(peek.best_of)) if counts_sequences else 1
-    prompts = _num_prompts(prompt) if counts_sequences else 1
     return PeekedRequest(
         model=peek.model,
         is_stream=bytes(peek.stream) == b"true",
