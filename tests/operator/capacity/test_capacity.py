@@ -328,6 +328,12 @@ def test_a_cache_of_a_given_size_must_hold_one_sequence() -> None:
         ("A100-SXM4-40GB", "A100 40GB"),
         ("Tesla T4 16GB", "T4 16GB"),
         ("l40s", "L40S 48GB"),
+        ("NVIDIA-A10G", "A10G 24GB"),
+        ("Tesla-T4", "T4 16GB"),
+        ("NVIDIA-L4", "L4 24GB"),
+        ("NVIDIA-H100-PCIe", "H100 80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090 24GB"),
+        ("AMD_Instinct_MI300X_OAM", "MI300X 192GB"),
     ],
 )
 def test_gpus_are_found_by_common_names(text: str, name: str) -> None:
@@ -335,6 +341,9 @@ def test_gpus_are_found_by_common_names(text: str, name: str) -> None:
     assert found is not None and found.name == name
 
 
-@pytest.mark.parametrize("text", ["A100", "24GB", "", "Voodoo 2"])
+@pytest.mark.parametrize(
+    "text",
+    ["A100", "NVIDIA-A100-PCIe", "NVIDIA-H100-NVL", "NVIDIA-A10", "NVIDIA", "24GB", "", "Voodoo 2"],
+)
 def test_no_single_gpu(text: str) -> None:
     assert find_gpu(text) is None

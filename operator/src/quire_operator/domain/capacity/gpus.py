@@ -40,11 +40,13 @@ GPUS: tuple[Gpu, ...] = tuple(
     )
 )
 """Sorted by memory, the smallest first."""
+_MAKERS_AND_SOCKETS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "sxm", "sxm4", "sxm5", "pcie", "oam"})
+"""Words in the names of drivers and node labels that do not change which of ``GPUS`` is meant."""
 
 
 def find_gpu(text: str) -> Gpu | None:
-    """Return the GPU that ``text`` names ("H100 80GB", "h100", "NVIDIA-A100-SXM4-80GB"), or None if it is ambiguous."""
-    wanted = set(_words(text))
+    """Return the GPU that ``text`` names ("H100 80GB", "h100", "NVIDIA-A10G"), or None if it is ambiguous."""
+    wanted = set(_words(text)) - _MAKERS_AND_SOCKETS
     exact = [gpu for gpu in GPUS if wanted >= set(_words(gpu.name))]
     if len(exact) == 1:
         return exact[0]
