@@ -175,6 +175,28 @@ async def test_an_error_is_retried_later_and_logged_once(world: World, caplog: p
     assert await world.poll(after=11) == ["force"]
 
 
+async def test_each_outage_of_a_route_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.poll(after=0)
+    for _ in range(2):
+        world.gateways.append(GatewayAddress(f"10.0.1.{len(world.gateways)}", 8001))
+        world.slices.error = Unavailable("it is away")
+        for _ in range(3):
+            assert await world.poll(after=11) == ["force"]
+        world.slices.error = None
+        assert await world.poll(after=11) == ["force"]
+    assert caplog.text.count("wake route of its Service failed") == 2
+
+
+async def test_each_outage_of_listing_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        world.slices.error = Unavailable("it is away")
+        for _ in range(3):
+            assert await world.poll(after=300) == ["list"]
+        world.slices.error = None
+        assert "list" in await world.poll(after=300)
+    assert caplog.text.count("listing EndpointSlices failed") == 2
+
+
 async def test_no_wake_routes_without_the_permission(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.slices.error = Forbidden("no")
     assert await world.poll() == ["list"]

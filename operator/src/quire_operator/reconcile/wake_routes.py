@@ -55,7 +55,9 @@ class WakeRoutes:
         self._specs: dict[Key, tuple[Resource, Spec | None]] = {}
         self._retry: dict[Key, float] = {}
         self._is_listed, self._list_at = False, 0.0
-        self._problems = LogOnce(_log)
+        self._listing = LogOnce(_log)
+        self._changing: dict[Key, LogOnce] = {}
+        """The warnings about routes whose last change failed."""
 
     async def follow(self) -> None:
         """Apply routes until cancelled."""
@@ -76,6 +78,7 @@ class WakeRoutes:
             del self._known[key]  # the garbage collector removes it
         self._specs = {key: self._specs[key] for key in live if key in self._specs}
         self._retry = {key: at for key, at in self._retry.items() if at > self._now()}
+        self._changing = {key: self._changing[key] for key in live if key in self._changing}
         for key in live:
             resource = self._store.resource(key)
             if resource is not None and not resource.deleting and key not in self._retry:
@@ -87,10 +90,15 @@ class WakeRoutes:
         try:
             async for route in self._slices.list_routes():
                 found.append(route)
+            self._listing.reset()
         except PartlyForbidden as error:
-            self._warn(f"no wake routes in {', '.join(sorted(error.namespaces))}: check the operator's role there")
+            self._warn(
+                self._listing,
+                f"no wake routes in {', '.join(sorted(error.namespaces))}: check the operator's role there",
+            )
         except ClusterError as error:
-            self._warn(f"no wake routes, because listing EndpointSlices failed; check the operator's role: {error}")
+            message = f"no wake routes, because listing EndpointSlices failed; check the operator's role: {error}"
+            self._warn(self._listing, message)
             self._list_at = self._now() + _RETRY_SECONDS
             return
         before = {known.route: known for known in self._known.values()}
@@ -117,9 +125,11 @@ class WakeRoutes:
                 await self._slices.delete_route(there.route)
                 del self._known[key]
                 _log.info("%s: removed the wake route of its Service", key)
+            self._changing.pop(key, None)
         except ClusterError as error:
             self._retry[key] = self._now() + _RETRY_SECONDS
-            self._warn(f"{key}: changing the wake route of its Service failed: {error}")
+            log = self._changing.setdefault(key, LogOnce(_log))
+            self._warn(log, f"{key}: changing the wake route of its Service failed: {error}")
 
     async def _apply(self, key: Key, route: WakeRoute, there: _Known | None) -> None:
         if there is not None and there.digest == route.digest:
@@ -143,6 +153,6 @@ class WakeRoutes:
         self._specs[resource.key] = (resource, spec)
         return spec
 
-    def _warn(self, message: str) -> None:
+    def _warn(self, log: LogOnce, message: str) -> None:
         if self._is_on:
-            self._problems.warning(message)
+            log.warning(message)
