@@ -177,6 +177,24 @@ def test_changed_spec_in_rollout_keeps_its_slot() -> None:
         assert granted is None and wait is not None and str(second.key) in wait.message
 
 
+@pytest.mark.parametrize(
+    ("observed", "reason", "is_own"),
+    [
+        (2, "Serving", True),
+        (2, "Starting", True),
+        (2, "InsufficientGPUMemory", False),
+        (2, "InvalidSpec", False),
+        (1, "Serving", False),
+    ],
+)
+def test_a_spec_that_was_never_applied_is_the_users_change(observed: int, reason: str, is_own: bool) -> None:
+    ready = {"type": "Ready", "observedGeneration": observed, "reason": reason}
+    resource = Fleet(1, 1).store.resource(Key("prod", "m0"))
+    assert resource is not None
+    changed = replace(resource, generation=2, status={"observedGeneration": observed, "conditions": [ready]})
+    assert is_own_idea(changed) is is_own
+
+
 NIGHT = RecurringWindow(cron="0 2 * * *", time_zone="UTC", duration_seconds=7200.0)
 SUNDAY = RecurringWindow(cron="0 12 * * 0", time_zone="UTC", duration_seconds=3600.0)
 MIDNIGHT = 1_772_409_600.0

@@ -7,6 +7,7 @@ import pytest
 
 from quire_operator.domain.cluster_state.observed import Key, Owner, Ref
 from quire_operator.domain.manifests.pod_template import Images
+from quire_operator.ports import Refused
 
 DEPLOYMENT = Ref("Deployment", "chat")
 OTHER = Key("prod", "other")
@@ -60,6 +61,17 @@ async def test_a_changed_spec_does_not_wait(upgraded: Any) -> None:
     upgraded.apply(replicas=3)
     await upgraded.settle()
     assert deployment(upgraded) == {"image": "engine:2", "paused": False, "replicas": 3}
+
+
+async def test_a_changed_spec_that_was_refused_does_not_wait(upgraded: Any) -> None:
+    """The status of the refused pass has the generation of the spec, which was applied to no replica yet."""
+    upgraded.cluster.errors["update Deployment chat"] = [Refused("denied by a policy")]
+    upgraded.apply(replicas=2, engine={"image": "engine:3"})
+    await upgraded.reconciler.reconcile(Key("prod", "chat"))
+    assert upgraded.condition("Ready") == "False InvalidSpec"
+    upgraded.clock.time += 60.0
+    await upgraded.settle()
+    assert deployment(upgraded) == {"image": "engine:3", "paused": False, "replicas": 2}
 
 
 async def test_a_paused_spec_is_scaled_and_replaces_nothing(world: Any) -> None:

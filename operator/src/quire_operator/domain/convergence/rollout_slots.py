@@ -10,6 +10,7 @@ from collections.abc import Collection
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
 from quire_operator.domain.resource import Rollout, names
 from quire_operator.domain.resource.times import clock_time
+from quire_operator.domain.status.capacity_check import is_refused
 from quire_operator.domain.status.conditions import Queued
 from quire_operator.domain.status.rollout import is_overdue
 
@@ -26,7 +27,7 @@ def begins_rollout(live: DeploymentState, *, template_digest: str) -> bool:
 
 def is_own_idea(resource: Resource) -> bool:
     """Return whether this generation of the spec was applied before, so that the operator causes the rollout."""
-    return resource.status.get("observedGeneration") == resource.generation
+    return resource.status.get("observedGeneration") == resource.generation and not is_refused(resource)
 
 
 def takes_slot(state: DeploymentState) -> bool:

@@ -18,7 +18,7 @@ from quire_operator.domain.capacity.ranks import parallelism_problem
 from quire_operator.domain.capacity.remedies import gpus_that_fit, remedies
 from quire_operator.domain.cluster_state.observed import Resource
 from quire_operator.domain.resource import HubSource, Source, Spec
-from quire_operator.domain.resource.untyped import items_of, section_of
+from quire_operator.domain.resource.untyped import JSON, items_of, section_of
 from quire_operator.domain.status.conditions import INVALID_SPEC, READY, BlockingCondition
 
 GPU_MEMORY_LABEL, GPU_PRODUCT_LABEL = "nvidia.com/gpu.memory", "nvidia.com/gpu.product"
@@ -114,13 +114,22 @@ def _of_replica(spec: Spec, config: ModelConfig, dtype: DTypeName, memory: Repli
 
 def is_let_in(resource: Resource) -> bool:
     """Return True if the current spec was applied before: then its pods show best whether it fits."""
+    ready = _ready(resource)
+    return ready is not None and ready.get("reason") not in _NOT_APPLIED
+
+
+def is_refused(resource: Resource) -> bool:
+    """Return True if the last pass refused the current spec, so that it was not applied."""
+    ready = _ready(resource)
+    return ready is not None and ready.get("reason") in _NOT_APPLIED
+
+
+def _ready(resource: Resource) -> JSON | None:
+    """Return the condition Ready if it is about the current spec."""
     for condition in items_of(resource.status, "conditions"):
         if condition.get("type") == READY:
-            return (
-                condition.get("observedGeneration") == resource.generation
-                and condition.get("reason") not in _NOT_APPLIED
-            )
-    return False
+            return condition if condition.get("observedGeneration") == resource.generation else None
+    return None
 
 
 def _sentence(
