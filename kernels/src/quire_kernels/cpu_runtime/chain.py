@@ -36,10 +36,25 @@ def _run(typingctx: Any, enter: Any, worker: Any, block: Any, threads: Any) -> A
     return types.void(*(types.int64,) * 4), codegen
 
 
+HEAD = 10
+
+
 def chain_worker(block: Any) -> None:
-    """Run the launches of a block: [1] their number, [3] the address of GOMP_parallel, [4:] the launches."""
-    head = carray(as_int64_pointer(block), 4)
-    a = carray(as_int64_pointer(block), 4 + head[1] * _FIELDS)
-    for launch in range(a[1]):
-        place = 4 + launch * _FIELDS
-        _run(a[3], a[place], a[place + 1], carray(int64_pointer(a[place + 2]), 1)[0])
+    """Run the launches of a block, ``passes`` times; stop after a pass in which one of them failed.
+
+    The block contains [1] the number of launches, [2] that of passes, [3] the address of GOMP_parallel, [4] and [5] the
+    addresses of the launches' argument blocks before and while they run, [6] the numbers of all of these together, [7]
+    the address of the places of error codes among them, [8] the number of these, [``HEAD``:] the launches.
+    """
+    head = carray(as_int64_pointer(block), HEAD)
+    a = carray(as_int64_pointer(block), HEAD + head[1] * _FIELDS)
+    first, now = carray(int64_pointer(a[4]), a[6]), carray(int64_pointer(a[5]), a[6])
+    codes = carray(int64_pointer(a[7]), a[8])
+    for _ in range(a[2]):
+        now[:] = first
+        for launch in range(a[1]):
+            place = HEAD + launch * _FIELDS
+            _run(a[3], a[place], a[place + 1], carray(int64_pointer(a[place + 2]), 1)[0])
+        for code in codes:
+            if now[code] != 0:
+                return

@@ -1,8 +1,9 @@
 """Launches that are prepared once and run in every step with the same shapes: what CUDA graphs are for a GPU.
 
 Python prepares a launch in some 10 microseconds, and a decode step has hundreds. A recording keeps the argument blocks
-of all of them, so that a step restores the counters in these, and one native call runs the chain. What changes from
-step to step is copied to places that do not: inputs, and the numbers of an attention plan.
+of all of them, so that one native call restores the counters in these and runs the chain, several times if its last
+launch prepares the inputs of the next pass. What changes from step to step is copied to places that do not: inputs, and
+the numbers of an attention plan.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_kernels.cpu_runtime.chain import HEAD
 from quire_kernels.cpu_runtime.workers import SCOPE, Refuse, region_address, run_chain
 
 _ALIGNMENT = 64
@@ -97,14 +99,16 @@ class Recording:
         own = (self._counts.ctypes.data + 8 * np.arange(len(self._counts))).tolist()
         counts = [place if given is None else given for place, given in zip(own, self._threads_at, strict=True)]
         launches = np.stack((np.array(self._workers), places, counts), axis=1)  # [launches, 3]
-        head = np.array((0, len(launches), 0, region_address()))
-        self._chain = np.concatenate((head, launches.ravel())).astype(np.int64)
-        self._chain_address = self._chain.ctypes.data
         self._codes = np.array([begins[number] + 2 for number, _ in self._refusals], dtype=np.int64)
+        blocks = (self._first.ctypes.data, self._now.ctypes.data, len(self._now))
+        head = np.zeros(HEAD, dtype=np.int64)
+        head[1:9] = (len(launches), 1, region_address(), *blocks, self._codes.ctypes.data, len(self._codes))
+        self._chain = np.concatenate((head, launches.ravel()))
+        self._chain_address = self._chain.ctypes.data
 
-    def run(self) -> None:
-        """Run all launches, and raise the error of the first that failed."""
-        np.copyto(self._now, self._first)
+    def run(self, passes: int = 1) -> None:
+        """Run all launches ``passes`` times, and raise the error of the first that failed."""
+        self._chain[2] = passes
         run_chain(self._chain_address)
         codes = self._now[self._codes]
         if codes.any():

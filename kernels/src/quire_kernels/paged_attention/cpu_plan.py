@@ -31,7 +31,11 @@ PLAN_NUMBERS = 13
 """The numbers of a plan that the kernel reads: address and width of the block tables, address and number of the tiles
 and of the items, tokens of a piece, most tokens of a tile, window, whether it is chunked, addresses of the partial
 results and of the counters of finished items, and threads."""
-_PARTIALS, _FINISHED, _THREADS = 10, 11, 12
+TILES_AT, NUM_TILES = 2, 3
+"""The places of the address and the number of the tiles among these."""
+_PIECE, _PARTIALS, _FINISHED, _THREADS = 6, 10, 11, 12
+ENDS_ROW = 3
+"""The row of the tiles that contains the context up to and including the last query."""
 _SPARE = 1.5
 """The factor by which shared memory for partial results exceeds what the step at hand needs: contexts grow."""
 
@@ -126,6 +130,15 @@ class CpuPlan:
             self._reserve()
         self._least_products = min(self._least_products, least_products)
         return self.products >= least_products
+
+    @property
+    def lasts(self) -> int:
+        """The most passes for which the plan is right if each sequence has one token more in each of them.
+
+        Then only the contexts of its tiles change: ``ENDS_ROW``.
+        """
+        piece_tokens, ends = int(self._numbers[_PIECE]), self._kept[1][ENDS_ROW]
+        return piece_tokens - int(((ends - 1) % piece_tokens).max())
 
     def become(self, other: "CpuPlan") -> None:
         """Take the numbers of another plan with as many tokens: launches that were recorded with this one use them."""

@@ -12,7 +12,7 @@ import torch
 from numba import carray, njit
 from torch import Tensor
 
-from quire_kernels.cpu_runtime import Worker, launch
+from quire_kernels.cpu_runtime import Worker, empty, launch
 from quire_kernels.cpu_runtime.scalars import (
     FAST,
     as_int64_pointer,
@@ -276,9 +276,10 @@ _SAMPLE, _GREEDY = Worker(_sample_worker), Worker(_greedy_worker)
 
 def greedy(logits: Tensor) -> Tensor:
     rows, vocabulary = logits.shape
-    drawn = torch.empty(rows, dtype=torch.int64)
+    drawn = empty((rows,), torch.int64)
     arguments = (vocabulary, logits.data_ptr(), logits.stride(0) * logits.element_size(), drawn.data_ptr())
-    launch(_GREEDY, logits.dtype, rows, arguments, parallel=logits.numel() >= _PARALLEL_LOGITS)
+    parallel = logits.numel() >= _PARALLEL_LOGITS
+    launch(_GREEDY, logits.dtype, rows, arguments, parallel=parallel, keeps=(logits, drawn))
     return drawn
 
 
