@@ -5,6 +5,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from quire_engine.model.layers import (
     rows_with_logits,
 )
 from quire_engine.model.linear import FloatLinearBackend
+from quire_engine.model.recordings import passes_at_once
 from quire_kernels.errors import ArgumentError
 from quire_kernels.kv_cache import KVCache, allocate_kv_cache
 from quire_kernels.paged_attention import plan_attention
@@ -123,7 +125,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(model: DecoderStack, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> torch.Tensor:
         with monkeypatch.context() as patch:
-            patch.setattr(layers, "_MOST_RECORDED_ROWS", 0)
+            patch.setattr(layers, "MOST_RECORDED_TOKENS", 0)
             return model(inputs, caches)
 
     return run
@@ -206,3 +208,58 @@ def test_recordings_survive_the_mode_in_which_they_began(eager: Any) -> None:
     with torch.inference_mode():
         model(inputs_of(step, 1), caches)
     assert torch.equal(model(inputs_of(step, 1), caches), expected)
+
+
+def slots_of(inputs: ModelInputs, tables: torch.Tensor, passes: int) -> np.ndarray:
+    positions = inputs.positions + torch.arange(passes)[:, None]  # [P, R]
+    rows = torch.arange(positions.shape[1])
+    return (tables[rows, positions // BLOCK].long() * BLOCK + positions % BLOCK).numpy()
+
+
+@pytest.mark.usefixtures("shared_work")
+@pytest.mark.parametrize(("contexts", "passes"), [([30], 5), ([3, 47, 255], 2), ([300, 600, 18], 5)])
+def test_passes_go_on_with_their_own_tokens(threads: int, eager: Any, contexts: list[int], passes: int) -> None:
+    """They end where a sequence gets one more piece of its context."""
+    model, plain, caches, others = decoder(), decoder(), empty_caches(), empty_caches()
+    rows = len(contexts)
+    order = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(5)).to(torch.int32)
+    tables = order[: BLOCKS // rows * rows].view(rows, -1)
+
+    def inputs_at(number: int, token_ids: torch.Tensor) -> ModelInputs:
+        lengths = np.array(contexts) + number
+        positions = torch.from_numpy(lengths - 1)
+        slots = tables[torch.arange(rows), positions // BLOCK].long() * BLOCK + positions % BLOCK
+        plan = plan_attention(block_tables=tables, query_lens=[1] * rows, context_lens=lengths, block_size=BLOCK)
+        groups = (GroupInputs(slots=slots, plan=plan),)
+        return ModelInputs(token_ids=token_ids, positions=positions, groups=groups, logits_rows=torch.arange(rows))
+
+    first = inputs_at(0, torch.arange(7, 7 + rows))
+    assert model.records_logits(first)
+    assert min(5, passes_at_once(first)) == passes
+    for _ in range(2):
+        guesses = model.guess(first, slots_of(first, tables, passes), caches)
+        first = inputs_at(0, torch.arange(7, 7 + rows))  # the passes moved the plan's tiles
+        token_ids = first.token_ids
+        for number in range(passes):
+            logits = eager(plain, inputs_at(number, token_ids), others)
+            token_ids = logits.argmax(dim=1)
+            assert guesses[number].tolist() == token_ids.tolist()
+        for cache, other in zip(caches, others, strict=True):
+            assert torch.equal(cache.keys, other.keys) and torch.equal(cache.values, other.values)
+
+
+def test_passes_end_with_the_first_that_fails() -> None:
+    model, caches = decoder(), empty_caches()
+    inputs = inputs_of(([1, 1], [30, 60]), 1)
+    slots = np.array([[0, 16], [1, BLOCKS * BLOCK], [2, 17]])
+    with pytest.raises(ArgumentError, match="slots leave the cache"):
+        model.guess(inputs, slots, caches)
+    assert not caches[0].keys[0, :, :, 2].any()
+
+
+def test_unknown_token_is_refused_by_a_recorded_step() -> None:
+    model, caches = decoder(), empty_caches()
+    inputs = inputs_of(([1, 1], [30, 60]), 1)
+    for _ in range(2):
+        with pytest.raises(ArgumentError, match="token_ids leave the table of 50 tokens"):
+            model(replace(inputs, token_ids=torch.tensor([3, VOCABULARY])), caches)

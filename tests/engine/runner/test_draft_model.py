@@ -20,6 +20,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.speculation.trials import Mode
 from quire_engine.engine import make_engine
 from quire_engine.errors import ModelFolderError
+from quire_engine.model.layers import DecoderStack
 from quire_engine.runner import load_model
 from quire_engine.runner.draft_start import draft_problems, same_tokens, with_draft_layers
 
@@ -92,6 +93,51 @@ def test_drafts_of_an_identical_model_are_always_accepted(
     counters = drafting.engine.counters
     assert counters.accepted_tokens == counters.draft_tokens > 0
     assert counters.steps == 1 + 32 // 4
+
+
+def test_greedy_passes_of_a_recorded_draft_model_are_one_call(
+    make_folder: Callable[..., Path], start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences end at different lengths, so that some have fewer drafts than others."""
+    folder = make_folder()
+    options = SpeculationOptions(method="draft_model", model=folder, max_tokens=5)
+    drafting = eager(start(folder, speculation=options, quantization="int8"))
+    guess, passes = DecoderStack.guess, []
+
+    def counted(self: Any, inputs: Any, slots: Any, caches: Any) -> Any:
+        found = guess(self, inputs, slots, caches)
+        passes.append(found.shape)
+        return found
+
+    monkeypatch.setattr(DecoderStack, "guess", counted)
+    for key, prompt in enumerate(PROMPTS):
+        drafting.add(key, prompt, SamplingParams(max_tokens=20 + 3 * key, temperature=0.0, ignore_eos=True))
+    drafting.finish()
+    counters = drafting.engine.counters
+    assert counters.accepted_tokens == counters.draft_tokens > 0
+    assert (4, 3) in passes and len(set(passes)) > 2
+
+
+@pytest.mark.parametrize("speculates", [False, True])
+def test_steps_are_recorded_at_the_start_if_they_may_have_drafts(
+    make_folder: Callable[..., Path], start: Callable[..., Any], speculates: bool
+) -> None:
+    """Other steps say that they are the first of their size."""
+    options = SpeculationOptions(method="ngram", max_tokens=3) if speculates else None
+    running = start(make_folder(), quantization="int8", speculation=options)
+    for key, prompt in enumerate(PROMPTS):
+        running.add(key, prompt, SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    runner = running.model.runner
+    execute, found = runner.execute, []
+
+    def noted(batch: Any) -> Any:
+        computed = execute(batch)
+        found.append((batch.num_tokens, computed.is_first))
+        return computed
+
+    runner.execute = noted
+    running.finish()
+    assert found[:3] == [(60, True), (3, not speculates), (3, False)]
 
 
 def test_draft_model_catches_up_on_tokens_decoded_during_a_pause(

@@ -193,6 +193,8 @@ class RunnerOutput:
     """The time of the copies in ``swap_out`` and ``swap_in``; not part of the other three."""
     draft_seconds: float = 0.0
     """The time of a draft model; not part of the others."""
+    is_first: bool = False
+    """True if it was the first step of its size, which took longer than later ones because it prepared these, too."""
 
 
 class FinishedSequence(NamedTuple):

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, Candidate
@@ -36,6 +35,7 @@ from quire_engine.model.weights import (
     open_checkpoint,
 )
 from quire_engine.model_folder import read_config
+from quire_kernels.embedding import embed
 from quire_kernels.kv_cache import KVCache
 
 _DECODER: Final = "LlamaForCausalLM"
@@ -70,7 +70,7 @@ class EagleHead:
         inputs  ``token_ids`` are the tokens after those of ``hidden`` [T, H]; positions and slots are those of
                 ``hidden``
         """
-        embedded = functional.embedding(inputs.token_ids, self.target.embedding)  # [T, H]
+        embedded = embed(inputs.token_ids, self.target.embedding)  # [T, H]
         residual = self.fuse(torch.cat((embedded, hidden), dim=-1))  # [T, H]
         addend, residual = run_layers(self.layers, residual, inputs, caches, self.recordings, inputs.logits_rows)
         return residual if addend is None else residual + addend

@@ -9,10 +9,9 @@ vocabulary.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
+import numpy as np
 from torch import Tensor
-from torch.nn import functional
 
 from quire_engine.model.linear import Fp8Linear, Linear, is_packed
 from quire_engine.model.recordings import Recordings
@@ -23,6 +22,7 @@ from quire_kernels.activation import (
     silu_and_mul_fp8,
 )
 from quire_kernels.dispatch import runs_triton
+from quire_kernels.embedding import embed
 from quire_kernels.fp8 import Fp8Rows
 from quire_kernels.kv_cache import KVCache
 from quire_kernels.lora import LayerSlots, TokenGroups, add_adapters
@@ -63,7 +63,7 @@ class AdaptedLinear:
         return self.base(x)
 
 
-_MOST_RECORDED_ROWS = 64
+MOST_RECORDED_TOKENS = 64
 """Larger steps seldom repeat a number of rows, and preparing their launches takes little of their time."""
 
 Activations = Tensor | Fp8Rows
@@ -211,27 +211,75 @@ class DecoderStack:
     embedding_scale: float | None
     logit_soft_cap: float | None
     recordings: Recordings = field(init=False, repr=False, compare=False, default_factory=Recordings)
+    has_packed_head: bool = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_packed_head", self.lm_head is not None and is_packed(self.lm_head))
 
     def __call__(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
-        """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer."""
+        """Return the logits [R, V] of ``inputs.logits_rows``; ``caches`` has one cache per layer.
+
+        The next call may overwrite them.
+        """
+        if self.records_logits(inputs):
+            logits = self.recordings.run("logits", self._logits, inputs.token_ids, inputs, caches)
+            return self._capped(logits)
         # Only rows that are sampled go through the LM head, which is a fifth of a small model's work.
         return self.logits(self.hidden_states(inputs, caches))
+
+    def records_logits(self, inputs: ModelInputs) -> bool:
+        """Return whether a step is recorded from its tokens to its logits: those of every token."""
+        return self.has_packed_head and rows_with_logits(inputs) is None and can_record(self.layers, inputs)
+
+    def guess(self, inputs: ModelInputs, slots: np.ndarray, caches: tuple[KVCache, ...]) -> np.ndarray:
+        """Return the most probable tokens [P, R] of passes that each go on with those of the one before; see there.
+
+        Only for ``inputs`` of one token per sequence that the model ``records_logits`` of. A cap of the logits changes
+        no guess.
+        """
+        return self.recordings.guess(self._logits, inputs, slots, caches)
+
+    def record(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> None:
+        """Record the step of as many tokens as ``inputs`` have, if it ``records_logits``, without running it."""
+        if self.records_logits(inputs):
+            self.recordings.prepare("logits", self._logits, inputs.token_ids, inputs, caches)
+
+    def record_guesses(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> None:
+        """Record the passes of ``guess`` in the same way."""
+        if self.records_logits(inputs):
+            self.recordings.prepare_guesses(self._logits, inputs, caches)
+
+    def _logits(
+        self, source: Tensor, inputs: ModelInputs, caches: tuple[KVCache, ...], begin_layer: Callable[[], None]
+    ) -> Tensor:
+        """Return the logits [T, V] of tokens ``source`` [T], as a ``Body``."""
+        assert self.lm_head is not None
+        # Memory of its own: results of launches would be overwritten by later layers.
+        residual = self.embedding.new_empty((source.shape[0], self.embedding.shape[1]))
+        embed(source, self.embedding, self.embedding_scale, out=residual)
+        addend = _run_all(self.layers, residual, inputs, caches, begin_layer)
+        return self.lm_head(normalise(addend, residual, self.norm))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [R, V] of normalized hidden states [R, H]."""
         assert self.lm_head is not None, "this model was built without its LM head"
         if not hidden.shape[0]:
             return hidden.new_empty((0, self.embedding.shape[0]))
-        logits = self.lm_head(hidden)
+        return self._capped(self.lm_head(hidden))
+
+    def _capped(self, logits: Tensor) -> Tensor:
         return logits if self.logit_soft_cap is None else cap(logits, self.logit_soft_cap)
 
     def hidden_states(self, inputs: ModelInputs, caches: tuple[KVCache, ...]) -> Tensor:
         """Return the hidden states [R, H] of ``inputs.logits_rows`` after the last norm."""
-        residual = functional.embedding(inputs.token_ids, self.embedding)  # [T, H]
-        if self.embedding_scale is not None:
-            residual *= self.embedding_scale
+        residual = embed(inputs.token_ids, self.embedding, self.embedding_scale)  # [T, H]
         addend, residual = run_layers(self.layers, residual, inputs, caches, self.recordings, rows_with_logits(inputs))
         return normalise(addend, residual, self.norm) if residual.shape[0] else residual
+
+
+def recorded_steps(model: object) -> int:
+    """Return how many recordings of its steps a model has made: the first step of a size makes one."""
+    return model.recordings.made if isinstance(model, DecoderStack) else 0
 
 
 def rows_with_logits(inputs: ModelInputs) -> Tensor | None:
@@ -254,10 +302,14 @@ def run_layers(
 
     rows  the rows [R] of both that are returned; None for all
     """
-    may_record = residual.shape[0] <= _MOST_RECORDED_ROWS and inputs.adapters is None
-    may_record = may_record and not runs_triton(residual.device.type)  # interpreted kernels run at once
-    if may_record and all(layer.can_be_recorded for layer in layers):
-        addend, residual = recordings.run(partial(_run_all, layers), residual, inputs, caches)
+    if can_record(layers, inputs):
+
+        def body(
+            source: Tensor, inputs: ModelInputs, caches: tuple[KVCache, ...], begin_layer: Callable[[], None]
+        ) -> tuple[Tensor | None, Tensor]:
+            return _run_all(layers, source, inputs, caches, begin_layer), source
+
+        addend, residual = recordings.run("layers", body, residual, inputs, caches)
     elif rows is None or inputs.adapters is not None:
         addend = _run_all(layers, residual, inputs, caches)
     else:
@@ -267,6 +319,17 @@ def run_layers(
     if rows is None:
         return addend, residual
     return (None if addend is None else addend.index_select(0, rows)), residual.index_select(0, rows)
+
+
+def can_record(layers: tuple[DecoderLayer, ...], inputs: ModelInputs) -> bool:
+    """Return whether the launches of a step's layers are recorded."""
+    tokens = inputs.token_ids
+    return (
+        tokens.shape[0] <= MOST_RECORDED_TOKENS
+        and inputs.adapters is None
+        and not runs_triton(tokens.device.type)  # interpreted kernels run at once
+        and all(layer.can_be_recorded for layer in layers)
+    )
 
 
 def _run_all(

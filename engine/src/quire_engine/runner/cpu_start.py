@@ -62,6 +62,8 @@ def start_on_cpu(
         max_tokens=demand.max_batched_tokens,
         block_bytes=tuple(group.block_bytes for group in demand.groups),
     )
+    if config.speculation is not None and isinstance(runner, ModelRunner):
+        runner.record(most_drafts=config.speculation.max_tokens)
     if group is not None:
         group.formed()
     available = available_memory()

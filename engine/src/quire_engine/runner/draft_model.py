@@ -17,13 +17,30 @@ import torch
 from quire_engine.core.batch import Batch
 from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.family import CausalLM
+from quire_engine.model.layers import MOST_RECORDED_TOKENS, DecoderStack, recorded_steps
+from quire_engine.model.recordings import passes_at_once
 from quire_engine.runner.drafted_rows import MOST_MISSED, DraftedRows
+from quire_engine.runner.inputs import blank_inputs
 from quire_engine.runner.sampler import Sampler
+from quire_engine.runner.threads import ThreadChooser
 from quire_kernels.kv_cache import KVCache
+
+_LOGITS_OF_ALL = 2
+"""The most tokens of a pass for each guess of which all have logits. A sequence whose drafts were all accepted has two.
+"""
 
 
 class Drafter(Protocol):
     """The runner's source of drafts."""
+
+    @property
+    def recorded(self) -> int:
+        """The number of its steps that were recorded; see ``model.recordings``."""
+        ...
+
+    def record(self, layout: KVCacheLayout, threads: ThreadChooser) -> None:
+        """Record the passes that can be recorded ahead, so that none takes longer when it first occurs."""
+        ...
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """Return the batch with drafts in place of the tokens that it leaves open, before the target runs.
@@ -39,8 +56,23 @@ class DraftModel:
     def __init__(
         self, model: CausalLM, caches: tuple[KVCache, ...], layout: KVCacheLayout, *, max_rows: int, max_model_len: int
     ) -> None:
-        self._model, self._caches = model, caches
+        self._model, self._caches, self._max_rows = model, caches, max_rows
         self._rows = DraftedRows(layout, max_rows=max_rows, max_model_len=max_model_len)
+
+    @property
+    def recorded(self) -> int:
+        return recorded_steps(self._model)
+
+    def record(self, layout: KVCacheLayout, threads: ThreadChooser) -> None:
+        """See ``Drafter``."""
+        if not isinstance(self._model, DecoderStack):
+            return
+        for tokens in range(min(MOST_RECORDED_TOKENS, _LOGITS_OF_ALL * self._max_rows), 0, -1):
+            for _ in threads.possible(tokens):
+                inputs = blank_inputs(layout, tokens)
+                self._model.record(inputs, self._caches)
+                if tokens <= self._max_rows:
+                    self._model.record_guesses(inputs, self._caches)
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the batch's prompts."""
@@ -69,20 +101,41 @@ class DraftModel:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)
         ends = np.asarray(batch.num_computed, dtype=np.int64) + scheduled - drafts
-        still = np.flatnonzero(drafts)
-        for number in range(int(drafts.max())):
-            token_ids[places[still] + number] = guessed
-            self._rows.history[rows[still], ends[still] + number] = guessed
-            going_on = drafts[still] > number + 1
-            still, guessed = still[going_on], guessed[going_on]
+        still, count, guesses = np.flatnonzero(drafts), 0, guessed[None]  # [P, R]
+        while True:
+            numbers = np.arange(count, count + len(guesses))[:, None]
+            token_ids[places[still] + numbers] = guesses
+            self._rows.history[rows[still], ends[still] + numbers] = guesses
+            count += len(guesses)
+            going_on = drafts[still] > count
+            still, guessed = still[going_on], guesses[-1][going_on]
             if not len(still):
-                break
-            starts = ends[still] + number
-            every = np.ones(len(still), dtype=np.bool_)
-            tokens = guessed
-            guessed = self._pass(table, sampler, rows[still], starts, starts + 1, tokens, every)
-            self._rows.store(table, rows[still], starts, starts + 1)
-        return replace(batch, token_ids=token_ids.tolist())
+                return replace(batch, token_ids=token_ids.tolist())
+            starts = ends[still] + count - 1
+            most = int(drafts[still].min()) - count
+            guesses = self._passes(table, sampler, rows[still], starts, guessed, most)
+            self._rows.store(table, rows[still], starts, starts + len(guesses))
+
+    def _passes(
+        self,
+        table: np.ndarray,
+        sampler: Sampler,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        token_ids: np.ndarray,
+        most: int,
+    ) -> np.ndarray:
+        """Compute at least 1 and at most ``most`` tokens of each row; return the guesses [P, R] of all passes.
+
+        token_ids  [R] int64, the tokens at ``starts``
+        """
+        every = np.arange(len(rows))
+        inputs = self._rows.inputs(table, rows, starts, starts + 1, token_ids, every, more=most - 1)
+        model = self._model
+        if isinstance(model, DecoderStack) and model.records_logits(inputs) and sampler.is_greedy(rows):
+            passes = np.arange(min(most, passes_at_once(inputs)))[:, None]
+            return model.guess(inputs, self._rows.slots(table, rows, starts + passes), self._caches)
+        return sampler.guess(model(inputs, self._caches), rows, starts + 1)[None]
 
     def _pass(
         self,
@@ -96,8 +149,14 @@ class DraftModel:
     ) -> np.ndarray:
         """Compute tokens ``starts`` to ``ends`` of some rows; return the guessed next one of those ``guessing``."""
         wanted = np.cumsum(ends - starts)[guessing] - 1
-        inputs = self._rows.inputs(table, rows, starts, ends, token_ids, wanted)
-        logits: torch.Tensor = self._model(inputs, self._caches)  # [R, V]
         if not len(wanted):
-            return np.zeros(0, dtype=np.int64)
+            self._model(self._rows.inputs(table, rows, starts, ends, token_ids, wanted), self._caches)
+            return wanted
+        # A step is recorded whole if all its tokens have logits: a few more take less time than launches of their own.
+        few = len(token_ids) <= _LOGITS_OF_ALL * len(wanted)
+        read = np.arange(len(token_ids)) if few else wanted
+        inputs = self._rows.inputs(table, rows, starts, ends, token_ids, read)
+        logits: torch.Tensor = self._model(inputs, self._caches)  # [R, V]
+        if len(read) > len(wanted):
+            logits = logits[torch.from_numpy(wanted)]
         return sampler.guess(logits, rows[guessing], ends[guessing])

@@ -278,15 +278,18 @@ class DraftedRows:
         ends: np.ndarray,
         token_ids: np.ndarray,
         wanted: np.ndarray,
+        *,
+        more: int = 0,
     ) -> ModelInputs:
         """Return a CPU's inputs of a pass over positions ``starts`` to ``ends`` of some rows.
 
         token_ids  [T] int64, their tokens
         wanted     [W] int64, the places in ``token_ids`` that are read
+        more       the tokens of each row that later passes with the same block tables compute
         """
         size, columns = self._block_size, self.columns(table, rows, starts, ends, token_ids)
         contexts = columns.contexts
-        places = self.firsts[rows][:, None] + np.arange(-(-int(contexts.max()) // size))
+        places = self.firsts[rows][:, None] + np.arange(-(-(int(contexts.max()) + more) // size))
         blocks = table[rows[:, None], np.minimum(places, table.shape[1] - 1)]  # [R, M]
         plan = plan_attention(
             block_tables=torch.from_numpy(np.ascontiguousarray(blocks)),
@@ -304,6 +307,12 @@ class DraftedRows:
             logits_rows=torch.from_numpy(wanted),
         )
 
+    def slots(self, table: np.ndarray, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return the slots of ``positions`` [..., T] of ``rows`` [T], int64."""
+        places, offsets = np.divmod(positions, self._block_size)
+        found: np.ndarray = table[rows, places].astype(np.int64) * self._block_size + offsets
+        return found
+
     def columns(
         self,
         table: np.ndarray,
@@ -318,7 +327,6 @@ class DraftedRows:
         """
         size = self._block_size
         owners, positions = positions_of(starts, ends)
-        places, offsets = np.divmod(positions, size)
         unknown = len(owners) if token_ids is None else 0
         return StepColumns(
             rows=rows,
@@ -329,7 +337,7 @@ class DraftedRows:
             token_rows=rows[owners],
             positions=positions,
             feedback=np.arange(unknown),
-            slots=(table[rows[owners], places].astype(np.int64) * size + offsets,),
+            slots=(self.slots(table, rows[owners], positions),),
         )
 
 

@@ -23,6 +23,7 @@ from quire_engine.core.kv_layout import KVCacheLayout
 from quire_engine.model.eagle import EagleHead
 from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns, DraftedRows, positions_of
 from quire_engine.runner.sampler import Sampler
+from quire_engine.runner.threads import ThreadChooser
 from quire_kernels.kv_cache import KVCache
 
 
@@ -160,6 +161,13 @@ class EagleDrafts:
         self._states = torch.zeros((max_rows * tokens, embedding.shape[1]), dtype=embedding.dtype)  # [rows W, H]
         self._columns: DraftColumns | None = None
         """The columns of the last batch; None if it needed nothing before its target ran: see ``DraftedRows.skip``."""
+
+    @property
+    def recorded(self) -> int:
+        return self._head.recordings.made
+
+    def record(self, layout: KVCacheLayout, threads: ThreadChooser) -> None:
+        """See ``Drafter``: a pass of one layer is recorded fast enough when it occurs."""
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
         """See ``Drafter``; this also computes the pairs of the drafts that were accepted before."""

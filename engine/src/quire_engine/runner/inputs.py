@@ -117,6 +117,31 @@ def build(
     )
 
 
+def blank_inputs(layout: KVCacheLayout, tokens: int, *, deterministic: bool = False) -> ModelInputs:
+    """Return inputs of as many sequences as tokens, all in slot 0, for what depends on nothing but their number."""
+    ones, zeros = np.ones(tokens, dtype=np.int64), torch.zeros(tokens, dtype=torch.int64)
+    return ModelInputs(
+        token_ids=zeros,
+        positions=zeros,
+        groups=tuple(
+            GroupInputs(
+                slots=zeros,
+                plan=plan_attention(
+                    block_tables=torch.zeros((tokens, 1), dtype=torch.int32),
+                    query_lens=ones,
+                    context_lens=ones,
+                    block_size=layout.block_size,
+                    window=group.window,
+                    chunked=group.chunked,
+                    deterministic=deterministic,
+                ),
+            )
+            for group in layout.groups
+        ),
+        logits_rows=torch.arange(tokens),
+    )
+
+
 def _group_inputs(
     table: np.ndarray,
     group: KVCacheGroup,

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
-from quire_engine.model.layers import DecoderStack, ModelInputs
+from quire_engine.model.layers import MOST_RECORDED_TOKENS, DecoderStack, ModelInputs, recorded_steps
 from quire_engine.runner.cpu_runner import CpuParts, CpuRunner
 from quire_engine.runner.draft_model import Drafter
 from quire_engine.runner.eagle_drafts import EagleDrafts, HiddenRows
+from quire_engine.runner.inputs import blank_inputs
 from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
 from quire_engine.runner.sampler import NOTHING_DRAWN, Drawn, Sampler
 from quire_engine.runner.verification import draws_of, verified
@@ -44,8 +45,24 @@ class ModelRunner(CpuRunner):
         self._head = drafter if isinstance(drafter, EagleDrafts) else None
 
     @torch.inference_mode()
+    def record(self, *, most_drafts: int) -> None:
+        """Record the steps ahead that decode, with at most so many drafts of each sequence.
+
+        Drafts let the sizes of steps vary, and their first trial would take the recordings for the cost of drafts. The
+        largest size is first, so that all use its memory.
+        """
+        parts, model = self._parts, self._model
+        if isinstance(model, DecoderStack) and self._head is None:
+            for tokens in range(min(MOST_RECORDED_TOKENS, parts.max_rows * (1 + most_drafts)), 0, -1):
+                for _ in parts.threads.possible(tokens):
+                    inputs = blank_inputs(parts.layout, tokens, deterministic=parts.deterministic)
+                    model.record(inputs, self._caches)
+        if self._drafter is not None:
+            self._drafter.record(parts.layout, parts.threads)
+
+    @torch.inference_mode()
     def execute(self, batch: Batch) -> "ComputedLogits":
-        arrived = time.perf_counter()
+        arrived, recorded = time.perf_counter(), self._recorded()
         self._swapper.apply(batch)
         began = time.perf_counter()
         for row in batch.released_rows:
@@ -78,7 +95,12 @@ class ModelRunner(CpuRunner):
             draft_seconds=drafted - drafting + observed - ran,
             run_seconds=ran - prepared,
             swap_seconds=began - arrived,
+            is_first=self._recorded() > recorded,
         )
+
+    def _recorded(self) -> int:
+        """Return the number of steps of the model and of the drafter that were recorded."""
+        return recorded_steps(self._model) + (0 if self._drafter is None else self._drafter.recorded)
 
     def _run_for_head(
         self, head: EagleDrafts, batch: Batch, inputs: ModelInputs, wanted: LogitsRows
@@ -123,6 +145,7 @@ class ComputedLogits:
     draft_seconds: float
     run_seconds: float
     swap_seconds: float
+    is_first: bool
 
     @property
     def token_ids(self) -> list[int]:
@@ -148,5 +171,6 @@ class ComputedLogits:
                 sample_seconds=time.perf_counter() - began,
                 swap_seconds=self.swap_seconds,
                 draft_seconds=self.draft_seconds,
+                is_first=self.is_first,
             )
         )

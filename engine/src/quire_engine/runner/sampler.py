@@ -110,8 +110,12 @@ class Sampler:
         """Return the token that each of ``rows`` would sample from the logits of a draft model, without its edits."""
         return self._draw(logits, rows, positions)
 
+    def is_greedy(self, rows: np.ndarray) -> bool:
+        """Return whether ``guess`` takes the most probable token of each of ``rows``."""
+        return not self._temperature[rows].any()
+
     def _draw(self, logits: Tensor, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        if not self._temperature[rows].any():
+        if self.is_greedy(rows):
             return greedy(logits).numpy()
         return sample(
             logits.float(),

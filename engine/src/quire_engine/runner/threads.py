@@ -8,6 +8,7 @@ microseconds, and smaller layers are worth sharing.
 
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,16 @@ class ThreadChooser:
         if wanted != self._current:
             torch.set_num_threads(wanted)
             self._current = wanted
+
+    def possible(self, num_tokens: int) -> Iterator[int]:
+        """Yield each number of threads that a step of this size may have, and let torch use it meanwhile."""
+        shared_from = {self._shared_from.asleep}
+        if self._waits is not None:
+            shared_from.add(self._shared_from.spinning)
+        for threads in sorted({self._threads if num_tokens >= begin else 1 for begin in shared_from}):
+            torch.set_num_threads(threads)
+            self._current = threads
+            yield threads
 
     def close(self) -> None:
         if self._waits is not None:

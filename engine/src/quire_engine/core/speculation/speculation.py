@@ -363,7 +363,10 @@ class Speculation:
             self._rate.observe(accepted, 1)
 
     def observe_prompts(self, *, passes: int, draft_seconds: float, elapsed: float = 0.0, step: int = 0) -> None:
-        """Learn the cost of a step with prompts, in which a draft model may have computed these, too."""
+        """Learn the cost of a step with prompts, in which a draft model may have computed these, too.
+
+        The first step of its size counts like one with prompts: its time says nothing of later ones.
+        """
         self._loads.pop(step, None)
         drafting = passes * (self._seconds_per_pass or 0.0)
         self._trials.observe_prompts(max(0.0, draft_seconds - drafting), drafted=passes > 0, whole=elapsed)

@@ -81,10 +81,9 @@ def observe_speculation(
                 speculation.verified(sequence, drafts, count - 1)
                 counters.count_drafts(drafts, count - 1)
     passes = max(flight.batch.num_drafts, default=0)
-    if flight.prompts.tokens:
-        speculation.observe_prompts(
-            passes=passes, draft_seconds=output.draft_seconds, elapsed=elapsed, step=flight.batch.step
-        )
+    if flight.prompts.tokens or output.is_first:
+        draft_seconds = 0.0 if output.is_first else output.draft_seconds
+        speculation.observe_prompts(passes=passes, draft_seconds=draft_seconds, elapsed=elapsed, step=flight.batch.step)
         return
     speculation.observe_step(
         flight.batch.num_tokens,
