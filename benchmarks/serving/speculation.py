@@ -43,6 +43,8 @@ LOOKUP_TEXTS = ("copy", "novel", "mislead")
 PAIR_TEXTS = ("demo", "padded")
 _SECTION = 128
 """The tokens of a text that repeats itself, and of the prompts of the others."""
+_STRIDE = 7
+"""The difference between the lengths of consecutive answers of a pair, which are half of the longest one or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +126,15 @@ def measure(
     """Decode the answers to some prompts, which are not in the time.
 
     With ``more`` prompts, which are, each answer that ends is followed by the next, and the time ends when there is
-    none: drafts let answers advance unevenly, and the last ones alone would be another load.
+    none: drafts let answers advance unevenly, and the last ones alone would be another load. Their lengths differ, or
+    without drafts all answers would end, and all prompts arrive, in the same steps.
     """
     engine = make_engine(bench.model, scheduler=bench.config.scheduler, cache=bench.config.cache, speculation=options)
-    params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
     answers: list[list[int]] = [[] for _ in prompts]
 
     def add(key: int, prompt: list[int]) -> None:
+        length = answer - _STRIDE * key % (answer // 2) if more else answer
+        params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
         refusal = engine.add(Request(key=key, prompt_token_ids=prompt, params=params, seed=0))
         if refusal is not None:
             raise SystemExit(refusal)
