@@ -16,7 +16,8 @@ from quire_engine.core.ports import AdapterEvent, AdapterStore, ForwardPass, Loa
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
+from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ngram_proposers
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.speculation.step import drafted_lines
 from quire_engine.core.stall_bound import MAX_STEP_SECONDS, StallBound
 from quire_engine.core.stats import Counters, Gauges, StepSeconds

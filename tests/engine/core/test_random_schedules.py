@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from quire_engine.core.preemption_cost import MeasuredRates
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.speculation import NgramSettings, OpenProposer, Speculation, ngram_proposers
+from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ngram_proposers
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StepCosts
 
 EXAMPLES = int(os.environ.get("QUIRE_HYPOTHESIS_EXAMPLES", "600"))

@@ -10,7 +10,8 @@ from fixed_trials import FixedTrials
 
 from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Sequence
-from quire_engine.core.speculation.speculation import OpenProposer, Proposer, Speculation
+from quire_engine.core.speculation.proposers import OpenProposer, Proposer
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.grammar.matchers import Matchers
 

@@ -24,7 +24,8 @@ from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.speculation import OpenProposer, Speculation
+from quire_engine.core.speculation.proposers import OpenProposer
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs

@@ -7,7 +7,7 @@ import pytest
 
 from quire_engine.core.batch import Batch, RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
-from quire_engine.core.speculation.speculation import why_not
+from quire_engine.core.speculation.proposers import why_not
 from quire_engine.runner.profiling import Profile, largest_step, profile
 
 LAYOUT = KVCacheLayout(

@@ -21,13 +21,8 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams, every_parameter
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.core.speculation.speculation import (
-    NgramSettings,
-    OpenProposer,
-    ProposerFactory,
-    Speculation,
-    ngram_proposers,
-)
+from quire_engine.core.speculation.proposers import NgramSettings, OpenProposer, ProposerFactory, ngram_proposers
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stats import Counters
 from quire_engine.engine import Engine
 from quire_engine.model.adapters.slots import with_adapter_slots

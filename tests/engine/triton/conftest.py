@@ -23,7 +23,8 @@ from quire_engine.core.policy import PolicyName
 from quire_engine.core.ports import Runner
 from quire_engine.core.preemption import PreemptionMode
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
-from quire_engine.core.speculation.speculation import NgramSettings, Speculation, ngram_proposers
+from quire_engine.core.speculation.proposers import NgramSettings, ngram_proposers
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig

@@ -10,7 +10,8 @@ from fixed_trials import AlternatingTrials, FixedTrials
 
 from quire_engine.core.fake_runner import FakeForward, FakeRunner
 from quire_engine.core.sampling_params import SamplingParams
-from quire_engine.core.speculation.speculation import OpenProposer, Speculation
+from quire_engine.core.speculation.proposers import OpenProposer
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 

@@ -9,7 +9,8 @@ import pytest
 
 from quire_engine.core.sampling_params import ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Sequence as SequenceState
-from quire_engine.core.speculation.speculation import NgramSettings, Proposer, Speculation, ngram_proposers, why_not
+from quire_engine.core.speculation.proposers import NgramSettings, Proposer, ngram_proposers, why_not
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StepCosts
 
 CHEAP = StepCosts(fixed=1.0, per_token=1e-6, per_pair=1e-9)

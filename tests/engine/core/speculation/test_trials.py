@@ -15,7 +15,8 @@ from quire_guard.counting import python_cost
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.load import DraftedStep, gain, low_quantile, trial_steps
-from quire_engine.core.speculation.speculation import OpenProposer, Speculation
+from quire_engine.core.speculation.proposers import OpenProposer
+from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
 from quire_engine.core.stats import Counters

@@ -12,13 +12,11 @@ knows tensors or the clock.
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
 
-from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Sequence
 from quire_engine.core.speculation.draft_lengths import LEAST_GAIN, AcceptanceRate, choose_lengths
 from quire_engine.core.speculation.load import trial_steps
-from quire_engine.core.speculation.ngram import NgramIndex
+from quire_engine.core.speculation.proposers import Proposer, ProposerFactory, why_not
 from quire_engine.core.speculation.step_curve import StepCurve
 from quire_engine.core.speculation.trials import DraftTrials, Mode
 from quire_engine.core.stall_bound import StepCosts
@@ -43,64 +41,6 @@ _CATCH_UP = 3.0
 """The probable time in which a draft model computes what it has missed in a pause, in steps without drafts."""
 _MOST_SKIPPED = 8
 """The most steps between two looks for a proposal in a text that repeats nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NgramSettings:
-    """The settings of prompt lookup: how many recent tokens must have occurred before."""
-
-    shortest: int
-    longest: int
-
-
-class Proposer(Protocol):
-    """The source of drafts for one sequence."""
-
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        """Return up to ``most`` tokens that may follow ``token_ids``, which only ever grows between calls."""
-
-
-class ProposerFactory(Protocol):
-    def __call__(self, sequence: Sequence) -> Proposer: ...
-
-
-class NgramProposer:
-    """A ``Proposer`` by prompt lookup."""
-
-    __slots__ = ("_index",)
-
-    def __init__(self, settings: NgramSettings, most_tokens: int) -> None:
-        self._index = NgramIndex(shortest=settings.shortest, longest=settings.longest, most_tokens=most_tokens)
-
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        return self._index.propose(token_ids, most) if self._index.extend(token_ids) else []
-
-
-class OpenProposer:
-    """A ``Proposer`` whose drafts the runner's draft model fills in: only their number is decided here."""
-
-    __slots__ = ()
-
-    def propose(self, token_ids: list[int], most: int) -> list[int]:
-        return [0] * most
-
-
-def ngram_proposers(settings: NgramSettings) -> ProposerFactory:
-    """Return a function that gives each sequence its own index."""
-    return lambda sequence: NgramProposer(settings, sequence.limit)
-
-
-def why_not(params: SamplingParams) -> str | None:
-    """Return why verification cannot sample as the sequence would by itself; None if it can.
-
-    These parameters change logits by the tokens sampled before, so a draft would have to be accepted before the next
-    one can be verified.
-    """
-    if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
-        return "penalties"
-    if params.bad_words_token_ids:
-        return "bad_words"
-    return "min_tokens" if params.min_tokens else None
 
 
 class _State:
