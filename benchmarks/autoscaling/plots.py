@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks.autoscaling.matrix import ORACLE, Row
 from benchmarks.autoscaling.registry import PEERS
 from benchmarks.report import new_figure, save_figure
-from quire_cli.simulation.run import Run, is_late
+from quire_cli.simulation.run import SimulatedRun, is_late
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def plot_rows(path: Path, rows: Sequence[Row]) -> None:
     save_figure(path, figure)
 
 
-def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
+def plot_timeline(path: Path, title: str, runs: Mapping[str, SimulatedRun]) -> None:
     """Plot arrivals on top; then requested and ready replicas, and late answers, policy by policy."""
     figure = new_figure(width=12, height=2.0 * (len(runs) + 1))
     axes = figure.subplots(len(runs) + 1, 1, sharex=True)
@@ -66,7 +66,7 @@ def plot_timeline(path: Path, title: str, runs: Mapping[str, Run]) -> None:
     save_figure(path, figure)
 
 
-def _panel(ax: "Axes", name: str, run: Run) -> None:
+def _panel(ax: "Axes", name: str, run: SimulatedRun) -> None:
     times = [point.time for point in run.timeline]
     ax.step(times, [point.asked for point in run.timeline], where="post", color=COLOURS[name], label="asked for")
     ax.step(times, [point.ready for point in run.timeline], where="post", color="0.6", linewidth=0.8, label="ready")

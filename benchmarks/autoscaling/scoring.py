@@ -7,7 +7,7 @@ from functools import cache
 from benchmarks.autoscaling.loads import costs
 from benchmarks.autoscaling.policies.static import ReactiveBound, StaticScaler
 from benchmarks.autoscaling.scenarios import MAX_REPLICAS, Case, FaultKind
-from quire_cli.simulation.run import Run
+from quire_cli.simulation.run import SimulatedRun
 from quire_cli.simulation.scaler import Scaler
 from quire_cli.simulation.simulate import simulate
 
@@ -31,8 +31,8 @@ class Score:
         return self.attainment >= target
 
 
-def score_of(runs: Sequence[Run]) -> Score:
-    def mean(value: Callable[[Run], float]) -> float:
+def score_of(runs: Sequence[SimulatedRun]) -> Score:
+    def mean(value: Callable[[SimulatedRun], float]) -> float:
         return sum(map(value, runs)) / len(runs)
 
     return Score(
@@ -43,7 +43,7 @@ def score_of(runs: Sequence[Run]) -> Score:
     )
 
 
-def run_policy(case: Case, seed: int, make: Callable[[], Scaler]) -> Run:
+def run_policy(case: Case, seed: int, make: Callable[[], Scaler]) -> SimulatedRun:
     return simulate(case.requests(seed), case.scenario(seed), make())
 
 
@@ -90,7 +90,7 @@ class Statics:
         return Case(load=case.load, startup_delay_seconds=delay, fault=fault)
 
     def _simulated(self, case: Case, replicas: int) -> Score:
-        runs: list[Run] = []
+        runs: list[SimulatedRun] = []
         for seed in self._seeds:
             runs.append(simulate(case.requests(seed), case.static(replicas, seed), StaticScaler(replicas)))
         return score_of(runs)

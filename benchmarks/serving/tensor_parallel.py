@@ -103,13 +103,13 @@ def _all_reduce(way: str, rank: int, memory: int, connection: socket.socket, fol
     import torch.distributed
 
     from quire_engine.runner.parallel.shared_memory import SharedMemoryGroup
-    from quire_engine.runner.parallel.streams import Stream, StreamGroup
+    from quire_engine.runner.parallel.streams import RankConnection, StreamGroup
 
     if way == "shared memory":
         return SharedMemoryGroup(memory, rank=rank, ranks=2).all_reduce
     if way == "TCP":
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = Stream(connection, 1 - rank)
+        stream = RankConnection(connection, 1 - rank)
         return StreamGroup([None, stream] if rank == 0 else [stream, None]).all_reduce
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if torch.distributed.is_initialized():

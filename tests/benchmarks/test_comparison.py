@@ -36,7 +36,7 @@ from benchmarks.serving.comparison.workloads import (
     rounds_for,
 )
 from benchmarks.serving.machine_limits import arithmetic_flops, assembly, read_bytes_per_second
-from quire_cli.bench.summary import Objective, Outcome, summarise
+from quire_cli.bench.summary import MeasuredRequest, Objective, summarise
 from quire_engine.cpu.limits import KERNELS_VARIABLE, CpuLevel
 
 SIXTEEN = parse_workload("256/64@16")
@@ -263,8 +263,8 @@ def test_the_flag_for_int8_is_read_from_the_help(reported: str, flags: tuple[str
     assert int8_flags(reported) == flags
 
 
-def outcome(**changes: object) -> Outcome:
-    good = Outcome(
+def outcome(**changes: object) -> MeasuredRequest:
+    good = MeasuredRequest(
         sent_seconds=0.0,
         first_token_seconds=0.1,
         end_seconds=1.0,

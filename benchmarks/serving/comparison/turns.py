@@ -17,7 +17,7 @@ from benchmarks.serving.comparison.results import Measured, Turn
 from benchmarks.serving.comparison.servers import Launch, ServerUnderTest, Setting, batch_command
 from benchmarks.serving.comparison.workloads import Workload, conversations, rounds_for
 from quire_cli.bench import client
-from quire_cli.bench.summary import Objective, Summary, summarise
+from quire_cli.bench.summary import BenchSummary, Objective, summarise
 from quire_engine.cpu.limits import CpuLevel
 
 _START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
@@ -174,7 +174,7 @@ class Bench:
         self._warm[launch.command] = _Warm(start_seconds=start_seconds, round_seconds=round_seconds)
         return self._warm[launch.command]
 
-    async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> Summary:
+    async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> BenchSummary:
         questions = conversations(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
         target = client.Target(base_url=base_url, model="model", endpoint="completions")
         async with client.open_session(None, keep_alive=False) as session:
@@ -241,7 +241,7 @@ async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:
     raise ServerError(f"no first token within {_START_SECONDS:.0f} s; its log: {tree.log}")
 
 
-def check(summary: Summary, workload: Workload, requests: int) -> None:
+def check(summary: BenchSummary, workload: Workload, requests: int) -> None:
     """Raise ServerError unless the answers have the requested length, for prompts of the length sent."""
     if summary.errors:
         message, count = next(iter(summary.errors.items()))
@@ -253,7 +253,7 @@ def check(summary: Summary, workload: Workload, requests: int) -> None:
         raise ServerError(f"{workload}: the server counted {counted} prompt tokens where {sent} were sent")
 
 
-def measured_from(workload: Workload, summary: Summary) -> Measured:
+def measured_from(workload: Workload, summary: BenchSummary) -> Measured:
     ttft, itl, tpot = summary.ttft_seconds, summary.itl_seconds, summary.tpot_seconds
     return Measured(
         workload=workload,

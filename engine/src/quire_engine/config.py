@@ -183,7 +183,7 @@ SECRET_VARIABLE = "QUIRE_GROUP_SECRET"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
+class ModelTextOptions:
     """Options of the text side that replace files of the model folder."""
 
     tokenizer: Path | None = None
@@ -311,7 +311,7 @@ class EngineConfig:
     """The task of an engine that pools; None if it generates. ``pooling_setup`` finds it."""
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    text: TextOptions = field(default_factory=TextOptions)
+    text: ModelTextOptions = field(default_factory=ModelTextOptions)
     log: LogOptions = field(default_factory=LogOptions)
     engine_process: EngineProcessOptions = field(default_factory=EngineProcessOptions)
     cpu: CpuLimits | None = None

@@ -34,7 +34,7 @@ from quire_engine.vllm_flags import ALIASES, ALWAYS, REFUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class WebOrigin:
     """The origin of a web page, or * for any origin."""
 
     metavar: str = "ORIGIN"
@@ -280,7 +280,7 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("uds", PathName(), "a Unix socket to listen on, instead of host and port"),
         _flag("root-path", Pattern(r"(/[A-Za-z0-9._~-]+)+", "a path such as /llm", "PATH"), "the prefix of paths that "
               "a proxy in front of the server leaves in place; requests work with and without it", unset="none"),
-        _many("allowed-origins", Origin(), "the origins of web pages that may call this server, or * for any (CORS)",
+        _many("allowed-origins", WebOrigin(), "the origins of web pages that may call this server, or * for any (CORS)",
               unset="none"),
         _flag("drain-timeout", Duration(), "how long running requests may continue after SIGTERM, such as 120 or 2m",
               "120s"),

@@ -22,10 +22,10 @@ from quire_engine.config import (
     EngineProcessOptions,
     LogOptions,
     ModelOptions,
+    ModelTextOptions,
     ParallelOptions,
     SchedulerOptions,
     ServerOptions,
-    TextOptions,
 )
 from quire_engine.cpu_quota import usable_cpus
 from quire_engine.flag_table import FLAGS
@@ -203,7 +203,7 @@ def _configuration(values: FlagValues) -> EngineConfig:
         device=_options(DeviceOptions, values),
         speculation=speculation_options(values),
         pooler=pooler_options(values),
-        text=_options(TextOptions, values, {"chat_template_kwargs": "default-chat-template-kwargs"}),
+        text=_options(ModelTextOptions, values, {"chat_template_kwargs": "default-chat-template-kwargs"}),
         log=_options(LogOptions, values, {"level": "log-level", "format": "log-format", "requests": "log-requests"}),
         engine_process=_options(
             EngineProcessOptions,

@@ -53,7 +53,7 @@ _STALE_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Connection:
+class ConnectionUse:
     """A record of whether a request used a connection that had served another request before."""
 
     __slots__ = ("reused",)
@@ -66,7 +66,7 @@ def tracing() -> aiohttp.TraceConfig:
     """Return the tracing of a session, which alone knows which connections are reused."""
 
     async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        if isinstance(context.trace_request_ctx, Connection):
+        if isinstance(context.trace_request_ctx, ConnectionUse):
             context.trace_request_ctx.reused = True
 
     trace = aiohttp.TraceConfig()
@@ -102,7 +102,7 @@ class Attempts:
         self, call: Call, backend: Backend, tracked: TrackedAttempt | None
     ) -> web.StreamResponse | FailedAttempt:
         with backend.request(call.prompt_tokens):
-            sent, connection = monotonic(), Connection()
+            sent, connection = monotonic(), ConnectionUse()
             try:
                 upstream = await self._session.post(
                     # Built from the path: a client that uses the gateway as its proxy sends a whole URL.

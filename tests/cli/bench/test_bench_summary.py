@@ -2,13 +2,13 @@
 
 import pytest
 
-from quire_cli.bench.summary import Objective, Outcome, percentile, summarise
+from quire_cli.bench.summary import MeasuredRequest, Objective, percentile, summarise
 
 
 def outcome(
     sent: float, first: float | None, end: float, tokens: int, *, asked: int | None = None, error: str | None = None
-) -> Outcome:
-    return Outcome(
+) -> MeasuredRequest:
+    return MeasuredRequest(
         sent_seconds=sent,
         first_token_seconds=first,
         end_seconds=end,

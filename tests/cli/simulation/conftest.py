@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire_cli.bench.traces import Request
-from quire_cli.simulation.run import Run
+from quire_cli.simulation.run import SimulatedRun
 from quire_cli.simulation.scaler import Scaling
 from quire_cli.simulation.scenario import EngineModel, Scenario
 from quire_cli.simulation.simulate import simulate
@@ -45,7 +45,7 @@ class Script:
 class Story:
     """A run and the autoscaler in it."""
 
-    run: Run
+    run: SimulatedRun
     script: Script
 
 

@@ -26,7 +26,7 @@ from quire_engine.model.linear import TorchLinearBackend
 from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.model_part import ModelPart
 from quire_engine.model.rope import RopeConfig
-from quire_engine.model.weights import RandomWeights, Reader, check_tensors, in_own_memory, open_checkpoint
+from quire_engine.model.weights import RandomWeights, TensorReader, check_tensors, in_own_memory, open_checkpoint
 
 LLAMA = find_family("LlamaForCausalLM")
 CONFIG = config(
@@ -325,11 +325,11 @@ def test_weights_beyond_float16_range_are_refused_in_float16(tmp_path: Path) -> 
     content = {**tensors(), DOWN: torch.full((16, 24), -7e4, dtype=torch.bfloat16)}
     save_file(content, tmp_path / "model.safetensors")
     source = open_checkpoint(tmp_path)
-    assert float(Reader(source, torch.bfloat16)(DOWN).min()) < -6e4
+    assert float(TensorReader(source, torch.bfloat16)(DOWN).min()) < -6e4
     with pytest.raises(
         ModelFolderError, match=f"{DOWN} has the value 70144, and float16 ends at 65504; use --dtype bfloat16"
     ):
-        Reader(source, torch.float16)(DOWN)
+        TensorReader(source, torch.float16)(DOWN)
 
 
 def test_a_part_of_a_tensor_is_read_without_the_rest(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def mappings(file: Path) -> int:
 @needs_maps
 def test_copied_tensors_keep_no_file_mapped(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
-    read = Reader(open_checkpoint(tmp_path), torch.float32)
+    read = TensorReader(open_checkpoint(tmp_path), torch.float32)
     table, norm = in_own_memory(read("model.embed_tokens.weight")), read("model.norm.weight")
     assert mappings(tmp_path / "model.safetensors") == 1
     del read
@@ -365,7 +365,7 @@ def test_files_are_unmapped_during_loading(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("quire_engine.model.weights._MAPPED_BYTES", 1)
     content = tensors()
     save_sharded(tmp_path, content)
-    read = Reader(open_checkpoint(tmp_path), torch.float32)
+    read = TensorReader(open_checkpoint(tmp_path), torch.float32)
     for name, tensor in content.items():
         assert torch.equal(read(name), tensor)
         assert sum(mappings(file) for file in tmp_path.glob("*.safetensors")) <= 1

@@ -7,20 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from quire_engine.runner.parallel.streams import Stream, StreamGroup, StreamLost
+from quire_engine.runner.parallel.streams import RankConnection, StreamGroup, StreamLost
 from quire_kernels.all_reduce.reference import all_reduce
 
-Pair = Callable[[], tuple[Stream, Stream]]
+Pair = Callable[[], tuple[RankConnection, RankConnection]]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """Return a function that connects two ranks."""
-    opened: list[Stream] = []
+    opened: list[RankConnection] = []
 
-    def make() -> tuple[Stream, Stream]:
+    def make() -> tuple[RankConnection, RankConnection]:
         here, there = socket.socketpair()
-        opened.extend((Stream(here, 1), Stream(there, 0)))
+        opened.extend((RankConnection(here, 1), RankConnection(there, 0)))
         return opened[-2], opened[-1]
 
     yield make
@@ -29,7 +29,7 @@ def pair() -> Iterator[Pair]:
 
 
 def groups(ranks: int, pair: Pair) -> list[StreamGroup]:
-    streams: list[list[Stream | None]] = [[None] * ranks for _ in range(ranks)]
+    streams: list[list[RankConnection | None]] = [[None] * ranks for _ in range(ranks)]
     for rank in range(ranks):
         for other in range(rank):
             streams[rank][other], streams[other][rank] = pair()

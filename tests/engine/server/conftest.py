@@ -25,7 +25,7 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.stream import Update
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
 from quire_engine.server.context import Context
@@ -225,7 +225,7 @@ async def running(
     renderer: Renderer | None = None,
     tool_call_parser: str = "auto",
     reasoning_parser: str = "auto",
-    adapters: Adapters | None = None,
+    adapters: AdapterService | None = None,
     pooling: ServedPooling | None = None,
     max_model_len: int = MAX_MODEL_LEN,
     **options: Any,

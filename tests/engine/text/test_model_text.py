@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from quire_engine.config import TextOptions
+from quire_engine.config import ModelTextOptions
 from quire_engine.errors import ModelFolderError
 from quire_engine.model_folder import ConfigOverrides
 from quire_engine.text.chat_template import ChatTemplate
@@ -101,14 +101,14 @@ def test_tokenizer_and_template_come_from_another_folder(
 ) -> None:
     (model_folder / "chat_template.jinja").write_text("its own")
     empty = tmp_path_factory.mktemp("weights only")
-    text = load_model_text(empty, TextOptions(tokenizer=model_folder))
+    text = load_model_text(empty, ModelTextOptions(tokenizer=model_folder))
     assert text.chat_template is not None and text.chat_template.render([]) == "its own"
     assert text.tokenizer.decode(text.tokenizer.encode("hi", add_special_tokens=False)) == "hi"
 
 
 def test_variables_of_the_command_line_reach_the_template(model_folder: Path) -> None:
     (model_folder / "chat_template.jinja").write_text("{{ enable_thinking }}")
-    text = load_model_text(model_folder, TextOptions(chat_template_kwargs={"enable_thinking": False}))
+    text = load_model_text(model_folder, ModelTextOptions(chat_template_kwargs={"enable_thinking": False}))
     assert text.chat_template is not None
     assert text.chat_template.render([]) == "False"
     assert text.chat_template.render([], variables={"enable_thinking": True}) == "True"

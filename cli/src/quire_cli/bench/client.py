@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import aiohttp
 
-from quire_cli.bench.summary import Outcome
+from quire_cli.bench.summary import MeasuredRequest
 from quire_cli.bench.workload import Conversation, Turn
 
 Endpoint = Literal["completions", "chat"]
@@ -92,15 +92,15 @@ async def run(
     *,
     concurrency: int | None,
     on_sent: Callable[[], None],
-    on_done: Callable[[Outcome], None],
-) -> list[Outcome]:
+    on_done: Callable[[MeasuredRequest], None],
+) -> list[MeasuredRequest]:
     """All outcomes, in order of completion; times count from the start of the run.
 
     With ``concurrency`` at most so many conversations are under way; without, each starts at its arrival time.
     """
     gate = asyncio.Semaphore(concurrency) if concurrency is not None else None
     started = time.perf_counter()
-    outcomes: list[Outcome] = []
+    outcomes: list[MeasuredRequest] = []
 
     async def one(conversation: Conversation) -> None:
         await asyncio.sleep(max(0.0, conversation.arrival_seconds - (time.perf_counter() - started)))
@@ -137,7 +137,7 @@ async def _ask(
     prompt: list[int],
     turn: Turn,
     started: float,
-) -> tuple[_Stream, Outcome]:
+) -> tuple[_Stream, MeasuredRequest]:
     stream = _Stream()
     error = None
     sent = time.perf_counter()
@@ -152,7 +152,7 @@ async def _ask(
         error = f"{type(problem).__name__}: {problem}"
     end = stream.arrivals[-1] if error is None and stream.arrivals else time.perf_counter()
     gaps = tuple(later - earlier for earlier, later in zip(stream.arrivals, stream.arrivals[1:], strict=False))
-    return stream, Outcome(
+    return stream, MeasuredRequest(
         sent_seconds=sent - started,
         first_token_seconds=stream.arrivals[0] - started if stream.arrivals else None,
         end_seconds=end - started,

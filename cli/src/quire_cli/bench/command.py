@@ -29,7 +29,7 @@ from quire_cli.bench.options import (
     of_trace,
     section,
 )
-from quire_cli.bench.summary import Objective, Outcome, Summary, summarise
+from quire_cli.bench.summary import BenchSummary, MeasuredRequest, Objective, summarise
 from quire_cli.bench.traces import Replay, TraceError, read_trace, replayed
 from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
 from quire_cli.result_files import results_problem
@@ -175,7 +175,7 @@ class _Run:
 
     target: client.Target
     started_at: datetime
-    outcomes: list[Outcome]
+    outcomes: list[MeasuredRequest]
 
 
 def _run(target: client.Target, workload: Sequence[Conversation], concurrency: int | None, warmup: int) -> _Run:
@@ -186,7 +186,7 @@ def _run(target: client.Target, workload: Sequence[Conversation], concurrency: i
 
 
 def _report(
-    run: _Run, summary: Summary, *, arguments: dict[str, str], json_file: Path | None, plot: Path | None
+    run: _Run, summary: BenchSummary, *, arguments: dict[str, str], json_file: Path | None, plot: Path | None
 ) -> None:
     """Print the summary, and write the files that were requested."""
     title = f"{run.target.model} at {run.target.base_url}"
@@ -240,7 +240,7 @@ async def _measure(
                 counts["sent"] += 1
                 show()
 
-            def done(outcome: Outcome) -> None:
+            def done(outcome: MeasuredRequest) -> None:
                 counts["done"] += 1
                 counts["failed"] += outcome.error is not None
                 show()

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from quire_cli.bench.summary import Distribution, Outcome, Summary
+from quire_cli.bench.summary import BenchSummary, Distribution, MeasuredRequest
 
 
-def table(summary: Summary, title: str) -> Table:
+def table(summary: BenchSummary, title: str) -> Table:
     """Return the table of latencies."""
     result = Table(title=title, title_justify="left", show_header=True, header_style="bold")
     result.add_column("")
@@ -34,7 +34,7 @@ def _cells(values: Distribution | None) -> list[str]:
     return ["–"] * 6 if values is None else [f"{value * 1000:,.1f}" for value in asdict(values).values()]
 
 
-def lines(summary: Summary) -> list[str]:
+def lines(summary: BenchSummary) -> list[str]:
     """Return the figures that are not percentiles."""
     result = [
         f"requests    {summary.succeeded} of {summary.requests} answered in {summary.duration_seconds:.1f} s"
@@ -51,7 +51,11 @@ def lines(summary: Summary) -> list[str]:
 
 
 def write_json(
-    path: Path, arguments: dict[str, Any], started_at: datetime, summary: Summary, outcomes: Sequence[Outcome]
+    path: Path,
+    arguments: dict[str, Any],
+    started_at: datetime,
+    summary: BenchSummary,
+    outcomes: Sequence[MeasuredRequest],
 ) -> None:
     """Write all measurements; times of requests are seconds after ``started_at``."""
     document = {
@@ -63,7 +67,7 @@ def write_json(
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def write_plot(path: Path, title: str, outcomes: Sequence[Outcome]) -> None:
+def write_plot(path: Path, title: str, outcomes: Sequence[MeasuredRequest]) -> None:
     """Write three panels: load and throughput over time, time to first token over time, latency distributions."""
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 
@@ -107,7 +111,7 @@ def write_plot(path: Path, title: str, outcomes: Sequence[Outcome]) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _running(outcomes: Sequence[Outcome], seconds: int) -> list[int]:
+def _running(outcomes: Sequence[MeasuredRequest], seconds: int) -> list[int]:
     """Return the number of requests in each second; a request counts in every second that it touches."""
     changes = [0] * (seconds + 1)
     for outcome in outcomes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class MeasuredRequest:
     """One request as the client saw it. ``error`` None means: status 200, the stream ended as it should."""
 
     sent_seconds: float
@@ -62,7 +62,7 @@ class Objective:
     def asked(self) -> bool:
         return (self.ttft_seconds, self.tpot_seconds, self.e2e_seconds) != (None, None, None)
 
-    def met_by(self, outcome: Outcome) -> bool:
+    def met_by(self, outcome: MeasuredRequest) -> bool:
         if outcome.error is not None:
             return False
         measured = (
@@ -74,7 +74,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class BenchSummary:
     requests: int
     succeeded: int
     short: int
@@ -110,7 +110,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
     return Distribution(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
 
 
-def summarise(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
+def summarise(outcomes: Sequence[MeasuredRequest], objective: Objective) -> BenchSummary:
     """Rates are over the time from the first request sent to the last answer's end."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     start = min((outcome.sent_seconds for outcome in outcomes), default=0.0)
@@ -122,7 +122,7 @@ def summarise(outcomes: Sequence[Outcome], objective: Objective) -> Summary:
     def rate(amount: float) -> float:
         return amount / duration if duration > 0 else 0.0
 
-    return Summary(
+    return BenchSummary(
         requests=len(outcomes),
         succeeded=len(good),
         short=sum(outcome.output_tokens < outcome.requested_tokens for outcome in good),

@@ -11,7 +11,7 @@ import typer
 
 from quire_cli.bench.options import URL
 from quire_cli.inspection import explain_view as view
-from quire_cli.inspection.explain_sources import Source, source_of
+from quire_cli.inspection.explain_sources import ExplanationSource, source_of
 from quire_cli.inspection.explanation import Explanation, Notice
 from quire_cli.inspection.screen import (
     ContextOption,
@@ -103,7 +103,7 @@ async def _explain(
 _Show = Callable[[Explanation], None]
 
 
-async def _watch(source: Source, explained: Explanation, show: _Show, *, stays: bool = False) -> None:
+async def _watch(source: ExplanationSource, explained: Explanation, show: _Show, *, stays: bool = False) -> None:
     """Show each explanation until the end of a local run; one that ``stays`` is refreshed until Ctrl-C."""
     while True:
         show(explained)
@@ -139,7 +139,7 @@ def _print_lines() -> _Show:
     return show
 
 
-async def _refresh(source: Source, explained: Explanation, time: datetime) -> Explanation:
+async def _refresh(source: ExplanationSource, explained: Explanation, time: datetime) -> Explanation:
     """Poll again; while the API server is unreachable, return the last result with a notice."""
     try:
         return await source.poll(time.timestamp())

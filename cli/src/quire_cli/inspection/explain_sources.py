@@ -25,7 +25,7 @@ _OPERATOR_PORT = 8080
 _URL_SECONDS = 5.0
 
 
-class Source(Protocol):
+class ExplanationSource(Protocol):
     """A source. ``poll`` raises ``UserError``, or ``ClusterError`` for what may work at the next poll."""
 
     async def poll(self, now: float) -> Explanation: ...
@@ -35,7 +35,7 @@ class Source(Protocol):
 
 async def source_of(
     name: str | None, where: Where, environ: Mapping[str, str], *, operator_url: str | None = None
-) -> Source:
+) -> ExplanationSource:
     """Return the source for this name, or raise ``UserError``."""
     found = await open_target(where, [] if name is None else [name], environ)
     if isinstance(found, Run):
@@ -45,7 +45,9 @@ async def source_of(
     return await _cluster_source(found, name, where, operator_url)
 
 
-async def _cluster_source(reader: "KubeReader", name: str | None, where: Where, operator_url: str | None) -> Source:
+async def _cluster_source(
+    reader: "KubeReader", name: str | None, where: Where, operator_url: str | None
+) -> ExplanationSource:
     namespace = where.namespace or reader.namespace
     try:
         if name is None:

@@ -34,7 +34,7 @@ _NO_ENGINE = "its answer is not the metrics page of an engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class MetricsTarget:
     """A replica and the address of its metrics."""
 
     id: str
@@ -48,7 +48,7 @@ class Pages(Protocol):
     how: str
     """The way of reading, as text."""
 
-    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[MetricsTarget]) -> Mapping[str, Reading | str]:
         """Return for each id the reading, or the reason why it is missing."""
         ...
 
@@ -62,7 +62,7 @@ class Pages(Protocol):
 class _SinglePages(ABC):
     """A way to read the page of each replica by itself; it knows no earlier readings."""
 
-    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[MetricsTarget]) -> Mapping[str, Reading | str]:
         answers = await asyncio.gather(*map(self._read, replicas))
         return {replica.id: answer for replica, answer in zip(replicas, answers, strict=True)}
 
@@ -70,7 +70,7 @@ class _SinglePages(ABC):
         return {}
 
     @abstractmethod
-    async def _read(self, replica: Target) -> Reading | str:
+    async def _read(self, replica: MetricsTarget) -> Reading | str:
         """Return the reading of a replica, or the reason why it is missing."""
 
 
@@ -86,7 +86,7 @@ class DirectPages(_SinglePages):
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _read(self, replica: Target) -> Reading | str:
+    async def _read(self, replica: MetricsTarget) -> Reading | str:
         if replica.url is None:
             return "it has no address yet"
         try:
@@ -112,7 +112,7 @@ class ProxiedPages(_SinglePages):
     async def close(self) -> None:
         """Leave the reader open: its owner closes it."""
 
-    async def _read(self, replica: Target) -> Reading | str:
+    async def _read(self, replica: MetricsTarget) -> Reading | str:
         assert replica.pod is not None, "a cluster's replicas are pods"
         try:
             async with self._gate:
@@ -130,7 +130,7 @@ class PrometheusPages:
         self._prometheus = Prometheus(PrometheusOptions(url=url), clock=WallClock())
         self.how = f"by Prometheus at {url}"
 
-    async def read(self, replicas: Sequence[Target]) -> Mapping[str, Reading | str]:
+    async def read(self, replicas: Sequence[MetricsTarget]) -> Mapping[str, Reading | str]:
         told = await self._prometheus.told(NAMES)
         if told is None:
             silence = f"no answer from Prometheus: {self._prometheus.problem}"
@@ -154,7 +154,7 @@ def target_of(url: str | None) -> str:
     return "" if url is None else url.partition("://")[2].partition("/")[0]
 
 
-def _of(replica: Target, told: Mapping[str, Told]) -> Told | None:
+def _of(replica: MetricsTarget, told: Mapping[str, Told]) -> Told | None:
     return told.get(replica.id) or told.get(target_of(replica.url))
 
 

@@ -26,7 +26,7 @@ from quire_cli.inspection.screen import (
     redrawn,
     until_interrupted,
 )
-from quire_cli.inspection.top_sources import ClusterFleet, RunFleet, Source
+from quire_cli.inspection.top_sources import ClusterFleet, FleetSource, RunFleet
 from quire_cli.inspection.where import Where, open_target
 from quire_cli.local.runs import Run
 from quire_common.quantities import parse_duration_seconds
@@ -98,7 +98,7 @@ def top(
     until_interrupted(work())
 
 
-async def _source(names: tuple[str, ...], where: Where, prometheus_url: str | None, *, everywhere: bool) -> Source:
+async def _source(names: tuple[str, ...], where: Where, prometheus_url: str | None, *, everywhere: bool) -> FleetSource:
     found = await open_target(where, names, os.environ)
     prometheus = None if prometheus_url is None else PrometheusPages(prometheus_url)
     if isinstance(found, Run):
@@ -129,7 +129,7 @@ def _output(*, once: bool, replicas: bool, as_json: bool) -> Iterator[_Show]:
             yield show
 
 
-async def _poll(source: Source, loads: Loads, interval: float, sort: Sort, show: _Show, *, once: bool) -> None:
+async def _poll(source: FleetSource, loads: Loads, interval: float, sort: Sort, show: _Show, *, once: bool) -> None:
     """Poll until interrupted; with ``once`` poll twice, because rates need two polls, and show the second.
 
     A poll that takes longer than the interval is followed by the next one at once.

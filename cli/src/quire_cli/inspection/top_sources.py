@@ -9,7 +9,7 @@ from quire_cli.errors import InspectionProblem
 from quire_cli.inspection.explanation import near_names
 from quire_cli.inspection.fleet import Deployment, Fleet, Replica
 from quire_cli.inspection.load import Reading
-from quire_cli.inspection.replica_pages import Pages, Target, target_of
+from quire_cli.inspection.replica_pages import MetricsTarget, Pages, target_of
 from quire_cli.inspection.where import ended_note, user_error
 from quire_cli.local.runs import Run, read
 from quire_common.contract import engine
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # slow to import
 _WITH_METRICS = frozenset({"Ready", "Draining"})
 
 
-class Source(Protocol):
+class FleetSource(Protocol):
     """A source. ``poll`` raises ``UserError``, or ``ClusterError`` for what may work at the next poll."""
 
     async def poll(self, now: float) -> Fleet: ...
@@ -36,7 +36,7 @@ class _There:
     """A replica, and the address of its metrics if it has one."""
 
     replica: Replica
-    asked: Target | None
+    asked: MetricsTarget | None
 
 
 class RunFleet:
@@ -131,7 +131,7 @@ def _again(folder: Path) -> Run:
 
 def _local_replica(name: str, phase: str, url: str | None) -> _There:
     askable = phase in _WITH_METRICS and url is not None
-    asked = Target(id=name, url=f"{url}{engine.METRICS_PATH}") if askable else None
+    asked = MetricsTarget(id=name, url=f"{url}{engine.METRICS_PATH}") if askable else None
     silence = "" if askable else f"it is {phase.lower()}"
     return _There(replica=Replica(id=name, name=name, phase=phase, silence=silence), asked=asked)
 
@@ -142,7 +142,7 @@ def _pod_replica(key: Key, pod: Pod) -> _There:
     askable = phase in _WITH_METRICS
     silence = "" if askable else f"it is {phase.lower()}"
     url = f"http://{url_host(pod.ip)}:{engine.HTTP_PORT}{engine.METRICS_PATH}" if pod.ip else None
-    asked = Target(id=str(where), pod=where, url=url) if askable else None
+    asked = MetricsTarget(id=str(where), pod=where, url=url) if askable else None
     return _There(replica=Replica(id=str(where), name=pod.name, phase=phase, silence=silence), asked=asked)
 
 

@@ -33,7 +33,7 @@ from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore
 from quire_cli.result_files import results_problem
 from quire_cli.simulation import report, speed
-from quire_cli.simulation.run import LATE_SECONDS, Run
+from quire_cli.simulation.run import LATE_SECONDS, SimulatedRun
 from quire_cli.simulation.scaler import TICK_SECONDS, QuireScaler
 from quire_cli.simulation.scenario import Crash, Fault, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.simulate import simulate as simulate_fleet
@@ -329,7 +329,7 @@ def _scaler(spec: Spec, *, epoch: float) -> QuireScaler:
     return QuireScaler(replace(policy, autoscaling=rules), scrape_seconds=scrape_seconds, epoch=epoch)
 
 
-def _simulate(requests: list[Request], scenario: Scenario, scaler: QuireScaler) -> Run:
+def _simulate(requests: list[Request], scenario: Scenario, scaler: QuireScaler) -> SimulatedRun:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[clock]}"), TimeElapsedColumn())
     quiet = not sys.stderr.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as progress:

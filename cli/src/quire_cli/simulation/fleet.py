@@ -23,7 +23,7 @@ Later = Callable[[float, Callable[[float], None]], None]
 
 
 @dataclass(slots=True, eq=False)
-class Replica:
+class SimulatedReplica:
     name: str
     number: int
     engine: Engine
@@ -32,12 +32,12 @@ class Replica:
     slow_factor: float = 1.0
 
 
-class Fleet:
+class SimulatedFleet:
     """The replicas; ``changed`` is called when the set of ready replicas changes."""
 
     def __init__(self, scenario: Scenario, *, later: Later, changed: Callable[[float], None]) -> None:
         self.asked = scenario.initial_replicas
-        self.replicas: list[Replica] = []
+        self.replicas: list[SimulatedReplica] = []
         """Oldest first."""
         self._scenario = scenario
         self._later = later
@@ -52,7 +52,7 @@ class Fleet:
     # --- state ---
 
     @property
-    def ready(self) -> list[Replica]:
+    def ready(self) -> list[SimulatedReplica]:
         return [replica for replica in self.replicas if replica.phase is ReplicaPhase.READY]
 
     @property
@@ -126,7 +126,7 @@ class Fleet:
             for replica in self.replicas:
                 self._set_pace(replica, now)
 
-    def _set_pace(self, replica: Replica, now: float) -> None:
+    def _set_pace(self, replica: SimulatedReplica, now: float) -> None:
         slowdown = self._scenario.slowdown
         shared = slowdown[min(self._busy, len(slowdown)) - 1] if slowdown and self._busy else 1.0
         replica.engine.set_factor(replica.slow_factor * shared, now)
@@ -153,7 +153,7 @@ class Fleet:
 
     def _add(self, now: float, phase: ReplicaPhase) -> None:
         number, self._born = self._born, self._born + 1
-        replica = Replica(
+        replica = SimulatedReplica(
             name=f"replica-{number}", number=number, engine=self._engine(number, now), phase=phase, phase_since=now
         )
         self.replicas.append(replica)
@@ -167,7 +167,7 @@ class Fleet:
             scenario.engine, name=f"replica-{number}", prefix_block_tokens=scenario.prefix_block_tokens, now=now
         )
 
-    def _start(self, replica: Replica, now: float, *, pending_share: float) -> None:
+    def _start(self, replica: SimulatedReplica, now: float, *, pending_share: float) -> None:
         """Have it load a share of its start-up delay later, and ready at the end of it."""
         scenario = self._scenario
         jitter = self._rng.uniform(1.0 - scenario.startup_jitter, 1.0 + scenario.startup_jitter)
@@ -175,7 +175,7 @@ class Fleet:
         self._later(now + delay * pending_share, lambda time: self._enter(replica, ReplicaPhase.LOADING, time))
         self._later(now + delay, lambda time: self._enter(replica, ReplicaPhase.READY, time))
 
-    def _enter(self, replica: Replica, phase: ReplicaPhase, now: float) -> None:
+    def _enter(self, replica: SimulatedReplica, phase: ReplicaPhase, now: float) -> None:
         """Enter the next phase of a start, unless the replica was removed meanwhile."""
         if replica not in self.replicas or replica.phase is ReplicaPhase.DRAINING:
             return
@@ -184,19 +184,19 @@ class Fleet:
             self._changed(now)
         self.set_paces(now)
 
-    def _drain(self, replica: Replica, now: float) -> None:
+    def _drain(self, replica: SimulatedReplica, now: float) -> None:
         serves = replica.phase is ReplicaPhase.READY
         replica.phase, replica.phase_since = ReplicaPhase.DRAINING, now
         if serves:
             self._later(now + self._scenario.drain_seconds, lambda time: self._end(replica, time))
 
-    def _end(self, replica: Replica, now: float) -> None:
+    def _end(self, replica: SimulatedReplica, now: float) -> None:
         """End a replica whose drain time is over."""
         if replica in self.replicas:
             _fail_all(replica.engine)
             self._remove(replica, now)
 
-    def _remove(self, replica: Replica, now: float) -> None:
+    def _remove(self, replica: SimulatedReplica, now: float) -> None:
         self.replicas.remove(replica)
         self._holding.append((now, -1))
 
@@ -223,13 +223,13 @@ class Fleet:
             self._set_pace(replica, now)
         self._later(now + fault.seconds, lambda time: self._recover(slowed, fault, time))
 
-    def _recover(self, slowed: Sequence[Replica], fault: SlowReplicas, now: float) -> None:
+    def _recover(self, slowed: Sequence[SimulatedReplica], fault: SlowReplicas, now: float) -> None:
         for replica in slowed:
             replica.slow_factor /= fault.factor
             self._set_pace(replica, now)
 
 
-def _leaves(replica: Replica, victims: Sequence[str]) -> tuple[int, int, int]:
+def _leaves(replica: SimulatedReplica, victims: Sequence[str]) -> tuple[int, int, int]:
     """Victims first, in their order; then, as a ReplicaSet has it, those not ready, then the youngest."""
     place = victims.index(replica.name) if replica.name in victims else len(victims)
     return place, _GOES_FIRST.index(replica.phase), -replica.number

@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from quire_cli.bench.summary import Distribution
-from quire_cli.simulation.run import DecisionPoint, RequestResult, Run, is_late
+from quire_cli.simulation.run import DecisionPoint, RequestResult, SimulatedRun, is_late
 from quire_cli.simulation.summary import Summary
 
 
-def render(summary: Summary, run: Run, *, title: str, slo_seconds: float, decisions: int) -> RenderableType:
+def render(summary: Summary, run: SimulatedRun, *, title: str, slo_seconds: float, decisions: int) -> RenderableType:
     """Return the figures, the percentiles, and the last ``decisions`` changes with their reasons."""
     parts: list[RenderableType] = [_figures(summary, title, slo_seconds), Text(), _percentiles(summary)]
     changes = [decision for decision in run.decisions if decision.desired != decision.current]
@@ -85,7 +85,7 @@ def _changes(changes: Sequence[DecisionPoint], total: int) -> Table:
     return table
 
 
-def _why_none(run: Run) -> str:
+def _why_none(run: SimulatedRun) -> str:
     last = run.decisions[-1] if run.decisions else None
     return "no change" if last is None else f"no change; at the end: {last.message}"
 
@@ -98,7 +98,7 @@ def clock(seconds: float) -> str:
 
 
 def write_json(
-    path: Path, *, arguments: Mapping[str, str], engine: Mapping[str, Any], summary: Summary, run: Run
+    path: Path, *, arguments: Mapping[str, str], engine: Mapping[str, Any], summary: Summary, run: SimulatedRun
 ) -> None:
     """Write all results; times are seconds from the start of the used part of the trace.
 
@@ -124,7 +124,7 @@ def _finite(value: object) -> object:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def write_plot(path: Path, run: Run, *, title: str, slo_seconds: float) -> None:
+def write_plot(path: Path, run: SimulatedRun, *, title: str, slo_seconds: float) -> None:
     """Arrivals, replicas, queue, KV use and late requests over the same time."""
     from matplotlib.figure import Figure  # slow to import, and only this needs it
 

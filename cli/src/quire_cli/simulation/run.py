@@ -85,7 +85,7 @@ class HoldingStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulatedRun:
     """One simulation. What is scored lies between ``scored_from`` and ``scored_until``, the last arrival."""
 
     requests: tuple[RequestResult, ...]

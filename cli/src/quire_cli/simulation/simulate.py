@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from itertools import count
 
 from quire_cli.bench.traces import Request
-from quire_cli.simulation.fleet import Fleet
+from quire_cli.simulation.fleet import SimulatedFleet
 from quire_cli.simulation.gateway import Gateway
-from quire_cli.simulation.run import DecisionPoint, RequestResult, Run, TimelinePoint
+from quire_cli.simulation.run import DecisionPoint, RequestResult, SimulatedRun, TimelinePoint
 from quire_cli.simulation.scaler import Scaler
 from quire_cli.simulation.scenario import Crash, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.sequence import Sequence as EngineSequence
@@ -25,7 +25,7 @@ Progress = Callable[[float], None]
 
 def simulate(
     requests: Sequence[Request], scenario: Scenario, scaler: Scaler, *, progress: Progress = lambda _: None
-) -> Run:
+) -> SimulatedRun:
     """Simulate these requests, in any order, until the last has ended or the time is up."""
     return _Simulation(requests, scenario, scaler, progress).run()
 
@@ -41,7 +41,7 @@ class _Simulation:
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._ids = count()
         self._gateway = Gateway(seed=scenario.seed, hold_seconds=scenario.hold_seconds)
-        self._fleet = Fleet(scenario, later=self._later, changed=self._discover)
+        self._fleet = SimulatedFleet(scenario, later=self._later, changed=self._discover)
         self._samples: dict[str, ReplicaSample] = {}
         self._scrape_phase = random.Random(f"scrapes {scenario.seed}").random() * scaler.scrape_seconds
         self._last_scrape = -1.0
@@ -49,7 +49,7 @@ class _Simulation:
         self._timeline: list[TimelinePoint] = []
         self._worst_queue = 0
 
-    def run(self) -> Run:
+    def run(self) -> SimulatedRun:
         self._discover(0.0)
         self._plan()
         horizon = self._last_arrival + self._scenario.settle_seconds
@@ -186,9 +186,9 @@ class _Simulation:
             kv_usage=gauges.kv_blocks / fleet.kv_blocks if fleet.kv_blocks else 0.0,
         )
 
-    def _result(self) -> Run:
+    def _result(self) -> SimulatedRun:
         engine = self._scenario.engine
-        return Run(
+        return SimulatedRun(
             requests=tuple(
                 RequestResult(
                     arrival=sequence.arrival,

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from quire_cli.bench.summary import Distribution, distribution
-from quire_cli.simulation.run import Outcome, Run
+from quire_cli.simulation.run import Outcome, SimulatedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Summary:
     """The share of prompt tokens found in a prefix cache."""
 
 
-def summarise(run: Run, *, slo_seconds: float) -> Summary:
+def summarise(run: SimulatedRun, *, slo_seconds: float) -> Summary:
     scored = run.scored
     outcomes = Counter(request.outcome for request in scored)
     answered = [(r, r.time_to_first_token) for r in scored]

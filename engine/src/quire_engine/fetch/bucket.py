@@ -30,11 +30,11 @@ from quire_engine.fetch.remote_files import (
     Algorithm,
     Answer,
     Checksum,
-    Description,
+    FileRequest,
     Listing,
+    ModelDescription,
     PlainFiles,
     RemoteFile,
-    Request,
     Unreachable,
     check_weights,
     is_wanted,
@@ -64,7 +64,7 @@ class BucketOrigin(PlainFiles):
         version = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
         return Listing(model=str(self._source), version=version, files=files)
 
-    def describe(self) -> Description:
+    def describe(self) -> ModelDescription:
         with explained(lambda: self._where):
             objects = {_name(entry): entry for entry in self._objects()}
             check_weights(str(self._source), list(objects))
@@ -80,14 +80,14 @@ class BucketOrigin(PlainFiles):
             config = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise FetchError(f"config.json of {self._source} cannot be read as JSON: {error}") from error
-        return Description(config=config, parameters=parameters)
+        return ModelDescription(config=config, parameters=parameters)
 
-    def request(self, file: RemoteFile) -> Request:
+    def request(self, file: RemoteFile) -> FileRequest:
         parameters = {"Bucket": self._source.bucket, "Key": file.address}
         with explained(lambda: self._where):
             url = self._client.generate_presigned_url("get_object", Params=parameters, ExpiresIn=_ADDRESS_SECONDS)
         # Data that is already here belongs to this version of the object.
-        return Request(url=url, headers={"If-Match": file.tag} if file.tag else {})
+        return FileRequest(url=url, headers={"If-Match": file.tag} if file.tag else {})
 
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
         if answer.status == 412:

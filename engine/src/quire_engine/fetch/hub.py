@@ -30,11 +30,11 @@ from quire_engine.fetch.remote_files import (
     Algorithm,
     Answer,
     Checksum,
-    Description,
+    FileRequest,
     Listing,
+    ModelDescription,
     PlainFiles,
     RemoteFile,
-    Request,
     Unreachable,
     check_weights,
     first_line,
@@ -71,7 +71,7 @@ class HubOrigin(PlainFiles):
         check_weights(f"{repository} at {revision}", [file.name for file in files])
         return Listing(model=repository, version=commit, files=files)
 
-    def describe(self) -> Description:
+    def describe(self) -> ModelDescription:
         repository, revision = self._source.repository, self._source.revision
         commit = self.listing().version
         url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
@@ -80,7 +80,7 @@ class HubOrigin(PlainFiles):
             answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
             answer.raise_for_status()
             config = answer.json()
-        return Description(config=config, parameters=sum(counts.values()))
+        return ModelDescription(config=config, parameters=sum(counts.values()))
 
     def elsewhere(self, listing: Listing) -> Path | None:
         """Return the folder in which the hub's own tools have stored all of these files, or None."""
@@ -92,8 +92,8 @@ class HubOrigin(PlainFiles):
             folders.add(Path(found).parent)
         return folders.pop() if len(folders) == 1 else None
 
-    def request(self, file: RemoteFile) -> Request:
-        return Request(url=file.address, headers=request_headers())
+    def request(self, file: RemoteFile) -> FileRequest:
+        return FileRequest(url=file.address, headers=request_headers())
 
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
         if answer.status in (401, 403):

@@ -24,11 +24,11 @@ from quire_engine.fetch.remote_files import (
     Algorithm,
     Answer,
     Checksum,
-    Description,
+    FileRequest,
     Listing,
+    ModelDescription,
     PlainFiles,
     RemoteFile,
-    Request,
     Say,
     Unreachable,
     check_weights,
@@ -71,8 +71,8 @@ class ImageOrigin(PlainFiles):
             spare_bytes=max(archives, default=0),
         )
 
-    def request(self, file: RemoteFile) -> Request:
-        return Request(url=self._registry.blob_url(file.address), headers=self._registry.headers())
+    def request(self, file: RemoteFile) -> FileRequest:
+        return FileRequest(url=self._registry.blob_url(file.address), headers=self._registry.headers())
 
     def refusal(self, file: RemoteFile, answer: Answer) -> FetchError | None:
         if answer.status == 401 and file.name not in self._refused:
@@ -121,7 +121,7 @@ class ImageOrigin(PlainFiles):
             )
         return folder
 
-    def describe(self) -> Description:
+    def describe(self) -> ModelDescription:
         """See ``Origin``. Only the beginning of archives is searched."""
         _, layers = self._digest_and_layers
         files = {PurePosixPath(layer.path).name: layer for layer in layers if layer.kind is Kind.FILE}
@@ -129,9 +129,9 @@ class ImageOrigin(PlainFiles):
             blob = files["config.json"].blob
             weights = [layer for name, layer in files.items() if name.endswith(".safetensors")]
             body = self._registry.read(blob.digest, 0, min(blob.size_bytes, _MAX_CONFIG_BYTES))
-            return Description(config=self._parsed(body), parameters=self._count(weights) if weights else None)
+            return ModelDescription(config=self._parsed(body), parameters=self._count(weights) if weights else None)
         body = self._from_archives([layer for layer in layers if layer.kind is Kind.ARCHIVE])
-        return Description(config=self._parsed(body), parameters=None)
+        return ModelDescription(config=self._parsed(body), parameters=None)
 
     def _from_archives(self, layers: Sequence[Layer]) -> bytes:
         wanted = PurePosixPath(self._source.path) / "config.json"

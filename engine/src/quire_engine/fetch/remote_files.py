@@ -80,7 +80,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class FileRequest:
     url: str
     headers: Mapping[str, str]
 
@@ -95,7 +95,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
+class ModelDescription:
     """The facts about a model that are known without its weights."""
 
     config: object
@@ -110,7 +110,7 @@ class Origin(Protocol):
         """Return the current version and its files."""
         ...
 
-    def describe(self) -> Description:
+    def describe(self) -> ModelDescription:
         """Return configuration and number of parameters by downloading a few kilobytes."""
         ...
 
@@ -118,7 +118,7 @@ class Origin(Protocol):
         """Return a folder on this machine that already has all files, or None."""
         ...
 
-    def request(self, file: RemoteFile) -> Request:
+    def request(self, file: RemoteFile) -> FileRequest:
         """Return the request for a file, valid now."""
         ...
 

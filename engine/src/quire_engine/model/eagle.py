@@ -28,8 +28,8 @@ from quire_engine.model.shape import ModelShape, without_idle_windows
 from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import (
     RandomWeights,
-    Reader,
     RenamedTensors,
+    TensorReader,
     TensorSource,
     compare_tensors,
     open_checkpoint,
@@ -120,7 +120,7 @@ class HeadCandidate:
         compare_tensors(
             expected, found, is_ignorable=_is_ignorable, architecture="an EAGLE head", where=str(self.folder)
         )
-        read = Reader(source, options.dtype)
+        read = TensorReader(source, options.dtype)
         bias = read(_FUSE_BIAS) if _FUSE_BIAS in expected else None
         fuse = options.backend.pack(read(_FUSE), bias)
         layers = build_layers(_TRAITS, self.shape, read, options.backend, self.longest + 1, options.device)

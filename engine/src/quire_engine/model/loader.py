@@ -20,8 +20,8 @@ from quire_engine.model.text_part import decoder_config, text_config, text_tenso
 from quire_engine.model.upload import make_upload
 from quire_engine.model.weights import (
     RandomWeights,
-    Reader,
     RenamedTensors,
+    TensorReader,
     TensorSource,
     check_tensors,
     open_checkpoint,
@@ -86,7 +86,7 @@ class NativeCandidate:
         expected = {name: shape for name, shape in expected.items() if is_in_part(config, self.part, name)}
         # One more angle than the longest sequence has positions: a step may run ahead of the stop that ends it.
         splits = {name: family.split(config, self.part, name) for name in expected}
-        read = Reader(source, options.dtype, splits.get)
+        read = TensorReader(source, options.dtype, splits.get)
         model = family.build(self.shape, read, options.backend, self.longest + 1, options.links)
         sizes = [_size(shape, splits[name]) for name, shape in expected.items()]
         numbers = sum(sizes)

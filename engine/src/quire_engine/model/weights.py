@@ -157,7 +157,7 @@ def _join(tensors: list[Tensor], dim: int) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=dim)
 
 
-class Reader:
+class TensorReader:
     """A ``family.ReadTensor``. ``seconds`` is the time spent reading so far, without processing."""
 
     def __init__(

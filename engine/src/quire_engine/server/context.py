@@ -10,7 +10,7 @@ from quire_engine.config import ServerOptions
 from quire_engine.errors import InvalidRequest, NotFound
 from quire_engine.ipc.client import EngineService, unavailable
 from quire_engine.ipc.messages import Ready
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.generation.generation import ServerServices
 from quire_engine.server.generation.lifecycle import Lifecycle
 from quire_engine.server.grammars.pool import GrammarCompiler
@@ -47,7 +47,7 @@ class Context:
     services: ServerServices
     metrics: Metrics
     bodies: BodyBudget
-    adapters: Adapters | None = None
+    adapters: AdapterService | None = None
     """None where the server serves no adapters."""
     pooling: ServedPooling | None = None
     """The pooling of this server; None where it generates text."""

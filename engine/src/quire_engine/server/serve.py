@@ -30,7 +30,7 @@ from quire_engine.ipc.messages import Ready
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.adapters.sources import fetch_files
 from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
@@ -235,9 +235,9 @@ class _Server:
         if self._adapters is not None:
             await self._require_adapters_of_flags(self._adapters)
 
-    def _make_adapters(self, config: EngineConfig, names: tuple[str, ...]) -> Adapters:
+    def _make_adapters(self, config: EngineConfig, names: tuple[str, ...]) -> AdapterService:
         figures = self._metrics.engine
-        adapters = Adapters(
+        adapters = AdapterService(
             config.adapters,
             self._engine,
             lambda entry: fetch_files(entry, config.model.download_dir),
@@ -248,7 +248,7 @@ class _Server:
         self._engine.adapter_observer = adapters
         return adapters
 
-    async def _require_adapters_of_flags(self, adapters: Adapters) -> None:
+    async def _require_adapters_of_flags(self, adapters: AdapterService) -> None:
         try:
             await adapters.flags_served()
         except AdapterError as error:

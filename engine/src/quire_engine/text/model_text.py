@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quire_engine.config import TextOptions
+from quire_engine.config import ModelTextOptions
 from quire_engine.core.sampling_params import MODEL_RANGES, ModelRange
 from quire_engine.errors import InvalidRequest, ModelFolderError
 from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_generation_config
@@ -67,7 +67,7 @@ class ModelText:
     formats: AnswerFormats = AnswerFormats()
 
 
-def load_model_text(folder: Path, options: TextOptions, overrides: ConfigOverrides = NO_OVERRIDES) -> ModelText:
+def load_model_text(folder: Path, options: ModelTextOptions, overrides: ConfigOverrides = NO_OVERRIDES) -> ModelText:
     """Load the text side of a model folder. Raises ModelFolderError."""
     tokenizer = load_tokenizer(options.tokenizer or folder)
     template = load_chat_template(

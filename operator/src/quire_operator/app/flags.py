@@ -33,7 +33,7 @@ _SELECTOR_TERM = r"[A-Za-z0-9][\w./-]*(=[\w.-]*)?"
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectName:
+class ObjectNameFlag:
     """The name of a Kubernetes object."""
 
     expected: str = "the name of a Kubernetes object: lower-case letters, digits, '-' and '.'"
@@ -147,10 +147,10 @@ usage: quire-operator [flags]
         "Cluster": (
             _flag("kubeconfig", Text("PATH"), "the file with the connection to the cluster",
                   unset="the pod's service account"),
-            _flag("namespace", ObjectName(), "the namespace of the Lease", unset="the pod's own, else default"),
-            Flag(name="watch-namespace", kind=ObjectName(), many=True, help="the namespaces to act in",
+            _flag("namespace", ObjectNameFlag(), "the namespace of the Lease", unset="the pod's own, else default"),
+            Flag(name="watch-namespace", kind=ObjectNameFlag(), many=True, help="the namespaces to act in",
                  shown_default="all"),
-            _flag("cluster-domain", ObjectName(metavar="DOMAIN"), "the DNS domain of Services", "cluster.local"),
+            _flag("cluster-domain", ObjectNameFlag(metavar="DOMAIN"), "the DNS domain of Services", "cluster.local"),
         ),
         "Pods": (
             _flag("engine-image", _IMAGE, "the engine's image where spec.engine.image is not set",
@@ -193,7 +193,7 @@ usage: quire-operator [flags]
                   "60s"),
         ),
         "Several operators": (
-            _flag("lease-name", ObjectName(), "the Lease that they share", "quire-operator"),
+            _flag("lease-name", ObjectNameFlag(), "the Lease that they share", "quire-operator"),
             _flag("identity", Pattern(r"[A-Za-z0-9_.-]{1,128}", "1 to 128 letters, digits, '-', '_', '.'", "TEXT"),
                   "a name that is unique among them", unset="host name and a random id"),
         ),

@@ -18,7 +18,7 @@ from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.groups import unanswered_webhook
 from quire_operator.domain.status.status import Event
 from quire_operator.ports import Clock, Cluster, Forbidden, NotFound, QuotaExceeded, Refused, Unavailable
-from quire_operator.reconcile.state import ReconcileResult, ReconcileState, Refusal, soonest
+from quire_operator.reconcile.state import ApiRejection, ReconcileResult, ReconcileState, soonest
 from quire_operator.reconcile.store import Store
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Executor:
         try:
             await self._act(resource, state, action)
         except Refused as error:
-            state.refused[place] = Refusal(digest=digest, message=str(error), at=self._clock.now())
+            state.refused[place] = ApiRejection(digest=digest, message=str(error), at=self._clock.now())
             return refused(action, str(error))
         if repair is not None:
             state.repairs.note(*repair, self._clock.now())

@@ -37,7 +37,7 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class ApiRejection:
     """A rejection by the API server."""
 
     digest: str
@@ -61,7 +61,7 @@ class ReconcileState:
     is_unread: bool = False
     """True in a pass that read no children, so that it may only create those whose names are free."""
     applied: dict[Ref, Applied] = field(default_factory=dict)
-    refused: dict[tuple[Ref, type[Action]], Refusal] = field(default_factory=dict)
+    refused: dict[tuple[Ref, type[Action]], ApiRejection] = field(default_factory=dict)
     """The rejections by child and kind of action: what cannot be changed may be recreated."""
     decided: int | None = None
     victims: tuple[str, ...] = ()

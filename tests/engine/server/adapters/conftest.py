@@ -11,7 +11,7 @@ import pytest
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure
 from quire_engine.config import AdapterOptions
 from quire_engine.errors import AdapterError
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.adapters.sources import Files
 
 
@@ -19,7 +19,7 @@ from quire_engine.server.adapters.sources import Files
 class Reader:
     """The part of an engine that adapters use."""
 
-    adapters: Adapters | None = None
+    adapters: AdapterService | None = None
     loaded: dict[int, str] = field(default_factory=dict)
     unloaded: list[int] = field(default_factory=list)
     fetched: list[AdapterEntry] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Reader:
 
 
 @pytest.fixture
-def make_adapters() -> Callable[..., tuple[Adapters, Reader]]:
+def make_adapters() -> Callable[..., tuple[AdapterService, Reader]]:
     """Return a factory of adapters and their engine; ``fetches=False`` lets fetches wait for ``may_fetch``."""
 
-    def make(*, fetches: bool = True, **options: Any) -> tuple[Adapters, Reader]:
+    def make(*, fetches: bool = True, **options: Any) -> tuple[AdapterService, Reader]:
         reader = Reader()
         if fetches:
             reader.may_fetch.set()
-        adapters = Adapters(
+        adapters = AdapterService(
             AdapterOptions(**{"enabled": True, "max_loras": 2} | options),
             reader,
             reader.fetch,

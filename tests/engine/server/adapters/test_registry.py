@@ -3,18 +3,18 @@
 from typing import Any
 
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure, AdapterState, Placement
-from quire_engine.server.adapters.registry import Origin, Registry
+from quire_engine.server.adapters.registry import AdapterOrigin, AdapterRegistry
 
 
 def entry(name: str, source: str = "/a", **fields: Any) -> AdapterEntry:
     return AdapterEntry(name=name, source=source, **fields)
 
 
-def states(registry: Registry, in_slots: tuple[int, ...] = ()) -> dict[str, AdapterState]:
+def states(registry: AdapterRegistry, in_slots: tuple[int, ...] = ()) -> dict[str, AdapterState]:
     return {report.name: report.state for report in registry.reports(in_slots)}
 
 
-def follow(registry: Registry, *entries: AdapterEntry) -> tuple[list[int], list[int]]:
+def follow(registry: AdapterRegistry, *entries: AdapterEntry) -> tuple[list[int], list[int]]:
     """Return the numbers of the versions to fetch and to unload after the file lists these entries."""
     registry.follow_file(entries)
     actions = registry.take_actions()
@@ -22,7 +22,7 @@ def follow(registry: Registry, *entries: AdapterEntry) -> tuple[list[int], list[
 
 
 def test_adapter_changes_from_downloading_to_loaded() -> None:
-    registry = Registry(["base"])
+    registry = AdapterRegistry(["base"])
     assert follow(registry, entry("fr")) == ([1], [])
     assert states(registry) == {"fr": AdapterState.DOWNLOADING} and registry.served("fr") is None
     registry.loaded(1, rank=8, num_bytes=100)
@@ -33,7 +33,7 @@ def test_adapter_changes_from_downloading_to_loaded() -> None:
 
 
 def test_on_demand_adapter_is_fetched_at_the_first_request() -> None:
-    registry = Registry([])
+    registry = AdapterRegistry([])
     assert follow(registry, entry("fr", placement=Placement.ON_DEMAND)) == ([], [])
     assert states(registry) == {"fr": AdapterState.KNOWN} and registry.names == ["fr"]
     version = registry.wanted("fr")
@@ -44,7 +44,7 @@ def test_on_demand_adapter_is_fetched_at_the_first_request() -> None:
 
 
 def test_changed_entry_is_reloaded_while_the_old_serves() -> None:
-    registry = Registry([])
+    registry = AdapterRegistry([])
     follow(registry, entry("fr"))
     registry.loaded(1, 8, 100)
     assert follow(registry, entry("fr")) == ([], [])
@@ -58,7 +58,7 @@ def test_changed_entry_is_reloaded_while_the_old_serves() -> None:
 
 
 def test_failed_version_keeps_the_previous_one() -> None:
-    registry = Registry([])
+    registry = AdapterRegistry([])
     follow(registry, entry("fr"))
     registry.loaded(1, 8, 100)
     follow(registry, entry("fr", generation=1))
@@ -74,9 +74,9 @@ def test_failed_version_keeps_the_previous_one() -> None:
 
 
 def test_adapters_removed_from_the_file_are_unloaded() -> None:
-    registry = Registry([])
-    registry.put(entry("flag"), Origin.FLAG)
-    registry.put(entry("request"), Origin.REQUEST)
+    registry = AdapterRegistry([])
+    registry.put(entry("flag"), AdapterOrigin.FLAG)
+    registry.put(entry("request"), AdapterOrigin.REQUEST)
     registry.take_actions()
     assert follow(registry, entry("a"), entry("b")) == ([3, 4], [])
     assert follow(registry, entry("b")) == ([], [3])
@@ -84,8 +84,8 @@ def test_adapters_removed_from_the_file_are_unloaded() -> None:
 
 
 def test_name_served_by_another_origin_is_kept() -> None:
-    registry = Registry([])
-    registry.put(entry("fr", "/flag"), Origin.FLAG)
+    registry = AdapterRegistry([])
+    registry.put(entry("fr", "/flag"), AdapterOrigin.FLAG)
     registry.take_actions()
     assert follow(registry, entry("fr", "/file")) == ([], [])
     assert follow(registry) == ([], [])
@@ -94,7 +94,7 @@ def test_name_served_by_another_origin_is_kept() -> None:
 
 
 def test_the_name_of_the_base_model_is_refused() -> None:
-    registry = Registry(["base"])
+    registry = AdapterRegistry(["base"])
     assert follow(registry, entry("base"))[0] == []
     (report,) = registry.reports(())
     assert report.reason is AdapterFailure.INVALID and report.message == "the base model is served as base"
@@ -102,7 +102,7 @@ def test_the_name_of_the_base_model_is_refused() -> None:
 
 
 def test_reports_of_removed_versions_are_ignored() -> None:
-    registry = Registry([])
+    registry = AdapterRegistry([])
     follow(registry, entry("fr"))
     assert registry.remove("fr") and not registry.remove("fr")
     registry.loaded(1, 8, 100)
@@ -111,7 +111,7 @@ def test_reports_of_removed_versions_are_ignored() -> None:
 
 
 def test_a_replacement_drops_the_one_that_was_still_loading() -> None:
-    registry = Registry([])
+    registry = AdapterRegistry([])
     follow(registry, entry("fr"))
     assert follow(registry, entry("fr", generation=1)) == ([2], [1])
     registry.loaded(1, 8, 100)

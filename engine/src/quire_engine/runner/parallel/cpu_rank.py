@@ -25,7 +25,7 @@ from quire_engine.runner.parallel.messages import (
     Memory,
     Sample,
     Sampled,
-    Step,
+    StepMessage,
     ToRank,
 )
 from quire_engine.runner.startup import ask_for_tiles, build_options, model_limit
@@ -88,7 +88,7 @@ class CpuRank:
                     # Objects from loading stay alive, so the garbage collector need not visit them between steps.
                     gc.collect()
                     gc.freeze()
-                case Step(batch):
+                case StepMessage(batch):
                     assert runner is not None, "a batch before the KV cache"
                     self._links.reset_waited()
                     computed = runner.execute(batch)

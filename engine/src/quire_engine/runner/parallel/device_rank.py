@@ -34,11 +34,11 @@ from quire_engine.runner.parallel.messages import (
     Begin,
     Connect,
     Frames,
-    Measured,
     MeasureDevice,
+    MeasuredMemory,
     Sample,
     Sampled,
-    Step,
+    StepMessage,
     ToRank,
 )
 from quire_engine.runner.parallel.topology import topology_of
@@ -104,13 +104,13 @@ class DeviceRank:
                 case MeasureDevice():
                     assert self._memory is not None, "Triton's interpreter has no GPU to measure"
                     use = measure_device(self._config, self._model, GraphSizes(), self._memory, rank=self._rank)
-                    frames.send(Measured(use))
+                    frames.send(MeasuredMemory(use))
                 case Allocate():
                     runner = self._allocate(message)
                     # Objects from loading stay alive, so the garbage collector need not visit them between steps.
                     gc.collect()
                     gc.freeze()
-                case Step(batch):
+                case StepMessage(batch):
                     assert runner is not None, "a batch before the KV cache"
                     # A fault of the GPU is raised here.
                     while len(pending) >= _MOST_IN_FLIGHT:

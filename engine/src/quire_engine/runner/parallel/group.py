@@ -37,19 +37,19 @@ from quire_engine.runner.parallel.messages import (
     Frames,
     FromRank,
     Loaded,
-    Measured,
     MeasureDevice,
+    MeasuredMemory,
     MeasureMemory,
     Memory,
-    Refused,
+    RankRefused,
     Sample,
     Sampled,
-    Step,
+    StepMessage,
     ToRank,
     encode,
 )
 from quire_engine.runner.parallel.node_watch import NodeWatch
-from quire_engine.runner.parallel.streams import Stream
+from quire_engine.runner.parallel.streams import RankConnection
 from quire_engine.runner.parallel.topology import topology_of
 from quire_engine.runner.threads import ALWAYS_SHARED, SharedFrom
 from quire_kernels.dispatch import runs_triton
@@ -86,7 +86,7 @@ class RankGroup:
         self._local = LocalRanks(config, lambda reason: self._lost(reason, silent=False))
         self._nodes: dict[int, Frames] = {}
         self._watch: NodeWatch | None = None
-        self._streams: tuple[Stream, ...] = ()
+        self._streams: tuple[RankConnection, ...] = ()
         self._devices: DeviceRanks | None = None
         met = Connections()
         if parallel.nodes > 1:
@@ -129,7 +129,7 @@ class RankGroup:
         total = 0
         for rank in self._frames:
             message = self._receive(rank)
-            if isinstance(message, Refused):
+            if isinstance(message, RankRefused):
                 reason = f"rank {rank} of {self._topology.ranks}: {message.message}"
                 refuse_nodes(self._nodes, reason, message.exit_code)
                 raise EngineStartError(reason, message.exit_code)
@@ -169,7 +169,7 @@ class RankGroup:
         found = [measure_own()]
         for rank in self._frames:
             message = self._receive(rank)
-            assert isinstance(message, Measured), "a rank answers each question"
+            assert isinstance(message, MeasuredMemory), "a rank answers each question"
             found.append(message.use)
         return found
 
@@ -188,8 +188,8 @@ class RankGroup:
 
     def send(self, batch: Batch) -> None:
         """Let every rank run a batch; what only sampling needs goes to ranks that sample."""
-        whole = encode(Step(replace(batch, constrained=None)))
-        stripped = whole if not batch.admitted else encode(Step(replace(batch, admitted=[], constrained=None)))
+        whole = encode(StepMessage(replace(batch, constrained=None)))
+        stripped = whole if not batch.admitted else encode(StepMessage(replace(batch, admitted=[], constrained=None)))
         for rank in self._frames:
             self._send_encoded(rank, whole if rank in self._samplers else stripped)
 

@@ -11,7 +11,7 @@ from quire_engine.runner.device.accelerator import make_accelerator
 from quire_engine.runner.parallel.device_group import DeviceRanks
 from quire_engine.runner.parallel.local_ranks import Sockets
 from quire_engine.runner.parallel.rank_store import RankStore
-from quire_engine.runner.parallel.streams import Stream, StreamGroup
+from quire_engine.runner.parallel.streams import RankConnection, StreamGroup
 from quire_engine.runner.parallel.topology import Topology
 from quire_kernels.dispatch import runs_triton
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLinks:
     links: Links
-    streams: tuple[Stream, ...] = ()
+    streams: tuple[RankConnection, ...] = ()
     """The streams of a rank on a CPU."""
     devices: DeviceRanks | None = None
     """The connections of a rank on a GPU, which are made when all ranks have their weights."""
@@ -30,7 +30,7 @@ class RankLinks:
     def waited_seconds(self) -> float:
         """The time for which the last step waited for the stage before this one."""
         before = self.links.before
-        return before.waited_seconds if isinstance(before, Stream) else 0.0
+        return before.waited_seconds if isinstance(before, RankConnection) else 0.0
 
     def reset_waited(self) -> None:
         for stream in self.streams:
@@ -46,7 +46,7 @@ def connect_links(
     """
     if runs_triton(device.type):
         return _connect_devices(topology, rank, sockets, device, in_order=in_order)
-    streams = {peer: Stream(socket.socket(fileno=fd), peer) for peer, fd in sockets.streams.items()}
+    streams = {peer: RankConnection(socket.socket(fileno=fd), peer) for peer, fd in sockets.streams.items()}
     group = topology.tensor_group(rank)
     tensor: TensorGroup
     if sockets.memory is not None:

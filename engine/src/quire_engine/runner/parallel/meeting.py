@@ -29,7 +29,7 @@ from quire_engine.runner.parallel.messages import (
     JoinAsRank,
     JoinAsStream,
     Joining,
-    Refused,
+    RankRefused,
     ToNode,
     Welcome,
 )
@@ -167,7 +167,7 @@ def refuse_nodes(nodes: dict[int, Frames], reason: str, exit_code: int) -> None:
     """Tell the nodes why there will be no group, and close the connections."""
     for frames in nodes.values():
         with contextlib.suppress(OSError):
-            frames.send(Refused(message=reason, exit_code=exit_code))
+            frames.send(RankRefused(message=reason, exit_code=exit_code))
         frames.close()
 
 
@@ -299,8 +299,8 @@ def _await_welcome(control: Frames, parallel: ParallelOptions, deadline: float) 
     control.stream.settimeout(None)
     if frame is None:
         raise EngineStartError(f"node 0 at {_shown(parallel)} ended before the group formed")
-    message: Welcome | Formed | Refused | Beat = msgspec.msgpack.decode(frame, type=ToNode)
-    if isinstance(message, Refused):
+    message: Welcome | Formed | RankRefused | Beat = msgspec.msgpack.decode(frame, type=ToNode)
+    if isinstance(message, RankRefused):
         raise EngineStartError(f"node 0 at {_shown(parallel)} refuses this group: {message.message}", message.exit_code)
     assert isinstance(message, Welcome), "node 0 welcomes a node first"
     return message

@@ -35,7 +35,7 @@ class Connect(msgspec.Struct, frozen=True, tag=True):
 
 
 class MeasureDevice(msgspec.Struct, frozen=True, tag=True):
-    """A command to run the largest step together and to measure the memory of the GPU, which ``Measured`` answers."""
+    """A command to run the largest step together and to measure the GPU's memory, which ``MeasuredMemory`` answers."""
 
 
 class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -46,7 +46,7 @@ class Allocate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shared_spinning: int
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class StepMessage(msgspec.Struct, frozen=True, tag=True):
     """A batch to run; only ranks that sample get what sampling needs."""
 
     batch: Batch
@@ -67,7 +67,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     weight_bytes: int
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RankRefused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A rank cannot load its part of the model, or a node cannot be in the group."""
 
     message: str
@@ -80,7 +80,7 @@ class Memory(msgspec.Struct, frozen=True, tag=True):
     available: AvailableMemory | None
 
 
-class Measured(msgspec.Struct, frozen=True, tag=True):
+class MeasuredMemory(msgspec.Struct, frozen=True, tag=True):
     """The memory of the rank's GPU."""
 
     use: DeviceUse
@@ -136,10 +136,10 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
     """A sign of life."""
 
 
-ToRank = Begin | MeasureMemory | Connect | MeasureDevice | Allocate | Step | Sample
-FromRank = Loaded | Refused | Memory | Measured | Sampled
+ToRank = Begin | MeasureMemory | Connect | MeasureDevice | Allocate | StepMessage | Sample
+FromRank = Loaded | RankRefused | Memory | MeasuredMemory | Sampled
 Joining = JoinAsNode | JoinAsRank | JoinAsStream
-ToNode = Welcome | Formed | Refused | Beat
+ToNode = Welcome | Formed | RankRefused | Beat
 
 _ENCODER = msgspec.msgpack.Encoder()
 LONGEST_JOINING = 1 << 16

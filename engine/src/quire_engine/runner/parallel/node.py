@@ -18,7 +18,7 @@ from quire_engine.runner.parallel.agreement import membership
 from quire_engine.runner.parallel.interfaces import choose_interface
 from quire_engine.runner.parallel.local_ranks import LocalRanks, open_sockets
 from quire_engine.runner.parallel.meeting import join
-from quire_engine.runner.parallel.messages import Beat, Formed, Refused, ToNode, Welcome
+from quire_engine.runner.parallel.messages import Beat, Formed, RankRefused, ToNode, Welcome
 from quire_engine.runner.parallel.node_watch import NodeWatch
 from quire_engine.runner.parallel.topology import topology_of
 
@@ -83,8 +83,8 @@ class Node:
         self._add(GroupEnded(reason))
 
     def _hear(self, frame: bytes) -> None:
-        message: Welcome | Formed | Refused | Beat = msgspec.msgpack.decode(frame, type=ToNode)
+        message: Welcome | Formed | RankRefused | Beat = msgspec.msgpack.decode(frame, type=ToNode)
         if isinstance(message, Formed):
             self._add(GroupRuns())
-        elif isinstance(message, Refused):
+        elif isinstance(message, RankRefused):
             self._add(GroupEnded(message.message, message.exit_code))

@@ -29,7 +29,7 @@ from quire_engine.runner.device_choice import FoundDevices, NoDevice, OnGpu, cho
 from quire_engine.runner.device_search import find_devices
 from quire_engine.runner.parallel.links import CPU, RankLinks, connect_links
 from quire_engine.runner.parallel.local_ranks import Sockets
-from quire_engine.runner.parallel.messages import Begin, Frames, Loaded, Refused
+from quire_engine.runner.parallel.messages import Begin, Frames, Loaded, RankRefused
 from quire_engine.runner.parallel.streams import StreamLost
 from quire_engine.runner.parallel.topology import topology_of
 
@@ -51,7 +51,7 @@ def serve(config: EngineConfig, frames: Frames, rank: int, sockets: Sockets) -> 
         links = connect_links(topology_of(config.parallel), rank, sockets, device, in_order=config.device.deterministic)
         loaded = _load(config, begin, rank, links, device)
     except (StartError, ConfigurationError) as error:
-        frames.send(Refused(message=str(error), exit_code=error.exit_code))
+        frames.send(RankRefused(message=str(error), exit_code=error.exit_code))
         return 1
     frames.send(Loaded(weight_bytes=loaded.weight_bytes))
     loaded.run(frames)

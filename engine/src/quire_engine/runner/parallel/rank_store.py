@@ -79,7 +79,7 @@ class Values:
             return len(self._values)
 
 
-class Request(msgspec.Struct, frozen=True):
+class StoreRequest(msgspec.Struct, frozen=True):
     """A call of one of the methods of ``Values`` by another rank; the answer is a MessagePack value."""
 
     method: Literal["set", "add", "compare_set", "get", "wait", "has", "delete", "count"]
@@ -89,12 +89,12 @@ class Request(msgspec.Struct, frozen=True):
 Value = bytes | int | bool | None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StoreAnswer(msgspec.Struct, frozen=True):
     value: Value = None
     failure: str | None = None
 
 
-def answer(values: Values, request: Request) -> Value:
+def answer(values: Values, request: StoreRequest) -> Value:
     """Return the answer to a request. Raise StoreFailed if it is not possible in time."""
     found: Value = getattr(values, request.method)(*request.arguments)
     return found
@@ -121,7 +121,7 @@ class RankStore(Store):
             name = f"store for rank {rank}"
             threading.Thread(target=_serve, args=(values, frames), name=name, daemon=True).start()
 
-    def _ask(self, request: Request) -> Any:
+    def _ask(self, request: StoreRequest) -> Any:
         if self._values is not None:
             return answer(self._values, request)
         (frames,) = self._connections
@@ -133,38 +133,38 @@ class RankStore(Store):
                 raise StoreFailed(f"rank 0 is gone: {error}") from error
         if frame is None:
             raise StoreFailed("rank 0 is gone")
-        found = msgspec.msgpack.decode(frame, type=Answer)
+        found = msgspec.msgpack.decode(frame, type=StoreAnswer)
         if found.failure is not None:
             raise StoreFailed(found.failure)
         return found.value
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(Request("set", [key, _as_bytes(value)]))
+        self._ask(StoreRequest("set", [key, _as_bytes(value)]))
 
     def get(self, key: str) -> bytes:
-        found: bytes = self._ask(Request("get", [key, self.wait_seconds]))
+        found: bytes = self._ask(StoreRequest("get", [key, self.wait_seconds]))
         return found
 
     def add(self, key: str, amount: int) -> int:
-        found: int = self._ask(Request("add", [key, amount]))
+        found: int = self._ask(StoreRequest("add", [key, amount]))
         return found
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        found: bytes = self._ask(Request("compare_set", [key, _as_bytes(expected), _as_bytes(value)]))
+        found: bytes = self._ask(StoreRequest("compare_set", [key, _as_bytes(expected), _as_bytes(value)]))
         return found
 
     def check(self, keys: list[str]) -> bool:
-        return bool(self._ask(Request("has", [list(keys)])))
+        return bool(self._ask(StoreRequest("has", [list(keys)])))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         seconds = self.wait_seconds if timeout is None else timeout.total_seconds()
-        self._ask(Request("wait", [list(keys), seconds]))
+        self._ask(StoreRequest("wait", [list(keys), seconds]))
 
     def deleteKey(self, key: str) -> bool:
-        return bool(self._ask(Request("delete", [key])))
+        return bool(self._ask(StoreRequest("delete", [key])))
 
     def getNumKeys(self) -> int:
-        return int(self._ask(Request("count")))
+        return int(self._ask(StoreRequest("count")))
 
     def clone(self) -> "RankStore":
         return self
@@ -183,11 +183,11 @@ def _as_bytes(value: str | bytes) -> bytes:
 
 def _serve(values: Values, frames: Frames) -> None:
     """Answer the requests of one rank until its connection ends."""
-    decoder = msgspec.msgpack.Decoder(Request)
+    decoder = msgspec.msgpack.Decoder(StoreRequest)
     with contextlib.suppress(OSError, ValueError, TypeError):
         while (frame := frames.receive(longest=_LONGEST_REQUEST)) is not None:
             try:
-                reply = Answer(value=answer(values, decoder.decode(frame)))
+                reply = StoreAnswer(value=answer(values, decoder.decode(frame)))
             except StoreFailed as error:
-                reply = Answer(failure=str(error))
+                reply = StoreAnswer(failure=str(error))
             frames.send(reply)

@@ -26,7 +26,7 @@ class StreamLost(EngineError):
         super().__init__(f"the engine process lost another rank of its group: rank {peer}: {error}")
 
 
-class Stream:
+class RankConnection:
     """A connection to another rank of the group."""
 
     def __init__(self, connected: socket.socket, peer: int) -> None:
@@ -110,7 +110,7 @@ class StreamGroup:
     Sums are those of shared memory: in float32, in the order of the ranks, rounded once.
     """
 
-    def __init__(self, streams: Sequence[Stream | None]) -> None:
+    def __init__(self, streams: Sequence[RankConnection | None]) -> None:
         """Create the group; ``streams`` has an entry per rank, None for this one."""
         self._streams = streams
         self._rank = streams.index(None)

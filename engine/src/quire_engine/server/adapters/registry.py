@@ -11,7 +11,7 @@ from enum import Enum, auto
 from quire_common.contract.adapters_file import AdapterEntry, AdapterFailure, AdapterReport, AdapterState, Placement
 
 
-class Origin(Enum):
+class AdapterOrigin(Enum):
     """The origin of an adapter in the registry."""
 
     FLAG = auto()
@@ -20,7 +20,7 @@ class Origin(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Version:
+class AdapterVersion:
     """One load of an adapter."""
 
     number: int
@@ -35,30 +35,30 @@ class Version:
 
 @dataclass(slots=True)
 class _Name:
-    origin: Origin
-    wanted: Version
-    served: Version | None = None
+    origin: AdapterOrigin
+    wanted: AdapterVersion
+    served: AdapterVersion | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
     """The work to do after a change."""
 
-    fetch: list[Version] = field(default_factory=list)
+    fetch: list[AdapterVersion] = field(default_factory=list)
     """The versions whose files are needed."""
     unload: list[int] = field(default_factory=list)
     """The numbers of versions that no name serves any more."""
 
 
-class Registry:
+class AdapterRegistry:
     """The names of adapters, without those of the base model, which are ``reserved``."""
 
     def __init__(self, reserved: Collection[str]) -> None:
         self._reserved = frozenset(reserved)
         self._names: dict[str, _Name] = {}
-        self._versions: dict[int, Version] = {}
+        self._versions: dict[int, AdapterVersion] = {}
         self._last_number = 0
-        self._fetch: list[Version] = []
+        self._fetch: list[AdapterVersion] = []
         self._unload: list[int] = []
 
     def take_actions(self) -> Actions:
@@ -67,7 +67,7 @@ class Registry:
         self._fetch, self._unload = [], []
         return actions
 
-    def put(self, entry: AdapterEntry, origin: Origin) -> Version:
+    def put(self, entry: AdapterEntry, origin: AdapterOrigin) -> AdapterVersion:
         """Serve an adapter under its name, in place of the one that has the name now; fetch it unless on demand."""
         version = self._new_version(entry)
         before = self._names.get(entry.name)
@@ -83,12 +83,12 @@ class Registry:
             self.demand(version)
         return version
 
-    def _new_version(self, entry: AdapterEntry) -> Version:
+    def _new_version(self, entry: AdapterEntry) -> AdapterVersion:
         self._last_number += 1
-        version = self._versions[self._last_number] = Version(self._last_number, entry)
+        version = self._versions[self._last_number] = AdapterVersion(self._last_number, entry)
         return version
 
-    def demand(self, version: Version) -> bool:
+    def demand(self, version: AdapterVersion) -> bool:
         """Fetch a version, unless that was started; return whether it starts now."""
         if version.state is not AdapterState.KNOWN:
             return False
@@ -100,12 +100,12 @@ class Registry:
         """Serve exactly the adapters of the file, besides those of flags and requests."""
         listed = {entry.name: entry for entry in entries}
         for name, held in list(self._names.items()):
-            if held.origin is Origin.FILE and name not in listed:
+            if held.origin is AdapterOrigin.FILE and name not in listed:
                 self.remove(name)
         for name, entry in listed.items():
             known = self._names.get(name)
-            if known is None or (known.origin is Origin.FILE and _changed(known.wanted.entry, entry)):
-                self.put(entry, Origin.FILE)
+            if known is None or (known.origin is AdapterOrigin.FILE and _changed(known.wanted.entry, entry)):
+                self.put(entry, AdapterOrigin.FILE)
 
     def remove(self, name: str) -> bool:
         """Stop to serve a name; return False if there is no such adapter."""
@@ -116,7 +116,7 @@ class Registry:
             self._drop(version)
         return True
 
-    def _drop(self, version: Version) -> None:
+    def _drop(self, version: AdapterVersion) -> None:
         if self._versions.pop(version.number, None) is not None:
             self._unload.append(version.number)
 
@@ -145,12 +145,12 @@ class Registry:
             version.message = f"{message}; the version before it is still served"
         self._unload.append(number)
 
-    def wanted(self, name: str) -> Version | None:
+    def wanted(self, name: str) -> AdapterVersion | None:
         """Return the newest version of a name, whatever its state."""
         held = self._names.get(name)
         return None if held is None else held.wanted
 
-    def served(self, name: str) -> Version | None:
+    def served(self, name: str) -> AdapterVersion | None:
         """Return the version that answers requests for a name; None while there is no such version."""
         held = self._names.get(name)
         return None if held is None else held.served
@@ -181,7 +181,7 @@ def _changed(before: AdapterEntry, now: AdapterEntry) -> bool:
     )
 
 
-def _report(version: Version, in_slots: Collection[int]) -> AdapterReport:
+def _report(version: AdapterVersion, in_slots: Collection[int]) -> AdapterReport:
     state = version.state
     if state is AdapterState.READY and version.number in in_slots:
         state = AdapterState.LOADED

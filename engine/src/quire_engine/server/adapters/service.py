@@ -25,7 +25,7 @@ from quire_common.watched_files import WatchedFiles
 from quire_engine.config import AdapterOptions
 from quire_engine.core.stats import Gauges
 from quire_engine.errors import AdapterError, InvalidRequest, NotFound, Unavailable
-from quire_engine.server.adapters.registry import Origin, Registry, Version
+from quire_engine.server.adapters.registry import AdapterOrigin, AdapterRegistry, AdapterVersion
 from quire_engine.server.adapters.sources import Files, allowed_folder
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class AdapterEngine(Protocol):
     def unload_adapter(self, adapter: int) -> None: ...
 
 
-class Adapters:
+class AdapterService:
     """The adapters of one server."""
 
     def __init__(
@@ -62,8 +62,8 @@ class Adapters:
         self._fetch = fetch
         self._gauges = gauges
         self._loads_total = loads_total
-        self._registry = Registry(base_names)
-        self._of_flags: list[Version] = []
+        self._registry = AdapterRegistry(base_names)
+        self._of_flags: list[AdapterVersion] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
@@ -77,7 +77,7 @@ class Adapters:
     async def start(self) -> None:
         """Begin to load the adapters of the flags and of the file. From now on, requests for their names wait."""
         for name, source in self._options.modules:
-            self._of_flags.append(self._registry.put(AdapterEntry(name=name, source=source), Origin.FLAG))
+            self._of_flags.append(self._registry.put(AdapterEntry(name=name, source=source), AdapterOrigin.FLAG))
         self._act()
         if self._options.file is not None:
             watched = WatchedFiles((self._options.file,), time.monotonic)
@@ -138,7 +138,7 @@ class Adapters:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def _load(self, version: Version) -> None:
+    async def _load(self, version: AdapterVersion) -> None:
         try:
             files = await self._fetch(version.entry)
         except AdapterError as error:
@@ -166,7 +166,7 @@ class Adapters:
         self._registry.fail(adapter, reason, message)
         self._act()
 
-    async def _settled(self, version: Version) -> None:
+    async def _settled(self, version: AdapterVersion) -> None:
         """Wait until a version is ready, has failed, or is no longer wanted."""
         while version.state in (AdapterState.KNOWN, AdapterState.DOWNLOADING):
             if self._registry.name_of(version.number) is None:
@@ -203,7 +203,7 @@ class Adapters:
                     retry_after_seconds=_RETRY_SECONDS,
                 )
 
-    def _unserved(self, name: str, version: Version | None) -> NotFound:
+    def _unserved(self, name: str, version: AdapterVersion | None) -> NotFound:
         why = "" if version is None else f": {version.reason}: {version.message}"
         return NotFound(f"model: the adapter {name!r} cannot be served{why}", param="model", code="model_not_found")
 
@@ -218,7 +218,7 @@ class Adapters:
                 param="lora_name",
                 code="adapter_exists",
             )
-        version = self._registry.put(AdapterEntry(name=name, source=str(folder)), Origin.REQUEST)
+        version = self._registry.put(AdapterEntry(name=name, source=str(folder)), AdapterOrigin.REQUEST)
         self._act()
         await self._settled(version)
         if version.state is AdapterState.FAILED:

@@ -5,7 +5,7 @@ import msgspec
 from quire_engine.grammar.spec import GrammarSpec, Vocabulary
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The vocabulary of a worker and its bounds."""
 
     vocabulary: Vocabulary

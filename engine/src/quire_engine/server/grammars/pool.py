@@ -16,7 +16,7 @@ import msgspec
 
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.grammar.spec import GrammarSpec, Vocabulary
-from quire_engine.server.grammars.messages import Compiled, Setup, Task
+from quire_engine.server.grammars.messages import Compiled, GrammarSetup, Task
 from quire_engine.server.workers.child import frame
 from quire_engine.server.workers.process import WorkerFailed, WorkerProcess, WorkerTooSlow
 
@@ -71,7 +71,7 @@ class GrammarPool:
     def set_vocabulary(self, vocabulary: Vocabulary | None) -> None:
         """Let grammars be compiled; None refuses them, because the tokens of this model have no text of their own."""
         if vocabulary is not None:
-            setup = frame(Setup(vocabulary=vocabulary, memory_bytes=self._limits.memory_bytes))
+            setup = frame(GrammarSetup(vocabulary=vocabulary, memory_bytes=self._limits.memory_bytes))
             for _ in range(self._limits.workers):
                 self._workers.append(WorkerProcess(_WORKER, setup, wall_seconds=self._limits.wall_seconds))
                 self._idle.put_nowait(self._workers[-1])

@@ -1,7 +1,7 @@
 """A worker process that compiles grammars: ``python -m quire_engine.server.grammars.worker``.
 
-Its frames are a ``Setup`` and then ``Task`` after ``Task``, each of which is answered by one ``Compiled``. The server
-kills a worker that takes too long, because no signal interrupts llguidance.
+Its frames are a ``GrammarSetup`` and then ``Task`` after ``Task``, each of which is answered by one ``Compiled``. The
+server kills a worker that takes too long, because no signal interrupts llguidance.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import msgspec
 
 from quire_engine.grammar.compiler import compile_grammar, make_tokenizer
 from quire_engine.grammar.spec import GrammarError
-from quire_engine.server.grammars.messages import Compiled, Setup, Task
+from quire_engine.server.grammars.messages import Compiled, GrammarSetup, Task
 from quire_engine.server.workers.child import answer_frames, bound_memory
 
 
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def _set_up(message: bytes) -> Callable[[bytes], Compiled]:
-    setup = msgspec.json.decode(message, type=Setup)
+    setup = msgspec.json.decode(message, type=GrammarSetup)
     tokenizer = make_tokenizer(setup.vocabulary)
     bound_memory(setup.memory_bytes)
 

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from quire_common.contract.adapters_file import AdapterState
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.observability.metrics import Metrics
 
 _LABELS = ["model_name", "engine"]
@@ -18,7 +18,7 @@ _ENGINE = "0"
 class AdapterCollector(Collector):
     """A collector of the metrics of a server that serves adapters."""
 
-    def __init__(self, metrics: Metrics, adapters: Adapters) -> None:
+    def __init__(self, metrics: Metrics, adapters: AdapterService) -> None:
         self._metrics = metrics
         self._adapters = adapters
         self._values = [metrics.model_name, _ENGINE]

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from quire_engine.config import CacheOptions
 from quire_engine.ipc.messages import Stats
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.observability.adapter_collector import AdapterCollector
 from quire_engine.server.observability.histogram import HistogramText
 from quire_engine.server.observability.metrics import Metrics
@@ -37,7 +37,7 @@ class Exposition:
         now: Callable[[], float],
         certificate_expiry: Callable[[], float] | None = None,
         most_drafts: int = 0,
-        adapters: Adapters | None = None,
+        adapters: AdapterService | None = None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(metrics, cache, now, certificate_expiry, most_drafts))

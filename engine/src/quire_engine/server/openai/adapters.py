@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from quire_common.contract.adapters_file import ADAPTERS_PATH, AdaptersReport, Slots, render_report
 from quire_engine.errors import Forbidden
-from quire_engine.server.adapters.service import Adapters
+from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.context import Context, context_of
 from quire_engine.server.http.body import body_schema, read_object, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
@@ -85,7 +85,7 @@ async def _read(request: Request, context: Context, schema: type[_Body], held: B
     return await validate_large_body(schema, content, lenient=context.options.lenient, num_bytes=held.num_bytes)
 
 
-def _enabled(context: Context) -> Adapters:
+def _enabled(context: Context) -> AdapterService:
     if context.adapters is None:
         raise Forbidden("this server serves no adapters; start it with --enable-lora", code="adapters_disabled")
     return context.adapters

@@ -16,7 +16,7 @@ import msgspec
 
 from quire_engine.errors import InvalidRequest, Unavailable
 from quire_engine.server.rendering.conversation import Conversation
-from quire_engine.server.rendering.worker import Rendered, Setup, too_slow
+from quire_engine.server.rendering.worker import Rendered, TemplateSetup, too_slow
 from quire_engine.server.workers.child import frame
 from quire_engine.server.workers.process import WorkerFailed, WorkerProcess, WorkerTooSlow
 from quire_engine.text.chat_template import ChatTemplate
@@ -58,7 +58,7 @@ class RenderPool:
     def __init__(self, template: ChatTemplate, limits: RenderLimits | None = None) -> None:
         self._limits = limits or RenderLimits()
         assert self._limits.workers >= 2, "one worker is for short conversations only"
-        setup = Setup(
+        setup = TemplateSetup(
             source=template.source,
             variables=dict(template.variables),
             cpu_seconds=self._limits.cpu_seconds,
@@ -139,7 +139,7 @@ class RenderPool:
 class _Worker:
     """One worker process, which renders a conversation at a time."""
 
-    def __init__(self, setup: Setup, limits: RenderLimits) -> None:
+    def __init__(self, setup: TemplateSetup, limits: RenderLimits) -> None:
         self._limits = limits
         self._process = WorkerProcess(_WORKER, frame(setup), wall_seconds=limits.wall_seconds)
         self.end = self._process.end

@@ -1,7 +1,7 @@
 """A worker process that renders conversations: ``python -m quire_engine.server.rendering.worker``.
 
-Its frames are a ``Setup`` and then ``Conversation`` after ``Conversation``, each of which is answered by one
-``Rendered``. ``Setup`` bounds the processor time of a conversation and the process's memory.
+Its frames are a ``TemplateSetup`` and then ``Conversation`` after ``Conversation``, each of which is answered by one
+``Rendered``. ``TemplateSetup`` bounds the processor time of a conversation and the process's memory.
 """
 
 import signal
@@ -16,7 +16,7 @@ from quire_engine.server.workers.child import answer_frames, bound_memory
 from quire_engine.text.chat_template import ChatTemplate
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class TemplateSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The template of a worker and its bounds."""
 
     source: str
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def _set_up(message: bytes) -> Callable[[bytes], Rendered]:
-    setup = msgspec.json.decode(message, type=Setup)
+    setup = msgspec.json.decode(message, type=TemplateSetup)
     template = ChatTemplate(setup.source, setup.variables)
     bound_memory(setup.memory_bytes)
     signal.signal(signal.SIGPROF, _on_time)

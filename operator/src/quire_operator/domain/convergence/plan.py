@@ -74,7 +74,7 @@ Action = Create | Update | RemoveFields | Delete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class ForeignObject:
     """An object that has the name of a child but is not ours; it is never changed."""
 
     ref: Ref
@@ -88,7 +88,7 @@ class Plan:
     """The actions and findings of a pass; empty if the cluster is as desired."""
 
     actions: tuple[Action, ...]
-    conflicts: tuple[Conflict, ...]
+    conflicts: tuple[ForeignObject, ...]
     additions: tuple[ForeignField, ...]
     """Fields that other clients added to the children and that may stay."""
 
@@ -103,7 +103,7 @@ def plan(
 ) -> Plan:
     """Return the plan for the LLMDeployment with this name and uid."""
     actions: list[Action] = []
-    conflicts: list[Conflict] = []
+    conflicts: list[ForeignObject] = []
     for manifest in desired:
         child = observed.get(manifest.ref)
         conflict = None if child is None else _conflict(child, name=name, uid=uid)
@@ -131,16 +131,16 @@ def is_adoptable(child: Child) -> bool:
     return child.owner is None and bool(child.fingerprint) and child.ref.kind in UNOWNED_KINDS
 
 
-def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
+def _conflict(child: Child, *, name: str, uid: str) -> ForeignObject | None:
     if (child.owner is not None and child.owner.uid == uid) or is_adoptable(child):
         if not child.deleting:
             return None
-        return Conflict(
+        return ForeignObject(
             ref=child.ref, message=f"{child.ref} is being deleted and will be recreated afterwards", passing=True
         )
     if child.owner is not None and (child.owner.kind, child.owner.name) == (KIND, name):
         message = f"{child.ref} belongs to an earlier {KIND} of this name and is deleted with it"
-        return Conflict(ref=child.ref, message=message, passing=True)
+        return ForeignObject(ref=child.ref, message=message, passing=True)
     if child.owner is not None:
         whose = f"belongs to {child.owner}"
     elif child.fingerprint:
@@ -148,7 +148,7 @@ def _conflict(child: Child, *, name: str, uid: str) -> Conflict | None:
     else:
         whose = "was not created by quire"
     message = f"{child.ref} already exists and {whose}; delete or rename it, or choose another name"
-    return Conflict(ref=child.ref, message=message, passing=False)
+    return ForeignObject(ref=child.ref, message=message, passing=False)
 
 
 def _actions(manifest: Manifest, child: Child | None, applied: Applied | None) -> Iterator[Action]:

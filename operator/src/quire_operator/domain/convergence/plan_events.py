@@ -5,16 +5,16 @@ from typing import assert_never
 
 from quire_operator.domain.cluster_state.observed import Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
-from quire_operator.domain.convergence.plan import Action, Conflict, Create, Delete, RemoveFields, Update
+from quire_operator.domain.convergence.plan import Action, Create, Delete, ForeignObject, RemoveFields, Update
 from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.status import Event
 
 
-def name_conflicts(conflicts: Sequence[Conflict]) -> tuple[BlockingCondition | None, BlockingCondition | None]:
+def name_conflicts(conflicts: Sequence[ForeignObject]) -> tuple[BlockingCondition | None, BlockingCondition | None]:
     """Return the conflicts of children that replicas need, and those of the other children."""
 
-    def blocking(found: Sequence[Conflict]) -> BlockingCondition | None:
+    def blocking(found: Sequence[ForeignObject]) -> BlockingCondition | None:
         messages = "; ".join(conflict.message for conflict in found)
         is_passing = all(conflict.passing for conflict in found)
         return BlockingCondition(reason="NameConflict", message=messages, is_passing=is_passing) if found else None

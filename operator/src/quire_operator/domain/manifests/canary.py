@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from json import dumps
 
-from quire_operator.domain.cluster_state.observed import Child as ObservedChild
-from quire_operator.domain.cluster_state.observed import Ref, Resource
+from quire_operator.domain.cluster_state.observed import Child, Ref, Resource
 from quire_operator.domain.manifests.child_kinds import (
     CHILDREN,
-    Child,
+    ChildKind,
     Content,
     Parent,
     object_of,
@@ -64,7 +63,7 @@ class Revision:
         return replace(spec, model=replace(spec.model, source=source))
 
 
-def kept_revisions(resource: Resource, children: Mapping[Ref, ObservedChild]) -> dict[str, Revision]:
+def kept_revisions(resource: Resource, children: Mapping[Ref, Child]) -> dict[str, Revision]:
     """Return the revisions in the ControllerRevisions of a resource, by name."""
     found: dict[str, Revision] = {}
     for ref, child in children.items():
@@ -148,10 +147,10 @@ def _revision(resource: Resource, name: str, revision: Revision) -> Manifest:
     return object_of(child, content, name=key.name, namespace=key.namespace, owners=(owner,))
 
 
-_SERVICE = Child(
+_SERVICE = ChildKind(
     kind="Service", api_version="v1", render=_service, suffix=names.CANARY_SUFFIX, component=names.CANARY_COMPONENT
 )
 _DEPLOYMENT = replace(_SERVICE, kind="Deployment", api_version="apps/v1", render=_no_content)
-REVISION = Child(kind="ControllerRevision", api_version="apps/v1", render=_no_content)
+REVISION = ChildKind(kind="ControllerRevision", api_version="apps/v1", render=_no_content)
 KINDS = (*CHILDREN, REVISION)
 """One or more children of every kind that the operator creates: the watches and the adapter read it."""

@@ -74,7 +74,7 @@ def _always(spec: Spec, features: ClusterFeatures) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
+class ChildKind:
     """One kind of child: where the API serves it, when it is wanted, and how it is rendered."""
 
     kind: str
@@ -108,14 +108,14 @@ class Child:
         return group, version
 
 
-def render(child: Child, parent: Parent) -> Manifest:
+def render(child: ChildKind, parent: Parent) -> Manifest:
     """Return a child as it is applied."""
     spec = parent.spec
     owners = (owner_reference(spec.name, parent.uid),) if child.is_owned(spec) else ()
     return object_of(child, child.render(parent), name=spec.name, namespace=spec.namespace, owners=owners)
 
 
-def object_of(child: Child, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
+def object_of(child: ChildKind, content: Content, *, name: str, namespace: str, owners: Sequence[JSON]) -> Manifest:
     """Return the object of a child of the LLMDeployment with this name."""
     ref = child.ref(name)
     metadata: JSON = {
@@ -294,7 +294,7 @@ def _prometheus_rule(parent: Parent) -> Content:
     return Content(fields={"spec": rule}, labels=options.rule_labels)
 
 
-POLICY = Child(
+POLICY = ChildKind(
     kind="NetworkPolicy",
     api_version="networking.k8s.io/v1",
     render=_network_policy,
@@ -305,7 +305,7 @@ POLICY = Child(
 )
 CHILDREN = (
     # In the order in which they are created: the objects that pods need come before the Deployment.
-    Child(
+    ChildKind(
         kind="PersistentVolumeClaim",
         api_version="v1",
         render=_cache_claim,
@@ -313,7 +313,7 @@ CHILDREN = (
         is_wanted=lambda spec, features: spec.model.cache is not None and spec.model.cache.is_created,
         is_owned=lambda spec: spec.model.cache is None or spec.model.cache.retain is Retention.DELETE,
     ),
-    Child(
+    ChildKind(
         kind="ConfigMap",
         api_version="v1",
         render=lambda parent: Content(fields=config_map(parent.adapters)),
@@ -321,13 +321,13 @@ CHILDREN = (
         is_wanted=lambda spec, features: spec.engine.adapters is not None,
         is_nonblocking=True,
     ),
-    Child(
+    ChildKind(
         kind="ServiceAccount",
         api_version="v1",
         render=lambda parent: Content(fields={"automountServiceAccountToken": False}),
     ),
-    Child(kind="Service", api_version="v1", render=_service),
-    Child(
+    ChildKind(kind="Service", api_version="v1", render=_service),
+    ChildKind(
         kind="Service",
         api_version="v1",
         render=_headless_service,
@@ -335,14 +335,14 @@ CHILDREN = (
         component=HEADLESS_COMPONENT,
     ),
     POLICY,
-    Child(kind="PodDisruptionBudget", api_version="policy/v1", render=_pod_disruption_budget),
-    Child(
+    ChildKind(kind="PodDisruptionBudget", api_version="policy/v1", render=_pod_disruption_budget),
+    ChildKind(
         kind="Deployment",
         api_version="apps/v1",
         render=_deployment,
         is_wanted=lambda spec, features: not spec.parallelism.is_group,
     ),
-    Child(
+    ChildKind(
         kind=LEADER_WORKER_SET,
         api_version="leaderworkerset.x-k8s.io/v1",
         render=_leader_worker_set,
@@ -350,7 +350,7 @@ CHILDREN = (
         is_wanted=lambda spec, features: spec.parallelism.is_group,
         is_optional=True,
     ),
-    Child(
+    ChildKind(
         kind=POD_MONITOR,
         api_version=_MONITORING,
         render=_pod_monitor,
@@ -358,7 +358,7 @@ CHILDREN = (
         is_optional=True,
         is_nonblocking=True,
     ),
-    Child(
+    ChildKind(
         kind=PROMETHEUS_RULE,
         api_version=_MONITORING,
         render=_prometheus_rule,

@@ -109,7 +109,7 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class DefaultedSpec:
     """A spec with defaults, and where each default comes from."""
 
     spec: JSON
@@ -135,7 +135,7 @@ def read_defaults(document: object, *, source: str) -> Defaults:
     return Defaults(source=source, values=values, problems=tuple(problems))
 
 
-def apply_defaults(spec: JSON, layers: Sequence[Defaults]) -> Applied:
+def apply_defaults(spec: JSON, layers: Sequence[Defaults]) -> DefaultedSpec:
     """Return a spec with the defaults of these layers, of which earlier ones win."""
     result, origins = dict(spec), []
     for each in FIELDS:
@@ -155,7 +155,7 @@ def apply_defaults(spec: JSON, layers: Sequence[Defaults]) -> Applied:
             source, default = given[0]
             origins.append((each.text, source))
             result = _with(result, each.path, default)
-    return Applied(spec=result, origins=tuple(origins))
+    return DefaultedSpec(spec=result, origins=tuple(origins))
 
 
 def _problems(each: Defaultable, value: object, partner: object) -> list[Problem]:
