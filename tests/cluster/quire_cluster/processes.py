@@ -4,6 +4,7 @@ The file `NAME.pid` in the state folder identifies a process by its id and start
 signalled. This module does not know what the processes do.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -64,8 +65,10 @@ class Process:
         self._pid_path.unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Send SIGSTOP: the process keeps its connections and answers nothing."""
+        """Send SIGSTOP, and wait until no thread runs: the process keeps its connections and answers nothing."""
         self._signal(signal.SIGSTOP)
+        while (pid := self.pid) is not None and not _is_stopped(pid):
+            time.sleep(POLL_SECONDS)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -94,6 +97,15 @@ class Process:
         if self._child is not None and self._child.poll() is not None:
             return None
         return read_identity(self._pid_path)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether every thread of a process is stopped, which a busy machine does some time after the signal."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            if stat.read_text().rpartition(") ")[2][0] != "T":
+                return False
+    return True
 
 
 class Guard:
