@@ -232,10 +232,10 @@ class DecoderStack:
         return self.has_packed_head and rows_with_logits(inputs) is None and can_record(self.layers, inputs)
 
     def guess(self, inputs: ModelInputs, slots: np.ndarray, caches: tuple[KVCache, ...]) -> np.ndarray:
-        """Return the most probable tokens [P, R] of passes that each go on with those of the one before; see there.
+        """Return the most probable tokens [P, R] of passes that each go on with those of the one before.
 
-        Only for ``inputs`` of one token per sequence that the model ``records_logits`` of. A cap of the logits changes
-        no guess.
+        See ``Recordings.guess``. Only for ``inputs`` of one token per sequence that the model ``records_logits`` of. A
+        cap of the logits changes no guess.
         """
         return self.recordings.guess(self._logits, inputs, slots, caches)
 

@@ -76,7 +76,6 @@ class Recordings:
         source: Tensor,
         inputs: "ModelInputs",
         caches: tuple[KVCache, ...],
-        passes: int = 1,
     ) -> _Result:
         """Run the recording of ``body``, and return its result, which the next call overwrites.
 
@@ -84,7 +83,7 @@ class Recordings:
         source  [T, ...], the tokens or the residual stream; the body may change it
         """
         found = self.prepare(kind, body, source, inputs, caches)
-        found.run(source, inputs, passes)
+        found.run(source, inputs)
         return found.result
 
     def prepare(

@@ -102,7 +102,7 @@ class Recording:
         self._codes = np.array([begins[number] + 2 for number, _ in self._refusals], dtype=np.int64)
         blocks = (self._first.ctypes.data, self._now.ctypes.data, len(self._now))
         head = np.zeros(HEAD, dtype=np.int64)
-        head[1:9] = (len(launches), 1, region_address(), *blocks, self._codes.ctypes.data, len(self._codes))
+        head[1:] = (len(launches), 1, region_address(), *blocks, self._codes.ctypes.data, len(self._codes))
         self._chain = np.concatenate((head, launches.ravel()))
         self._chain_address = self._chain.ctypes.data
 
