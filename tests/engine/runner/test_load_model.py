@@ -151,8 +151,10 @@ def test_weights_that_do_not_fit_the_config_are_refused(
         load_model(engine_config(tmp_path))
 
 
-def test_importing_the_runner_loads_no_torch() -> None:
-    program = "import sys, quire_engine.runner; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+@pytest.mark.parametrize("module", ["quire_engine.runner", "quire_engine.ipc.loop"])
+def test_importing_the_engine_process_loads_no_torch(module: str) -> None:
+    """The engine process reports that it is connected before slow imports."""
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
 
 

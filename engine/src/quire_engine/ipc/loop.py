@@ -46,7 +46,6 @@ from quire_engine.ipc.messages import (
     Submit,
     UnloadAdapter,
 )
-from quire_engine.ipc.node_loop import serve_node
 from quire_engine.ipc.silence import hang_limit
 
 logger = logging.getLogger(__name__)
@@ -212,6 +211,9 @@ def serve(wanted: start_up.StartUp) -> int:
     try:
         if wanted.config.parallel.node_rank:
             doing = "running the ranks of this node"
+            # It imports torch, which other engines import with the model.
+            from quire_engine.ipc.node_loop import serve_node
+
             serve_node(wanted.config, channel)
             return 0
         model = _load(wanted.factory, wanted.config)
