@@ -1,17 +1,24 @@
 """From the desired and the observed state to actions with reasons."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import status_views
-from rendering import rendered
+from rendering import IMAGES, rendered
+from specs import valid_spec
 
 from quire_operator.domain.cluster_state.observed import Child, Owner, Pod, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Applied, Create, Delete, Plan, RemoveFields, Update, plan
+from quire_operator.domain.convergence.plan_events import name_conflicts
 from quire_operator.domain.convergence.victims import deletion_costs
+from quire_operator.domain.manifests.canary import canary_manifests
+from quire_operator.domain.manifests.child_kinds import CHILDREN, OPTIONAL_KINDS
+from quire_operator.domain.manifests.cluster_features import ClusterFeatures, Monitoring
 from quire_operator.domain.manifests.objects import Manifests
+from quire_operator.domain.resource import Invalid
 
 UID = "uid-1"
 OWNER = Owner(kind="LLMDeployment", name="chat", uid=UID)
@@ -42,7 +49,7 @@ APPLIED = {
 }
 
 
-def planned(observed: dict[Ref, Child], *, target: int = 1, applied: dict[Ref, Applied] = APPLIED) -> Plan:
+def planned(observed: Mapping[Ref, Child], *, target: int = 1, applied: dict[Ref, Applied] = APPLIED) -> Plan:
     return plan(manifests(target), observed, applied, name="chat", uid=UID)
 
 
@@ -114,6 +121,90 @@ def test_foreign_objects_are_never_changed(changes: dict[str, Any], passing: boo
     assert conflict.passing is passing and words in conflict.message
     touched = [a.manifest.ref for a in made.actions if isinstance(a, Create | Update)]
     assert DEPLOYMENT not in touched and len(touched) == len(SETTLED) - 1
+
+
+EVERY_FEATURE = ClusterFeatures(
+    network_peers=({"podSelector": {}},),
+    monitoring=Monitoring(pod_monitor_labels={}, rule_labels={}, interval="20s"),
+    served_kinds=OPTIONAL_KINDS,
+)
+FULL: dict[str, Any] = {
+    "model": {"source": "hf://org/m", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}},
+    "engine": {"adapters": {"maxRank": 16}},
+    "autoscaling": {"maxReplicas": 3},
+    "replicas": 1,
+}
+GROUPS = {
+    "parallelism": {"pipeline": 2, "nodes": 2},
+    "resources": {"limits": {"cpu": "4", "memory": "8Gi"}},
+    "model": {"source": "hf://org/m"},
+    "engine": {},
+}
+MONITORING = ("PodMonitor", "PrometheusRule")
+CANARY = (Ref("Service", "chat-canary"), Ref("Deployment", "chat-canary"))
+CLAIM = Ref("PersistentVolumeClaim", "chat-models")
+
+
+def every_child(**changes: Any) -> Manifests:
+    """Return the children of an LLMDeployment that has all kinds of them, with a canary unless its pods are groups."""
+    stable = rendered(valid_spec(**(FULL | changes)), features=EVERY_FEATURE)
+    if "parallelism" in changes:
+        return stable
+    spec = valid_spec(**(FULL | {"rollout": {"strategy": "Canary"}}))
+    others = canary_manifests(spec, 1, uid=UID, revision="r2", images=IMAGES, features=EVERY_FEATURE, stable=stable)
+    assert not isinstance(others, Invalid)
+    return stable.with_others(others)
+
+
+ALL, ALL_OF_GROUPS = every_child(), every_child(**GROUPS)
+
+
+def test_the_table_of_conflicts_covers_every_kind_of_child() -> None:
+    assert {m.ref.kind for m in (*ALL, *ALL_OF_GROUPS)} == {kind.kind for kind in CHILDREN}
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "serving"])
+@pytest.mark.parametrize(
+    ("made", "taken"),
+    [(made, manifest.ref) for made in (ALL, ALL_OF_GROUPS) for manifest in made],
+    ids=lambda value: str(value) if isinstance(value, Ref) else "",
+)
+def test_foreign_child_withholds_the_workloads_that_would_use_it(made: Manifests, taken: Ref, is_new: bool) -> None:
+    """Pods would run with a foreign ServiceAccount, mount a foreign claim, or be reached by nobody."""
+    leftover = Ref("Deployment", "chat") if made is ALL_OF_GROUPS else Ref("LeaderWorkerSet", "chat-group")
+    foreign = {taken: child(taken, owner=None, fingerprint="")}
+    ours = {manifest.ref: child(manifest.ref) for manifest in made} | {leftover: child(leftover)}
+    observed = foreign if is_new else ours | foreign
+    result = plan(made, observed, {}, name="chat", uid=UID)
+    touched = {a.manifest.ref if isinstance(a, Create | Update) else a.ref for a in result.actions}
+    resources = {m.ref for m in made if m.ref.kind in ("Deployment", "LeaderWorkerSet", "PersistentVolumeClaim")}
+    assert taken not in touched
+    if taken.kind in MONITORING:
+        assert touched >= resources
+    elif taken in CANARY:
+        assert touched & resources == resources - set(CANARY), "the stable revision does not need it"
+    else:
+        assert not touched & {*resources, leftover}, "what serves keeps serving"
+    assert touched >= {m.ref for m in made} - resources - {taken}
+    blocking, nonblocking = name_conflicts(result.conflicts)
+    named = nonblocking if taken.kind in MONITORING else blocking
+    assert named is not None and str(taken) in named.message
+
+
+def test_foreign_canary_child_and_aborted_canary() -> None:
+    """An aborted canary goes although the stable revision waits."""
+    stable = rendered(valid_spec(**FULL), features=EVERY_FEATURE)
+    account = Ref("ServiceAccount", "chat")
+    observed = {m.ref: child(m.ref) for m in ALL} | {account: child(account, owner=None, fingerprint="")}
+    deletes = {a.ref for a in plan(stable, observed, {}, name="chat", uid=UID).actions if isinstance(a, Delete)}
+    assert deletes == set(CANARY)
+
+
+def test_own_child_that_is_being_deleted_withholds_no_workload() -> None:
+    """A claim goes when no pod uses it, so the number of replicas must still change."""
+    observed = {m.ref: child(m.ref, deleting=m.ref == CLAIM) for m in ALL}
+    touched = {a.manifest.ref for a in plan(ALL, observed, {}, name="chat", uid=UID).actions if isinstance(a, Update)}
+    assert touched == {m.ref for m in ALL} - {CLAIM}
 
 
 @pytest.mark.parametrize(("changes", "goes"), [({}, True), ({"owner": None}, False), ({"deleting": True}, False)])

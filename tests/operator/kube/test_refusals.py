@@ -73,13 +73,22 @@ def test_foreign_object_with_a_childs_name_is_never_changed(shared: Namespace) -
     ready = shared.wait_reason("taken", "Ready", "NameConflict")
     assert "Service taken already exists and was not created by quire" in ready["message"]
     assert shared.get("services", "taken") == before
-    assert "taken" in shared.names("deployments"), "the others are made all the same"
+    assert "taken" not in shared.names("deployments") and "taken-headless" in shared.names("services")
 
     shared.delete("services", "taken")
     shared.touch("taken", "once-the-name-is-free")
     shared.wait_reason("taken", "Ready", "Starting")
     service = shared.get("services", "taken")
     assert service is not None and service["spec"]["ports"][0]["port"] == 8000
+    assert "taken" in shared.names("deployments")
+
+
+def test_no_pod_runs_with_a_foreign_service_account(shared: Namespace) -> None:
+    shared.create("serviceaccounts", {"metadata": {"name": "s3-admin"}})
+    shared.apply("s3-admin")
+    ready = shared.wait_reason("s3-admin", "Ready", "NameConflict")
+    assert "ServiceAccount s3-admin already exists and was not created by quire" in ready["message"]
+    assert "s3-admin" not in shared.names("deployments")
 
 
 def test_foreign_objects_that_differ_in_no_field_are_never_changed(shared: Namespace) -> None:

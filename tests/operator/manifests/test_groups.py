@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rendering import rendered, volumes
+from rendering import IMAGES, rendered, volumes
 from specs import parsed
 
 from quire_operator.domain.cluster_state.observed import HELD_PARTITION, Ref
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
-from quire_operator.domain.manifests.desired import group_secret_name
+from quire_operator.domain.manifests.desired import desired, group_secret_name
 from quire_operator.domain.manifests.objects import Manifests
 from quire_operator.domain.resource import Invalid, Spec
 
@@ -102,6 +102,15 @@ def test_secret_is_a_reference_and_changes_with_the_template(children: Children)
         "name": "QUIRE_GROUP_SECRET",
         "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}},
     }
+
+
+def test_secret_of_another_llmdeployment_of_the_same_name_is_never_used() -> None:
+    """The operator may not read Secrets, so it cannot see whose an existing one is."""
+    spec = spec_of(parallelism={"tensor": 2, "nodes": 2})
+    assert isinstance(spec, Spec)
+    made = [desired(spec, 1, uid=uid, images=IMAGES) for uid in ("one", "other")]
+    one, other = (group_secret_name(each) for each in made if isinstance(each, Manifests))
+    assert one != other
 
 
 def test_pods_of_a_group_are_spread_over_nodes(children: Children) -> None:

@@ -13,7 +13,12 @@ from quire_operator.domain.cluster_state.other_autoscalers import REPLICAS, Othe
 from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.convergence.plan import Action, Applied, Create, Delete, Plan, RemoveFields, Update
 from quire_operator.domain.convergence.plan_events import listed, refused, removed, repaired
-from quire_operator.domain.manifests.child_kinds import NONBLOCKING_KINDS, OPTIONAL_KINDS
+from quire_operator.domain.manifests.child_kinds import (
+    MONITORING_KINDS,
+    NONBLOCKING_KINDS,
+    OPTIONAL_KINDS,
+    WORKLOAD_KINDS,
+)
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.groups import unanswered_webhook
 from quire_operator.domain.status.status import Event
@@ -41,11 +46,19 @@ class Executor:
         self._cluster, self._store, self._clock, self._record_events = cluster, store, clock, record_events
 
     async def apply(self, resource: Resource, state: ReconcileState, todo: Plan) -> ReconcileResult:
-        """Apply all actions, even if some are rejected. Return the first rejection and the time of the next attempt."""
+        """Apply all actions, even if some are rejected. Return the first rejection and the time of the next attempt.
+
+        No workload is created before the children that its pods need. The rejection of such a child in a pass that read
+        none may hide a foreign object with its name.
+        """
+        unneeded = (MONITORING_KINDS if state.is_unread else NONBLOCKING_KINDS) | {"PodDisruptionBudget"}
+        is_child_missing = False
         blocking: BlockingCondition | None = None
         nonblocking: BlockingCondition | None = None
         again: float | None = None
         for action in todo.actions:
+            if is_child_missing and isinstance(action, Create) and _ref(action).kind in WORKLOAD_KINDS:
+                continue
             repair = _repair(state, action)
             wait = 0.0 if repair is None else state.repairs.wait_seconds(*repair, self._clock.now())
             if wait:
@@ -71,6 +84,8 @@ class Executor:
                 nonblocking = nonblocking or refusal
             else:
                 blocking = blocking or refusal
+            if refusal is not None and isinstance(action, Create) and _ref(action).kind not in unneeded:
+                is_child_missing = True
             again = soonest(again, self._until_asked_again(state, action))
         self._forget_unwanted(state, todo)
         return ReconcileResult(blocking=blocking, nonblocking=nonblocking, again_seconds=again)

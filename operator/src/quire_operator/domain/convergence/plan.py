@@ -5,12 +5,13 @@ whether an object is as we left it. Bodies cannot be compared, because the API s
 fields.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.observed import Child, Ref
 from quire_operator.domain.cluster_state.ownership import ForeignField, breaks_contract, exists_in, removal_patch
-from quire_operator.domain.manifests.child_kinds import POLICY, UNOWNED_KINDS
+from quire_operator.domain.manifests.canary import canary_refs
+from quire_operator.domain.manifests.child_kinds import MONITORING_KINDS, POLICY, UNOWNED_KINDS, WORKLOAD_KINDS
 from quire_operator.domain.manifests.objects import Manifest, Manifests
 from quire_operator.domain.resource.names import KIND
 
@@ -71,16 +72,24 @@ class Delete:
 
 
 Action = Create | Update | RemoveFields | Delete
+_WITHHELD_KINDS = WORKLOAD_KINDS | {"PersistentVolumeClaim"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignObject:
-    """An object that has the name of a child but is not ours; it is never changed."""
+    """An object that has the name of a child but is not ours, or no longer; it is never changed."""
 
     ref: Ref
     message: str
     passing: bool
     """True if it is being deleted or will be, so that the name becomes free without a user's action."""
+    is_ours: bool = False
+    """True if it is our child and is being deleted. The workload still changes, so that its pods can release it."""
+
+    @property
+    def withholds(self) -> bool:
+        """True if pods would use this object as if it were ours, for example its ServiceAccount."""
+        return not self.is_ours and self.ref.kind not in MONITORING_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +111,32 @@ def plan(
     uid: str,
 ) -> Plan:
     """Return the plan for the LLMDeployment with this name and uid."""
+    children = (observed[manifest.ref] for manifest in desired if manifest.ref in observed)
+    found = (_conflict(child, name=name, uid=uid) for child in children)
+    conflicts = tuple(conflict for conflict in found if conflict is not None)
+    withheld = _withheld(desired, conflicts)
+    unchanged = withheld | {conflict.ref for conflict in conflicts}
     actions: list[Action] = []
-    conflicts: list[ForeignObject] = []
     for manifest in desired:
-        child = observed.get(manifest.ref)
-        conflict = None if child is None else _conflict(child, name=name, uid=uid)
-        if conflict is None:
-            actions += _actions(manifest, child, applied.get(manifest.ref))
-        else:
-            conflicts.append(conflict)
-    actions += _leftovers(desired, observed, uid=uid)
-    return Plan(
-        actions=tuple(actions), conflicts=tuple(conflicts), additions=tuple(_additions(desired, observed, uid=uid))
-    )
+        if manifest.ref not in unchanged:
+            actions += _actions(manifest, observed.get(manifest.ref), applied.get(manifest.ref))
+    for delete in _leftovers(desired, observed, uid=uid):
+        # While the workload waits, the replicas of its previous form serve.
+        if desired.workload.ref not in withheld or delete.ref in canary_refs(name):
+            actions.append(delete)
+    return Plan(actions=tuple(actions), conflicts=conflicts, additions=tuple(_additions(desired, observed, uid=uid)))
+
+
+def _withheld(desired: Manifests, conflicts: Sequence[ForeignObject]) -> frozenset[Ref]:
+    """Return the workloads and claims that are not changed while foreign objects have names of children.
+
+    The pods of the stable revision need the children up to their workload. The pods of a canary need all children.
+    """
+    taken = {conflict.ref for conflict in conflicts if conflict.withholds}
+    refs = [manifest.ref for manifest in desired]
+    stable = refs.index(desired.workload.ref) + 1
+    waiting = refs if taken.intersection(refs[:stable]) else refs[stable:] if taken else []
+    return frozenset(ref for ref in waiting if ref.kind in _WITHHELD_KINDS)
 
 
 def _additions(desired: Manifests, observed: Mapping[Ref, Child], *, uid: str) -> Iterator[ForeignField]:
@@ -136,7 +158,10 @@ def _conflict(child: Child, *, name: str, uid: str) -> ForeignObject | None:
         if not child.deleting:
             return None
         return ForeignObject(
-            ref=child.ref, message=f"{child.ref} is being deleted and will be recreated afterwards", passing=True
+            ref=child.ref,
+            message=f"{child.ref} is being deleted and will be recreated afterwards",
+            passing=True,
+            is_ours=True,
         )
     if child.owner is not None and (child.owner.kind, child.owner.name) == (KIND, name):
         message = f"{child.ref} belongs to an earlier {KIND} of this name and is deleted with it"

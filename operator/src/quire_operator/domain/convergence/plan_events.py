@@ -19,8 +19,13 @@ def name_conflicts(conflicts: Sequence[ForeignObject]) -> tuple[BlockingConditio
         is_passing = all(conflict.passing for conflict in found)
         return BlockingCondition(reason="NameConflict", message=messages, is_passing=is_passing) if found else None
 
-    beside = [conflict for conflict in conflicts if conflict.ref.kind in NONBLOCKING_KINDS]
-    return blocking([conflict for conflict in conflicts if conflict not in beside]), blocking(beside)
+    def needed(conflict: ForeignObject) -> bool:
+        return conflict.withholds or conflict.ref.kind not in NONBLOCKING_KINDS
+
+    return (
+        blocking([conflict for conflict in conflicts if needed(conflict)]),
+        blocking([conflict for conflict in conflicts if not needed(conflict)]),
+    )
 
 
 def refused(action: Action, message: str) -> BlockingCondition:

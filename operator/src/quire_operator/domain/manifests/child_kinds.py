@@ -369,5 +369,7 @@ CHILDREN = (
 )
 OPTIONAL_KINDS = frozenset(child.kind for child in CHILDREN if child.is_optional)
 NONBLOCKING_KINDS = frozenset(child.kind for child in CHILDREN if child.is_nonblocking)
+MONITORING_KINDS = OPTIONAL_KINDS & NONBLOCKING_KINDS
+WORKLOAD_KINDS = frozenset({"Deployment", LEADER_WORKER_SET})
 UNOWNED_KINDS = frozenset({POLICY.kind, "PersistentVolumeClaim"})
 """Kinds whose objects may outlive their LLMDeployment, so that they have no controller."""

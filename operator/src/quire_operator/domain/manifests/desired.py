@@ -31,7 +31,7 @@ def desired(
 
     ``adapters`` are those that its replicas are to serve.
     """
-    templates = _templates(spec, images, served_names(spec, features.served_names))
+    templates = _templates(spec, images, served_names(spec, features.served_names), uid)
     if not isinstance(templates, Templates):
         return Invalid(name=spec.name, namespace=spec.namespace, problems=templates)
     parent = Parent(
@@ -67,15 +67,17 @@ def group_secret_name(manifests: Manifests) -> str | None:
     return str(found["valueFrom"]["secretKeyRef"]["name"])
 
 
-def _templates(spec: Spec, images: Images, served: Sequence[str]) -> Templates | tuple[Problem, ...]:
+def _templates(spec: Spec, images: Images, served: Sequence[str], uid: str) -> Templates | tuple[Problem, ...]:
     if not spec.parallelism.is_group:
         alone = _template(spec, images, served, names.COMPONENT, None)
         return Templates(leader=alone) if isinstance(alone, dict) else alone
-    # Another template has another secret, so its name follows from the template without it.
+    # Another template has another secret, so its name follows from the template without it. It also follows from the
+    # uid, so that a Secret that exists before the LLMDeployment is never used: the operator cannot see whose it is.
     draft = _template(spec, images, served, names.COMPONENT, "")
     if not isinstance(draft, dict):
         return draft
-    secret = f"{spec.name}{names.GROUP_SUFFIX}-{digest({'template': draft, 'size': spec.parallelism.nodes})[:10]}"
+    unique = digest({"template": draft, "size": spec.parallelism.nodes, "uid": uid})
+    secret = f"{spec.name}{names.GROUP_SUFFIX}-{unique[:10]}"
     leader = _template(spec, images, served, names.COMPONENT, secret)
     worker = _template(spec, images, served, names.WORKER_COMPONENT, secret)
     assert isinstance(leader, dict) and isinstance(worker, dict)  # they differ from the draft in names only
@@ -100,7 +102,7 @@ def all_problems(invalid: Invalid, images: Images) -> tuple[Problem, ...]:
     spec = invalid.readable
     if spec is None:
         return invalid.problems
-    templates = _templates(spec, images, (spec.model.served_name,))
+    templates = _templates(spec, images, (spec.model.served_name,), "")
     return invalid.problems if isinstance(templates, Templates) else (*invalid.problems, *templates)
 
 
