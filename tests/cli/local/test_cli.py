@@ -167,6 +167,19 @@ def test_plan_counts_the_gpus_of_a_replica(quire: Quire) -> None:
     assert code == 0 and "4 × H100 80GB" in out and "in 2 pods of 2 GPUs; together" in " ".join(out.split())
 
 
+def test_plan_uses_the_memory_of_a_mig_slice(quire: Quire) -> None:
+    mig = "resources: {limits: {nvidia.com/mig-%s: 1, memory: 4Gi}}"
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", mig % "3g.40gb"))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 0 and "MIG slice 3g.40gb" in out and "40 GiB" in out
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", mig % "1g.10gb"))
+    code, out, _ = quire("plan", "-f", "f.yaml")
+    assert code == 1 and "spec.parallelism.tensor" not in out
+    write(DOCUMENT % (", maxModelLength: 8192, dtype: BFloat16", mig % "new"))
+    code, _, err = quire("plan", "-f", "f.yaml")
+    assert code == 2 and "the memory of a MIG slice new is not known" in err
+
+
 def test_plan_refuses_a_tensor_size_that_does_not_divide(quire: Quire) -> None:
     write(DOCUMENT % (", maxModelLength: 8192", "parallelism: {tensor: 5}"))
     code, _, err = quire("plan", "-f", "f.yaml", "--memory", "64Gi")

@@ -343,7 +343,17 @@ def test_gpus_are_found_by_common_names(text: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["A100", "NVIDIA-A100-PCIe", "NVIDIA-H100-NVL", "NVIDIA-A10", "NVIDIA", "24GB", "", "Voodoo 2"],
+    [
+        "A100",
+        "NVIDIA-A100-PCIe",
+        "NVIDIA-H100-NVL",
+        "NVIDIA-A10",
+        "NVIDIA",
+        "24GB",
+        "",
+        "Voodoo 2",
+        "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",
+    ],
 )
 def test_no_single_gpu(text: str) -> None:
     assert find_gpu(text) is None

@@ -46,6 +46,17 @@ def selecting(**labels: str) -> dict[str, Any]:
         ({"resources": AMD}, [T4, H100, MI300X], 192 << 10),
         ({"resources": AMD}, [T4, {"amd.com/gpu.vram": "much"}, {"amd.com/gpu.vram": "-1G"}], None),
         ({"resources": {"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}}}, [T4], 15360),
+        ({"resources": {"limits": {"nvidia.com/gpu.shared": 1, "memory": "1Gi"}}}, [T4], 15360),
+        *(
+            ({"resources": {"limits": {f"nvidia.com/mig-{profile}": 1, "memory": "1Gi"}}}, [T4], size)
+            for profile, size in (
+                ("3g.40gb", 40 << 10),
+                ("1g.10gb.me", 10 << 10),
+                ("1c.3g.40gb", 40 << 10),
+                ("1g.5gb.shared", 5 << 10),
+                ("new", None),
+            )
+        ),
         ({"resources": {"limits": {"nvidia.com/gpu": 4}}, "parallelism": {"tensor": 4}}, [T4], 4 * 15360),
         ({"resources": GPU, "parallelism": {"pipeline": 2, "nodes": 2}}, [T4], 2 * 15360),
         (selecting(pool="small"), [T4, H100], 15360),

@@ -98,6 +98,13 @@ def test_resources_and_images_follow_the_spec(pod: Pod) -> None:
     assert engine_of(pod())["image"] == "registry.example/engine:1"
 
 
+@pytest.mark.parametrize("name", ["mig-3g.40gb", "mig-1g.10gb.me", "gpu.shared"])
+def test_part_of_a_gpu_is_a_gpu_to_the_engine(pod: Pod, name: str) -> None:
+    engine = engine_of(pod(resources={"limits": {f"nvidia.com/{name}": 1, "memory": "16Gi"}}))
+    assert engine["resources"] == {"limits": {f"nvidia.com/{name}": "1", "memory": "16Gi"}}
+    assert engine["args"][engine["args"].index("--device") + 1] == "cuda", "it would serve from the CPU"
+
+
 def test_a_replica_on_amd_has_the_image_and_the_device_of_rocm(pod: Pod) -> None:
     images = Images(engine="e:1", rocm_engine="rocm:1")
     limits = {"amd.com/gpu": 1}

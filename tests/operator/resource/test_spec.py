@@ -330,6 +330,33 @@ def test_existing_claim_can_be_the_cache() -> None:
             "resources.limits: has nvidia.com/gpu and amd.com/gpu",
         ),
         (
+            {"resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.40gb": 1}}},
+            "resources.limits: has nvidia.com/gpu and nvidia.com/mig-3g.40gb, and a replica uses GPUs of one kind",
+        ),
+        (
+            {"resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}, "requests": {"nvidia.com/mig-2g.10gb": 1}}},
+            "resources.limits: has nvidia.com/mig-1g.5gb and nvidia.com/mig-2g.10gb",
+        ),
+        ({"resources": {"limits": {"nvidia.com/mig-3g.40gb": "500m"}}}, "must be a whole number of GPUs"),
+        ({"resources": {"limits": {"nvidia.com/mig-3g.40gb": 2}}}, "parallelism.tensor: each rank uses one GPU"),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/mig-3g.40gb": 2}}},
+            "parallelism.tensor: does not work with MIG slices",
+        ),
+        (
+            {"parallelism": {"pipeline": 2, "nodes": 2}, "resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}},
+            "parallelism.tensor: does not work with MIG slices",
+        ),
+        (
+            {"parallelism": {"tensor": 2}, "resources": {"limits": {"nvidia.com/gpu.shared": 2}}},
+            "parallelism.tensor: does not work with MIG slices and shared GPUs",
+        ),
+        *(
+            ({"resources": {where: {name: 1}}}, f"resources.{where}: {name} is a device that the engine does not use")
+            for where in ("limits", "requests")
+            for name in ("gpu.intel.com/i915", "habana.ai/gaudi", "google.com/tpu", "amd.com/cpx_nps4")
+        ),
+        (
             {"parallelism": {"tensor": 2}, "resources": {"limits": {"amd.com/gpu": 1}}},
             "parallelism.tensor: each rank uses one GPU",
         ),

@@ -111,6 +111,11 @@ STATES: dict[str, tuple[dict[str, Any], str, str]] = {
         "InsufficientGPU",
         "no node can run pod chat-1: 0/3 nodes are available",
     ),
+    "no slice of a gpu": (
+        unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/mig-3g.40gb."),
+        "InsufficientGPU",
+        "no node can run pod chat-1: 0/3 nodes are available",
+    ),
     "no gpu": (
         unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
         "InsufficientGPU",

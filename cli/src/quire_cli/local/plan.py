@@ -84,6 +84,12 @@ def places(
         label = f"{format_bytes(memory_bytes)} of {'GPU memory' if on_gpu else 'memory'}"
         gpus = max(1, spec.gpus_per_replica)
         return [Place(label=label, memory_bytes=memory_bytes, on_gpu=on_gpu, gpus=gpus)]
+    if (profile := spec.resources.mig_profile) is not None:
+        size = spec.resources.mig_memory_bytes
+        if size is None:
+            problem = f"the memory of a MIG slice {profile} is not known"
+            raise CapacityProblem(problem, hint="set --memory to the memory of the slice")
+        return [Place(label=f"MIG slice {profile}", memory_bytes=size, on_gpu=True)]
     if on_gpu:
         return [_gpus_of(spec, each) for each in _usable_gpus(spec)]
     limit = spec.resources.memory_limit_bytes

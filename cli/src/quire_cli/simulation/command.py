@@ -304,6 +304,8 @@ def _estimate(spec: Spec, policy: Path, gpu: str | None) -> tuple[Speed, str]:
     for answer in found:
         if isinstance(answer.outcome, Fits):
             place = answer.place
+            if place.on_gpu and place.gpu is None:
+                raise SimulationProblem(f"the speed of a {place.label} is not known", hint=hint)
             hardware = speed.CPU if place.gpu is None else speed.several(speed.GPUS[place.gpu.name], place.gpus)
             guess = speed.estimated(
                 answer.needs,

@@ -45,8 +45,13 @@ _MAKERS_AND_SOCKETS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct"
 
 
 def find_gpu(text: str) -> Gpu | None:
-    """Return the GPU that ``text`` names ("H100 80GB", "h100", "NVIDIA-A10G"), or None if it is ambiguous."""
+    """Return the GPU that ``text`` names ("H100 80GB", "h100", "NVIDIA-A10G").
+
+    Return None if it is ambiguous or a MIG slice, as in the node label "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb".
+    """
     wanted = set(_words(text)) - _MAKERS_AND_SOCKETS
+    if "mig" in wanted:
+        return None
     exact = [gpu for gpu in GPUS if wanted >= set(_words(gpu.name))]
     if len(exact) == 1:
         return exact[0]

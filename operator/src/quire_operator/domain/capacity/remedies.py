@@ -37,12 +37,12 @@ def remedies(spec: Spec, needs: Footprint, limits: CacheLimits, small: TooSmall,
 def gpus_that_fit(spec: Spec, facts: ModelFacts, *, gpu_bytes: int) -> int | None:
     """Return how many GPUs of ``gpu_bytes`` each would run the model, if they are more than now and one machine's.
 
-    Return None if none of the usual numbers does, if ranks exclude another field of the spec, or if the spec has stages
-    or several pods, whose numbers a user has chosen.
+    Return None if none of the usual numbers does, if ranks exclude another field of the spec or its kind of GPU, or if
+    the spec has stages or several pods, whose numbers a user has chosen.
     """
     if spec.parallelism.pipeline > 1 or spec.parallelism.is_group:
         return None
-    if spec.engine.adapters is not None or spec.draft is not None:
+    if spec.engine.adapters is not None or spec.draft is not None or spec.resources.has_parts_of_gpus:
         return None
     for tensor in _TENSOR_SIZES:
         divided = replace(spec, parallelism=Parallelism(tensor=tensor))

@@ -14,7 +14,6 @@ from quire_operator.domain.resource.adapter_slots import AdapterSlots
 from quire_operator.domain.resource.canary import Canary, CanaryStep, Gate, GateMetric, OnFailure, OnInconclusive
 from quire_operator.domain.resource.deployment import Invalid, Spec
 from quire_operator.domain.resource.engine import (
-    GPU_RESOURCES,
     DType,
     Engine,
     KVCache,
@@ -23,6 +22,7 @@ from quire_operator.domain.resource.engine import (
     PullPolicy,
     PullSecret,
     Resources,
+    is_gpu,
 )
 from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.model import AccessMode, Model, ModelCache, Retention
@@ -49,7 +49,6 @@ __all__ = [
     "AccessMode",
     "AdapterSlots",
     "AdapterSpec",
-    "GPU_RESOURCES",
     "Autoscaling",
     "AutoscalingMode",
     "BucketSource",
@@ -99,4 +98,5 @@ __all__ = [
     "SpeculationMethod",
     "StepPolicy",
     "TokenGapTarget",
+    "is_gpu",
 ]

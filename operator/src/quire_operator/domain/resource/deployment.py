@@ -51,8 +51,8 @@ class Spec:
         Resources,
         Section(
             "Resources of each replica's engine container. To request a GPU, set the limit nvidia.com/gpu or "
-            "amd.com/gpu; for several, divide the model among as many ranks with parallelism. The kernels are compiled "
-            "for GPUs of AMD, but have not run on one yet.",
+            "amd.com/gpu, or nvidia.com/mig-PROFILE for a MIG slice; for several whole GPUs, divide the model among as "
+            "many ranks with parallelism. The kernels are compiled for GPUs of AMD, but have not run on one yet.",
             flags=("device",),
         ),
     ] = Resources()
@@ -176,6 +176,12 @@ class Spec:
             ),
             message="each rank uses one GPU, so spec.resources must have as many GPUs as a pod has ranks (tensor × "
             "pipeline ÷ nodes): change one of them",
+        ),
+        Rule(
+            at="parallelism.tensor",
+            holds=lambda spec, document: not spec.resources.has_parts_of_gpus or spec.parallelism.ranks == 1,
+            message="does not work with MIG slices and shared GPUs, nor does pipeline, because NCCL cannot connect the "
+            "ranks: request nvidia.com/gpu, or one larger slice",
         ),
         Rule(
             at="parallelism.tensor",

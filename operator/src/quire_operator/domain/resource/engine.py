@@ -1,5 +1,6 @@
 """``spec.engine`` and ``spec.resources``: the settings of each replica's engine and its hardware."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,9 +17,22 @@ from quire_operator.domain.resource.speculation import Speculation
 
 NVIDIA_GPU, AMD_GPU = "nvidia.com/gpu", "amd.com/gpu"
 GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
-"""The resources that device plugins offer; a replica requests at most one GPU, of one kind."""
+"""The resources of device plugins whose GPUs a replica has for itself."""
+_GPU = re.compile(r"amd\.com/gpu|nvidia\.com/(gpu(\.shared)?|mig-.+)")
+"""All resources that are a GPU to the engine: whole ones, those shared by time slices or MPS, and MIG slices."""
+_MIG = re.compile(r"nvidia\.com/mig-(?P<profile>.+?)(\.shared)?")
+_MIG_MEMORY = re.compile(r"(\d+c\.)?\d+g\.(?P<gigabytes>\d+)gb(\..+)?")
+_OTHER_DEVICES = re.compile(
+    r"amd\.com/[a-z]+_nps\d+|gpu\.intel\.com/.+|habana\.ai/.+|google\.com/tpu|aws\.amazon\.com/neuron.*"
+)
+"""Devices that the engine does not use: partitions of AMD's GPUs and accelerators of other makers."""
 BLOCK_SIZES = (16, 32, 64, 128)
 _MAX_ARGUMENTS = 64
+
+
+def is_gpu(resource: str) -> bool:
+    """Return True if a resource of a container is a GPU, or a part of one, that the engine can use."""
+    return _GPU.fullmatch(resource) is not None
 
 
 class DType(StrEnum):
@@ -109,10 +123,10 @@ class Quantities(Kind):
             quantity = parse_quantity(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
             if quantity is None:
                 document.problem(where, f'must be a quantity such as 1, "500m" or "16Gi", got {shown(value)}')
-            elif resource in GPU_RESOURCES and quantity.denominator != 1:
+            elif is_gpu(resource) and quantity.denominator != 1:
                 document.problem(where, f"must be a whole number of GPUs, got {shown(value)}")
             else:
-                amounts[resource] = str(int(quantity)) if resource in GPU_RESOURCES else str(value)
+                amounts[resource] = str(int(quantity)) if is_gpu(resource) else str(value)
         return amounts
 
 
@@ -347,25 +361,55 @@ class Resources:
                 f"!({' || '.join(_WITH_ANY.format(field=field, name=name) for field in ('limits', 'requests'))})"
                 for name in GPU_RESOURCES
             ),
-            holds=lambda resources, document: not all(resources.gpus_of(name) for name in GPU_RESOURCES),
             message="has nvidia.com/gpu and amd.com/gpu, and a replica uses GPUs of one kind: remove one of them, also "
             "from requests",
         ),
     )
 
-    def gpus_of(self, name: str) -> int:
-        """Return the number of GPUs of one kind."""
-        return max(int(amounts.get(name, "0")) for amounts in (self.limits, self.requests))
+    def check(self, document: Fields) -> None:
+        """Refuse GPUs of several kinds, and devices that the engine would leave unused while it runs on the CPU."""
+        kinds = list(self._gpus)
+        if len(kinds) > 1:
+            message = f"has {' and '.join(kinds)}, and a replica uses GPUs of one kind: keep one, also in requests"
+            document.problem("limits", message)
+        for field_name, amounts in (("limits", self.limits), ("requests", self.requests)):
+            for name in filter(_OTHER_DEVICES.fullmatch, amounts):
+                message = f"{name} is a device that the engine does not use: request a GPU of NVIDIA or amd.com/gpu"
+                document.problem(field_name, message)
+
+    @property
+    def _gpus(self) -> dict[str, int]:
+        """The number of GPUs by resource, without those of which there are none."""
+        names = filter(is_gpu, {**self.limits, **self.requests})
+        counts = {name: max(int(amounts.get(name, "0")) for amounts in (self.limits, self.requests)) for name in names}
+        return {name: count for name, count in counts.items() if count}
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of one pod, which are of one kind."""
-        return max(map(self.gpus_of, GPU_RESOURCES))
+        """The number of GPUs of one pod, which are of one kind. A MIG slice and a shared GPU count as one."""
+        return max(self._gpus.values(), default=0)
 
     @property
     def on_amd(self) -> bool:
         """True if the replica's GPUs are AMD's."""
-        return self.gpus_of(AMD_GPU) > 0
+        return AMD_GPU in self._gpus
+
+    @property
+    def has_parts_of_gpus(self) -> bool:
+        """True if the GPUs are MIG slices or shared, so that ranks may be on one GPU, which NCCL refuses."""
+        return any(name not in GPU_RESOURCES for name in self._gpus)
+
+    @property
+    def mig_profile(self) -> str | None:
+        """The profile of the MIG slice, such as 3g.40gb; None without one."""
+        found = filter(None, map(_MIG.fullmatch, self._gpus))
+        return next((match["profile"] for match in found), None)
+
+    @property
+    def mig_memory_bytes(self) -> int | None:
+        """The memory that the name of the MIG profile contains, which is at least the actual one; None if unknown."""
+        named = _MIG_MEMORY.fullmatch(self.mig_profile or "")
+        return None if named is None else int(named["gigabytes"]) * 2**30
 
     @property
     def cpu_limit(self) -> Fraction | None:

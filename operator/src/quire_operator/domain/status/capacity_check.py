@@ -61,9 +61,13 @@ def _public(spec: Spec, source: Source, secret: str | None) -> HubSource | None:
 
 
 def replica_memory(spec: Spec, nodes: Sequence[Labels] | None) -> ReplicaMemory | None:
-    """Return a pod's memory limit, or the largest GPUs of the nodes that its selector admits; None if unknown."""
+    """Return a pod's memory limit, its MIG slice, or the largest GPUs of the nodes that it admits; None if unknown."""
     if _sets_resources(spec):
         return None
+    if (profile := spec.resources.mig_profile) is not None:
+        size = spec.resources.mig_memory_bytes
+        where = f"a MIG slice {profile}"
+        return None if size is None else ReplicaMemory(size_bytes=size, on_gpu=True, where=where)
     if spec.resources.gpus:
         pod = section_of(spec.pod_template, "spec")
         return _largest_gpus(pod, nodes or (), amd=spec.resources.on_amd, count=spec.gpus_per_replica)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from quire_common.contract import engine as engine_names
 from quire_operator.domain.cluster_state.observed import ContainerState, DeploymentState, Pod
 from quire_operator.domain.manifests.pod_template import FETCH, FETCH_DRAFT
-from quire_operator.domain.resource import GPU_RESOURCES
+from quire_operator.domain.resource import is_gpu
 
 _MAX_MESSAGE = 400
 _MAX_LINES = 4
@@ -70,7 +70,8 @@ def worst_failure(pods: Sequence[Pod], deployment: DeploymentState | None) -> Fa
 
 def _pod_failures(pod: Pod) -> Iterator[Failure]:
     if pod.unschedulable:
-        no_gpu = any(f"Insufficient {name}" in pod.unschedulable for name in GPU_RESOURCES)
+        lacking = re.findall(r"Insufficient ([\w./-]*\w)", pod.unschedulable)
+        no_gpu = any(map(is_gpu, lacking))
         reason = FailureReason.INSUFFICIENT_GPU if no_gpu else FailureReason.UNSCHEDULABLE
         yield _failure(reason, f"no node can run pod {pod.name}: {pod.unschedulable}")
     for container in pod.containers:
