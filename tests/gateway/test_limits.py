@@ -55,6 +55,7 @@ def test_tokens_are_charged_when_the_answer_ends():
     one = allowance(clock, gateways=2, tokens_per_minute=200)
     with admitted(one, sequences=1, prompt_tokens=50) as charge:
         charge.read(b'{"usage": {"prompt_tokens": 60, "total_tokens": 160}}')
+        charge.end()
     with pytest.raises(RateLimited) as refused, admitted(one, sequences=1, prompt_tokens=1):
         pass
     # The share is 100 per minute, and 160 were used, so 61 must be refilled.
@@ -98,6 +99,12 @@ def test_limits_follow_the_key_file_and_the_number_of_gateways():
         ([b'{"choices": [', b'], "usage": {"total_', b'tokens":42}}'], 42),
         ([b'data: {}\n\n: quire-usage {"total_tokens":5}\n\ndata: [DONE]\n\n'], 5),
         ([b'data: {"text": "it said: quire-usage 5"}\n\n', b"data: [DONE]\n\n"], 12),
+        ([b'{"text": "a", "usage": {"total_tokens": 9}, "kv_transfer_params": null}'], 9),
+        ([b'{"usage": {"input_tokens": 4, "cache_read_input_tokens": 30, "output_tokens": 2}}'], 36),
+        ([b'{"usage": {"type": "duration", "seconds": 7}}'], 10),
+        ([b'{"usage": {"total_tokens": -7}}'], 10),
+        ([b'{"usage": {"total_tokens": 1e999}}'], 10),
+        ([b'{"usage": {"total_tokens": 5000000000}}'], 10),
         ([], 10),
     ],
 )
@@ -105,9 +112,45 @@ def test_tokens_of_an_answer(data, tokens):
     charge = Charge(10.0)
     charge.start_attempt()
     passed = b"".join(charge.read(each) for each in data)
+    charge.end()
     assert charge.tokens() == tokens
     sent = b"".join(data)
     assert passed == sent.replace(b': quire-usage {"total_tokens":5}\n\n', b"")
+
+
+_SPOOFS = (
+    {"total_tokens": 0},
+    {"usage": {"total_tokens": 0}},
+    {"usage": {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}},
+)
+"""Parts of a JSON schema, or of a tool, that an answer repeats as they came."""
+
+
+@pytest.mark.parametrize("spoof", _SPOOFS)
+@pytest.mark.parametrize("spaced", [True, False])
+@pytest.mark.parametrize("usage", [None, {"total_tokens": 77}])
+def test_text_of_the_client_is_not_read_as_usage(spoof, spaced, usage):
+    """However an answer repeats it, and wherever its parts are cut, it sets no number of tokens."""
+    separators = None if spaced else (",", ":")
+    echo = {"text": {"format": {"schema": spoof}}, "tools": [{"parameters": spoof}], "metadata": spoof}
+    nested = json.dumps({"type": "response.created", "response": {**echo, "usage": usage}}, separators=separators)
+    whole = json.dumps({**echo, "usage": usage}, separators=separators).encode()
+    event = b"event: response.created\ndata: " + nested.encode() + b"\n\n"
+    for end in (b"", b": quire-usage " + json.dumps({"total_tokens": 300}).encode() + b"\n\n"):
+        charge = Charge(10.0)
+        charge.start_attempt()
+        charge.read(event)
+        charge.read(b'data: {"delta": "a"}\n\n' + end)
+        # Without the comment the client has left, or the engine sends none: the prompt and one for each event.
+        assert charge.tokens() == (300 if end else 12)
+    for at in range(len(whole)):
+        charge = Charge(10.0)
+        charge.start_attempt()
+        charge.read(whole[:at])
+        assert charge.tokens() == 10
+        charge.read(whole[at:])
+        charge.end()
+        assert charge.tokens() == (77 if usage else 10)
 
 
 # --- the number of sequences ---
@@ -138,6 +181,9 @@ def test_prompts_are_counted_without_being_decoded(prompt, count):
         ({"messages": [{"role": "user", "content": "x"}], "n": 4}, 4),
         ({"prompt": "a", "n": "many"}, 1),
         ({"prompt": "a", "n": -1}, 1),
+        ({"prompt": "a", "n": 4.0}, 4),
+        ({"prompt": "a", "n": "4"}, 4),
+        ({"prompt": "a", "n": 1e300}, 1_000_000),
         ({"prompt": "a", "n": None}, 1),
     ],
 )
@@ -266,6 +312,29 @@ async def test_concurrency_limit_is_released_when_requests_end(start_limited):
     assert (await ask(gateway, n=3))[0] == 400
     assert [(await ask(gateway, n=2))[0] for _ in range(3)] == [200, 200, 200]
     assert len(chat.bodies) == 3
+
+
+async def test_concurrency_is_charged_before_a_body_is_read(start_limited):
+    gateway, (chat,) = await start_limited("max_concurrent=2")
+    go_on = asyncio.Event()
+
+    async def slowly():
+        yield b'{"model": "chat", '
+        await go_on.wait()
+        yield b'"prompt": "x"}'
+
+    async def upload() -> int:
+        url = f"{gateway.url}/v1/completions"
+        async with gateway.client.post(url, data=slowly(), headers=AUTHORIZED) as response:
+            return response.status
+
+    uploads = [asyncio.create_task(upload()) for _ in range(2)]
+    while gateway.gateway.body_memory.used_bytes < 2 * len(b'{"model": "chat", '):
+        await asyncio.sleep(0.005)
+    assert (await ask(gateway))[:2] == (429, "rate_limit_exceeded")
+    go_on.set()
+    assert await asyncio.gather(*uploads) == [200, 200]
+    assert (await ask(gateway, n=2))[0] == 200
 
 
 async def test_request_limit_holds_over_two_gateways(start_gateway, replicas, tmp_path: Path):

@@ -77,6 +77,7 @@ def test_usage_is_read_at_the_end_of_a_message(answer: bytes, tokens: float) -> 
     charge = Charge(prompt_tokens=10.0)
     charge.start_attempt()
     charge.read(answer)
+    charge.end()
     assert charge.tokens() == tokens
 
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import pytest
 from aiohttp import web
@@ -18,7 +20,9 @@ from quire_common.contract.engine import (
     USAGE_COMMENT,
 )
 from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
+from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.resumable import OpenStream
+from quire_gateway.sse import EventSplitter
 
 FACTS = {"seed": 7, "created": 1, "prompt": "ab"}
 ANSWER = list(range(10))
@@ -306,7 +310,7 @@ def test_events_are_relayed_with_their_tokens(cut: Callable[[bytes, int], list[b
     data += TOKENS_COMMENT + b"[2,3]\n\n" + b"data: [DONE]\n\n"
     parts = [part + b"\n\n" for part in data.split(b"\n\n")[:-1]]
     for at in range(1, len(parts)):
-        kept, out = OpenStream(), b""
+        kept, out = OpenStream(Body(BodyMemory(2**22), "")), b""
         kept.start(is_announced=True)
         for piece in cut(parts, at):
             out += kept.feed(b"".join(piece))
@@ -326,14 +330,55 @@ def test_events_are_relayed_with_their_tokens(cut: Callable[[bytes, int], list[b
     ],
 )
 def test_text_about_the_last_event_does_not_end_a_stream(held: bytes, is_complete: bool) -> None:
-    kept = OpenStream()
+    kept = OpenStream(Body(BodyMemory(2**22), ""))
     kept.start(is_announced=True)
     kept.feed(RESUME_COMMENT + b"{}\n\n" + held)
     assert kept.is_complete is is_complete
 
 
+def endless(kind: str) -> Iterator[bytes]:
+    """Yield the chunks of an engine that announces a resumable stream and then sends nothing but this."""
+    yield RESUME_COMMENT + b"{}\n\n" + marked(1)
+    while True:
+        yield {
+            "events": b"data: " + b"x" * 60_000 + b"\n\n",
+            "facts": RESUME_COMMENT + b'{"a":"' + b"x" * 60_000 + b'"}\n\n',
+            "tokens": event(1) + TOKENS_COMMENT + b"[" + b"0," * 30_000 + b"0]\n\n",
+            "no tokens": TOKENS_COMMENT + b'"many"\n\n',
+            "large tokens": TOKENS_COMMENT + b"[1e400, 99999999999999999999]\n\n",
+            "deep facts": RESUME_COMMENT + b'{"a":' + b"[" * 60_000 + b"\n\n",
+            "empty events": b"\n\n" * 30_000,
+            "unfinished": b"x" * 60_000,
+            "other line ends": b"data: x\r\n\r\n" * 4_000,
+        }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["events", "facts", "tokens", "no tokens", "large tokens", "deep facts", "empty events", "unfinished"]
+    + ["other line ends"],
+)
+@pytest.mark.parametrize("limit", [2**18, 2**24])
+def test_stream_beyond_its_memory_goes_on_but_cannot_move(kind: str, limit: int) -> None:
+    memory = BodyMemory(limit)
+    body = Body(memory, "")
+    kept, sent, relayed = OpenStream(body), b"", b""
+    kept.start(is_announced=True)
+    splitter = EventSplitter()
+    for chunk in islice(endless(kind), 80):
+        sent += chunk
+        relayed += kept.feed(splitter.feed(chunk))
+        assert memory.used_bytes <= 2**20
+    assert not kept.is_resumable and memory.used_bytes == 0
+    relayed += kept.feed(splitter.flush()) + kept.flush()
+    comments = re.compile(rb"^: quire-(?:resume|tokens) .*\n\n", re.MULTILINE)
+    assert relayed == comments.sub(b"", sent)
+    body.release()
+    assert memory.used_bytes == 0
+
+
 def test_long_array_of_tokens_is_kept() -> None:
-    kept = OpenStream()
+    kept = OpenStream(Body(BodyMemory(2**22), ""))
     kept.start(is_announced=True)
     kept.feed(RESUME_COMMENT + b'{"seed":-9223372036854775808}\n\n')
     kept.feed(event(1) + TOKENS_COMMENT + json.dumps(list(range(100_000))).encode() + b"\n\n")

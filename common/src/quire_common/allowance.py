@@ -76,6 +76,12 @@ class Allowance:
         if limit is not None:
             self._requests = self._charge(self._requests, 1.0, limit, "requests")
 
+    def charge_upload(self) -> None:
+        """Count one sequence before the request says how many it has. Raises the server's error at the limit."""
+        if self.limits.max_concurrent is not None:
+            self._check_concurrency(1, self.limits.max_concurrent)
+        self.running += 1
+
     def charge_sequences(self, sequences: int, prompt_tokens: float) -> None:
         """Charge the sequences of a request, and the tokens of its prompts. Raises the server's error at a limit."""
         concurrent, limit = self.limits.max_concurrent, self.limits.tokens_per_minute

@@ -160,8 +160,7 @@ class Attempts:
         self._accepted(call, backend, upstream.status)
         self._first_byte(call)
         _note_bytes(tracked, upstream.status)
-        if call.charge is not None:
-            call.charge.read(whole)
+        _read_usage(call, whole, is_last=True)
         return web.Response(
             status=upstream.status,
             reason=upstream.reason,
@@ -242,7 +241,8 @@ class Attempts:
                     await response.write(out)
                 if stream.may_move and call.pool.is_leaving(backend, monotonic()):
                     return FailedAttempt(reason="moved", cause="is terminating")
-            if events and (rest := _read_usage(call, stream.flush() + events.flush())):
+            rest = stream.flush() + events.flush() if events else b""
+            if rest := _read_usage(call, rest, is_last=True):
                 await response.write(rest)
             if events and events.has_error:
                 _note_broken(tracked)
@@ -338,8 +338,14 @@ def _note_broken(tracked: TrackedAttempt | None) -> None:
         tracked.end(is_error=True)
 
 
-def _read_usage(call: Call, data: bytes) -> bytes:
-    return data if call.charge is None else call.charge.read(data)
+def _read_usage(call: Call, data: bytes, *, is_last: bool = False) -> bytes:
+    """Return a part of an answer without what is meant for the gateway, whose usage is charged."""
+    if call.charge is None:
+        return data
+    passed = call.charge.read(data)
+    if is_last:
+        call.charge.end()
+    return passed
 
 
 def _payload(call: Call) -> BodyPayload | bytes:

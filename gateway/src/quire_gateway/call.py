@@ -1,6 +1,6 @@
 """One request as the gateway serves it, after its body was read."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -38,7 +38,7 @@ class Call:
     """The comments until a replica answers; None if the client did not ask for them."""
     id: str
     started: float
-    stream: OpenStream = field(default_factory=OpenStream)
+    stream: OpenStream
     """The stream to the client."""
     trial: Trial | None = None
     """Its place among the requests that were lost; None for one that was not."""

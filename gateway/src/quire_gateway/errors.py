@@ -6,7 +6,7 @@ Below ``/v1/messages`` it is Anthropic's shape.
     ├── BadRequest             400  the body is not JSON, or names no model
     ├── BodyTooLarge           413
     ├── Unauthorized           401  no API key, or an unknown one; with WWW-Authenticate
-    ├── RateLimited            429  over the limits of an API key; with Retry-After
+    ├── RateLimited            429  over the limits of an API key, or over its share of the memory; with Retry-After
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
@@ -82,7 +82,7 @@ class Unauthorized(GatewayError):
 
 
 class RateLimited(GatewayError):
-    """A request above the limits of its API key."""
+    """A request above the limits of its API key, or above its share of the memory for bodies."""
 
     status = 429
     type = "rate_limit_error"

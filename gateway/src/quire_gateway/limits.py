@@ -6,22 +6,20 @@ of gateways (ADR 0063). Only the event loop uses this module.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import msgspec
 
 from quire_common.allowance import Allowance, Allowances
 from quire_common.contract.engine import USAGE_COMMENT
 from quire_gateway.errors import BadRequest, RateLimited
 
 _TAIL_BYTES = 4096
-_TOTAL_TOKENS = re.compile(rb'"total_tokens": ?(\d{1,12})')
-"""Text that the model generated cannot match, because JSON escapes its quotes."""
-_MESSAGE_USAGE = re.compile(
-    rb'"usage":\{"input_tokens":(\d{1,12}),"cache_creation_input_tokens":(\d{1,12}),'
-    rb'"cache_read_input_tokens":(\d{1,12}),"output_tokens":(\d{1,12})\}\}\Z'
-)
-"""The end of a message in Anthropic's form, whose usage has no total."""
-_USAGE = re.compile(rb"^" + USAGE_COMMENT + rb".*(?:\n\n|\Z)", re.MULTILINE)
+_FIELD, _DONE = b'"usage":', b"data: [DONE]"
+_COMMENT = re.compile(rb"^" + USAGE_COMMENT + rb"(.*)(?:\n\n|\Z)", re.MULTILINE)
 """The comment for the gateway, which is whole. Within a text that the model generated no line begins like this."""
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
 
 
 def gateway_allowances(now: Callable[[], float], num_gateways: Callable[[], int]) -> Allowances:
@@ -51,6 +49,42 @@ def admitted(allowance: Allowance, *, sequences: int, prompt_tokens: float) -> I
         allowance.charge_tokens(charge.tokens() - prompt_tokens)
 
 
+@contextmanager
+def uploading(allowance: Allowance | None) -> Iterator[None]:
+    """Count a request as one running sequence while its body arrives. Raise ``RateLimited`` at the limit."""
+    if allowance is None:
+        yield
+        return
+    allowance.charge_upload()
+    try:
+        yield
+    finally:
+        allowance.release(1)
+
+
+class _Usage(msgspec.Struct):
+    """A usage in OpenAI's form, or in Anthropic's, which has no total."""
+
+    total_tokens: _Tokens | None = None
+    input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens = 0
+    cache_read_input_tokens: _Tokens = 0
+    output_tokens: _Tokens = 0
+
+    @property
+    def tokens(self) -> int | None:
+        if self.total_tokens is not None or self.input_tokens is None:
+            return self.total_tokens
+        cached = self.cache_creation_input_tokens + self.cache_read_input_tokens
+        return self.input_tokens + cached + self.output_tokens
+
+
+class _End(msgspec.Struct):
+    """The end of an answer, as an object that begins with its usage."""
+
+    usage: _Usage
+
+
 class Charge:
     """The tokens of one request of a limited tenant, read from the answer as it passes."""
 
@@ -60,6 +94,7 @@ class Charge:
         """The attempts in which a replica may have worked on the request."""
         self._events = 0
         self._tail = b""
+        self._reported: int | None = None
 
     def start_attempt(self) -> None:
         """Record that the request is sent to a replica."""
@@ -71,18 +106,34 @@ class Charge:
 
     def read(self, data: bytes) -> bytes:
         """Read a part of the answer, and return it without the comment that is meant for the gateway."""
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
-        self._events += data.count(b"data: ")
-        return _USAGE.sub(b"", data)
+        self._tail = (self._tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        self._events += data.startswith(b"data: ") + data.count(b"\ndata: ")
+        if USAGE_COMMENT not in data:
+            return data
+        for usage in _COMMENT.findall(data):
+            self._report(usage, _Usage)
+        return _COMMENT.sub(b"", data)
+
+    def end(self) -> None:
+        """Record that the answer is complete: its last object has the usage as one of its last fields.
+
+        What a client sent, such as a JSON schema, may be repeated in an answer and look like a usage. It is deeper in
+        the object, so that the rest of the answer after it is not the rest of an object.
+        """
+        body = self._tail.rstrip().removesuffix(_DONE)
+        if self._reported is None and (at := body.rfind(_FIELD)) >= 0:
+            self._report(b"{" + body[at:], _End)
+
+    def _report(self, data: bytes, kind: type[_Usage] | type[_End]) -> None:
+        with suppress(ValueError, RecursionError):
+            found = msgspec.json.decode(data, type=kind)
+            self._reported = (found.usage if isinstance(found, _End) else found).tokens
 
     def tokens(self) -> float:
         """Return the total that the replica reported; without a report, the prompt's estimate and one per event.
 
         A request that every replica refused costs nothing.
         """
-        if (usage := _MESSAGE_USAGE.search(self._tail)) is not None:
-            return float(sum(map(int, usage.groups())))
-        found = _TOTAL_TOKENS.findall(self._tail)
-        if found:
-            return float(found[-1])
+        if self._reported is not None:
+            return float(self._reported)
         return self._prompt_tokens + self._events if self._attempts else 0.0

@@ -4,6 +4,7 @@ Between ``proxy``, which has the request's body, and the routing policy. The eng
 its parent. The gateway has no tokenizer, so it does the same with blocks of the JSON text of the prompt or messages.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from itertools import islice
@@ -173,9 +174,11 @@ def _session(raw: msgspec.Raw) -> str | None:
 
 
 def _number(raw: msgspec.Raw) -> int:
-    """Return a small natural number; 1 for anything else, which the replica refuses."""
-    text = bytes(memoryview(raw)[:8])
-    return max(1, int(text)) if text.isdigit() else 1
+    """Return a natural number, however it is written (4, 4.0, 4e0, "4"); 1 for anything else, which replicas refuse."""
+    try:
+        return min(MAX_PROMPTS, max(1, math.ceil(float(bytes(memoryview(raw)[:64]).strip(b'"')))))
+    except (ValueError, OverflowError):
+        return 1
 
 
 def _tag(raw: msgspec.Raw) -> str | None:

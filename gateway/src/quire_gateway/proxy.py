@@ -27,9 +27,10 @@ from quire_gateway.errors import BadRequest, GatewayError, ShuttingDown, Unknown
 from quire_gateway.failed_attempts import BUSY, UNSUITED, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
-from quire_gateway.limits import Charge, admitted
+from quire_gateway.limits import Charge, admitted, uploading
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
+from quire_gateway.resumable import OpenStream
 from quire_gateway.trial_queue import TrialQueue
 from quire_gateway.trials import Losses, Step
 from quire_gateway.wait_comments import WaitComments, wait_seconds
@@ -96,9 +97,10 @@ class Proxy:
         allowance = None if key is None else self._limits.of(key)
         if allowance is not None:
             allowance.charge_request()
-        body = Body(self._memory)
+        body = Body(self._memory, request.remote or "" if key is None else key.tenant)
         try:
-            await body.read(request, max_bytes=self._options.max_body_bytes)
+            with uploading(allowance):
+                await body.read(request, max_bytes=self._options.max_body_bytes)
             return await self._forward_body(request, body, key, allowance, started)
         finally:
             body.release()
@@ -134,6 +136,7 @@ class Proxy:
                     comments=comments,
                     id=request_id,
                     started=started,
+                    stream=OpenStream(body),
                 )
                 sample = self.comparisons.sample(
                     pool, request, body.data, prompt_tokens=prompt_tokens, request_id=request_id

@@ -2,15 +2,19 @@
 
 Under ``attempt``. The engine sends facts about the stream and, after events, the tokens of these events as comments.
 Events are relayed with the comment that follows them, so the tokens are always exactly those whose events the client
-has. The comments themselves are never relayed.
+has. The comments themselves are never relayed. What is kept counts as memory of the request's body and has a bound; a
+stream that exceeds it goes on, but no other replica can continue it.
 """
 
+import re
 from array import array
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
 
 from quire_common.contract.engine import RESUME_COMMENT, RESUME_FIELD, TOKENS_COMMENT
+from quire_gateway.bodies import Body
 from quire_gateway.errors import error_code
 
 _END = b"\n\n"
@@ -18,22 +22,31 @@ _DONE = b"data: [DONE]"
 _REASONS = (b'"finish_reason":"', b'"stop_reason":"')
 """The fields of the last event with tokens. Quotes within a text are escaped."""
 _ERROR = b"event: error\ndata: "
+_MAX_KEPT_BYTES = 2**20
+"""The most that one stream keeps: 250,000 tokens, or the events of an engine that sends no tokens for them."""
+_COMMENTS = re.compile(rb"^(?:" + RESUME_COMMENT + b"|" + TOKENS_COMMENT + rb").*(?:\n\n|\Z)", re.MULTILINE)
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_MAX_EVENTS = 4096
+"""No engine sends more events than this at once."""
 
 
 class OpenStream:
     """A stream to a client, over all replicas that contribute to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, body: Body) -> None:
+        """Count what is kept as memory of ``body``, which is the request's."""
         self.response: web.StreamResponse | None = None
         """The answer to the client, once it has started."""
         self.track = ""
         """The track of the replica that began it; empty before that."""
         self.unsuited: set[str] = set()
         """The replicas that cannot continue it."""
-        self._is_announced = False
+        self._body = body
+        self._kept_bytes = 0
+        self._is_announced = self._is_given_up = False
         self._facts: dict[str, msgspec.Raw] | None = None
-        self._tokens = array("q")
-        self._held = b""
+        self._tokens = array("i")
+        self._held: list[bytes] = []
         self._is_finished = False
 
     @property
@@ -53,37 +66,84 @@ class OpenStream:
 
     def feed(self, events: bytes) -> bytes:
         """Return the part of these whole events that can be relayed now."""
-        if not self._is_announced:
+        if not self._is_announced or not events:
             return events
+        if self._is_given_up or not events.endswith(_END) or events.count(_END) > _MAX_EVENTS:
+            self._give_up()
+            return self.flush() + _COMMENTS.sub(b"", events)
         out = []
         for event in events.split(_END)[:-1]:
             if event.startswith(RESUME_COMMENT):
-                self._facts = msgspec.json.decode(event[len(RESUME_COMMENT) :], type=dict[str, msgspec.Raw])
+                self._read_facts(event)
             elif event.startswith(TOKENS_COMMENT):
-                self._tokens.extend(msgspec.json.decode(event[len(TOKENS_COMMENT) :], type=list[int]))
-                out.append(self._held)
-                self._held = b""
+                self._read_tokens(event)
+                out.append(self.flush())
             elif self._facts is None or (event.startswith(b":") and not self._held):
                 out.append(event + _END)
             else:
                 self._is_finished |= any(reason in event for reason in _REASONS)
-                self._held += event + _END
+                self._held.append(event + _END)
+                self._keep(len(event) + len(_END))
+            if self._held and self._facts is None:
+                out.append(self.flush())  # the stream was given up
         return b"".join(out)
 
     def flush(self) -> bytes:
         """Return the events without a comment, at the end of the stream."""
-        held, self._held = self._held, b""
+        held = b"".join(self._held)
+        self._held.clear()
+        self._drop(len(held))
         return held
+
+    def _read_facts(self, comment: bytes) -> None:
+        if self._is_given_up:
+            return
+        try:
+            facts = msgspec.json.decode(comment[len(RESUME_COMMENT) :], type=dict[str, msgspec.Raw])
+        except (ValueError, RecursionError):
+            return self._give_up()
+        self._facts = facts
+        self._keep(len(comment))
+
+    def _read_tokens(self, comment: bytes) -> None:
+        if self._facts is None:
+            return
+        try:
+            ids = msgspec.json.decode(comment[len(TOKENS_COMMENT) :], type=list[_TokenId])
+        except (ValueError, RecursionError):
+            return self._give_up()
+        self._tokens.extend(ids)
+        self._keep(len(ids) * self._tokens.itemsize)
+
+    def _keep(self, size_bytes: int) -> None:
+        """Count what is kept; give up what is too much for one stream, or for the client's share of the memory."""
+        self._kept_bytes += size_bytes
+        if self._kept_bytes > _MAX_KEPT_BYTES or not self._body.keep(size_bytes):
+            self._kept_bytes -= size_bytes
+            self._give_up()
+
+    def _drop(self, size_bytes: int) -> None:
+        size_bytes = min(size_bytes, self._kept_bytes)
+        self._kept_bytes -= size_bytes
+        self._body.drop(size_bytes)
+
+    def _give_up(self) -> None:
+        """Let no other replica continue the stream."""
+        self._is_given_up, self._facts = True, None
+        self._tokens = array("i")
+        self._drop(self._kept_bytes)
+        self._body.release()
 
     @property
     def is_complete(self) -> bool:
         """True if the last event has arrived, though the connection may break before its end."""
         # Line ends within a text are escaped, so that a line of the stream begins with it only at its end.
-        return self._held.startswith(_DONE) or b"\n" + _DONE in self._held
+        held = b"".join(self._held)
+        return held.startswith(_DONE) or b"\n" + _DONE in held
 
     def error_code(self) -> str | None:
         """Return the code of the error event with which the replica ended the stream, if it sent one."""
-        _, found, error = self._held.rpartition(_ERROR)
+        _, found, error = b"".join(self._held).rpartition(_ERROR)
         return error_code(error) if found else None
 
     def start(self, *, is_announced: bool, track: str = "") -> None:
@@ -91,7 +151,8 @@ class OpenStream:
 
         Only the comments of a replica that announces them are read.
         """
-        self._is_announced, self._held = is_announced, b""
+        self.flush()
+        self._is_announced = is_announced
         self.track = self.track or track
 
     def body(self, original: bytes) -> bytes:

@@ -4,7 +4,10 @@ Under ``proxy``. A chunk from a replica nearly always ends where an event ends a
 incomplete event waits for its rest.
 """
 
-_MAX_EVENT_BYTES = 2**20
+_MAX_EVENT_BYTES = 2**18
+"""The most of an incomplete event that waits for its rest; a longer one is forwarded in pieces."""
+_OVERLAP = 3
+"""The most bytes of an event's end that an earlier chunk may have brought."""
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Content-Type": f"{CONTENT_TYPE}; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -18,29 +21,33 @@ class EventSplitter:
     """A buffer that splits a stream where events end."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self.has_error = False
         """True if an error event has ended the stream: nothing may follow it."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Return all events that are complete with this chunk."""
-        data = self._rest + chunk if self._rest else chunk
-        self.has_error |= data.startswith(_ERROR) or b"\n" + _ERROR in data
-        if data.endswith((b"\n\n", b"\r\n\r\n")):
-            self._rest = b""
-            return data
-        lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+        if not self._rest and chunk.endswith((b"\n\n", b"\r\n\r\n")):
+            return self._checked(chunk)
+        # Only what is new is searched, so that an event in many small chunks costs no more than one in a large chunk.
+        new = max(0, len(self._rest) - _OVERLAP)
+        self._rest += chunk
+        lf, crlf = self._rest.rfind(b"\n\n", new), self._rest.rfind(b"\r\n\r\n", new)
         end = max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
-        if len(data) - end > _MAX_EVENT_BYTES:
-            # No event is that long: this is another kind of stream under the same content type.
-            end = len(data)
-        self._rest = data[end:]
-        return data[:end]
+        return self._take(len(self._rest) if len(self._rest) - end > _MAX_EVENT_BYTES else end)
 
     def flush(self) -> bytes:
         """Return what follows the last complete event, at the regular end of the stream."""
-        rest, self._rest = self._rest, b""
-        return rest
+        return self._take(len(self._rest))
+
+    def _take(self, end: int) -> bytes:
+        data = bytes(self._rest[:end])
+        del self._rest[:end]
+        return self._checked(data)
+
+    def _checked(self, data: bytes) -> bytes:
+        self.has_error |= data.startswith(_ERROR) or b"\n" + _ERROR in data
+        return data
 
 
 def error_event(body: bytes) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 
 from quire_common.contract.engine import RESUMABLE_HEADER, RESUME_FIELD
 from quire_engine.server.generation.resumption import digest_of
+from quire_gateway.bodies import Body, BodyMemory
 from quire_gateway.resumable import OpenStream
 
 Serving = Callable[..., Any]
@@ -88,12 +89,12 @@ async def test_stream_resumes_after_a_cut_at_any_event(serving: Serving, token_i
     options = {"resumable_streams": True} | ({} if template is None else {"template": template})
     async with serving(**options) as server:
         data = await events(server, path, body, ids, token_ids("<|eos|>")[0])
-        whole = relayed(OpenStream(), data)
+        whole = relayed(OpenStream(Body(BodyMemory(2**22), "")), data)
         parts = data.split(b"\n\n")[:-1]
         number = 0
         # The last part is the end of the stream: after it nothing is left to continue.
         for cut in range(1, len(parts) - 3):
-            stream = OpenStream()
+            stream = OpenStream(Body(BodyMemory(2**22), ""))
             stream.start(is_announced=True)
             before = same_ids(stream.feed(b"".join(part + b"\n\n" for part in parts[:cut])))
             continued = stream.body(body)
