@@ -57,6 +57,19 @@ def test_probes_use_the_routes_of_the_engine(pod: Pod) -> None:
     assert engine["ports"] == [{"name": "http", "containerPort": 8000, "protocol": "TCP"}]
 
 
+@pytest.mark.parametrize("drain", ["0s", "30s", "1h"])
+def test_hung_replica_is_killed_without_the_time_to_drain(pod: Pod, drain: str) -> None:
+    made = pod(drain={"timeout": drain})
+    engine = engine_of(made)
+    sleep = engine["lifecycle"]["preStop"]["sleep"]["seconds"]
+    for name in ("startupProbe", "livenessProbe"):
+        assert sleep < engine[name]["terminationGracePeriodSeconds"] <= 10
+    assert "terminationGracePeriodSeconds" not in engine["readinessProbe"], "Kubernetes refuses it there"
+    changed = {"name": "engine", "livenessProbe": {"terminationGracePeriodSeconds": 60}}
+    made = pod(podTemplate={"spec": {"containers": [changed]}})
+    assert engine_of(made)["livenessProbe"]["terminationGracePeriodSeconds"] == 60
+
+
 def test_replicas_spread_over_nodes_and_share_memory(pod: Pod) -> None:
     made = pod()
     (spread,) = made["topologySpreadConstraints"]

@@ -37,6 +37,8 @@ STARTUP_SECONDS = 1800
 """The time that weights may take to load before the kubelet restarts the container."""
 PRE_STOP_SECONDS = 5
 """The time between the pod leaving the endpoints and SIGTERM, in which clients notice that it leaves."""
+_HUNG_GRACE_SECONDS = PRE_STOP_SECONDS + 5
+"""The grace period of a replica whose probe has failed: it does not drain, and its requests wait until it ends."""
 GROUP_SECRET_KEY = "secret"
 """The key of a group's Secret."""
 _EVERYBODYS = ("cpu", "memory", "ephemeral-storage")
@@ -198,6 +200,7 @@ def _engine_container(
         mounts.append(keys.key_mount())
     if spec.engine.adapters is not None:
         mounts.append(lora.adapters_mount())
+    grace = {"terminationGracePeriodSeconds": _HUNG_GRACE_SECONDS}
     return {
         "name": ENGINE,
         **_image(spec, images),
@@ -214,9 +217,9 @@ def _engine_container(
         "ports": [{"name": engine.HTTP_PORT_NAME, "containerPort": engine.HTTP_PORT, "protocol": "TCP"}],
         "env": _engine_environment(spec, images, group_secret),
         "resources": _resources(spec),
-        "startupProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5),
+        "startupProbe": {**_probe(engine.READY_PATH, period=5, timeout=3, failures=STARTUP_SECONDS // 5), **grace},
         "readinessProbe": _probe(engine.READY_PATH, period=5, timeout=3, failures=2),
-        "livenessProbe": _probe(engine.LIVE_PATH, period=10, timeout=5, failures=3),
+        "livenessProbe": {**_probe(engine.LIVE_PATH, period=10, timeout=5, failures=3), **grace},
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _container_security(),
