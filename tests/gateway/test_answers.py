@@ -20,7 +20,6 @@ GREEDY = {"model": "chat", "prompt": "x", "temperature": 0}
         (COMPLETIONS, {"temperature": None}),
         (COMPLETIONS, {"temperature": False}),
         (COMPLETIONS, {"n": 2}),
-        (COMPLETIONS, {"best_of": 3}),
         (COMPLETIONS, {"echo": True}),
         (COMPLETIONS, {"prompt_logprobs": 1}),
         (COMPLETIONS, {"prompt": ["a", "b"]}),

@@ -177,7 +177,6 @@ def test_prompts_are_counted_without_being_decoded(prompt, count):
     ("fields", "sequences"),
     [
         ({"prompt": ["a", "b"], "n": 3}, 6),
-        ({"prompt": "a", "n": 2, "best_of": 5}, 5),
         ({"messages": [{"role": "user", "content": "x"}], "n": 4}, 4),
         ({"prompt": "a", "n": "many"}, 1),
         ({"prompt": "a", "n": -1}, 1),

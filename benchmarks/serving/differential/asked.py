@@ -243,7 +243,6 @@ _INVALID_COMPLETIONS: tuple[dict[str, Any], ...] = (
     {"logprobs": -1},
     {"logprobs": 30},
     {"prompt_logprobs": -2},
-    {"best_of": 2},
     {"suffix": "end"},
     {"stream": True, "prompt_logprobs": 1},
     {"stream_options": {"include_usage": True}},

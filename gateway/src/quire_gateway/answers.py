@@ -21,7 +21,7 @@ _NEAR_TIE = 0.25
 _MOST_DRIFT = 0.1
 """Logprobs of equal tokens that differ by more than this in the mean make an answer different."""
 _CHAT, _COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_UNSUITED = ("best_of", "echo", "prompt_logprobs", "quire_resume", "previous_response_id")
+_UNSUITED = ("echo", "prompt_logprobs", "quire_resume")
 """Fields of requests that are not repeated: several answers, prompts in the answer, or state of one replica."""
 _DROPPED = ("stream", "stream_options", "max_completion_tokens", "n")
 

@@ -224,29 +224,6 @@ async def test_an_answer_read_before_the_prompts_report_waits_for_it(serving: Se
         assert second["finish_reason"] == "length"
 
 
-async def test_best_of_returns_the_most_likely_outputs(serving: Serving, token_ids: TokenIds) -> None:
-    async with serving() as server:
-        asking = asyncio.create_task(server.complete(prompt=["p", "q"], n=2, best_of=3, max_tokens=4))
-        drawn = {0: ("a", -3.0), 1: ("bb", -1.0), 2: ("cccc", -2.0), 3: ("d", -1.0), 4: ("e", -9.0), 5: ("f", -0.5)}
-        for index, (text, logprob) in drawn.items():
-            stream = await server.engine.stream(index)
-            assert stream.params.logprobs == 0
-            stream.draw(token_ids(text), "length", logprob=logprob)
-        body = (await asking).json()
-        # The order is by log probability per token, not by the total: of "bb" -1, of "cccc" -2, of "a" -3.
-        assert [choice["text"] for choice in body["choices"]] == ["bb", "cccc", "f", "d"]
-        assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
-        assert all(choice["logprobs"] is None for choice in body["choices"])
-        assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 10)
-
-
-@pytest.mark.parametrize("fields", [{"best_of": 1, "stream": True}, {"n": 2, "best_of": 2, "stream": True}], ids=str)
-async def test_best_of_that_leaves_no_choice_may_be_streamed(serving: Serving, fields: dict[str, Any]) -> None:
-    async with serving("ok") as server:
-        assert (await server.complete(**fields)).status_code == 200
-        assert all(stream.params.logprobs is None for stream in server.engine.streams)
-
-
 async def test_seeds_repeat_per_request_and_differ_per_answer(serving: Serving) -> None:
     async with serving("ok") as server:
         for _ in range(2):

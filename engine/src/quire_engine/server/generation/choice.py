@@ -90,15 +90,8 @@ class Choice:
     """The logprobs of the prompt's tokens from the second on, if requested; complete once a token is sampled."""
     pooled: list[bytes] = field(default_factory=list)
     """The values of the parts of a prompt that is pooled, in float32."""
-    cumulative_logprob: float = 0.0
-    """The sum of its tokens' logprobs, if these are requested."""
     _pending_ids: list[int] = field(default_factory=list)
     _pending_logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-    @property
-    def mean_logprob(self) -> float:
-        """The mean log probability per token."""
-        return self.cumulative_logprob / max(1, self.num_tokens)
 
     def append_tokens(
         self, token_ids: list[int], logprobs: list[TokenLogprobs] | None, finished: FinishedSequence | None
@@ -117,7 +110,6 @@ class Choice:
         self._pending_ids += token_ids[:count]
         if logprobs is not None:
             self._pending_logprobs += logprobs[:count]
-            self.cumulative_logprob += sum([one.logprobs[0] for one in logprobs[:count]])
         if piece.stop is not None:
             return self._end(piece.text, "stop", piece.stop)
         if finished is not None and finished.reason != "abort":

@@ -44,17 +44,16 @@ async def completions(request: Request) -> Response:
 
 
 async def _start(request: Request, context: Context, body: CompletionRequest, arrived: float) -> Generation:
-    answers = body.answers_per_prompt
+    answers = body.n or 1
     of_prompt = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
     limits = AnswerLimits(
         param="prompt",
         max_tokens=body.max_tokens,
         default_max_tokens=_DEFAULT_MAX_TOKENS,
         reserved_tokens=_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-        # The best of several answers are chosen by their logprobs.
-        logprobs=0 if body.logprobs is None and answers > (body.n or 1) else body.logprobs,
+        logprobs=body.logprobs,
         prompt_logprobs=max(of_prompt, default=None),
-        reports=body.n or 1,
+        reports=answers,
     )
     # A text costs at least one token; token ids are counted.
     lengths = [1 if isinstance(prompt, str) else len(prompt) for prompt in body.prompt for _ in range(answers)]
@@ -73,7 +72,7 @@ class CompletionWriter:
         self._tokenizer = context.tokenizer
         self._body = body
         self._choices = choices
-        self._per_prompt = body.answers_per_prompt
+        self._per_prompt = body.n or 1
         model = context.answer_name(body.model)
         self._head = {"id": id, "object": "text_completion", "created": created, "model": model}
         self._usage = UsageReport(choices, self._per_prompt, body.stream_options)
@@ -129,20 +128,8 @@ class CompletionWriter:
 
     def whole(self, choices: list[Choice], answers: list[Delta]) -> bytes:
         """Return the body of an answer that is not streamed."""
-        written = [
-            {**self._choice(answers[choice.index]), "index": index} for index, choice in enumerate(self._best(choices))
-        ]
+        written = [self._choice(answer) for answer in answers]
         return msgspec.json.encode({**self._head, "choices": written, "usage": self._usage.usage()})
-
-    def _best(self, choices: Sequence[Choice]) -> list[Choice]:
-        """Return for each prompt the n answers with the highest log probability per token, the best first."""
-        n = self._body.n or 1
-        if self._per_prompt == n:
-            return list(choices)
-        groups = [choices[first : first + self._per_prompt] for first in range(0, len(choices), self._per_prompt)]
-        return [
-            choice for group in groups for choice in sorted(group, key=lambda one: one.mean_logprob, reverse=True)[:n]
-        ]
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         index, sampled = delta.index, delta.logprobs

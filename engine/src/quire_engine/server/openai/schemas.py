@@ -351,21 +351,4 @@ class CompletionRequest(GenerationRequest):
         None, description="0 samples nothing, for echo and logprobs of the prompt."
     )
     echo: bool | None = Field(None, description="Return the prompt before the answer, with its logprobs if requested.")
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = Field(
-        None, description="Sample this number of answers, and return the n with the highest log probability per token."
-    )
     add_special_tokens: bool = True
-
-    @property
-    def answers_per_prompt(self) -> int:
-        """The number of answers to sample for each prompt; ``n`` of them are returned."""
-        return max(self.n or 1, self.best_of or 1)
-
-    @model_validator(mode="after")
-    def _supported_together(self) -> Self:
-        n = self.n or 1
-        if self.best_of is not None and self.best_of < n:
-            raise ValueError(f"best_of: is {self.best_of}; it should be at least n, which is {n}")
-        if self.best_of is not None and self.best_of > n and self.stream:
-            raise ValueError("best_of: should equal n when stream is true, because the best are known only at the end")
-        return self

@@ -47,6 +47,7 @@ UNSUPPORTED: Unsupported = {
     "prediction": ((), "predicted outputs are not supported by this version"),
     "moderation": ((), "moderation is not supported by this version"),
     "web_search_options": ((), "web search is not supported by this version"),
+    "best_of": ((1,), "is not supported; use n, which returns as many answers, and choose among them"),
     "use_beam_search": ((), "beam search is not supported by this version"),
     "documents": ((), "is not supported by this version; put the documents into a message"),
     "chat_template": ((), "is not supported in requests; start the server with --chat-template"),
