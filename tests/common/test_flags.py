@@ -35,6 +35,7 @@ def table(*flags: Flag, separator: str | None = None, reject_unknown_variables: 
         separator=separator,
         reject_unknown_variables=reject_unknown_variables,
         hints={"old": "use --new"},
+        removed={"past-size": "sizes are automatic"},
     )
 
 
@@ -75,6 +76,15 @@ def test_kubernetes_service_variables_are_ignored(link: str) -> None:
 
 def test_variables_may_be_urls() -> None:
     assert read([], {"PROG_URL": "http://collector:4318"})["url"] == "http://collector:4318"
+
+
+def test_removed_flags_and_variables_name_the_reason() -> None:
+    reason = "was removed: sizes are automatic"
+    assert TABLE.read(["--past_size=3"], {"PROG_PAST_SIZE": "3"}).problems == [
+        f"the variable PROG_PAST_SIZE {reason}",
+        f"--past-size {reason}",
+    ]
+    assert TABLE.schema()["x-removed"] == {"past-size": "sizes are automatic"}
 
 
 def test_unknown_variables_are_problems_in_strict_tables() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from aiohttp import web
 
 
@@ -57,3 +58,15 @@ async def test_replica_response_is_not_counted_as_gateway_error(gateway, replica
     assert (await gateway.complete())[0] == 200
     assert await counted(gateway) == 0
     assert await gateway.metric("quire_gateway_requests_total", model="chat", code="200") == 1
+
+
+@pytest.mark.parametrize(("method", "path"), [
+    ("GET", "resp_1"), ("DELETE", "resp_1"), ("POST", "resp_1/cancel"), ("GET", "resp_1/input_items"),
+])  # fmt: skip
+async def test_responses_by_id_are_refused_by_the_gateway(gateway, replicas, method: str, path: str) -> None:
+    replica = await replicas("chat-0")
+    await gateway.push(chat=[replica.endpoint()])
+    async with gateway.client.request(method, f"{gateway.url}/v1/responses/{path}") as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (404, "responses_not_stored")
+    assert "send the whole conversation in input" in error["message"] and replica.bodies == []

@@ -263,8 +263,6 @@ class ServerOptions:
     max_body_bytes: int = 8 * 2**20
     body_memory_bytes: int = 256 * 2**20
     """The bytes of all bodies that are being read or prepared."""
-    response_store_bytes: int = 64 * 2**20
-    """The memory for responses of /v1/responses that are kept; 0 keeps none."""
     sse_keepalive_seconds: float | None = None
     """The time after which a stream without events gets a comment, also before its first token; None sends none."""
     max_logprobs: int = 20

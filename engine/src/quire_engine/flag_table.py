@@ -293,8 +293,6 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("max-body-bytes", Size(), "the maximum size of a request body", "8MiB"),
         _flag("body-memory", Size(), "the maximum memory for all request bodies that are being received or prepared; "
               "above it requests get 503. It is at least twice --max-body-bytes", "256MiB"),
-        _flag("response-store-memory", Size(0), "the maximum memory for responses of /v1/responses that are kept for "
-              "previous_response_id; beyond it the least recently used are removed. 0 keeps none", "64MiB"),
         _flag("sse-keepalive-seconds", Duration(), "send a comment in a stream that has had no event for this time, "
               "also before its first token, for proxies that close idle connections. From then on a failure is an "
               "error event instead of a status. 0 sends none", "0"),
@@ -340,12 +338,18 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
 }
 # fmt: on
 
+_REMOVED = {
+    "response-store-memory": "the engine stores no responses; remove the flag, and let clients of /v1/responses send "
+    "the whole conversation in input",
+}
+
 FLAGS = FlagTable(
     program="quire-engine",
     env_prefix=ENVIRONMENT_PREFIX,
     positional="model",
     reject_unknown_variables=True,
     hints=REFUSED,
+    removed=_REMOVED,
     aliases=ALIASES,
     always=ALWAYS,
     groups=_GROUPS,

@@ -232,7 +232,6 @@ def _server_options(values: FlagValues) -> ServerOptions:
             "served_model_names": "served-model-name",
             "drain_timeout_seconds": "drain-timeout",
             "body_memory_bytes": "body-memory",
-            "response_store_bytes": "response-store-memory",
         },
     )
     return replace(

@@ -40,7 +40,6 @@ from quire_gateway.limits import gateway_allowances
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy
 from quire_gateway.scrape import Scraper
-from quire_gateway.stored import StoredResponses
 from quire_gateway.trial_queue import TrialQueue
 
 # Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets a closed one.
@@ -71,7 +70,6 @@ class Gateway:
         keys = self._keys()
         session = await self._stack.enter_async_context(_session())
         options = self._config.proxy
-        limits = gateway_allowances(monotonic, self._num_gateways)
         self.proxy = Proxy(
             fleet=self.fleet,
             session=session,
@@ -80,16 +78,12 @@ class Gateway:
             queue=self._queue,
             trials=self._trials,
             memory=self.body_memory,
-            limits=limits,
-        )
-        stored = StoredResponses(
-            fleet=self.fleet, session=session, limits=limits, metrics=self.metrics, hides_names=options.hides_names
+            limits=gateway_allowances(monotonic, self._num_gateways),
         )
         app = build_app(
             fleet=self.fleet,
             site=self.site,
             proxy=self.proxy,
-            stored=stored,
             metrics=self.metrics,
             hold_timeout_seconds=options.hold_timeout_seconds,
             keys=keys,

@@ -9,22 +9,30 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from quire_common.contract.engine import NO_STORED_RESPONSES
 from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH, TRACKS_PATH
 from quire_common.key_file import KeyFile, api_token
 from quire_gateway import headers
 from quire_gateway.connections import is_surplus, track_requests
-from quire_gateway.errors import BadRequest, GatewayError, NoReplica, NotFound, Unauthorized, UnknownModel
+from quire_gateway.errors import (
+    BadRequest,
+    GatewayError,
+    NoReplica,
+    NotFound,
+    ResponsesNotStored,
+    Unauthorized,
+    UnknownModel,
+)
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import KEY, MODEL, Proxy
-from quire_gateway.stored import StoredResponses
 from quire_gateway.wake import SERVICE, find_service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that leaves /v1 must not reach other routes of a replica.
 _PROXIED = ("/v1/{path:[A-Za-z0-9_/-]+}", "/{path:tokenize|detokenize|rerank|v2/rerank|score}")
 """The routes of POST requests that replicas answer, on both ports."""
-_STORED = "/v1/responses/{id:[A-Za-z0-9_]+}"
+_RESPONSE = "/v1/responses/{path:.+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
 """Paths that need no key, because probes and scrapers have none."""
@@ -81,6 +89,10 @@ class Site:
         """Answer with what the tracks of models with a canary have served, which the operator compares."""
         return _json({"models": self._metrics.tracks()})
 
+    async def response(self, request: web.Request) -> web.Response:
+        """Answer a request about a response by its id."""
+        raise ResponsesNotStored(f"{request.path[:200]}: {NO_STORED_RESPONSES}")
+
     async def not_found(self, request: web.Request) -> web.Response:
         """Answer an unknown path."""
         raise NotFound(f"unknown route {request.method} {request.path[:200]}; the API is under /v1/")
@@ -96,7 +108,6 @@ def build_app(
     fleet: Fleet,
     site: Site,
     proxy: Proxy,
-    stored: StoredResponses,
     metrics: Metrics,
     hold_timeout_seconds: float,
     keys: KeyFile | None = None,
@@ -113,9 +124,7 @@ def build_app(
             response.force_close()
 
     app.on_response_prepare.append(finish_headers)
-    app.router.add_get(_STORED, stored.handle)
-    app.router.add_delete(_STORED, stored.handle)
-    app.router.add_post(f"{_STORED}/cancel", stored.handle)
+    app.router.add_route("*", _RESPONSE, site.response)
     for route in _PROXIED:
         app.router.add_post(route, proxy.handle)
     app.router.add_get("/v1/models", site.models)
@@ -156,6 +165,7 @@ def build_wake_app(
         response.force_close()
 
     app.on_response_prepare.append(close_connection)
+    app.router.add_route("*", _RESPONSE, site.response)
     for route in _PROXIED:
         app.router.add_post(route, forward)
     app.router.add_get("/v1/models", site.models_of_service)

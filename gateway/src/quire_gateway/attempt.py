@@ -17,7 +17,6 @@ from yarl import URL
 
 from quire_common.contract.engine import KEY_LIMIT, RESUMABLE_HEADER, TRIAL_HEADER, TRIAL_TOGETHER, USAGE_HEADER
 from quire_common.contract.gateway import TRACK_HEADER
-from quire_common.response_ids import REPLICA_TAG_HEADER, replica_tag
 from quire_gateway import headers, sse
 from quire_gateway.bodies import BodyPayload
 from quire_gateway.call import Call
@@ -40,7 +39,6 @@ from quire_gateway.metrics import Metrics
 from quire_gateway.scrape import read_capped
 from quire_gateway.tracks import TrackedAttempt
 
-RESPONSES_PATH = "/v1/responses"
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_WHOLE_BYTES = 2**20
 """Shorter answers of a known length are read whole before the first byte is forwarded."""
@@ -183,8 +181,6 @@ class Attempts:
 
     def _headers_to_replica(self, call: Call, backend: Backend) -> CIMultiDict[str]:
         passed = headers.to_replica(call.request.headers, request_id=call.id)
-        if call.request.path == RESPONSES_PATH:
-            passed[REPLICA_TAG_HEADER] = replica_tag(backend.endpoint.id)
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
         if call.trial is not None:

@@ -30,8 +30,6 @@ class Call:
     """The probable number of tokens of its prompt."""
     blocks: tuple[int, ...]
     """The block hashes of its prompt."""
-    keeper: str | None
-    """The id of the only replica that can serve it, because it keeps what the request continues; None for any."""
     track: str
     """The track that its first replica should be on."""
     comments: WaitComments | None

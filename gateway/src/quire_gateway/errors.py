@@ -10,7 +10,7 @@ Below ``/v1/messages`` it is Anthropic's shape.
     ├── RequestTimeout         408  the body came too slowly
     ├── UnknownModel           404
     ├── NotFound               404  an unknown path
-    ├── UnknownResponse        404  a stored response whose replica has gone
+    ├── ResponsesNotStored     404  a response by its id
     ├── NoReplica              503  no replica became ready in time, or too many requests wait; with Retry-After
     ├── BodyMemoryFull         503  the bodies of the requests in flight use all memory for bodies; with Retry-After
     ├── TooManyConnections     503  a connection beyond the bound; with Retry-After
@@ -24,7 +24,7 @@ exception is a bug, and answered with 500.
 import msgspec
 
 from quire_common.anthropic_error import anthropic_error_type, is_messages_path
-from quire_common.contract.engine import KEY_LIMIT
+from quire_common.contract.engine import KEY_LIMIT, NOT_STORED
 from quire_common.openai_error import error_body
 
 
@@ -114,12 +114,12 @@ class NotFound(GatewayError):
     code = "not_found"
 
 
-class UnknownResponse(GatewayError):
-    """A stored response that no running replica keeps."""
+class ResponsesNotStored(GatewayError):
+    """A response by its id: neither engines nor gateways store responses."""
 
     status = 404
     type = "invalid_request_error"
-    code = "response_not_found"
+    code = NOT_STORED
 
 
 class NoReplica(GatewayError):

@@ -275,11 +275,6 @@ class Pool:
         known = self.backends.get(backend.endpoint.id)
         return (known is not backend or backend.endpoint.terminating) and self.has_trusted(now)
 
-    def may_serve(self, replica: str) -> bool:
-        """Return whether a replica is known and does not terminate, so that it serves now or later."""
-        known = self.backends.get(replica)
-        return known is not None and not known.endpoint.terminating
-
     def ready_ids(self) -> list[str]:
         """Return the replicas that discovery lists as ready."""
         return [id_ for id_, backend in self.backends.items() if backend.is_ready]

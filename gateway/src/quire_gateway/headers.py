@@ -8,7 +8,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
-from quire_common.response_ids import REPLICA_TAG_HEADER
 
 REQUEST_ID = "X-Request-Id"
 REPLICA = "X-Quire-Replica"
@@ -37,7 +36,6 @@ _REQUEST_ONLY = _HOP_BY_HOP | {
     TRIAL_HEADER.lower(),
     RESUMABLE_HEADER.lower(),
     WAIT_COMMENTS_HEADER.lower(),
-    REPLICA_TAG_HEADER.lower(),
 }
 # The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}

@@ -16,7 +16,7 @@ from time import monotonic
 
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import NoReplica, UnknownModel
-from quire_gateway.fleet import Backend, Fleet, Pool
+from quire_gateway.fleet import Fleet, Pool
 from quire_gateway.metrics import Metrics
 
 RETRY_AFTER_SECONDS = 5
@@ -85,15 +85,9 @@ class HoldQueue:
         """Return whether the model is still served."""
         return self._fleet.pools.get(pool.model) is pool
 
-    def time_out(self, pool: Pool, cause: str | None, *, keeper: str | None = None) -> NoReplica:
+    def time_out(self, pool: Pool, cause: str | None) -> NoReplica:
         """Count a request that waited too long, and return its error."""
         self._metrics.hold_failures.labels(pool.model, "timeout").inc()
-        if keeper is not None:
-            return NoReplica(
-                f"the replica of {pool.model} that keeps what this request continues could not be asked within "
-                f"{self.timeout_seconds(pool):g} s; send the whole conversation instead, which any replica answers",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
         known = len(pool.backends)
         state = (
             f"the last replica tried {cause}" if cause else f"{known} run, but are not ready" if known else "none runs"
@@ -124,17 +118,6 @@ class HoldQueue:
                 line.waiting.remove(turn)
             else:
                 line.released -= 1
-
-    async def turn_at(self, pool: Pool, replica: str, *, seconds: float) -> bool:
-        """Wait until this one replica can be asked or is gone; return False when the time is up."""
-        deadline = monotonic() + seconds
-        while not _can_be_asked(pool.backends.get(replica)):
-            left = deadline - monotonic()
-            if left <= 0:
-                return False
-            # As for the others: a replica that failed may answer again unannounced.
-            await asyncio.sleep(min(_RETRY_SECONDS, left))
-        return True
 
     def release(self, pool: Pool) -> None:
         """Let as many requests go on as the replicas of a model can run."""
@@ -183,21 +166,16 @@ class HoldTicket:
         self._queue, self._pool, self._deadline = queue, pool, deadline
         self._is_held = False
 
-    async def wait(self, *, cause: str | None, keeper: str | None = None) -> None:
+    async def wait(self, *, cause: str | None) -> None:
         """Wait for a turn to choose a replica. Raise when time is up, the queue is full, or the model is gone.
 
-        A request that waited for room at a replica until its time was up goes to the replica's own queue. ``keeper`` is
-        the only replica that can serve this one: while others can be trusted, it takes no turn from their requests.
+        A request that waited for room at a replica until its time was up goes to the replica's own queue.
         """
         was_held = self._is_held
         if not was_held:
             self._queue.count_in(self._pool)
             self._is_held = True
         left = self._deadline - monotonic()
-        if keeper is not None and self._pool.has_trusted(monotonic()):
-            if not await self._queue.turn_at(self._pool, keeper, seconds=left):
-                raise self._queue.time_out(self._pool, cause, keeper=keeper)
-            return
         has_turn = (left > 0 or self._pool.awaits_start(monotonic())) and await self._queue.turn(
             self._pool, seconds=max(0.0, left), is_first=was_held
         )
@@ -211,8 +189,3 @@ class HoldTicket:
         if self._is_held:
             self._is_held = False
             self._queue.count_out(self._pool)
-
-
-def _can_be_asked(backend: Backend | None) -> bool:
-    """Return whether a replica is ready and did not fail recently. One that is gone need not be waited for."""
-    return backend is None or (backend.is_ready and not backend.is_suspect(monotonic()))

@@ -11,7 +11,6 @@ from itertools import islice
 
 import msgspec
 
-from quire_common.response_ids import tag_of
 from quire_common.surrogates import repaired
 from quire_gateway.errors import BadRequest
 
@@ -80,8 +79,6 @@ class _Peek(Prompt):
     model: str | None = None
     stream: msgspec.Raw = msgspec.Raw()
     n: msgspec.Raw = msgspec.Raw()
-    best_of: msgspec.Raw = msgspec.Raw()
-    previous_response_id: msgspec.Raw = msgspec.Raw()
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     user: msgspec.Raw = msgspec.Raw()
 
@@ -97,8 +94,6 @@ class PeekedRequest:
     blocks: tuple[int, ...]
     sequences: int
     """The number of prompts times that of answers; 0 if nothing is generated, 1 if they are not counted."""
-    replica_tag: str | None = None
-    """The tag of the replica that keeps the response which the request continues; None where it continues none."""
     session: str | None = None
     """The key that requests of one session share: ``prompt_cache_key``, else ``user``; None without both."""
 
@@ -118,14 +113,13 @@ def peek_request(
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise BadRequest("the body is not valid JSON: it is nested too deeply") from None
-    answers = max(_number(peek.n), _number(peek.best_of)) if counts_sequences else 1
+    answers = _number(peek.n) if counts_sequences else 1
     return PeekedRequest(
         model=peek.model,
         is_stream=bytes(peek.stream) == b"true",
         num_bytes=prompt_bytes(prompt),
         blocks=prompt_blocks(prompt, tenant=tenant),
         sequences=prompts * answers if is_generating else 0,
-        replica_tag=_tag(peek.previous_response_id),
         session=_session(peek.prompt_cache_key) or _session(peek.user),
     )
 
@@ -179,12 +173,6 @@ def _number(raw: msgspec.Raw) -> int:
         return min(MAX_PROMPTS, max(1, math.ceil(float(bytes(memoryview(raw)[:64]).strip(b'"')))))
     except (ValueError, OverflowError):
         return 1
-
-
-def _tag(raw: msgspec.Raw) -> str | None:
-    """Return the tag in the id of a response, given as JSON; None for anything else, which the replica refuses."""
-    text = bytes(memoryview(raw)[:128])
-    return tag_of(text[1:-1].decode("ascii", "replace")) if text.startswith(b'"') else None
 
 
 class _Mean:

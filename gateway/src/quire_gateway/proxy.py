@@ -15,7 +15,6 @@ from aiohttp import web
 from quire_common.allowance import Allowance, Allowances
 from quire_common.anthropic_error import MESSAGES_PATH
 from quire_common.key_file import Key
-from quire_common.response_ids import replica_tag
 from quire_common.routing.balance import Hold
 from quire_gateway import headers
 from quire_gateway.attempt import Attempts, end_with_error
@@ -131,7 +130,6 @@ class Proxy:
                     charge=charge,
                     prompt_tokens=prompt_tokens,
                     blocks=peeked.blocks,
-                    keeper=_keeper(pool, peeked.replica_tag),
                     track=pool.choose_track(peeked.session),
                     comments=comments,
                     id=request_id,
@@ -222,7 +220,7 @@ class Proxy:
                     if failure is not None and failure.reason == "busy" and failure.answer is not None:
                         self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
                         return failure.answer
-                    await call.ticket.wait(cause=None if failure is None else failure.cause, keeper=_waited_for(call))
+                    await call.ticket.wait(cause=None if failure is None else failure.cause)
                     tried.clear()
                     continue
                 backend = choice
@@ -248,7 +246,6 @@ class Proxy:
             call.pool,
             track=call.current_track,
             together=together,
-            keeper=call.keeper,
             unsuited=call.stream.unsuited,
         ) as trial:
             call = replace(call, trial=trial)
@@ -285,8 +282,6 @@ class Proxy:
         if len(tried - unsuited) >= self._options.max_attempts:
             return Hold()
         tried = tried | unsuited
-        if (keeper := _waited_for(call)) is not None:
-            tried = tried | (call.pool.backends.keys() - {keeper})
         choice: Backend | Hold = Hold()
         if avoided := self._trials.avoided(call.pool):
             choice = self._pick_from(call, tried | avoided)
@@ -309,16 +304,6 @@ def _after(losses: Losses, call: Call, backend: Backend, failed: FailedAttempt) 
         )
     terminating = backend.endpoint.terminating
     return losses.after(failed.reason, terminating=terminating, has_tokens=call.stream.has_tokens)
-
-
-def _keeper(pool: Pool, tag: str | None) -> str | None:
-    """Return the replica with this tag. If it has gone, any other one refuses what it cannot continue."""
-    return None if tag is None else next((id_ for id_ in pool.backends if replica_tag(id_) == tag), None)
-
-
-def _waited_for(call: Call) -> str | None:
-    """Return the only replica that can serve a request; None for any. One that terminates will never serve it."""
-    return call.keeper if call.keeper is not None and call.pool.may_serve(call.keeper) else None
 
 
 async def _started(call: Call) -> web.StreamResponse | None:

@@ -33,8 +33,6 @@ class _Line:
         self.turns: dict[int, asyncio.Future[str]] = {}
         self.tracks: dict[int, str] = {}
         """The track on which each request should stay."""
-        self.keepers: dict[int, str] = {}
-        """The only replica that can serve a request, for those that have one."""
         self.unsuited: dict[int, Set[str]] = {}
         """The replicas that cannot continue a stream, which grow in number while it is tried."""
         self.refusing_until: dict[str, float] = {}
@@ -56,20 +54,16 @@ class TrialQueue:
         return frozenset() if line is None else avoid(line.trials.places, pool.ready_ids())
 
     @contextmanager
-    def enter(
-        self, pool: Pool, *, track: str, together: bool, unsuited: Set[str], keeper: str | None = None
-    ) -> Iterator["Trial"]:
+    def enter(self, pool: Pool, *, track: str, together: bool, unsuited: Set[str]) -> Iterator["Trial"]:
         """Queue a request that was lost, until the context ends.
 
-        ``together`` is true for a stream that may go on with others; ``keeper`` is the only replica that can serve it.
-        The replicas in ``unsuited``, which may grow meanwhile, get no trial of it.
+        ``together`` is true for a stream that may go on with others. The replicas in
+        ``unsuited``, which may grow meanwhile, get no trial of it.
         """
         line = self._lines.setdefault(pool, _Line())
         number = next(self._numbers)
         line.trials = line.trials.enter(number, together=together)
         line.tracks[number], line.unsuited[number] = track, unsuited
-        if keeper is not None:
-            line.keepers[number] = keeper
         line.num_members += 1
         deadline = monotonic() + self._queue.timeout_seconds(pool)
         try:
@@ -77,7 +71,6 @@ class TrialQueue:
         finally:
             line.trials = line.trials.leave(number)
             del line.tracks[number], line.unsuited[number]
-            line.keepers.pop(number, None)
             line.num_members -= 1
             self._start_trials(pool, line)
 
@@ -146,14 +139,11 @@ class TrialQueue:
             for id_, backend in pool.backends.items()
             if backend.is_ready
         }
-        # Without its keeper, any other replica refuses what it cannot continue.
-        keepers = {number: keeper for number, keeper in line.keepers.items() if pool.may_serve(keeper)}
         while (
             started := line.trials.start(
                 list(places.values()),
                 ask_suspect=ask_suspect,
                 tracks=line.tracks,
-                keepers=keepers,
                 unsuited={number: frozenset(replicas) for number, replicas in line.unsuited.items()},
             )
         ) is not None:

@@ -128,30 +128,26 @@ class Trials:
         *,
         ask_suspect: bool = False,
         tracks: Mapping[int, str] = _NO_NAMES,
-        keepers: Mapping[int, str] = _NO_NAMES,
         unsuited: Mapping[int, frozenset[str]] = _NO_SETS,
     ) -> "tuple[Trials, int, str] | None":
         """Start the next trial: return the new state, the request and the replica; None if none can start now.
 
         The replica with the fewest requests is chosen, because a second death costs the least there. A replica that
         recently failed gets a trial only with ``ask_suspect``, and only if all failed. A request stays on the track
-        that ``tracks`` names while a replica of it can be asked. ``keepers`` names the only replica of a request that
-        no other one can serve, ``unsuited`` the replicas that cannot serve it.
+        that ``tracks`` names while a replica of it can be asked; ``unsuited`` names the replicas that cannot serve it.
         """
         trusted = [place for place in places if not place.is_suspect]
         able = trusted if trusted or not ask_suspect else places
         may_add = len(self.places) < most_trials(len(places))
-        streams, seen = frozenset(self.streams), set[tuple[bool, str | None, str | None, frozenset[str]]]()
+        streams, seen = frozenset(self.streams), set[tuple[bool, str | None, frozenset[str]]]()
         for request in (*self.streams, *self.waiting):
-            together, track, keeper = request in streams, tracks.get(request), keepers.get(request)
+            together, track = request in streams, tracks.get(request)
             barred = unsuited.get(request, frozenset())
-            if (together, track, keeper, barred) in seen:
+            if (together, track, barred) in seen:
                 continue
-            seen.add((together, track, keeper, barred))
+            seen.add((together, track, barred))
             suited = [place for place in able if place.id not in barred]
             own = [place for place in suited if place.track == track] or suited
-            if keeper is not None:
-                own = [place for place in able if place.id == keeper]
             free = [place for place in own if self._is_free(place, together=together, may_add=may_add)]
             if free:
                 chosen = min(free, key=lambda place: place.in_flight).id

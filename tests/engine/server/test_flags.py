@@ -47,7 +47,6 @@ EVERY_FLAG = """\
     --host 127.0.0.1
     --port 1234 --drain-timeout 90s --resumable-streams --lenient
     --max-body-bytes 1KiB --body-memory 1MiB --sse-keepalive-seconds 15
-    --response-store-memory 2MiB
     --max-logprobs 5 --max-queued-requests 9
     --max-queued-tokens 99 --max-queue-time 500ms --api-key-file k --admin-key-file ak --metrics-key-file mk
     --log-level debug --log-format json --log-requests --uds s --allowed-origins https://a.example http://b:8080/
@@ -234,6 +233,7 @@ def test_ranks_divide_the_threads() -> None:
         (["m", "-r", "1"], "--node-rank 1: with --nnodes 1, nodes have"),
         (["m", "-tp", "2", "-n", "2", "--master-port", "65535", *SECRET], "--master-port 65535: the 2 nodes use"),
         (["m", "--prot", "1"], "--prot is unknown; did you mean --port?"),
+        (["m", "--response-store-memory", "64MiB"], "--response-store-memory was removed: the engine stores no resp"),
         (["m", "--no-enable-lora", "--lora-modules", "a=./a"], "--lora-modules and --no-enable-lora contradict"),
         (["m", "--no-enable-lora", "--adapters-file", "a"], "--adapters-file and --no-enable-lora contradict"),
         (["m", "--enable-lora", "--lora-modules", "a"], "--lora-modules: expected NAME=PATH"),

@@ -275,6 +275,10 @@ def test_existing_claim_can_be_the_cache() -> None:
         (engine(imagePullPolicy="always"), "engine.imagePullPolicy: must be Always, IfNotPresent or Never"),
         (engine(imagePullSecrets=["x"]), "engine.imagePullSecrets[0]: must be a mapping"),
         (engine(imagePullSecrets=[{"name": "a"}] * 17), "imagePullSecrets: must have at most 16 entries, got 17"),
+        (
+            engine(extraArgs=["--response-store-memory=1GiB"]),
+            "extraArgs[0]: --response-store-memory was removed: the en",
+        ),
         (engine(extraArgs=["--seed"] * 65), "engine.extraArgs: must have at most 64 entries, got 65"),
         ({"parallelism": {"data": 2}}, "parallelism.data: unknown field"),
         ({"parallelism": {"tensor": 0}}, "parallelism.tensor: must be >= 1, got 0"),

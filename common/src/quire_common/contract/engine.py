@@ -50,6 +50,10 @@ TOKENS_COMMENT = b": quire-tokens "
 RESUME_FIELD = "quire_resume"
 """The field of a body that continues a stream: the facts, and the relayed tokens as ``token_ids``."""
 
+NOT_STORED = "responses_not_stored"
+"""The code of errors about a response by its id."""
+NO_STORED_RESPONSES = "this server stores no responses; send the whole conversation in input"
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"

@@ -67,6 +67,8 @@ class FlagTable:
     """The flag that a word without a flag sets."""
     hints: Mapping[str, str] = field(default_factory=dict)
     """Flags of similar programs that this one does not have, and what to use instead."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Flags that earlier versions of this program had, and what to do without them."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of flags, with their dashes, such as -tp; the value has the same meaning."""
     always: frozenset[str] = frozenset()
@@ -174,12 +176,15 @@ class FlagTable:
 
     def _from_environment(self, environ: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
         by_variable = {self.variable(name): name for name in self.flags}
+        removed = {self.variable(name): reason for name, reason in self.removed.items()}
         values: dict[str, Any] = {}
         for variable, text in environ.items():
             if not variable.startswith(self.env_prefix) or _is_service_link(variable, text):
                 continue
             name = by_variable.get(variable)
-            if name is None:
+            if variable in removed:
+                problems.append(f"the variable {variable} was removed: {removed[variable]}")
+            elif name is None:
                 if self.reject_unknown_variables:
                     problems.append(f"the variable {variable} is unknown{_suggestion(variable, by_variable)}")
             elif text != "":
@@ -210,10 +215,12 @@ class FlagTable:
 
     def _unknown_flag(self, argument: str) -> str:
         written = argument.partition("=")[0].partition(".")[0]
-        name = written.lstrip("-")
+        name = written.lstrip("-").replace("_", "-")
+        if reason := self.removed.get(name):
+            return f"--{name} was removed: {reason}"
         if hint := self.hints.get(name, self.hints.get(name.removeprefix("no-"))):
             return f"{written} does not exist here: {hint}"
-        near = difflib.get_close_matches(name.replace("_", "-"), self.flags, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, self.flags, n=1, cutoff=0.5)
         return f"--{name} is unknown" + (f"; did you mean --{near[0]}?" if near else "")
 
     def help_text(self, width: int = 120) -> str:
@@ -234,6 +241,7 @@ class FlagTable:
             "properties": {name: {**flag.schema(), "x-env": self.variable(name)} for name, flag in self.flags.items()},
             "required": [name for name, flag in self.flags.items() if flag.required],
             "additionalProperties": False,
+            "x-removed": dict(self.removed),
         }
 
 

@@ -3,14 +3,13 @@
 import logging
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from quire_common.contract.engine import NO_STORED_RESPONSES, NOT_STORED
 from quire_engine import __version__
 from quire_engine.errors import InternalError, InvalidRequest, MethodNotAllowed, NotFound, RequestError
 from quire_engine.server import health
@@ -29,7 +28,6 @@ from quire_engine.server.openai import adapters, chat, completions, models, toke
 from quire_engine.server.openapi import describe
 from quire_engine.server.pooling import routes as pooling
 from quire_engine.server.responses import routes as responses
-from quire_engine.server.responses.store import ResponseStore
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +62,6 @@ def create_app(
     )
     app.state.context = context
     app.state.exposition = exposition
-    app.state.responses = ResponseStore(context.options.response_store_bytes)
-    app.state.background_responses = set()
     for routes in _ROUTES:
         app.include_router(routes.router)
     describe(app, context)
@@ -81,9 +77,7 @@ def create_app(
     if not origins:
         return edge
     # Outside of the authentication: a browser asks first, without a key, whether it may send one.
-    return CORSMiddleware(
-        edge, origins, allow_methods=("GET", "POST", "DELETE"), allow_headers=("*",), expose_headers=_EXPOSED
-    )
+    return CORSMiddleware(edge, origins, allow_methods=("GET", "POST"), allow_headers=("*",), expose_headers=_EXPOSED)
 
 
 _REJECTED = {
@@ -106,27 +100,15 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path, 200)
     answer: RequestError = InvalidRequest(str(error.detail))
-    if error.status_code == 404:
+    if request.url.path.startswith("/v1/responses/"):
+        answer = NotFound(f"{path}: {NO_STORED_RESPONSES}", code=NOT_STORED)
+    elif error.status_code == 404:
         answer = NotFound(f"no route {path}; /docs lists the routes of this server")
     elif error.status_code == 405:
         answer = MethodNotAllowed(f"{path} does not accept {request.method}")
-        # Starlette lists the methods of one of the routes at this path.
-        listed = (error.headers or {}).get("Allow", "").split(", ")
-        error.headers = {"Allow": ", ".join(sorted({*filter(None, listed), *_methods(request)}))}
     response = error_response(answer, request.url.path)
     response.headers.update(error.headers or {})
     return response
-
-
-def _methods(request: Request) -> set[str]:
-    """Return the methods of all routes at the path of a request."""
-    return {
-        method
-        for module in _ROUTES
-        for route in module.router.routes
-        if isinstance(route, APIRoute) and route.matches(request.scope)[0] is not Match.NONE
-        for method in route.methods or ()
-    }
 
 
 async def _client_disconnected(request: Request, error: Exception) -> Response:

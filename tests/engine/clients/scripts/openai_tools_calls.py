@@ -62,8 +62,8 @@ def outputs(items: Any) -> list[Any]:
 def responses() -> None:
     tools: Any = [{"type": "function", "strict": True, **FUNCTION}]
     first = client.responses.create(**STILL, input=QUESTION, tools=tools)
-    rest: Any = {"previous_response_id": first.id, "input": outputs(first.output), "tools": tools}
-    check(client.responses.create(**STILL, **rest).output_text)
+    history: Any = [{"role": "user", "content": QUESTION}, *first.output, *outputs(first.output)]
+    check(client.responses.create(**STILL, input=history, tools=tools).output_text)
 
 
 def responses_streamed() -> None:

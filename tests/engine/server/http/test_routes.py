@@ -24,7 +24,7 @@ TokenIds = Callable[[str], list[int]]
         ("GET", "/nothing", 404, None),
         ("GET", "/%2e%2e/etc", 404, None),
         ("GET", "/v1/chat/completions", 405, "POST"),
-        ("PUT", "/v1/responses/resp_1", 405, "DELETE, GET"),
+        ("GET", "/v1/responses", 405, "POST"),
         ("POST", "/v1/models/org/name", 405, "GET"),
         ("POST", "/docs", 405, "GET"),
         ("POST", "/openapi.json", 405, "GET, HEAD"),

@@ -1,15 +1,13 @@
-"""OpenAI's Responses API: items and events of answers, what is kept, and what is refused."""
+"""OpenAI's Responses API: items and events of answers, and what is refused."""
 
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from quire_engine.config import AccessOptions
 from quire_engine.errors import Unavailable
 
 Serving = Callable[..., Any]
@@ -109,28 +107,28 @@ async def test_the_clients_stream_helper_collects_a_response(serving: Serving) -
         assert final.output_text == "Look:" and json.loads(final.output[1].arguments) == {"city": "Paris"}
 
 
-async def test_a_call_and_its_result_continue_a_response(serving: Serving) -> None:
+async def test_items_of_an_answer_continue_the_conversation(serving: Serving) -> None:
     async with serving("Look: " + CALL, template=TEMPLATE) as server:
         first = await create(server, tools=[WEATHER], instructions="Be brief.")
         assert prompt(server).endswith("<system>Be brief.<user>Weather?<answer><think>\n\n</think>")
         call = first.output[1]
         server.engine.says = "Rain."
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-        second = await create(server, tools=[WEATHER], input=[result], previous_response_id=first.id)
-        assert second.output_text == "Rain." and second.previous_response_id == first.id
+        items = [{"role": "user", "content": "Weather?"}, *[item.to_dict() for item in first.output], result]
+        second = await create(server, tools=[WEATHER], input=items)
+        assert second.output_text == "Rain."
         expected = "<user>Weather?<assistant>Look:get_weather(Paris)<tool>rain<answer><think>\n\n</think>"
         assert prompt(server).endswith(expected) and "Be brief." not in prompt(server)
-        # The same without the store: the client sends all items back.
-        items = [{"role": "user", "content": "Weather?"}, *[item.to_dict() for item in first.output], result]
-        await create(server, tools=[WEATHER], input=items, store=False)
-        assert prompt(server).endswith(expected)
 
 
 async def test_reasoning_is_one_message_with_its_answer(serving: Serving) -> None:
     async with serving("Hm.</think>Hello", template=TEMPLATE) as server:
         first = await create(server, reasoning={"effort": "low", "summary": "auto"})
         assert first.output[0].content[0].text == "Hm."
-        await create(server, input="And?", previous_response_id=first.id)
+        items = [item.to_dict() for item in first.output]
+        await create(
+            server, input=[{"role": "user", "content": "Weather?"}, *items, {"role": "user", "content": "And?"}]
+        )
         assert "<user>Weather?<assistant>Hm.Hello<user>And?" in prompt(server)
 
 
@@ -141,129 +139,38 @@ async def test_a_schema_constrains_the_answer(serving: Serving) -> None:
         assert answer.output_text == '{"a":1}' and "properties" in server.engine.streams[0].params.grammar
 
 
-# --- responses that are kept ---
+# --- what is not stored ---
 
 
-async def test_a_response_is_kept_until_it_is_deleted(serving: Serving) -> None:
+@pytest.mark.parametrize("store", [True, False, None])
+async def test_no_response_is_stored(serving: Serving, store: bool | None) -> None:
     async with serving("Hello") as server:
-        made = await create(server, metadata={"a": "b"})
-        kept = await server.openai.responses.retrieve(made.id)
-        assert kept.to_dict() == made.to_dict() and kept.metadata == {"a": "b"} and kept.store
-        await server.openai.responses.delete(made.id)
-        for lost in (made.id, "resp_unknown"):
-            with pytest.raises(openai.NotFoundError):
-                await server.openai.responses.retrieve(lost)
-        with pytest.raises(openai.BadRequestError) as refused:
-            await create(server, previous_response_id=made.id)
-        assert refused.value.code == "previous_response_not_found"
-
-
-@pytest.mark.parametrize(("store", "memory"), [(False, 2**20), (True, 0)])
-async def test_a_response_that_is_not_kept_is_not_found(serving: Serving, store: bool, memory: int) -> None:
-    async with serving("Hello", response_store_bytes=memory) as server:
-        made = await create(server, store=store)
-        assert made.store is False
-        with pytest.raises(openai.NotFoundError):
-            await server.openai.responses.retrieve(made.id)
-
-
-async def test_the_id_names_the_replica(serving: Serving) -> None:
-    async with serving("Hello") as server:
-        tag = "0123456789ab"
-        made = await create(server, extra_headers={"X-Quire-Replica-Tag": tag})
-        assert made.id.startswith(f"resp_{tag}_")
-        assert not (await create(server, extra_headers={"X-Quire-Replica-Tag": "../x"})).id.startswith("resp_.")
-
-
-async def test_other_keys_do_not_see_a_response(serving: Serving, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("alice:alice-key-1\nbob:bobs-key-1\n")
-    async with serving("Hello", access=AccessOptions(api_key_file=tmp_path / "keys")) as server:
-        alice, bob = (server.openai.with_options(api_key=key) for key in ("alice-key-1", "bobs-key-1"))
-        made = await alice.responses.create(model="demo", input="Hi")
-        assert (await alice.responses.retrieve(made.id)).id == made.id
-        for attempt in (bob.responses.retrieve(made.id), bob.responses.delete(made.id)):
-            with pytest.raises(openai.NotFoundError):
+        made = await create(server, store=store, background=False, previous_response_id=None)
+        assert (made.store, made.background, made.previous_response_id) == (False, False, None)
+        known = server.openai.responses
+        for attempt in (
+            known.retrieve(made.id),
+            known.delete(made.id),
+            known.cancel(made.id),
+            known.input_items.list("x"),
+        ):
+            with pytest.raises(openai.NotFoundError, match="send the whole conversation in input") as refused:
                 await attempt
+            assert refused.value.code == "responses_not_stored"
 
 
-# --- background ---
-
-
-async def until_finished(server: Any, id: str) -> Any:
-    while (found := await server.openai.responses.retrieve(id)).status == "in_progress":
-        await asyncio.sleep(0.01)
-    return found
-
-
-async def test_a_background_response_is_fetched_later(serving: Serving) -> None:
+@pytest.mark.parametrize("fields", [
+    {"previous_response_id": "resp_1"},
+    {"conversation": "conv_1"},
+    {"background": True},
+    {"background": True, "stream": True},
+    {"background": True, "store": False},
+], ids=str)  # fmt: skip
+async def test_continuing_by_id_is_refused_by_name(serving: Serving, fields: dict[str, Any]) -> None:
     async with serving("Hello") as server:
-        made = await create(server, background=True)
-        assert made.status == "in_progress" and made.output == [] and made.background
-        finished = await until_finished(server, made.id)
-        assert (finished.status, finished.output_text) == ("completed", "Hello")
-        assert (await create(server, previous_response_id=made.id)).status == "completed"
-
-
-async def test_a_background_response_is_cancelled_once(serving: Serving) -> None:
-    async with serving() as server:
-        made = await create(server, background=True)
-        stream = await server.engine.stream()
-        stream.draw([65])
-        for _ in range(2):
-            assert (await server.openai.responses.cancel(made.id)).status == "cancelled"
-        await stream.cancelled.wait()
-        assert (await server.openai.responses.retrieve(made.id)).status == "cancelled"
-        with pytest.raises(openai.BadRequestError) as refused:
-            await create(server, previous_response_id=made.id)
-        assert refused.value.code == "previous_response_incomplete"
-        assert server.context.lifecycle.in_flight == 0
-
-
-async def test_a_finished_response_cannot_be_cancelled(serving: Serving) -> None:
-    async with serving("Hello") as server:
-        made = await create(server)
-        with pytest.raises(openai.BadRequestError) as refused:
-            await server.openai.responses.cancel(made.id)
-        assert refused.value.code == "response_not_cancellable"
-
-
-async def test_failed_background_response_contains_the_error(serving: Serving) -> None:
-    async with serving() as server:
-        made = await create(server, background=True)
-        (await server.engine.stream()).breaks(Unavailable("the engine stopped", code="engine_stopped"))
-        finished = await until_finished(server, made.id)
-        assert finished.status == "failed" and finished.error.message == "the engine stopped"
-
-
-async def test_deleting_a_running_response_cancels_it(serving: Serving) -> None:
-    async with serving() as server:
-        made = await create(server, background=True)
-        stream = await server.engine.stream()
-        await server.openai.responses.delete(made.id)
-        await stream.cancelled.wait()
-        with pytest.raises(openai.NotFoundError):
-            await server.openai.responses.retrieve(made.id)
-
-
-async def test_displaced_background_response_is_cancelled(serving: Serving) -> None:
-    """There is memory for two responses with such metadata."""
-    metadata = {str(number): "x" * 500 for number in range(16)}
-    async with serving(response_store_bytes=20_000) as server:
-        first, second, _ = [await create(server, background=True, metadata=metadata) for _ in range(3)]
-        streams = [await server.engine.stream(number) for number in range(3)]
-        await streams[0].cancelled.wait()
-        assert [stream.cancelled.is_set() for stream in streams] == [True, False, False]
-        with pytest.raises(openai.NotFoundError):
-            await server.openai.responses.retrieve(first.id)
-        assert (await server.openai.responses.retrieve(second.id)).status == "in_progress"
-
-
-async def test_background_response_that_cannot_be_kept_is_not_generated(serving: Serving) -> None:
-    async with serving(response_store_bytes=1_000) as server:
-        with pytest.raises(openai.BadRequestError, match="--response-store-memory"):
-            await create(server, background=True, metadata={"a": "b" * 500})
-        assert (await server.engine.stream()).cancelled.is_set()
-        assert server.context.lifecycle.in_flight == 0
+        with pytest.raises(openai.BadRequestError, match="send the whole conversation in input") as refused:
+            await create(server, **fields)
+        assert refused.value.param == next(iter(fields)) and server.engine.streams == []
 
 
 # --- errors ---
@@ -293,13 +200,10 @@ async def test_a_failed_stream_ends_with_failed_and_error(serving: Serving) -> N
         ({"tools": [{"type": "web_search"}]}, "'web_search' is not supported"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice: 'x' is not one of"),
         ({"tool_choice": "required"}, "tool_choice: needs tools"),
-        ({"conversation": "c"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"include": ["message.output_text.logprobs"]}, "logprobs are not supported with a model that"),
         ({"include": ["other"]}, "'other' is not supported"),
-        ({"background": True, "stream": True}, "background"),
-        ({"background": True, "store": False}, "background"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "schema"),
         ({"max_tokens": 3}, "max_tokens"),
         ({"input": "x" * 600}, "input"),

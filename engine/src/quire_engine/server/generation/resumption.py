@@ -23,7 +23,7 @@ from quire_engine.server.http import sse
 
 _REFUSED = "not_resumable"
 _PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages"})
-"""The routes of such streams. A stored response belongs to its engine, whose name is in its id."""
+"""The routes of such streams. The ids of a response and its items are random, so that another engine cannot go on."""
 
 
 class Resumption(msgspec.Struct, frozen=True, kw_only=True):

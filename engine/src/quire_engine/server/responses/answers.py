@@ -52,14 +52,14 @@ class ResponseObject(BaseModel):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
     error: ResponseFailure | None
     incomplete_details: dict[str, str] | None
     model: str
     output: list[ResponseItem]
-    previous_response_id: str | None
-    store: bool
+    previous_response_id: None
+    store: Literal[False]
     usage: ResponseUsage | None
 
 
@@ -70,12 +70,4 @@ class ResponseEvent(BaseModel):
     sequence_number: int
 
 
-class DeletedResponse(BaseModel):
-    """The confirmation that a response is no longer kept."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-ANSWERS: tuple[type[BaseModel], ...] = (ResponseObject, ResponseEvent, DeletedResponse)
+ANSWERS: tuple[type[BaseModel], ...] = (ResponseObject, ResponseEvent)

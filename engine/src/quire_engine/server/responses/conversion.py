@@ -1,11 +1,8 @@
 """From a request of the Responses API to the fields of the chat request that means the same. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from quire_engine.server.openai.answer_blocks import Block
 from quire_engine.server.responses.schemas import (
     ContentPart,
     FunctionCallItem,
@@ -21,14 +18,11 @@ from quire_engine.server.responses.schemas import (
 Messages = list[dict[str, Any]]
 
 
-def chat_fields(body: ResponsesRequest, earlier: Messages) -> dict[str, Any]:
-    """Return the fields of the chat request, of which the chat's schema may refuse more.
-
-    ``earlier`` are the messages of the previous response. As in OpenAI's API, its instructions do not hold any more.
-    """
+def chat_fields(body: ResponsesRequest) -> dict[str, Any]:
+    """Return the fields of the chat request, of which the chat's schema may refuse more."""
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     chat: dict[str, Any] = {
-        "messages": [*instructions, *earlier, *input_messages(body.input)],
+        "messages": [*instructions, *_input_messages(body.input)],
         "model": body.model,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
@@ -61,7 +55,7 @@ def _response_format(wanted: TextFormat) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": wanted.name or "answer", "schema": wanted.schema_}}
 
 
-def input_messages(items: Sequence[Item]) -> Messages:
+def _input_messages(items: Sequence[Item]) -> Messages:
     """Return the messages of a request's input. Reasoning, text and calls of one answer become one message."""
     messages: Messages = []
     for item in items:
@@ -77,18 +71,6 @@ def input_messages(items: Sequence[Item]) -> Messages:
                 _add_call(messages, item.call_id, item.name, item.arguments)
             case FunctionCallOutputItem():
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _joined(item.output)})
-    return messages
-
-
-def answer_messages(blocks: Iterable[Block]) -> Messages:
-    """Return the messages of an answer, as a later request continues them."""
-    messages: Messages = []
-    for block in blocks:
-        if block.kind == "call":
-            # A later request must accept it, also where a limit has cut the arguments.
-            _add_call(messages, block.call_id, block.name, msgspec.json.encode(block.arguments()).decode())
-        else:
-            _add_to_answer(messages, "content" if block.kind == "text" else "reasoning_content", block.text)
     return messages
 
 

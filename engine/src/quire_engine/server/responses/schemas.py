@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from quire_common.contract.engine import NO_STORED_RESPONSES
 from quire_engine.server.http.schema_checks import STRING_OR_OBJECTS, known_type, one_or_list
 from quire_engine.server.openai.chat_schemas import MAX_MESSAGES, MAX_TOOLS, Arguments
 from quire_engine.server.openai.extensions import SamplingExtensions
@@ -24,7 +25,9 @@ from quire_engine.server.openai.unsupported import Unsupported
 
 _UNSUPPORTED = "is not supported by this version"
 UNSUPPORTED: Unsupported = {
-    "conversation": ((), f"{_UNSUPPORTED}; send previous_response_id, or all items in input"),
+    "background": ((), f"a response that is fetched later {_UNSUPPORTED}, because {NO_STORED_RESPONSES}"),
+    "conversation": ((), f"is not supported, because {NO_STORED_RESPONSES}"),
+    "previous_response_id": ((), f"is not supported, because {NO_STORED_RESPONSES}"),
     "prompt": ((), f"a stored prompt {_UNSUPPORTED}"),
     "context_management": ((), _UNSUPPORTED),
     "moderation": ((), _UNSUPPORTED),
@@ -199,7 +202,6 @@ class ResponsesRequest(SamplingExtensions):
     model: str | None = None
     input: Items
     instructions: str | None = None
-    previous_response_id: Annotated[str, Field(max_length=256)] | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -210,8 +212,6 @@ class ResponsesRequest(SamplingExtensions):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    store: bool | None = Field(None, description="Keep the response for previous_response_id; true unless set.")
-    background: bool | None = Field(None, description="Answer at once, and generate the response meanwhile.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: list[str] | None = Field(None, description=f"{_LOGPROBS} reports the logprobs of the text.")
@@ -221,6 +221,7 @@ class ResponsesRequest(SamplingExtensions):
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
 
     # Accepted, because they change nothing in an answer.
+    store: bool | None = Field(None, description="This server stores no responses.")
     user: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
@@ -246,10 +247,6 @@ class ResponsesRequest(SamplingExtensions):
     def _supported_together(self) -> Self:
         if self.top_logprobs and not self.includes_logprobs:
             raise ValueError(f"top_logprobs: needs {_LOGPROBS} in include")
-        if self.background and self.stream:
-            raise ValueError("background: is only supported without stream")
-        if self.background and self.store is False:
-            raise ValueError("background: needs store, because the answer is fetched later")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: is only allowed with stream set to true")
         return self

@@ -18,14 +18,11 @@ from quire_engine.server.responses.schemas import ResponsesRequest
 _encode = msgspec.json.Encoder().encode
 _PREFIXES = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
 _ECHOED = (
-    *("background", "instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
+    *("instructions", "max_output_tokens", "max_tool_calls"),
     *("prompt_cache_key", "safety_identifier", "user"),
 )
 """Fields of the request that the response repeats; null where the request has none."""
 _ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
-
-OnEnd = Callable[[bytes, AnswerBlocks], None]
-"""A function that gets a finished response, as JSON, and its blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +54,7 @@ class ResponseHead:
         return made
 
 
-def response_head(
-    id: str, model: str, body: ResponsesRequest, *, store: bool, defaults: dict[str, float]
-) -> ResponseHead:
+def response_head(model: str, body: ResponsesRequest, *, defaults: dict[str, float]) -> ResponseHead:
     """Return the fields of a response that its request decides; ``defaults`` are the model's sampling parameters."""
     given = body.model_dump(
         include={*_ECHOED, "metadata", "reasoning", "text", "tool_choice", "tools"}, by_alias=True, exclude_none=True
@@ -68,13 +63,14 @@ def response_head(
     text = {"format": {"type": "text"}, **given.get("text", {})}
     fields = {
         **dict.fromkeys(_ECHOED),
-        "background": False,
         **given,
+        "background": False,
         "metadata": given.get("metadata", {}),
+        "previous_response_id": None,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "reasoning": reasoning,
         "service_tier": "default",
-        "store": store,
+        "store": False,
         "temperature": body.temperature if body.temperature is not None else defaults.get("temperature", 1.0),
         "text": text,
         "tool_choice": given.get("tool_choice", "auto"),
@@ -83,18 +79,17 @@ def response_head(
         "top_p": body.top_p if body.top_p is not None else defaults.get("top_p", 1.0),
         "truncation": "disabled",
     }
-    return ResponseHead(id=id, model=model, created_at=int(time.time()), fields=fields)
+    return ResponseHead(id=f"resp_{secrets.token_hex(24)}", model=model, created_at=int(time.time()), fields=fields)
 
 
 class ResponseWriter:
-    """A writer of the one answer to a request. ``on_end`` gets the response when it is finished."""
+    """A writer of the one answer to a request."""
 
     def __init__(
         self,
         head: ResponseHead,
         choices: list[Choice],
         blocks: AnswerBlocks,
-        on_end: OnEnd,
         written: Callable[[Sequence[TokenLogprobs]], list[dict[str, Any]]],
     ) -> None:
         """Create a writer; ``written`` gives logprobs the form of OpenAI's API."""
@@ -104,7 +99,6 @@ class ResponseWriter:
         self._new_logprobs: list[dict[str, Any]] = []
         self._head = head
         self._blocks = blocks
-        self._on_end = on_end
         self._report = UsageReport(choices, 1, None)
         self._ids: list[str] = []
         self._sequence_number = 0
@@ -175,18 +169,14 @@ class ResponseWriter:
     def last(self, choices: list[Choice]) -> bytes:
         """Return the end of the stream."""
         response = self._finished()
-        self._on_end(_encode(response), self._blocks)
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, error: RequestError) -> bytes:
         """Return the last events of a stream that failed."""
-        event = self._event("response.failed", response=self.failure(error))
-        return event + self._event("error", code=error.code, message=error.message, param=error.param)
-
-    def failure(self, error: RequestError) -> dict[str, Any]:
-        """Return the response object of a generation that failed."""
         code = _ERROR_CODES.get(error.status, "server_error")
-        return self._head.response("failed", error={"code": code, "message": error.message})
+        response = self._head.response("failed", error={"code": code, "message": error.message})
+        event = self._event("response.failed", response=response)
+        return event + self._event("error", code=error.code, message=error.message, param=error.param)
 
     # --- whole answers ---
 
@@ -197,9 +187,7 @@ class ResponseWriter:
         self._add_logprobs(answer)
         self._blocks.feed(answer)
         self._ids = [_PREFIXES[block.kind] + secrets.token_hex(24) for block in self._blocks.blocks]
-        body = _encode(self._finished())
-        self._on_end(body, self._blocks)
-        return body
+        return _encode(self._finished())
 
     def _finished(self) -> dict[str, Any]:
         status = "incomplete" if self._cut else "completed"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from quire_operator.domain.resource.fields import one_of, shown
 
@@ -45,10 +46,16 @@ class _Given:
 
 
 @cache
-def flag_schema() -> Mapping[str, Mapping[str, object]]:
-    """Return the JSON Schema of each flag (without dashes). It is package data and read once."""
+def _document() -> Mapping[str, Any]:
+    """Return the output of ``quire-engine --flag-schema``. It is package data and read once."""
     text = resources.files("quire_operator.domain.resource").joinpath("engine_flags.json").read_text()
-    properties: Mapping[str, Mapping[str, object]] = json.loads(text)["properties"]
+    document: Mapping[str, Any] = json.loads(text)
+    return document
+
+
+def flag_schema() -> Mapping[str, Mapping[str, object]]:
+    """Return the JSON Schema of each flag (without dashes)."""
+    properties: Mapping[str, Mapping[str, object]] = _document()["properties"]
     return properties
 
 
@@ -101,6 +108,8 @@ def _flag_problem(given: _Given, owned: Mapping[str, str]) -> str | None:
         return f"--{given.name} is set by {owned[given.name]}; set it there"
     if given.name in RESERVED_FLAGS:
         return f"--{given.name} is set by quire itself; remove it"
+    if (reason := _document()["x-removed"].get(given.name)) is not None:
+        return f"--{given.name} was removed: {reason}"
     schema = flag_schema().get(given.name)
     if schema is None:
         allowed = [name for name in flag_schema() if name not in owned and name not in RESERVED_FLAGS]
