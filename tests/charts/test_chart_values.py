@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 MADE = ("README.md", "values.schema.json")
+REMOVED = {"/operator/defaults"}
+"""Values of removed features, which templates/removed-values.yaml refuses."""
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,7 @@ MADE = ("README.md", "values.schema.json")
             "gateway.autoscaling.maxReplicas: must be at least minReplicas",
         ),
         ({"monitoring": {"alerts": {"enabled": True, "disabled": ["QuireNoSuch"]}}}, "unknown alert QuireNoSuch"),
+        ({"operator": {"defaults": {"engine": {}}}}, "operator.defaults: was removed; set these fields in each"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any], message: str) -> None:
@@ -79,6 +82,7 @@ def test_values_schema_covers_every_value() -> None:
     known = schema_keys(schema, schema["$defs"])
     undefined = {"/global", *(f"/{who}/resources/claims" for who in ("operator", "gateway"))}
     undefined |= {f"/gateway/httpRoute/timeouts/{what}" for what in ("request", "backendRequest")}
+    undefined |= REMOVED
     free = ("/requests/", "/limits/", "/labels/")
     assert known - undefined == {key for key in keys(DEFAULTS) if not any(part in key for part in free)}
 

@@ -240,26 +240,6 @@ class AdapterObjects(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DefaultMap:
-    """A ConfigMap with defaults for LLMDeployments."""
-
-    namespace: str
-    version: str
-    document: object
-    """The defaults as they were written; None if they cannot be read."""
-    problem: str = ""
-    """The reason why they cannot be read; empty if they can."""
-
-
-class DefaultMaps(Protocol):
-    """The ConfigMaps with defaults."""
-
-    async def list_defaults(self) -> Sequence[DefaultMap]:
-        """Return those of the watched namespaces and of the operator's own. Raises ``ClusterError``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedRoute:
     """A wake route as it is in the cluster."""
 

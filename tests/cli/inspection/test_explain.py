@@ -1,7 +1,6 @@
 """``quire explain`` for users: where it finds its data, what it shows, and its error messages."""
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -328,18 +327,3 @@ def test_piped_output_follows_the_run_until_it_ends(quire: Any, machine: Any) ->
     assert "the run ended" in lines[-1]
     code, out, _ = quire("explain", "chat", "--local", "--watch", "--json")
     assert code == 0 and json.loads(out)["ended"].startswith("ended ")
-
-
-def test_defaults_are_shown_with_their_config_maps() -> None:
-    found = [
-        ("engine.image", "quire/quire-defaults"),
-        ("podTemplate", "ns/quire-defaults"),
-        ("auth", "ns/quire-defaults"),
-    ]
-    status = {"defaults": [{"field": field, "configMap": source} for field, source in found]}
-    body = replace(trim_resource(resource(conditions=[])), status=status)
-    told = of_resource(body, OperatorReport(log=(), problem=None), place="there", now=0.0)
-    assert [(notice.subject, notice.reason, notice.message) for notice in told.notices] == [
-        ("Defaults", "ConfigMap quire/quire-defaults", "engine.image"),
-        ("Defaults", "ConfigMap ns/quire-defaults", "podTemplate, auth"),
-    ]

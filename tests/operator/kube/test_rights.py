@@ -73,6 +73,8 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
     start = crd_installed.audit.position()
     operator = operators.start(*space.flags(), *WAKE_FLAGS, identity="rights", tick_seconds=1.0)
+    defaults = "engine: {image: registry.example/theirs:1}\n"
+    space.create("configmaps", {"metadata": {"name": "quire-defaults"}, "data": {"spec": defaults}})
     cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
     rules = {"window": "0s", "period": "1s"}
     space.apply("chat", replicas=2, model=cached, autoscaling={"minReplicas": 1, "maxReplicas": 2, "scaleDown": rules})
@@ -109,6 +111,13 @@ def test_no_request_of_the_operator_is_forbidden(life: tuple[Namespace, Position
     asked = space.server.audit.requests(start, user=user)
     assert len(asked) > 50
     assert [str(request) for request in asked if request.status == 403] == []
+
+
+def test_a_config_map_of_a_user_gives_replicas_no_image(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+    """Who may write ConfigMaps may not decide what runs with the secrets of the namespace."""
+    space, _, _ = life
+    deployment: Any = space.get("deployments", "chat")
+    assert "registry.example/theirs:1" not in str(deployment["spec"])
 
 
 def test_every_granted_permission_is_used(life: tuple[Namespace, Position, OperatorProcess]) -> None:

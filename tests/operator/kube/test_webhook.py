@@ -144,17 +144,11 @@ def test_kubectl_shows_all_errors_at_once_and_stores_nothing(space: Namespace, w
 def test_standby_reviews_and_its_dry_run_needs_no_fence(
     space: Namespace, webhook: Webhook, operators: Operators
 ) -> None:
-    """It knows the defaults, too: without that of ``cache.accessMode``, two replicas are refused."""
-    text = "model: {cache: {accessMode: ReadWriteMany}}"
-    space.create("configmaps", {"metadata": {"name": "quire-defaults"}, "data": {"spec": text}})
     leader = operators.start(*space.flags(), identity="leader")
     space.wait_holder("leader")
     webhook.start(identity="standby")
     webhook.register()
     wait_judged(webhook)
-    shared = {"model": {"source": "hf://o/n", "cache": {"size": "1Gi"}}, "replicas": 2}
-    assert "created" in webhook.apply("shared", shared, dry=True)
-
     said = webhook.apply("wrong", {"model": {"source": "hf://o/n"}, "podTemplate": {"spec": {"priority": "high"}}})
 
     assert "the API server rejected the Deployment" in said

@@ -134,7 +134,7 @@ def of_resource(resource: Resource, report: OperatorReport, *, place: str, now: 
         else Rules.of(autoscaling, recorded_bounds(autoscaling, scaling_record(status), now)),
         now=last,
         now_missing=report.problem if last is None and autoscaling is not None else None,
-        notices=(*_condition_notices(status), *_default_notices(status)),
+        notices=_condition_notices(status),
         canary=canary_of(status),
         history=_joined(_decided(status), report.log),
     )
@@ -188,19 +188,6 @@ def _condition_notices(status: JSON) -> tuple[Notice, ...]:
     )
     # Ready and Degraded often change for one reason, which is shown once.
     return tuple({(notice.reason, notice.message): notice for notice in notices}.values())
-
-
-def _default_notices(status: JSON) -> tuple[Notice, ...]:
-    """Return a notice with the fields of each ConfigMap that have their default from it."""
-    listed = status.get("defaults")
-    fields: dict[str, list[str]] = {}
-    for item in listed if isinstance(listed, list) else []:
-        if isinstance(item, Mapping):
-            fields.setdefault(str(item.get("configMap")), []).append(str(item.get("field")))
-    return tuple(
-        Notice(subject="Defaults", reason=f"ConfigMap {source}", message=", ".join(found))
-        for source, found in fields.items()
-    )
 
 
 def _is_notable(kind: str, status: str, reason: str) -> bool:

@@ -26,7 +26,6 @@ from quire_operator.adapters.kubernetes.connection import (
     load_configuration,
     own_namespace,
 )
-from quire_operator.adapters.kubernetes.default_maps import KubeDefaultMaps
 from quire_operator.adapters.kubernetes.dry_run import KubeDryRun
 from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
@@ -55,7 +54,6 @@ from quire_operator.reconcile.adapters import Adapters
 from quire_operator.reconcile.admission import Reviewer
 from quire_operator.reconcile.canaries import PERIOD_SECONDS, Canaries
 from quire_operator.reconcile.capacity_check import CapacityCheck
-from quire_operator.reconcile.defaults import DefaultsBook
 from quire_operator.reconcile.downloads import Downloads
 from quire_operator.reconcile.hub_reader import HubReader
 from quire_operator.reconcile.model_revisions import ModelRevisions
@@ -89,12 +87,7 @@ async def run(settings: Settings, *, before_write: Checkpoint | None = None) -> 
     review_connection = Connection(configuration, user=settings.identity)
     try:
         operator = Operator(settings, connection, lease_connection, fence, telemetry)
-        reviewer = Reviewer(
-            dry_run=KubeDryRun(review_connection),
-            images=settings.images,
-            capacity=operator.capacity,
-            overlay=operator.defaults.applied_to,
-        )
+        reviewer = Reviewer(dry_run=KubeDryRun(review_connection), images=settings.images, capacity=operator.capacity)
         await operator.run(lambda: credentials(configuration), webhook=_webhook(settings, reviewer, operator.adapters))
     finally:
         await connection.close()
@@ -131,8 +124,7 @@ class Operator:
         self._settings, self._fence, self._telemetry = settings, fence, telemetry
         self._namespace = settings.namespace or own_namespace()
         self._cluster = KubeCluster(connection, namespaces=settings.watch_namespaces)
-        self.defaults = self._make_defaults(connection)
-        self._store, self._clock = Store(self.defaults.applied_to), WallClock()
+        self._store, self._clock = Store(), WallClock()
         self._workers: Workers[Key] = Workers(
             self._reconcile,
             on_error=self._on_error,
@@ -178,12 +170,6 @@ class Operator:
         self._relisting = self._make_relisting()
         self._stop = asyncio.Event()
         self._watching = self._make_watching()
-
-    def _make_defaults(self, connection: Connection) -> DefaultsBook:
-        own = KubeCluster(connection, namespaces=(self._namespace,))
-        return DefaultsBook(
-            maps=KubeDefaultMaps(self._cluster, own), namespace=self._namespace, changed=self._defaults_changed
-        )
 
     def _make_adapters(self, connection: Connection, adapter_store: AdapterStore) -> Adapters:
         return Adapters(
@@ -282,10 +268,7 @@ class Operator:
             where = f"{self._settings.host}:{self._settings.port}"
             raise ClusterProblem(f"cannot listen on {where}: {error.strerror}", hint="choose another --port") from error
         logger.info("serving /healthz and /metrics on port %d, as %s", port, self._settings.identity)
-        tasks = [
-            asyncio.create_task(self.defaults.follow(), name="defaults"),
-            asyncio.create_task(self._watching.run(login, webhook), name="watches"),
-        ]
+        tasks = [asyncio.create_task(self._watching.run(login, webhook), name="watches")]
         try:
             # A process without a view of the cluster must not lead: the first list comes before the first campaign.
             await self._until_stopped(self._watching.running.wait(), *tasks)
@@ -310,11 +293,6 @@ class Operator:
         for task in waiting:
             task.cancel()
 
-    def _defaults_changed(self) -> None:
-        self._store.note_new_defaults()
-        for key in self._store.live_keys():
-            self._workers.add(key)
-
     # --- the Lease ---
 
     def _lease_seen(self, holder: str, renewed: datetime | None) -> None:
@@ -328,7 +306,6 @@ class Operator:
 
     async def _lead(self) -> None:
         self._reconciler.forget()
-        await self.defaults.load()
         await self._optional_kinds.refresh()
         await self._relisting.once()
         for key in self._store.all_keys():

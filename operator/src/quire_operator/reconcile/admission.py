@@ -6,7 +6,7 @@ cannot be checked in time is a warning and never a rejection, because the reconc
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from quire_operator.domain.cluster_state.observed import Resource
@@ -31,22 +31,14 @@ DRY_RUN_SECONDS, ESTIMATE_SECONDS = 4.0, 4.0
 class Reviewer:
     """A reviewer of LLMDeployments. It keeps no state between reviews."""
 
-    def __init__(
-        self,
-        *,
-        dry_run: DryRun,
-        images: Images,
-        capacity: CapacityCheck | None = None,
-        overlay: Callable[[Resource], Resource] = lambda resource: resource,
-    ) -> None:
-        """``overlay`` returns an LLMDeployment with the defaults in force."""
-        self._dry_run, self._images, self._capacity, self._overlay = dry_run, images, capacity, overlay
+    def __init__(self, *, dry_run: DryRun, images: Images, capacity: CapacityCheck | None = None) -> None:
+        self._dry_run, self._images, self._capacity = dry_run, images, capacity
 
     async def review(self, new: Mapping[str, object], old: Mapping[str, object] | None) -> Review:
         """Return the review of an object that is about to be stored; ``old`` is the stored one."""
         if asks_for_nothing(new, old):
             return ALLOWED
-        resource = self._overlay(trim_resource(new))
+        resource = trim_resource(new)
         spec = Spec.parse(resource.body)
         if isinstance(spec, Invalid):
             return Review(problems=all_problems(spec, self._images))

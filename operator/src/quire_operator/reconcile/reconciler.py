@@ -345,15 +345,8 @@ class Reconciler:
         return await self._reporter.report(resource, state, spec, result, rival=rival)
 
     def _latest(self, resource: Resource) -> Resource:
-        """Return the resource after a status write of this pass, if there was one: same generation, newer version.
-
-        Its spec is that of this pass, even if the defaults have changed since: the next pass applies these.
-        """
+        """Return the resource after a status write of this pass, if there was one: same generation, newer version."""
         latest = self._store.resource(resource.key)
         if latest is None or (latest.uid, latest.generation) != (resource.uid, resource.generation):
             return resource
-        if latest.body == resource.body:
-            return latest
-        return replace(
-            latest, body=resource.body, defaults=resource.defaults, defaults_problem=resource.defaults_problem
-        )
+        return latest

@@ -5,7 +5,7 @@ replaces a newer one, so our own write is visible at once and its late event has
 no lock.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire_common.served_names import Claim
@@ -18,8 +18,6 @@ class _Family:
     """The objects of one LLMDeployment."""
 
     resource: Resource | None = None
-    shown: Resource | None = None
-    """The resource with the defaults in force; None if that is not computed yet."""
     children: dict[Ref, Child] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
 
@@ -31,9 +29,7 @@ class _Family:
 class Store:
     """The trimmed objects by key."""
 
-    def __init__(self, overlay: Callable[[Resource], Resource] = lambda resource: resource) -> None:
-        """``overlay`` returns an LLMDeployment with the defaults in force."""
-        self._overlay = overlay
+    def __init__(self) -> None:
         self._families: dict[Key, _Family] = {}
         self._claims: dict[str, dict[Key, Claim]] = {}
 
@@ -46,18 +42,9 @@ class Store:
         return list(self._families)
 
     def resource(self, key: Key) -> Resource | None:
-        """Return an LLMDeployment with the defaults in force, which is the same object until one of them changes."""
+        """Return an LLMDeployment, which is the same object until a newer one is stored."""
         family = self._families.get(key)
-        if family is None or family.resource is None:
-            return None
-        if family.shown is None:
-            family.shown = self._overlay(family.resource)
-        return family.shown
-
-    def note_new_defaults(self) -> None:
-        """Have the defaults applied again to all resources."""
-        for family in self._families.values():
-            family.shown = None
+        return None if family is None else family.resource
 
     def children(self, key: Key) -> Mapping[Ref, Child]:
         family = self._families.get(key)
@@ -86,7 +73,7 @@ class Store:
         if not _is_news(resource, family.resource):
             return False
         self._unclaim(resource.key)
-        family.resource, family.shown = resource, None
+        family.resource = resource
         if (claim := recorded_claim(resource)) is not None:
             self._claims.setdefault(claim.name, {})[resource.key] = claim
         return True
@@ -113,7 +100,7 @@ class Store:
         family = self._families.get(key)
         if family is not None and family.resource is not None and family.resource.uid == uid:
             self._unclaim(key)
-            family.resource = family.shown = None
+            family.resource = None
             self._forget_empty(key)
 
     def drop_child(self, key: Key, ref: Ref, uid: str) -> None:

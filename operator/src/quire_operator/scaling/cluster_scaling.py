@@ -54,9 +54,7 @@ class _Known:
         """Return what is known of the current version of the resource."""
         if resource is self.resource:
             return self
-        # With the same generation, the spec can still have other defaults.
-        is_same = (resource.uid, resource.generation) == (self.resource.uid, self.resource.generation)
-        if not is_same or resource.body != self.resource.body:
+        if (resource.uid, resource.generation) != (self.resource.uid, self.resource.generation):
             return _known(resource)
         return _Known(resource=resource, spec=self.spec, policy=self.policy, record=scaling_record(resource.status))
 

@@ -60,10 +60,6 @@ class Resource:
     """The annotation that makes the operator resolve the model's source again."""
     rollout_now: str = ""
     """The annotation that lets one rollout start outside its windows."""
-    defaults: tuple[tuple[str, str], ...] = ()
-    """The fields of ``body`` that have a default of the namespace or the cluster, each with its ConfigMap."""
-    defaults_problem: str = ""
-    """The problem of other defaults, which therefore do not apply; empty without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

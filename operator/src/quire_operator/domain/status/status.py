@@ -52,8 +52,6 @@ def status(resource: Resource, view: View, *, cluster_domain: str, now: float) -
             now=clock_time(now),
         ),
     }
-    if resource.defaults:
-        result["defaults"] = [{"field": field, "configMap": source} for field, source in resource.defaults]
     if view.claim is not None:
         result["servedName"] = status_section(view.claim)
     if view.target is not None:
