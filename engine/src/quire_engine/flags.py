@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from quire_common.contract.engine import ENVIRONMENT_PREFIX, FLAGS_ONLY_VARIABLE
 from quire_common.flags.table import FlagValues
 from quire_common.tls import TlsFiles
 from quire_engine.config import (
@@ -46,6 +47,13 @@ _IN_MEMORY_PER_SLOT = 4
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
     """Return the configuration, or raise ``FlagsError`` with every problem."""
     values = FLAGS.read(argv, environ)
+    if environ.get(FLAGS_ONLY_VARIABLE):
+        values.problems.extend(
+            f"the variable {name} is set, but in pods of the operator only the LLMDeployment sets flags: use spec.engine, "
+            "and remove the variable from the image and from what envFrom of podTemplate names"
+            for name in sorted(environ)
+            if name.startswith(ENVIRONMENT_PREFIX)
+        )
     values.problems.extend(_contradictions(values))
     if (values["nnodes"] or 1) > 1 and not values.is_set("group-secret-file") and not environ.get(SECRET_VARIABLE):
         values.problems.append(

@@ -170,6 +170,14 @@ def test_variables_of_a_kubernetes_service_are_ignored() -> None:
     assert parse(["m"], links) == parse(["m"], {})
 
 
+def test_in_pods_of_the_operator_no_variable_sets_a_flag() -> None:
+    """A key of a ConfigMap in ``envFrom`` could otherwise set what the spec sets, or what it may not set."""
+    in_pod = {"QUIRE_FLAGS_ONLY": "1", "HOME": "/tmp"}
+    assert parse(["m"], in_pod) == parse(["m"], {})
+    (problem,) = problems_of(["m"], in_pod | {"QUIRE_ENGINE_PORT": "9000"})
+    assert problem.startswith("the variable QUIRE_ENGINE_PORT is set, but in pods")
+
+
 def test_every_problem_is_listed_at_once() -> None:
     found = problems_of(
         ["--prot=3", "--max-num-seqs", "zero", "--dtype", "double", "--data-parallel-size", "2", "--host"],

@@ -305,6 +305,11 @@ ENGINE_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no promise of security": ({"securityContext": None}, "securityContext.allowPrivilegeEscalation"),
     "other resources": ({"resources": {"limits": {"memory": "1Gi"}}}, "resources.limits"),
+    "flags by other objects": (
+        {"envFrom": [{"secretRef": {"name": "s"}}, {"prefix": "QUIRE_ENGINE_", "configMapRef": {"name": "c"}}]},
+        "envFrom[1].prefix",
+    ),
+    "flags by unknown keys": ({"env": [{"name": "QUIRE_FLAGS_ONLY", "value": ""}]}, "env[name=QUIRE_FLAGS_ONLY]"),
     "flags by the environment": ({"env": [{"name": "QUIRE_ENGINE_PORT", "value": "9"}]}, "env[name=QUIRE_ENGINE_PORT]"),
     "silence at the end": ({"terminationMessagePolicy": "File"}, "terminationMessagePolicy"),
     "a probe that asks twice": ({"livenessProbe": {"exec": {"command": ["true"]}}}, "livenessProbe"),

@@ -230,7 +230,10 @@ def test_existing_claim_can_be_the_cache() -> None:
         ({"model": {"source": 7}}, "model.source: must be a non-empty string, got 7"),
         ({"model": {}}, "model.source: is required"),
         ({"model": "hf://a/b"}, 'model: must be a mapping, got "hf://a/b"'),
-        ({"model": {"source": "hf://a/b", "servedName": "two words"}}, "model.servedName: must start with"),
+        *(
+            ({"model": {"source": "hf://a/b", "servedName": name}}, "model.servedName: must start and end with")
+            for name in ("two words", "team/", "team.", "-", "/team", "é", "a" * 129)
+        ),
         ({"model": {"source": "hf://a/b", "credentials": {}}}, "model.credentials.secretName: is required"),
         ({"model": {"source": "hf://a/b", "cache": {}}}, "model.cache: set exactly one of claimName"),
         (

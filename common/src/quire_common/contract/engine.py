@@ -9,6 +9,8 @@ PROGRESS_PATH = "/progress"
 """The progress of a download as JSON, ``{"done": bytes, "total": bytes}``, on the port of the engine."""
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
 """Variables with this prefix are flags to the engine."""
+FLAGS_ONLY_VARIABLE = "QUIRE_FLAGS_ONLY"
+"""A variable with which the engine refuses to start if others have that prefix: in pods, only the spec sets flags."""
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
 GROUP_PORT = 29501

@@ -7,7 +7,7 @@ Users may change all other fields.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from quire_common.contract import engine
-from quire_common.contract.engine import ENVIRONMENT_PREFIX, GROUP_SECRET_VARIABLE
+from quire_common.contract.engine import ENVIRONMENT_PREFIX, FLAGS_ONLY_VARIABLE, GROUP_SECRET_VARIABLE
 from quire_operator.domain.manifests.pod_security import (
     Loosened,
     loosened_annotations,
@@ -133,15 +133,23 @@ def _engine_problems(before: JSON, after: JSON) -> Iterator[Problem]:
             yield _problem(
                 f"{where}.resources.{amounts}", f"set spec.resources.{amounts} instead, which the capacity check reads"
             )
-    for variable in items_of(after, "env"):
-        if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
-            yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
-    if _variable(after, GROUP_SECRET_VARIABLE) != _variable(before, GROUP_SECRET_VARIABLE):
-        yield _problem(f"{where}.env[name={GROUP_SECRET_VARIABLE}]", "may not be changed: the operator sets it")
+    yield from _environment_problems(before, after, where)
     mounts = {mount.get("mountPath"): mount for mount in items_of(after, "volumeMounts")}
     for mount in items_of(before, "volumeMounts"):
         if mounts.get(mount["mountPath"]) != mount:
             yield _problem(f"{where}.volumeMounts[mountPath={mount['mountPath']}]", "may not be changed")
+
+
+def _environment_problems(before: JSON, after: JSON, where: str) -> Iterator[Problem]:
+    for variable in items_of(after, "env"):
+        if str(variable.get("name")).startswith(ENVIRONMENT_PREFIX):
+            yield _problem(f"{where}.env[name={variable['name']}]", _FIXED["args"])
+    for name in (GROUP_SECRET_VARIABLE, FLAGS_ONLY_VARIABLE):
+        if _variable(after, name) != _variable(before, name):
+            yield _problem(f"{where}.env[name={name}]", "may not be changed: the operator sets it")
+    for index, source in enumerate(items_of(after, "envFrom")):
+        if str(source.get("prefix", "")).startswith(ENVIRONMENT_PREFIX):
+            yield _problem(f"{where}.envFrom[{index}].prefix", _FIXED["args"])
 
 
 def _variable(container: JSON, name: str) -> JSON | None:

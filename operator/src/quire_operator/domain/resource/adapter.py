@@ -9,19 +9,14 @@ from quire_common.model_source import ClaimSource, Source
 from quire_common.names import object_name_problem
 from quire_operator.domain.resource import names
 from quire_operator.domain.resource.deployment import Invalid, read_head
-from quire_operator.domain.resource.field_kinds import Choice, ObjectName, Text
+from quire_operator.domain.resource.field_kinds import Choice, ObjectName
 from quire_operator.domain.resource.fields import Fields
-from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, served_name_problem
+from quire_operator.domain.resource.model import SOURCE_RULES_WITHOUT_CLAIMS, ModelSource, ServedName
 from quire_operator.domain.resource.schema import Rule, Section, read_section
 
 _ON_A_CLAIM = (
     "an adapter cannot bring a claim into running replicas: put it on the claim of the model and use file://./folder"
 )
-_LAST = "must end with a letter or digit"
-
-
-def _name_problem(name: str) -> str | None:
-    return served_name_problem(name) or (None if name[-1].isalnum() else _LAST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +59,10 @@ class AdapterSpec:
     ]
     served_name: Annotated[
         str,
-        Text(
+        ServedName(
             "Model name that clients send in the `model` field of a request for this adapter. Default is "
             "metadata.name. If LLMDeployments or LLMAdapters behind one gateway use the same name, the oldest receives "
             "the requests.",
-            max_length=128,
-            check=_name_problem,
-            rules=(
-                Rule(
-                    cel=r"self.matches('^[A-Za-z0-9]([\\w./:-]*[A-Za-z0-9])?$')",
-                    message="must start and end with a letter or digit and contain only letters, digits and '-', '_', "
-                    "'.', ':' or '/'",
-                ),
-            ),
         ),
     ] = ""
     placement: Annotated[

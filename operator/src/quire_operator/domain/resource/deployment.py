@@ -106,9 +106,10 @@ class Spec:
         Mapping[str, object],
         PassedOn(
             "Strategic merge patch for the pod template: nodeSelector, tolerations, affinity, env, volumes, "
-            "priorityClassName, additional containers and so on. The engine's container is named engine. Changes that "
-            "break the communication between quire and its pods are rejected, and so is everything that the restricted "
-            "Pod Security Standard forbids, groups 0, system priorities, and tokens of the API server. The chart value "
+            "priorityClassName, additional containers and so on. The engine's container is named engine; it does not "
+            "start if a variable QUIRE_ENGINE_… reaches it, for example by envFrom. Changes that break the "
+            "communication between quire and its pods are rejected, and so is everything that the restricted Pod "
+            "Security Standard forbids, groups 0, system priorities, and tokens of the API server. The chart value "
             "operator.podTemplate.allow can list the exceptions that a message names."
         ),
     ] = field(default_factory=dict)

@@ -44,7 +44,8 @@ _DETAIL_RULES = (
 SOURCE_RULES = (_FORM_RULE, *_DETAIL_RULES)
 """The forms that ``ModelSource`` reads, for the API server."""
 SOURCE_RULES_WITHOUT_CLAIMS = (_NO_CLAIM_RULE, *_DETAIL_RULES)
-_SERVED_NAME = re.compile(r"[A-Za-z0-9][\w./:-]{0,127}")
+_SERVED_NAME = re.compile(r"[A-Za-z0-9]([\w./:-]{0,126}[A-Za-z0-9])?", re.ASCII)
+_MAX_SERVED_NAME = 128
 
 
 class AccessMode(StrEnum):
@@ -77,10 +78,28 @@ class ModelSource(Text):
         return source or default
 
 
-def served_name_problem(name: str) -> str | None:
+def _served_name_problem(name: str) -> str | None:
     if _SERVED_NAME.fullmatch(name):
         return None
-    return "must start with a letter or digit and contain at most 128 letters, digits and '-', '_', '.', ':' or '/'"
+    return (
+        f"must start and end with a letter or digit and contain at most {_MAX_SERVED_NAME} letters, digits and '-', "
+        "'_', '.', ':' or '/'"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedName(Text):
+    """A model name that clients send, of an LLMDeployment or an LLMAdapter."""
+
+    max_length: int = _MAX_SERVED_NAME
+    check: Callable[[str], str | None] | None = _served_name_problem
+    rules: tuple[Rule, ...] = (
+        Rule(
+            cel=r"self.matches('^[A-Za-z0-9]([\\w./:-]*[A-Za-z0-9])?$')",
+            message="must start and end with a letter or digit and contain only letters, digits and '-', '_', '.', ':' "
+            "or '/'",
+        ),
+    )
 
 
 def _only_with_size(name: str) -> Callable[[object, Fields], bool]:
@@ -160,19 +179,10 @@ class Model:
     ]
     served_name: Annotated[
         str,
-        Text(
+        ServedName(
             "Model name that clients send in the `model` field of a request. Default is metadata.name. If several "
             "LLMDeployments behind one gateway use the same name, the oldest receives the requests.",
-            max_length=128,
-            check=served_name_problem,
             flags=("served-model-name",),
-            rules=(
-                Rule(
-                    cel=r"self.matches('^[A-Za-z0-9][\\w./:-]*$')",
-                    message="must start with a letter or digit and contain only letters, digits and '-', '_', '.', ':' "
-                    "or '/'",
-                ),
-            ),
         ),
     ] = ""
     credentials_secret: Annotated[
