@@ -10,7 +10,10 @@ import package_sources
 import pytest
 from template_reference import CONVERSATIONS, OPTIONS, ours, reference_tokenizer, theirs
 
+from quire_engine.errors import InvalidRequest
+from quire_engine.server.rendering.conversation import Conversation, prompt_text
 from quire_engine.text.answers.formats import formats_of
+from quire_engine.text.chat_template import ChatTemplate
 
 FORMATS = {
     "Bielik-11B-v3.0-Instruct": ("hermes", "qwen3"),
@@ -72,6 +75,43 @@ def test_real_templates_show_their_formats(templates: dict[str, str]) -> None:
         for name, formats in found.items()
     }
     assert names == FORMATS
+
+
+def test_real_templates_keep_instructions_anywhere(templates: dict[str, str]) -> None:
+    """Some twenty of them, used directly, refuse or omit a system message that is not the first."""
+    first, later = {"role": "system", "content": "(one)"}, {"role": "system", "content": "(two)"}
+    as_developer = {**later, "role": "developer"}
+    user, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+    conversations = (
+        [first, later, user],
+        [first, as_developer, user],
+        [first, user, later],
+        [first, user, answer, as_developer, user],
+    )
+    lost = {
+        name
+        for name, source in templates.items()
+        for messages in conversations
+        if not _shows_both(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}), messages)
+    }
+    assert lost == WITHOUT_SYSTEM
+
+
+WITHOUT_SYSTEM = {
+    "CohereForAI-c4ai-command-r-plus-tool_use",  # needs tools
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+    "fireworks-ai-llama-3-firefunction-v2",  # needs a variable
+    "google-gemma-2-2b-it",  # refuses every system message
+}
+
+
+def _shows_both(template: ChatTemplate, messages: list[dict[str, Any]]) -> bool:
+    try:
+        text = prompt_text(template, Conversation(messages=messages))
+    except InvalidRequest:
+        return False
+    return "(one)" in text and "(two)" in text
 
 
 def test_second_reader_uses_the_unpacked_source_cache(templates: dict[str, str]) -> None:

@@ -41,6 +41,11 @@ class ContentForms:
     text: bool
     parts: bool
 
+    @property
+    def any(self) -> bool:
+        """True if the template renders the content at all."""
+        return self.text or self.parts
+
 
 class ChatTemplate:
     """A compiled chat template. Raises ModelFolderError if the source is not a valid template."""
@@ -50,6 +55,7 @@ class ChatTemplate:
         self.source = source
         self.variables = dict(variables)
         self._forms: dict[str, ContentForms] = {}
+        self._omitting: dict[tuple[str, str], bool] = {}
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -66,14 +72,29 @@ class ChatTemplate:
         """
         if role not in self._forms:
             self._forms[role] = ContentForms(
-                text=_PROBES[0] in self._try_render(role, _PROBES[0]),
-                parts=_shows_parts(self._try_render(role, _PROBE_PARTS)),
+                text=_PROBES[0] in self._try_render(_conversation(role, _PROBES[0])),
+                parts=_shows_parts(self._try_render(_conversation(role, _PROBE_PARTS))),
             )
         return self._forms[role]
 
-    def _try_render(self, role: str, content: str | TextParts) -> str:
+    def omits_instructions(self, first: str, later: str) -> bool:
+        """Return whether the template renders only one of two messages of these roles without refusing the other.
+
+        Some templates know one place for instructions, and drop system messages elsewhere, or all but the last one.
+        """
+        if (first, later) not in self._omitting:
+            question, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+            one, two = (
+                {"role": role, "content": probe if self.content_forms(role).text else [{"type": "text", "text": probe}]}
+                for role, probe in zip((first, later), _PROBES, strict=True)
+            )
+            texts = (self._try_render([one, two, question]), self._try_render([one, question, answer, two, question]))
+            self._omitting[first, later] = any(text and not all(each in text for each in _PROBES) for text in texts)
+        return self._omitting[first, later]
+
+    def _try_render(self, messages: list[dict[str, Any]]) -> str:
         try:
-            return self.render(_conversation(role, content))
+            return self.render(messages)
         except InvalidRequest:
             return ""
 

@@ -65,7 +65,7 @@ async def test_prompt_equals_the_rendered_chat_template(serving: Serving, token_
 
 async def test_roles_supported_by_a_template_reach_it(serving: Serving) -> None:
     calls = "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}"
-    template = "{% for m in messages %}{{ m.role }}" + calls + ";{% endfor %}developer"
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}" + calls + ";{% endfor %}developer"
     async with serving("ok", template=template) as server:
         call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 5}'}}
         await server.chat(
@@ -75,7 +75,9 @@ async def test_roles_supported_by_a_template_reach_it(serving: Serving) -> None:
                 {"role": "tool", "tool_call_id": "1", "content": "y"},
             ]
         )
-        assert server.context.tokenizer.decode(server.engine.streams[0].prompt) == "developer;assistant5;tool;developer"
+        assert (
+            server.context.tokenizer.decode(server.engine.streams[0].prompt) == "developerx;assistant5;tooly;developer"
+        )
 
 
 async def test_template_variables_are_read_from_the_request(serving: Serving) -> None:

@@ -5,10 +5,13 @@ from typing import Any
 
 import msgspec
 
+from quire_engine.errors import InvalidRequest
 from quire_engine.text.chat_template import ChatTemplate, ContentForms, TextParts
 
 _FIELDS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
 """The fields of a message that a template sees, besides its content and its tool calls."""
+_INSTRUCTIONS = ("system", "developer")
+"""The roles of messages with instructions."""
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +29,44 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompt_text(template: ChatTemplate, conversation: Conversation) -> str:
-    """Return the prompt of a conversation. Raises InvalidRequest."""
+    """Return the prompt of a conversation. Raises InvalidRequest.
+
+    Where the template refuses or omits instructions that are not its first message, all of them become that message.
+    """
+    gathered = _gathered(conversation)
+    if gathered is None:
+        return _rendered(template, conversation)
+    roles = {_role(message, template) for message in conversation.messages if message["role"] in _INSTRUCTIONS}
+    if any(template.omits_instructions(first, later) for first in roles for later in roles):
+        return _rendered(template, gathered)
+    try:
+        return _rendered(template, conversation)
+    except InvalidRequest as refusal:
+        try:
+            return _rendered(template, gathered)
+        except InvalidRequest:
+            raise refusal from None
+
+
+def _gathered(conversation: Conversation) -> Conversation | None:
+    """Return the conversation with all instructions in its first message; None if they are there already."""
+    messages = conversation.messages
+    instructions = [message for message in messages if message["role"] in _INSTRUCTIONS]
+    continues_them = conversation.continue_final_message and messages[-1]["role"] in _INSTRUCTIONS
+    if continues_them or not any(message["role"] in _INSTRUCTIONS for message in messages[1:]):
+        return None
+    role = "developer" if all(message["role"] == "developer" for message in instructions) else "system"
+    text = "\n\n".join(filter(None, map(_text, instructions)))
+    others = [message for message in messages if message["role"] not in _INSTRUCTIONS]
+    return msgspec.structs.replace(conversation, messages=[{"role": role, "content": text}, *others])
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content: str | TextParts = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _rendered(template: ChatTemplate, conversation: Conversation) -> str:
     return template.render(
         [_for_template(message, template) for message in conversation.messages],
         add_generation_prompt=conversation.add_generation_prompt,
@@ -36,10 +76,17 @@ def prompt_text(template: ChatTemplate, conversation: Conversation) -> str:
     )
 
 
+def _role(message: Mapping[str, Any], template: ChatTemplate) -> str:
+    """Return the role for the template: most do not know developer, which is OpenAI's newer name of system."""
+    role: str = message["role"]
+    if role != "developer" or (template.mentions(role) and template.content_forms(role).any):
+        return role
+    return "system"
+
+
 def _for_template(message: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
     plain = {name: value for name in _FIELDS if (value := message.get(name)) is not None}
-    if message["role"] == "developer" and not template.mentions("developer"):
-        plain["role"] = "system"  # OpenAI's newer name for the same
+    plain["role"] = _role(message, template)
     content = message.get("content")
     if content is None:
         content = message.get("refusal") or ""
