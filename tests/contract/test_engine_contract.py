@@ -7,22 +7,25 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
-from multidict import CIMultiDict, CIMultiDictProxy
 from specs import valid_spec
 from starlette.datastructures import Headers
 
 from quire_cli.local.machine import this_machine
 from quire_common.contract import engine as engine_names
+from quire_common.contract.gateway import ENGINE_KEY_HEADER
 from quire_common.errors import FlagsError
+from quire_common.key_file import KeyFile
 from quire_common.kv_size import CacheLimits
 from quire_engine import flag_table, flags
-from quire_engine.config import SECRET_VARIABLE, EngineConfig, ParallelOptions
-from quire_engine.errors import Unauthorized
+from quire_engine.config import SECRET_VARIABLE, AccessOptions, EngineConfig, ParallelOptions
+from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.runner.memory import AvailableMemory
 from quire_engine.server.auth.access import Access
 from quire_gateway.headers import to_replica
+from quire_gateway.tenants import TENANT, Tenants
 from quire_operator.domain.capacity import fit as capacity
 from quire_operator.domain.capacity import kv_groups
 from quire_operator.domain.capacity.model_config import ModelConfig, parse_model_config
@@ -152,8 +155,26 @@ def test_keys_are_required_by_spec_but_not_for_probes(tmp_path: Path) -> None:
         assert access.check(path, Headers(), "10.0.0.9").tenant is None
     with pytest.raises(Unauthorized):
         access.check("/v1/models", Headers(), "10.0.0.9")
-    passed_on = to_replica(CIMultiDictProxy(CIMultiDict(Authorization="Bearer first-key-of-all")), request_id="1")
-    assert access.check("/v1/models", Headers(dict(passed_on)), "10.0.0.9").tenant == "team-a"
+    for name, value in (("Authorization", "Bearer first-key-of-all"), (ENGINE_KEY_HEADER, "first-key-of-all")):
+        request = make_mocked_request("POST", "/v1/completions", headers={name: value})
+        passed_on = to_replica(request, audience="chat", request_id="1")
+        assert access.check("/v1/models", Headers(dict(passed_on)), "10.0.0.9").tenant == "team-a"
+
+
+def test_gateway_with_keys_states_the_tenant_to_engines(tmp_path: Path) -> None:
+    """It also shows an engine on its own host that the client is elsewhere."""
+    (tmp_path / "keys").write_text("team-a:first-key-of-all\n")
+    keys = KeyFile(tmp_path / "keys", time.monotonic)
+    request = make_mocked_request("POST", "/v1/completions", headers={"Authorization": "Bearer first-key-of-all"})
+    tenant = request[TENANT] = Tenants(keys).tenant_of(keys.current[0])
+    headers = Headers(dict(to_replica(request, audience="chat", request_id="1")))
+    open_access = Access(AccessOptions(), time.monotonic)
+    assert open_access.check("/v1/completions", headers, "10.0.0.9").tenant == tenant.value_for("chat")
+    with pytest.raises(Forbidden):
+        open_access.check("/admin/drain", headers, "127.0.0.1")
+    own = Access(AccessOptions(api_key_file=tmp_path / "keys"), time.monotonic)
+    with pytest.raises(Unauthorized):
+        own.check("/v1/completions", headers, "10.0.0.9")
 
 
 def test_defaults_of_spec_and_engine_agree() -> None:

@@ -44,7 +44,12 @@ def proxied(**values: str) -> CIMultiDictProxy[str]:
 
 def test_hop_by_hop_headers_are_dropped():
     given = proxied(Connection="keep-alive, X-Mine", X_Mine="1", TE="trailers", Host="h", Accept="*/*", Upgrade="h2c")
-    assert dict(headers.to_replica(given, request_id="i")) == {"Accept": "*/*", "X-Request-Id": "i"}
+    request = make_mocked_request("POST", "/", headers=given)
+    assert dict(headers.to_replica(request, audience="chat", request_id="i")) == {
+        "Accept": "*/*",
+        "X-Request-Id": "i",
+        "X-Forwarded-For": "unknown",
+    }
 
 
 def test_answer_headers_are_kept():

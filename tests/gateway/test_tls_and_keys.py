@@ -99,10 +99,9 @@ async def keyed(start_gateway, replicas, tmp_path: Path):
     return harness, replica
 
 
-async def test_key_is_accepted_and_passed_on_to_the_replica(keyed) -> None:
-    harness, replica = keyed
+async def test_known_key_is_accepted(keyed) -> None:
+    harness, _ = keyed
     assert await ask(harness, "/v1/completions", f"Bearer {KEY}") == (200, None, None)
-    assert replica.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert await ask(harness, "/v1/models", f"bearer {KEY} ") == (200, None, None)
 
 

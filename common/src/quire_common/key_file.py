@@ -176,6 +176,11 @@ class KeyFile:
         self._watched = WatchedFiles((file,), now)
         self._keys = self._read()
 
+    @property
+    def current(self) -> tuple[Key, ...]:
+        """The keys as the last ``find`` knew them."""
+        return self._keys
+
     def find(self, token: str) -> Key | None:
         """Return the entry of this key. Every entry is compared, so the time taken reveals nothing."""
         self._refresh()

@@ -160,8 +160,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("scheduling-policy", Choice("fcfs", "priority", "fair"),
               "the order of requests: fcfs by arrival, priority by the smallest priority number, fair by the tenant "
               "that was served the fewest tokens (an output token counts as two prompt tokens). A tenant is an API "
-              "key, or all keys of one name in --api-key-file. Without keys there is one tenant, because the user "
-              "field of a request is not trusted", "fcfs"),
+              "key, or all keys of one name in --api-key-file. Without keys, a gateway with keys states the tenant; "
+              "requests without either are one tenant, because their user field is not trusted", "fcfs"),
         _flag("max-generation-stall", Duration(), "the maximum time that a step may spend on prompts while other "
               "sequences generate. It bounds their inter-token latency; lower values delay long prompts. While no "
               "sequence generates, and with 0, a step takes at most about 2 s",
@@ -208,7 +208,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("enable-prefix-caching", Switch(negatable=True), "keep the KV cache of finished prompts for prompts with "
               "the same prefix; --no-enable-prefix-caching turns it off", "true"),
         _flag("share-prefixes", Choice("tenant", "all"), "whose prefixes a request finds: tenant is its own API key, "
-              "or the keys of its name in --api-key-file; all is every key. With all, a client can learn from the "
+              "or the keys of its name in --api-key-file, and the tenant that a gateway with keys states; all is every "
+              "key. With all, a client can learn from the "
               "cached tokens of its own requests which prompts others have sent, except for prompts with a cache_salt "
               "that it does not know", "tenant"),
     ),

@@ -26,6 +26,7 @@ from quire_gateway.errors import (
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import KEY, MODEL, Proxy
+from quire_gateway.tenants import TENANT, Tenants
 from quire_gateway.wake import SERVICE, find_service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -207,10 +208,8 @@ def _errors(metrics: Metrics) -> Middleware:
 
 
 def _require_key(keys: KeyFile) -> Middleware:
-    """Return a middleware that requires an API key.
-
-    The header is passed on to the replica unchanged, because the replica may have keys of its own.
-    """
+    """Return a middleware that requires an API key."""
+    tenants = Tenants(keys)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -223,7 +222,7 @@ def _require_key(keys: KeyFile) -> Middleware:
             key = keys.find(token)
             if key is None:
                 raise Unauthorized("this API key is unknown", code="invalid_api_key")
-            request[KEY] = key
+            request[KEY], request[TENANT] = key, tenants.tenant_of(key)
         return await handler(request)
 
     return middleware

@@ -180,7 +180,7 @@ class Attempts:
             self._metrics.resumed_streams.labels(call.pool.model).inc()
 
     def _headers_to_replica(self, call: Call, backend: Backend) -> CIMultiDict[str]:
-        passed = headers.to_replica(call.request.headers, request_id=call.id)
+        passed = headers.to_replica(call.request, audience=call.pool.audience, request_id=call.id)
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
         if call.trial is not None:

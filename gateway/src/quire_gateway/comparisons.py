@@ -77,7 +77,7 @@ class Comparisons:
             pool=pool,
             body=repeated,
             url=request.path,
-            headers=headers.to_replica(request.headers, request_id=f"{request_id}-compared"[-128:]),
+            headers=headers.to_replica(request, audience=pool.audience, request_id=f"{request_id}-compared"[-128:]),
             prompt_tokens=prompt_tokens,
             figures=tracks.answers,
         )

@@ -99,8 +99,9 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
                   "Services of LLMDeployments without ready replicas: the operator routes them here, and engines check "
                   "their own keys. 0 chooses a free port", unset="none"),
             _flag("api-key-file", PathName(readable=True), "require one of the keys in this file, one per line, on all "
-                  "paths but the probes, /metrics and /requests; reloaded when it changes. The client's key is passed "
-                  "on to the replica", unset="open to all"),
+                  "paths but the probes, /metrics and /requests; reloaded when it changes. Replicas get no "
+                  "key, but an opaque value for its name; the key of an engine that has its own comes in the header "
+                  "X-Quire-Engine-Key", unset="open to all"),
         ),
         "Discovery (one of --endpoints-file and --kubernetes)": (
             _flag("endpoints-file", PathName(), "read the replicas from this JSON file, again whenever it changes"),

@@ -172,6 +172,11 @@ class Pool:
         self.tracks: Tracks | None = None
         """The tracks of a model with a canary."""
 
+    @property
+    def audience(self) -> str:
+        """The engines that know a tenant by one value: those of an LLMDeployment, which also serve its adapters."""
+        return self.service or self.adapter_of or self.model
+
     def route(self, canary: CanaryRoute | None) -> None:
         """Apply the route of the model's canary; None without one."""
         if canary is None:

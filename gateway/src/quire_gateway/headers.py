@@ -7,9 +7,11 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_HEADER
-from quire_common.contract.gateway import WAIT_COMMENTS_HEADER
+from quire_common.contract.gateway import ENGINE_KEY_HEADER, TENANT_HEADER, WAIT_COMMENTS_HEADER
+from quire_gateway.tenants import TENANT
 
 REQUEST_ID = "X-Request-Id"
+FORWARDED_FOR = "X-Forwarded-For"
 REPLICA = "X-Quire-Replica"
 """The replica that answered, in a cluster `namespace/pod`: it names the log to read about an answer."""
 
@@ -27,16 +29,22 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The gateway read and decompressed the whole body, so it sets the length and encoding; it answered Expect itself.
+# Cookies are those of the address that all models share, for example of a login in front of the gateway.
 _REQUEST_ONLY = _HOP_BY_HOP | {
     "host",
     "content-length",
     "content-encoding",
     "expect",
+    "cookie",
+    TENANT_HEADER.lower(),
+    ENGINE_KEY_HEADER.lower(),
     USAGE_HEADER.lower(),
     TRIAL_HEADER.lower(),
     RESUMABLE_HEADER.lower(),
     WAIT_COMMENTS_HEADER.lower(),
 }
+_KEYS = frozenset({"authorization", "x-api-key", "api-key"})
+"""The headers in which clients send keys. A gateway that checks keys passes on none of them."""
 # The writer of the body sets the length; the date is that of the answer to the client.
 _RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
@@ -56,10 +64,18 @@ def request_id(request: web.BaseRequest) -> str:
     return request[_ID]
 
 
-def to_replica(headers: CIMultiDictProxy[str], *, request_id: str) -> CIMultiDict[str]:
-    """Return the headers of the request to the replica."""
-    passed = _without(headers, _REQUEST_ONLY)
+def to_replica(request: web.BaseRequest, *, audience: str, request_id: str) -> CIMultiDict[str]:
+    """Return the headers of the request to a replica of this audience (``Pool.audience``)."""
+    tenant = request.get(TENANT)
+    passed = _without(request.headers, _REQUEST_ONLY if tenant is None else _REQUEST_ONLY | _KEYS)
     passed[REQUEST_ID] = request_id
+    if tenant is not None:
+        passed[TENANT_HEADER] = tenant.value_for(audience)
+    if engine_key := request.headers.get(ENGINE_KEY_HEADER, ""):
+        passed["Authorization"] = f"Bearer {engine_key}"
+    # An engine on this host must not take a client of the gateway for one on this host.
+    hops = [*passed.getall(FORWARDED_FOR, ()), request.remote or "unknown"]
+    passed[FORWARDED_FOR] = ", ".join(hops)
     return passed
 
 

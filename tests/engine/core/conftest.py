@@ -54,6 +54,7 @@ class World:
         salt: str | None = None,
         parent: int | None = None,
         tenant: str | None = None,
+        gateway_tenant: str | None = None,
         adapter: int | None = None,
     ) -> str | None:
         params = params or SamplingParams(max_tokens=max_tokens, ignore_eos=True)
@@ -65,6 +66,7 @@ class World:
                 seed=key,
                 priority=priority,
                 tenant=tenant,
+                gateway_tenant=gateway_tenant,
                 cache_salt=salt,
                 parent=parent,
                 adapter=adapter,

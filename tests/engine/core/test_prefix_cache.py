@@ -40,6 +40,8 @@ def test_incremental_digests_equal_digests_computed_at_once() -> None:
         ({"tenant": "a"}, {"tenant": "b"}),
         ({"tenant": "a"}, {"cache_salt": "a"}),
         ({"tenant": "None"}, {}),
+        ({"tenant": "a", "gateway_tenant": "b"}, {"tenant": "a"}),
+        ({"tenant": "a", "gateway_tenant": "b"}, {"tenant": "b", "gateway_tenant": "a"}),
         ({"adapter": 1}, {}),
         ({"adapter": 1}, {"adapter": 2}),
         ({"adapter": 1}, {"family": 1}),
@@ -113,6 +115,17 @@ def test_cached_tokens_reveal_nothing_about_other_tenants(
     assert cached_after(world, 1, PROMPT, tenant="alice", salt=first) == 0
     assert cached_after(world, 2, PROMPT, tenant="bob", salt=second) == cached
     assert cached_after(world, 3, PROMPT, tenant="alice", salt=first) == 16, "within a tenant as before"
+
+
+@pytest.mark.parametrize(("share", "cached"), [("tenant", 0), ("all", 16)])
+def test_tenants_of_a_gateway_with_one_engine_key_are_apart(
+    make_world: Callable[..., World], share: str, cached: int
+) -> None:
+    world = make_world(share=share)
+    assert cached_after(world, 1, PROMPT, tenant="key", gateway_tenant="alice") == 0
+    assert cached_after(world, 2, PROMPT, tenant="key", gateway_tenant="bob") == cached
+    assert cached_after(world, 3, PROMPT, tenant="key") == cached
+    assert cached_after(world, 4, PROMPT, tenant="key", gateway_tenant="alice") == 16
 
 
 def test_salt_keeps_tenants_apart(make_world: Callable[..., World]) -> None:

@@ -21,6 +21,13 @@ REQUESTS_PATH = "/requests"
 """The number of requests of each model that wait and that run; needs no key."""
 WAIT_COMMENTS_HEADER = "X-Quire-Wait-Comments"
 """A request header with a number of seconds: while a stream waits for its first token, a comment is sent that often."""
+TENANT_HEADER = "X-Quire-Tenant"
+"""A header of requests to replicas: the tenant of the client's key at the gateway, as ``TENANT_VALUE``. Each
+LLMDeployment gets other values, which only the gateway can compute."""
+TENANT_VALUE = r"[0-9a-f]{64}"
+ENGINE_KEY_HEADER = "X-Quire-Engine-Key"
+"""A request header with the key of an engine, which the gateway passes on as ``Authorization: Bearer``. A gateway that
+checks keys itself passes on no other key."""
 SCRAPE_SECONDS = 1.0
 """The period in which the gateway scrapes the load of every replica."""
 WAKE_PORT_NAME = "wake"

@@ -28,12 +28,14 @@ def root_digest(
     *,
     tenant: str | None,
     cache_salt: str | None,
+    gateway_tenant: str | None = None,
     adapter: int | None = None,
     family: int | None = None,
     generation: int = 0,
 ) -> bytes:
     """Return the digest with which a chain starts."""
-    return blake2b(repr((tenant, cache_salt, adapter, family, generation)).encode(), digest_size=DIGEST_BYTES).digest()
+    scope = (tenant, gateway_tenant, cache_salt, adapter, family, generation)
+    return blake2b(repr(scope).encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def extend_chain(digests: list[bytes], token_ids: list[int], *, root: bytes, block_size: int, upto: int) -> None:
@@ -133,6 +135,7 @@ class PrefixCache:
         request = sequence.request
         return root_digest(
             tenant=request.tenant if self._share == "tenant" else None,
+            gateway_tenant=request.gateway_tenant if self._share == "tenant" else None,
             cache_salt=request.cache_salt,
             adapter=request.adapter,
             family=None if self._enabled else sequence.family,

@@ -23,6 +23,8 @@ class Request:
     seed: int
     priority: int = 0
     tenant: str | None = None
+    gateway_tenant: str | None = None
+    """The tenant of a gateway among those who share an API key of this engine: it finds its own prefixes only."""
     cache_salt: str | None = None
     adapter: int | None = None
     """The number of the adapter; None for the base model. Each load of an adapter has a number of its own."""

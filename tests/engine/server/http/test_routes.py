@@ -107,6 +107,26 @@ async def test_keys_guard_the_routes(serving: Serving, tmp_path: Path) -> None:
         assert server.engine.streams[0].routing["tenant"] == "ann"
 
 
+@pytest.mark.parametrize("has_keys", [False, True])
+async def test_engine_learns_the_tenant_from_a_gateway(serving: Serving, tmp_path: Path, has_keys: bool) -> None:
+    """It decides about sharing and prefixes without keys, and only keeps prefixes apart with keys."""
+    (tmp_path / "keys").write_text("ann:secret-key-1\n")
+    options = {"access": AccessOptions(api_key_file=tmp_path / "keys")} if has_keys else {}
+    async with serving("ok", **options) as server:
+        server.http.headers["x-quire-tenant"] = "a" * 64
+        if has_keys:
+            refused = await server.complete()
+            assert refused.status_code == 401 and "X-Quire-Engine-Key" in refused.json()["error"]["message"]
+            server.http.headers["authorization"] = "Bearer secret-key-1"
+        assert (await server.complete()).status_code == 200
+        server.http.headers["x-quire-tenant"] = "team-b"
+        wrong = await server.complete()
+        assert wrong.status_code == 400 and "X-Quire-Tenant" in wrong.json()["error"]["message"]
+    routing = server.engine.streams[0].routing
+    expected = ("ann", "a" * 64) if has_keys else ("a" * 64, None)
+    assert (routing["tenant"], routing["gateway_tenant"]) == expected
+
+
 async def test_probes_follow_the_engine(serving: Serving) -> None:
     async with serving(ready=False) as server:
         server.engine.state = "starting"

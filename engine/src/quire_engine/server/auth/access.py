@@ -1,11 +1,13 @@
 """Authentication: which API key opens which route.
 
-Every path needs a key, except the probes; a group of routes without a key file is open. ``/admin`` without its own key
+Every path needs a key, except the probes; a group of routes without a key file is open. Behind a gateway that checks
+keys, the engine does not see them, and learns the tenant from the gateway. ``/admin`` without its own key
 file answers clients on this host only, because not everyone may stop an engine. A request that a proxy forwards does
 not count as one from this host, wherever the proxy runs.
 """
 
 import ipaddress
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from starlette.datastructures import Headers
 
 from quire_common.allowance import Allowance, Allowances
 from quire_common.contract.adapters_file import ADAPTERS_PATH
+from quire_common.contract.gateway import ENGINE_KEY_HEADER, TENANT_HEADER, TENANT_VALUE
 from quire_common.key_file import FixedKeys, Key, KeyFile, api_token
 from quire_engine.config import AccessOptions
 from quire_engine.errors import Forbidden, InvalidRequest, Overloaded, Unauthorized
@@ -33,7 +36,9 @@ class Identity:
     """The identity of a client, which the edge has established before a route sees the request."""
 
     tenant: str | None = None
-    """The name of the API key; None where no key is needed."""
+    """The name of the API key, or what a gateway stated where no key is needed. It decides about fair sharing."""
+    gateway_tenant: str | None = None
+    """The tenant of a gateway among the clients of one API key, whose prefixes are kept apart, too."""
     allowance: Allowance | None = None
     """The rate limits of the tenant; None where its key has none."""
     span: Span | None = None
@@ -81,10 +86,11 @@ class Access:
                     f"{path} is open to clients on this host only; start the server with --admin-key-file to open it"
                 )
             return _identity(self._admin, headers)
+        stated = _stated_tenant(headers)
         if self._api is None:
-            return ANONYMOUS
+            return ANONYMOUS if stated is None else Identity(tenant=stated)
         key = _matching_key(self._api, headers)
-        return Identity(tenant=key.tenant, allowance=self._allowances.of(key))
+        return Identity(tenant=key.tenant, gateway_tenant=stated, allowance=self._allowances.of(key))
 
     def _is_on_this_host(self, client_host: str | None) -> bool:
         return self._local or (client_host is not None and _is_loopback(client_host))
@@ -103,6 +109,12 @@ def _identity(keys: KeyFile | None, headers: Headers) -> Identity:
 
 def _matching_key(keys: KeyFile | FixedKeys, headers: Headers) -> Key:
     token = api_token(headers.get("authorization", ""), headers.get("x-api-key", ""))
+    if token is None and TENANT_HEADER in headers:
+        raise Unauthorized(
+            "this model requires an API key of its own, in addition to that of the gateway: send it in the header "
+            f"{ENGINE_KEY_HEADER}: KEY",
+            code="missing_api_key",
+        )
     if token is None:
         raise Unauthorized(
             "send an API key in the header Authorization: Bearer KEY or x-api-key: KEY", code="missing_api_key"
@@ -111,6 +123,14 @@ def _matching_key(keys: KeyFile | FixedKeys, headers: Headers) -> Key:
     if key is None:
         raise Unauthorized("this API key is unknown")
     return key
+
+
+def _stated_tenant(headers: Headers) -> str | None:
+    """Return the tenant that a gateway states; a client may invent a value, but cannot compute that of another one."""
+    stated = headers.get(TENANT_HEADER)
+    if stated is not None and not re.fullmatch(TENANT_VALUE, stated):
+        raise InvalidRequest(f"{TENANT_HEADER}: expected 64 hexadecimal digits, which a gateway with API keys computes")
+    return stated
 
 
 def _is_forwarded(headers: Headers) -> bool:

@@ -363,6 +363,7 @@ def _submit_all(
                 sampling,
                 priority=routing.priority,
                 tenant=routing.identity.tenant,
+                gateway_tenant=routing.identity.gateway_tenant,
                 cache_salt=routing.cache_salt,
                 parent=first_of.get(id(choice.prompt_token_ids)),
                 adapter=routing.adapter,

@@ -86,10 +86,12 @@ class Spec:
             "may send requests.",
             secret="Secret in this namespace whose key `keys` contains API keys, one per line: KEY or sha256:HEX, "
             "optionally preceded by name=TENANT and the limits requests_per_minute=N, tokens_per_minute=N and "
-            "max_concurrent=N. Engines require one of these keys in the header Authorization: Bearer KEY, which the "
-            "gateway forwards. Changes take effect without a restart. With minReplicas 0, configure keys in the "
-            "gateway too, because it queues requests that no engine has authenticated yet. `quire up` has no secrets "
-            "and reads the file named by QUIRE_API_KEY_FILE.",
+            "max_concurrent=N. Engines require one of these keys in the header Authorization: Bearer KEY, which a "
+            "gateway without keys forwards. Through a gateway that has keys, a client sends its key of the "
+            "gateway there, and that of the engine in the header X-Quire-Engine-Key: KEY. Changes take effect "
+            "without a restart. With minReplicas 0, configure keys in the gateway too, because it queues requests "
+            "that no engine has authenticated yet. `quire up` has no secrets and reads the file named by "
+            "QUIRE_API_KEY_FILE.",
             flags=("api-key-file", "api-key"),
         ),
     ] = None

@@ -236,7 +236,8 @@ class Engine:
         SchedulingPolicy,
         Choice(
             "Order of waiting requests. FCFS serves them in order of arrival. Priority serves the lowest priority "
-            "value first. Fair serves the tenant (API key) that has received the fewest tokens.",
+            "value first. Fair serves the tenant (API key, of the engine or else of the gateway) that has received "
+            "the fewest tokens.",
             flags=("scheduling-policy",),
         ),
     ] = SchedulingPolicy.FCFS
