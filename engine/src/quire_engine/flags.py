@@ -49,8 +49,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
     values = FLAGS.read(argv, environ)
     if environ.get(FLAGS_ONLY_VARIABLE):
         values.problems.extend(
-            f"the variable {name} is set, but in pods of the operator only the LLMDeployment sets flags: use spec.engine, "
-            "and remove the variable from the image and from what envFrom of podTemplate names"
+            f"the variable {name} is set, but in pods of the operator only the LLMDeployment sets flags: use "
+            "spec.engine, and remove the variable from the image and from what envFrom of podTemplate names"
             for name in sorted(environ)
             if name.startswith(ENVIRONMENT_PREFIX)
         )

@@ -278,7 +278,7 @@ def _image(spec: Spec, images: Images) -> JSON:
 def _engine_environment(spec: Spec, images: Images, group_secret: str | None) -> list[JSON]:
     """Return the variables of the engine, which downloads adapters itself."""
     # What envFrom of podTemplate brings is not known here, and the variables of this list win.
-    env = [*_environment(), {"name": engine.FLAGS_ONLY_VARIABLE, "value": "1"}]
+    env: list[JSON] = [*_environment(), {"name": engine.FLAGS_ONLY_VARIABLE, "value": "1"}]
     if group_secret is not None:
         reference: JSON = {"secretKeyRef": {"name": group_secret, "key": GROUP_SECRET_KEY}}
         env.append({"name": engine.GROUP_SECRET_VARIABLE, "valueFrom": reference})
