@@ -32,12 +32,14 @@ def remote_source(path: Path, revision: str | None) -> RemoteSource | None:
     raise ModelFolderError(f"{text} is not a source of models: expected {expected(text)}")
 
 
-def fetch_model(source: RemoteSource, cache: Path) -> Path:
-    """Return the folder with the whole model, after downloading what is missing. Raises FetchError."""
+def fetch_model(source: RemoteSource, cache: Path, *, of_adapter: bool = False) -> Path:
+    """Return the folder with the whole model or adapter, after downloading what is missing. Raises FetchError."""
     from quire_engine.fetch.model_cache import Manner, fetch, origin_of  # slow to import
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     progress = ProgressLines(str(source), say, time.monotonic)
-    return asyncio.run(fetch(source, origin_of(source), cache, progress=progress, manner=Manner(say=say)))
+    return asyncio.run(
+        fetch(source, origin_of(source, of_adapter=of_adapter), cache, progress=progress, manner=Manner(say=say))
+    )

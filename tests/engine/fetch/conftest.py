@@ -53,11 +53,12 @@ def fetch(tmp_path: Path) -> Callable[..., object]:
         *,
         say: Callable[[str], None] = lambda line: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        of_adapter: bool = False,
     ) -> Path:
         source = parse_source(text)
         assert isinstance(source, RemoteSource), text
         manner = Manner(patience=Patience(first_wait_seconds=0.01, attempts=3), say=say)
-        origin = model_cache.origin_of(source)
+        origin = model_cache.origin_of(source, of_adapter=of_adapter)
         return await model_cache.fetch(source, origin, tmp_path / "cache", progress=progress, manner=manner)
 
     return fetched

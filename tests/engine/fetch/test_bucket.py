@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from aiohttp import web
 from botocore.exceptions import ClientError
 from fetch_support.faulty_proxy import Canned, FaultyProxy
+from fetch_support.hub_stub import serving
 from fetch_support.model import CONFIG, ELEMENTS
 
 from quire_common.model_source import BucketSource
@@ -241,6 +243,66 @@ async def test_store_of_the_source_replaces_the_environments(
     address = os.environ["AWS_ENDPOINT_URL"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     assert (await fetch(f"s3://models/{prefix}?endpoint={address}&region=here") / "config.json").exists()
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+async def test_adapter_from_the_store_of_the_credentials_is_signed(
+    prefix: str, fetch: Fetch, bucket: FaultyProxy, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    address = os.environ["AWS_ENDPOINT_URL"]
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setenv(variable, address)
+    assert (await fetch(f"s3://models/{prefix}?endpoint={address}/", of_adapter=True) / "config.json").exists()
+    assert (await fetch(f"s3://models/{prefix}", of_adapter=True) / "config.json").exists()
+
+
+@pytest.mark.parametrize("own", ["http://127.0.0.1:9", None])
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (409, error("CODE", "password=hunter2", Region="hunter2")),
+        (403, error("AccessDenied", "password=hunter2")),
+        (400, error("AuthorizationHeaderMalformed", "password=hunter2", Region="hunter2")),
+        (404, error("hunter2")),
+        (200, "password=hunter2"),
+    ],
+)
+async def test_author_of_an_adapter_cannot_choose_where_credentials_go(
+    own: str | None, status: int, body: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session")
+    if own is not None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", own)
+    other = Internal(status, body)
+    with serving(other) as address:
+        source = f"s3://models/x?endpoint={address}"
+        with pytest.raises(FetchError) as caught:
+            await fetch(source, of_adapter=True)
+        sent = "".join(other.seen)
+        assert sent and not re.search("AKIA|session|signature", sent, re.IGNORECASE)
+        assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+        other.seen.clear()
+        with pytest.raises(FetchError):
+            await fetch(source)
+        assert "AKIA" in "".join(other.seen), "the author of a spec may use the credentials"
+
+
+class Internal:
+    """A server that an adapter's author can name and that answers everything alike."""
+
+    def __init__(self, status: int, body: str) -> None:
+        self.status, self.body, self.seen = status, body, list[str]()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        return app
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen += [request.path_qs, *(f"{name}: {value}" for name, value in request.headers.items())]
+        return web.Response(status=self.status, text=self.body, headers={"x-amz-bucket-region": "hunter2"})
 
 
 async def test_unreachable_store_is_named_and_cached_files_serve(

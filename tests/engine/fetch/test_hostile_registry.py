@@ -50,6 +50,31 @@ async def test_registry_redirect_loop_is_aborted(
         await fetch(f"oci://{registry.host}/org/round:1")
 
 
+@pytest.mark.parametrize(
+    ("code", "login", "shown"),
+    [
+        ("MANIFEST_UNKNOWN", True, "MANIFEST_UNKNOWN: hunter2"),
+        ("MANIFEST_UNKNOWN", False, "MANIFEST_UNKNOWN"),
+        ("hunter2", False, None),
+    ],
+)
+def test_only_the_registry_of_a_login_is_quoted(
+    code: str, login: bool, shown: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The author of an adapter may name any server of the network as a registry."""
+    body = {"errors": [{"code": code, "message": "hunter2"}]}
+    answer = httpx.MockTransport(lambda request: httpx.Response(404, json=body))
+    monkeypatch.setattr(Registry, "_client", lambda _: httpx.Client(transport=answer))
+    if login:
+        auth = '{"auths": {"registry.example": {"username": "me", "password": "secret"}}}'
+        monkeypatch.setenv("DOCKER_AUTH_CONFIG", auth)
+    source = ImageSource(registry="registry.example", repository="org/m", tag="1", digest=None)
+    with pytest.raises(FetchError) as caught:
+        Registry(source).manifest()
+    said = str(caught.value)
+    assert f"({shown})" in said if shown else "hunter2" not in said and "(" not in said
+
+
 @pytest.mark.parametrize("login", ["me:secret", None])
 def test_credentials_are_never_sent_to_another_host(login: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []

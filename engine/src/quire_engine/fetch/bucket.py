@@ -50,8 +50,12 @@ _DEFAULT_REGION = "us-east-1"
 class BucketOrigin(PlainFiles):
     """The objects directly below a prefix."""
 
-    def __init__(self, source: BucketSource) -> None:
-        self._source = source
+    def __init__(self, source: BucketSource, *, of_adapter: bool = False) -> None:
+        """Send no credentials to another store than the environment's if the source is ``of_adapter``.
+
+        Users who may write LLMAdapters may not read the credentials of the replicas that download them.
+        """
+        self._source, self._of_adapter = source, of_adapter
         self._where = Where(source=source, endpoint="S3", anonymous=False)
 
     def listing(self) -> Listing:
@@ -142,7 +146,8 @@ class BucketOrigin(PlainFiles):
     @cached_property
     def _client(self) -> Any:
         session = botocore.session.Session()
-        anonymous = session.get_credentials() is None
+        is_foreign = self._of_adapter and self._source.endpoint is not None and not _is_own(self._source.endpoint)
+        anonymous = is_foreign or session.get_credentials() is None
         # Pods get AWS_REGION, but the library itself reads AWS_DEFAULT_REGION.
         region = self._source.region or os.environ.get("AWS_REGION") or session.get_config_variable("region")
         config = Config(
@@ -156,8 +161,14 @@ class BucketOrigin(PlainFiles):
             "s3", region_name=region or _DEFAULT_REGION, endpoint_url=self._source.endpoint, config=config
         )
         endpoint = urlsplit(str(client.meta.endpoint_url)).netloc
-        self._where = Where(source=self._source, endpoint=endpoint, anonymous=anonymous)
+        self._where = Where(source=self._source, endpoint=endpoint, anonymous=anonymous, is_foreign=is_foreign)
         return client
+
+
+def _is_own(endpoint: str) -> bool:
+    """Return True if an endpoint is the environment's store."""
+    own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    return own is not None and endpoint.rstrip("/") == own.rstrip("/")
 
 
 def _name(entry: dict[str, Any]) -> str:

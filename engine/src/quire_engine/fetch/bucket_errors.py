@@ -37,7 +37,9 @@ class Where:
     source: BucketSource
     endpoint: str
     anonymous: bool
-    """No credentials were found."""
+    """No credentials were sent."""
+    is_foreign: bool = False
+    """True if the author of an adapter chose the store, which may be any server: its texts are not repeated."""
 
 
 @contextmanager
@@ -58,7 +60,8 @@ def explained(where: Callable[[], Where]) -> Iterator[None]:
     except _NETWORK as error:
         raise unreachable(where(), error) from error
     except (aws.BotoCoreError, ValueError) as error:
-        raise FetchError(f"{where().source} cannot be requested: {first_line(error)}") from error
+        why = "the store's answer cannot be read" if where().is_foreign else first_line(error)
+        raise FetchError(f"{where().source} cannot be requested: {why}") from error
 
 
 def of_answer(answer: Answer, where: Where, *, key: str) -> FetchError | None:
@@ -80,6 +83,8 @@ def unreachable(where: Where, error: BaseException) -> Unreachable:
 def _problem(where: Where, code: str, message: str, *, region: str | None, key: str = "") -> FetchError:
     source, endpoint = where.source, where.endpoint
     said = f" ({code}: {message})" if message else f" ({code})"
+    if where.is_foreign:
+        said, region = "", None
     if code in _PASSING:
         return Unreachable(f"{endpoint} does not serve {source} now{said}", hint="run again later")
     if code == "NoSuchBucket":
@@ -112,6 +117,11 @@ def _problem(where: Where, code: str, message: str, *, region: str | None, key: 
 
 
 def _denied(where: Where, said: str) -> FetchError:
+    if where.is_foreign:
+        return FetchError(
+            f"{where.source} is not public, and its store gets no credentials: it is not AWS_ENDPOINT_URL",
+            hint="set AWS_ENDPOINT_URL in the secret of spec.engine.adapters.credentials, or in the environment",
+        )
     if where.anonymous:
         return FetchError(f"no credentials were found, and {where.source} is not public{said}", hint=_CREDENTIALS)
     return FetchError(

@@ -199,8 +199,8 @@ def _explained(error: OSError, model: str, root: Path) -> FetchError:
     return FetchError(f"{model} cannot be stored in {root}: {first_line(error)}")
 
 
-def origin_of(source: RemoteSource) -> Origin:
-    """Return the origin of a source. Each imports its own client library, which is slow."""
+def origin_of(source: RemoteSource, *, of_adapter: bool = False) -> Origin:
+    """Return the origin of a model's source or, with ``of_adapter``, of an adapter's. Each import is slow."""
     match source:
         case HubSource():
             from quire_engine.fetch.hub import HubOrigin
@@ -209,7 +209,7 @@ def origin_of(source: RemoteSource) -> Origin:
         case BucketSource():
             from quire_engine.fetch.bucket import BucketOrigin
 
-            return BucketOrigin(source)
+            return BucketOrigin(source, of_adapter=of_adapter)
         case ImageSource():
             from quire_engine.fetch.image import ImageOrigin
 

@@ -38,6 +38,10 @@ _CREDENTIALS = (
     "locally run `docker login`; on a cluster let spec.model.credentials.secretName name a secret of the type "
     "kubernetes.io/dockerconfigjson"
 )
+_ERROR_CODES = frozenset(
+    {"BLOB_UNKNOWN", "MANIFEST_UNKNOWN", "NAME_UNKNOWN", "NAME_INVALID", "DENIED", "UNAUTHORIZED", "TOOMANYREQUESTS"}
+)
+"""The codes of the specification that answer a download."""
 _REPEATED = frozenset({429, 500, 502, 503, 504})
 _ATTEMPTS, _FIRST_WAIT_SECONDS = 4, 0.5
 
@@ -119,7 +123,7 @@ class Registry:
 
     def refusal(self, answer: Answer) -> FetchError:
         image, registry = self._source.image, self._source.registry
-        said = _said(answer.body)
+        said = _said(answer.body, whole=self._login is not None)
         if answer.status in (401, 403):
             if self._login is None:
                 return FetchError(f"{registry} does not allow anonymous access to {image}{said}", hint=_CREDENTIALS)
@@ -269,10 +273,16 @@ def _whom(login: Login) -> str:
     return login.user or "the holder of this token"
 
 
-def _said(body: bytes) -> str:
-    """Return the registry's own error message, in the format of the specification."""
+def _said(body: bytes, *, whole: bool) -> str:
+    """Return the registry's own error in the format of the specification: the code, or also the message if ``whole``.
+
+    A registry without a login may be any server that the author of an adapter chose, so its texts are not repeated.
+    """
     try:
         errors: Sequence[Mapping[str, Any]] = json.loads(body)["errors"]
-        return f" ({errors[0]['code']}: {errors[0].get('message', '')})"[:300]
+        code, message = str(errors[0]["code"]), errors[0].get("message", "")
+        if not whole:
+            return f" ({code})" if code in _ERROR_CODES else ""
+        return f" ({code}: {message})"[:300]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return ""

@@ -70,7 +70,7 @@ async def fetch_files(entry: AdapterEntry, cache: Path | None) -> Files:
 
 
 def _download(source: RemoteSource, cache: Path) -> Path:
-    folder = fetch_model(source, cache)
+    folder = fetch_model(source, cache, of_adapter=True)
     hold(folder)  # no other process removes the version to make room
     return folder
 
