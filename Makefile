@@ -39,7 +39,7 @@ ENGINE_TESTS := tests/engine
 OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev up test test-engine test-others test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs chart-snapshots lock clean
+.PHONY: help setup setup-dev up test test-engine test-others test-fast e2e kernels-interpreted kernels-aot kernels-aot-bounds gpu-bundle lint bench bench-autoscaling guard-update peers soak generate cluster-binaries cluster-up cluster-down cluster-status images engine-flags vllm-flags chart-docs lock clean
 
 help: ## List all targets
 	@grep -hE '^[a-z0-9-]+:.*?## ' $(MAKEFILE_LIST) | awk 'BEGIN {FS = ":.*?## "} {printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -150,9 +150,6 @@ generate: ## Generate the CRD's spec, the chart's copy of the CRD and docs/crd.m
 
 chart-docs: $(VENV)/.dev ## Generate the chart's value table and schema descriptions from values.yaml
 	@$(BIN)/python charts/document.py
-
-chart-snapshots: $(VENV)/.dev ## Update the rendered chart snapshots of the tests
-	@PYTHONPATH=tests/cluster:tests/support $(BIN)/python -m chart_support.snapshots
 
 cluster-binaries: $(VENV)/.dev ## Build etcd, Kubernetes, CoreDNS, helm, kwok and kube-score for the tests (about 13 minutes the first time)
 	@$(BIN)/python tests/cluster/cluster.py binaries
