@@ -61,8 +61,7 @@ def test_probes_service_and_scrapes_follow_the_scheme(
 ) -> None:
     documents = helm.template(values | {"monitoring": {"podMonitors": {"enabled": True}}})
     told = container(documents, "quire-gateway")
-    name, wake = [p["name"] for p in told["ports"]]
-    assert wake == "wake"
+    (name,) = [p["name"] for p in told["ports"]]
     probes = [probe["httpGet"] for key, probe in told.items() if key.endswith("Probe")]
     assert len(probes) == 3
     assert {(probe["scheme"], probe["port"]) for probe in probes} == {(scheme.upper(), name)}

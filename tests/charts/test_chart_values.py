@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "quire"
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text())
 MADE = ("README.md", "values.schema.json")
-REMOVED = {"/operator/defaults"}
+REMOVED = {"/operator/defaults", "/gateway/wakeByService"}
 """Values of removed features, which templates/removed-values.yaml refuses."""
 
 
@@ -56,6 +56,10 @@ REMOVED = {"/operator/defaults"}
         ),
         ({"monitoring": {"alerts": {"enabled": True, "disabled": ["QuireNoSuch"]}}}, "unknown alert QuireNoSuch"),
         ({"operator": {"defaults": {"engine": {}}}}, "operator.defaults: was removed; set these fields in each"),
+        (
+            {"gateway": {"wakeByService": True}},
+            "gateway.wakeByService: was removed; requests wake a model",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any], message: str) -> None:

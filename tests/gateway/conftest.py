@@ -142,7 +142,6 @@ class PushedDiscovery:
     def __init__(self) -> None:
         self.hold = HoldPolicy()
         self.canary: CanaryRoute | None = None
-        self.services: Mapping[str, str] = {}
         """The Services of models, by name."""
         self._publish: Publish | None = None
 
@@ -160,7 +159,6 @@ class PushedDiscovery:
                 endpoints=tuple(endpoints),
                 hold=self.hold,
                 canary=self.canary,
-                service=self.services.get(name, ""),
             )
             for name, endpoints in models.items()
         }
@@ -170,7 +168,6 @@ class PushedDiscovery:
                 endpoints=tuple(models[model]),
                 hold=self.hold,
                 adapter_of=model,
-                service=self.services.get(model, ""),
             )
         self._publish(found)
 
@@ -245,7 +242,6 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
         api_key_file: Path | None = None,
         max_connections: int = 100,
         num_gateways: int | None = 1,
-        wake_port: int | None = None,
         **options: object,
     ) -> Harness:
         defaults = {
@@ -266,7 +262,6 @@ async def start_gateway(tmp_path) -> AsyncIterator[Start]:
             api_key_file=api_key_file,
             max_connections=max_connections,
             num_gateways=num_gateways,
-            wake_port=wake_port,
         )
         discovery = PushedDiscovery()
         gateway = Gateway(config, discovery)

@@ -194,6 +194,10 @@ def test_repeated_namespace_flags_are_joined():
         (["--endpoints-file", "f", "--kubernetes"], ["either --endpoints-file FILE or --kubernetes"]),
         (["--endpoints-file", "f", "--namespace", "n"], ["--namespace requires --kubernetes"]),
         (["--kubernetes", "--kubeconfig", "/no/such"], ["there is no file /no/such"]),
+        (
+            ["--wake-port=8001", "--kubernetes"],
+            ["--wake-port was removed: requests to the Service of a model no longer wake it"],
+        ),
         (["--prot", "80"], ["--prot is unknown; did you mean --port?", "either --endpoints-file FILE or --kubernetes"]),
         (["--port=x", "--endpoint-file=f"], ["did you mean --endpoints-file?", "--port: expected"]),
         (["--endpoints-file", "f", "8000"], ["unexpected argument '8000'"]),

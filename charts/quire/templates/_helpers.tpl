@@ -93,27 +93,6 @@ affinity:
 {{- if .Values.gateway.tls.secretName }}https{{ else }}http{{ end -}}
 {{- end -}}
 
-{{/* Peers of replicas that mean the same in every namespace, as a list; others cannot be applied to the gateway. */}}
-{{- define "quire.gateway.wakePeers" -}}
-{{- $peers := list }}
-{{- range .Values.networkPolicies.replicas.from }}
-{{- if or (hasKey . "namespaceSelector") (hasKey . "ipBlock") }}{{ $peers = append $peers . }}{{ end }}
-{{- end }}
-{{- with $peers }}{{ toYaml . }}{{ end }}
-{{- end -}}
-
-{{/* "restricted" if only these peers may use the port of the gateway that requires no keys, otherwise empty. */}}
-{{- define "quire.gateway.wakeAccess" -}}
-{{- if and .Values.gateway.auth.secretName .Values.networkPolicies.replicas.enabled }}restricted{{ end -}}
-{{- end -}}
-
-{{/* "on" if Services without ready replicas lead to the gateways, otherwise empty. */}}
-{{- define "quire.gateway.wake" -}}
-{{- if and .Values.gateway.create .Values.gateway.wakeByService -}}
-{{- if or (not (include "quire.gateway.wakeAccess" .)) (include "quire.gateway.wakePeers" .) -}}on{{- end -}}
-{{- end -}}
-{{- end -}}
-
 {{/* Paths for external clients. /metrics and /requests need no key and stay internal. */}}
 {{- define "quire.gateway.paths" -}}
 /v1 /tokenize /detokenize /rerank /v2/rerank /score

@@ -25,7 +25,7 @@ from quire_common.key_file import KeyFile
 from quire_common.logs import set_up_logging
 from quire_common.tls import ReloadingTls
 from quire_gateway import __version__
-from quire_gateway.app import Site, build_app, build_wake_app
+from quire_gateway.app import Site, build_app
 from quire_gateway.attempt import tracing
 from quire_gateway.bodies import BodyMemory
 from quire_gateway.config import FLAGS, Config, FileSource, KubernetesSource, parse_config
@@ -91,11 +91,10 @@ class Gateway:
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_SECONDS)
         await runner.setup()
         self._stack.push_async_callback(runner.cleanup)
-        self.connections = self._connections(runner)
+        assert runner.server is not None
+        self.connections = Connections(runner.server, limit=self._config.max_connections)
         context = None if tls is None else tls.listener_context
-        self._listeners = [await self._listen(self.connections, self._config.port, context)]
-        if self._config.wake_port is not None:
-            self._listeners.append(await self._listen_for_services(self._config.wake_port))
+        self._listener = await self._listen(context)
         self._scraper = Scraper(self.fleet, session)
         self._tasks = [
             asyncio.create_task(self._discovery.run(self._publish), name="discovery"),
@@ -103,46 +102,23 @@ class Gateway:
         ]
         for task in self._tasks:
             task.add_done_callback(_exit_on_failure)
-        return _port_of(self._listeners[0])
+        return int(self._listener.sockets[0].getsockname()[1])
 
-    @property
-    def wake_port(self) -> int | None:
-        """The port for requests to Services of LLMDeployments without ready replicas; None disables it."""
-        return _port_of(self._listeners[1]) if len(self._listeners) > 1 else None
-
-    async def _listen_for_services(self, port: int) -> asyncio.Server:
-        app = build_wake_app(
-            fleet=self.fleet,
-            site=self.site,
-            proxy=self.proxy,
-            metrics=self.metrics,
-            hold_timeout_seconds=self._config.proxy.hold_timeout_seconds,
-        )
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=_CANCEL_SECONDS)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        return await self._listen(self._connections(runner), port, None)
-
-    def _connections(self, runner: web.AppRunner) -> Connections:
-        server = runner.server
-        assert server is not None
-        return Connections(server, limit=self._config.max_connections)
-
-    async def _listen(self, connections: Connections, port: int, context: ssl.SSLContext | None) -> asyncio.Server:
+    async def _listen(self, context: ssl.SSLContext | None) -> asyncio.Server:
+        host, port = self._config.host, self._config.port
         try:
             return await asyncio.get_running_loop().create_server(
-                connections, self._config.host, port, backlog=1024, ssl=context
+                self.connections, host, port, backlog=1024, ssl=context
             )
         except OSError as error:
             await self._stack.aclose()
-            address = f"{self._config.host}:{port}"
+            address = f"{host}:{port}"
             raise ConfigurationError(f"cannot listen on {address}: {os.strerror(error.errno or 0)}") from error
 
     async def stop(self) -> None:
         """Stop: turn unready, accept no connections, finish running requests, cancel the rest when the time is up."""
         self.site.draining = True
-        for listener in self._listeners:
-            listener.close()
+        self._listener.close()
         running = self.proxy.running
         deadline = monotonic() + self._config.drain_timeout_seconds
         if running:
@@ -279,10 +255,6 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS)
     return sock
-
-
-def _port_of(listener: asyncio.Server) -> int:
-    return int(listener.sockets[0].getsockname()[1])
 
 
 def _exit_on_failure(task: "asyncio.Task[None]") -> None:

@@ -27,12 +27,11 @@ from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import KEY, MODEL, Proxy
 from quire_gateway.tenants import TENANT, Tenants
-from quire_gateway.wake import SERVICE, find_service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # No dots: a path that leaves /v1 must not reach other routes of a replica.
 _PROXIED = ("/v1/{path:[A-Za-z0-9_/-]+}", "/{path:tokenize|detokenize|rerank|v2/rerank|score}")
-"""The routes of POST requests that replicas answer, on both ports."""
+"""The routes of POST requests that replicas answer."""
 _RESPONSE = "/v1/responses/{path:.+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
@@ -59,12 +58,6 @@ class Site:
         if name not in self._fleet.pools:
             raise UnknownModel(f"the model {name[:200]!r} does not exist")
         return _json(self._model(name))
-
-    async def models_of_service(self, request: web.Request) -> web.Response:
-        """Answer GET /v1/models on the wake port: the models behind the Service that the client asked."""
-        service = find_service(request, self._fleet)
-        names = sorted(name for name, pool in self._fleet.pools.items() if service and pool.service == service)
-        return _json({"object": "list", "data": [self._model(name) for name in names]})
 
     async def alive(self, request: web.Request) -> web.Response:
         """Answer the liveness probe."""
@@ -136,41 +129,6 @@ def build_app(
     app.router.add_get("/metrics", site.metrics)
     app.router.add_get(REQUESTS_PATH, site.requests)
     app.router.add_get(TRACKS_PATH, site.tracks)
-    app.router.add_route("*", "/{path:.*}", site.not_found)
-    return app
-
-
-def build_wake_app(
-    *, fleet: Fleet, site: Site, proxy: Proxy, metrics: Metrics, hold_timeout_seconds: float
-) -> web.Application:
-    """Return the application of the wake port: requests for models behind the Service that a client asked.
-
-    It requires no key, because its clients have those of the engines. Each answer closes its connection, so that the
-    next request goes through the Service, which has replicas by then.
-    """
-    app = web.Application(
-        middlewares=[
-            _errors(metrics),
-            track_requests(frozenset({LIVE_PATH})),
-            _wait_for_models(fleet, hold_timeout_seconds),
-        ]
-    )
-
-    async def forward(request: web.Request) -> web.StreamResponse:
-        request[SERVICE] = find_service(request, fleet)
-        return await proxy.handle(request)
-
-    async def close_connection(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "quire-gateway"
-        response.headers["Connection"] = "close"
-        response.force_close()
-
-    app.on_response_prepare.append(close_connection)
-    app.router.add_route("*", _RESPONSE, site.response)
-    for route in _PROXIED:
-        app.router.add_post(route, forward)
-    app.router.add_get("/v1/models", site.models_of_service)
-    app.router.add_get(LIVE_PATH, site.alive)
     app.router.add_route("*", "/{path:.*}", site.not_found)
     return app
 

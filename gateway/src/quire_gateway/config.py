@@ -61,8 +61,6 @@ class Config:
     drain_timeout_seconds: float
     log_level: str
     max_connections: int = 2048
-    wake_port: int | None = None
-    """The port for requests to the Services of LLMDeployments without ready replicas; None disables it."""
     tls: TlsFiles | None = None
     """None: plain HTTP."""
     api_key_file: Path | None = None
@@ -80,6 +78,10 @@ FLAGS = FlagTable(
     program="quire-gateway",
     env_prefix="QUIRE_GATEWAY_",
     separator=",",
+    removed={
+        "wake-port": "requests to the Service of a model no longer wake it; remove the flag, and send them to the "
+        "gateway's port",
+    },
     intro="""\
 quire-gateway serves all LLMDeployments at one OpenAI-compatible address. A request goes to the replica of its "model"
 with the shortest expected wait; /v1/models lists the models.
@@ -95,9 +97,6 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
             _flag("ssl-keyfile", PathName(readable=True), "the private key, in PEM", unset="in the certificate's file"),
             _flag("max-connections", Integer(1, 10**6), "the number of client connections; at the bound, the one that "
                   "has been idle the longest is closed", "2048"),
-            _flag("wake-port", Integer(0, 65535), "a second port, plain HTTP without API keys, for requests to "
-                  "Services of LLMDeployments without ready replicas: the operator routes them here, and engines check "
-                  "their own keys. 0 chooses a free port", unset="none"),
             _flag("api-key-file", PathName(readable=True), "require one of the keys in this file, one per line, on all "
                   "paths but the probes, /metrics and /requests; reloaded when it changes. Replicas get no "
                   "key, but an opaque value for its name; the key of an engine that has its own comes in the header "
@@ -158,8 +157,6 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     source, tls = _source(values), _tls(values)
     if values["body-memory"] < values["max-body-bytes"]:
         values.problems.append("--body-memory must be at least --max-body-bytes, or the largest bodies never fit")
-    if values["wake-port"] and values["wake-port"] == values["port"]:
-        values.problems.append("--wake-port must differ from --port: it requires no API keys")
     values.check()
     return Config(
         host=values["host"],
@@ -177,7 +174,6 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
         drain_timeout_seconds=values["drain-timeout"],
         log_level=values["log-level"],
         max_connections=values["max-connections"],
-        wake_port=values["wake-port"],
         tls=tls,
         api_key_file=values["api-key-file"],
         num_gateways=_num_gateways(values),
@@ -191,7 +187,7 @@ def _source(values: FlagValues) -> FileSource | KubernetesSource:
     if not in_cluster:
         values.problems.extend(
             f"--{name} requires --kubernetes"
-            for name in ("namespace", "kubeconfig", "gateway-service", "served-names", "wake-port")
+            for name in ("namespace", "kubeconfig", "gateway-service", "served-names")
             if values.is_set(name)
         )
         return FileSource(path=values["endpoints-file"] or Path())

@@ -33,7 +33,6 @@ from quire_gateway.resumable import OpenStream
 from quire_gateway.trial_queue import TrialQueue
 from quire_gateway.trials import Losses, Step
 from quire_gateway.wait_comments import WaitComments, wait_seconds
-from quire_gateway.wake import SERVICE, pool_behind
 
 MODEL = web.RequestKey("model", str)
 """The key under which a request stores its model, once it is known."""
@@ -112,8 +111,7 @@ class Proxy:
         peeked = peek_request(
             body.data, is_generating=is_generating, tenant=tenant, counts_sequences=allowance is not None
         )
-        service = request.get(SERVICE)
-        pool = pool_behind(service, self._fleet.pools, peeked.model) if service else self._pool(peeked.model)
+        pool = self._pool(peeked.model)
         request[MODEL] = pool.model
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
         request_id = headers.request_id(request)

@@ -33,7 +33,7 @@ class Tenant:
 
 
 TENANT = web.RequestKey("tenant", Tenant)
-"""The key under which a request stores its tenant; a request without it came through a port that checks no keys."""
+"""The key under which a request stores its tenant; a gateway without keys stores none."""
 
 
 class Tenants:

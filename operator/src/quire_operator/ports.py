@@ -16,7 +16,6 @@ from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.cluster_state.observed import Child, Key, Pod, Ref, Resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.objects import Manifest
-from quire_operator.domain.manifests.wake_route import WakeRoute
 from quire_operator.domain.resource import HubSource
 from quire_operator.domain.status.status import Event
 
@@ -236,33 +235,6 @@ class AdapterObjects(Protocol):
 
     async def annotate_pod(self, namespace: str, pod: str, digest: str) -> None:
         """Note on a pod which list of adapters it is to read, so that its kubelet renews the file at once."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedRoute:
-    """A wake route as it is in the cluster."""
-
-    key: Key
-    uid: str
-    version: str
-    owner_uid: str
-    """The uid of its LLMDeployment."""
-
-
-class WakeSlices(Protocol):
-    """The EndpointSlices that lead Services without ready replicas to gateways. Methods raise ``ClusterError``."""
-
-    def list_routes(self) -> AsyncIterator[AppliedRoute]:
-        """Yield all routes in the watched namespaces."""
-        ...
-
-    async def apply_route(self, key: Key, route: WakeRoute, *, force: bool) -> AppliedRoute:
-        """Apply a route. Without force, raises ``Conflict`` if an object of another client has its name."""
-        ...
-
-    async def delete_route(self, route: AppliedRoute) -> None:
-        """Delete a route; it is no error if it no longer exists."""
         ...
 
 

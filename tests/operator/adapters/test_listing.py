@@ -1,11 +1,11 @@
-"""Lists over several namespaces: one without permission hides no other."""
+"""Lists over several namespaces, and deletions of what they show: one without permission hides no other."""
 
 from typing import Any
 
 import pytest
 
-from quire_operator.adapters.kubernetes.cluster import KubeCluster
-from quire_operator.ports import Forbidden, PartlyForbidden
+from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES, KubeCluster
+from quire_operator.ports import Forbidden, NotFound, PartlyForbidden
 
 
 class Connection:
@@ -13,12 +13,20 @@ class Connection:
 
     def __init__(self, *refused: str) -> None:
         self.refused = refused
+        self.queries: list[Any] = []
+        self.deleted: list[tuple[str, str]] = []
 
     async def read(self, path: str, *, query: Any = ()) -> dict[str, Any]:
         namespace = path.split("/")[5]
+        self.queries.append(query)
         if namespace in self.refused:
             raise Forbidden(f"cannot list in {namespace}")
-        return {"items": [{"metadata": {"name": "chat", "namespace": namespace}}], "metadata": {}}
+        return {"items": [{"metadata": {"name": "chat", "namespace": namespace, "uid": "1"}}], "metadata": {}}
+
+    async def write(self, verb: str, kind: str, method: str, path: str, *, body: Any) -> None:
+        if path.split("/")[5] == "b":
+            raise NotFound("it is gone")
+        self.deleted.append((path, body["preconditions"]["uid"]))
 
 
 async def listed(namespaces: tuple[str, ...], *refused: str) -> list[str]:
@@ -43,3 +51,11 @@ async def test_namespaces_with_permission_are_listed(refused: tuple[str, ...], f
 async def test_listing_without_any_permission_raises_forbidden() -> None:
     with pytest.raises(Forbidden, match="cannot list in a"):
         await listed(("a", "b"), "a", "b")
+
+
+async def test_wake_slices_are_deleted_where_they_may_be_listed() -> None:
+    connection: Any = Connection("a")
+    with pytest.raises(PartlyForbidden):
+        await KubeCluster(connection, namespaces=("a", "b", "c")).delete_wake_slices()
+    assert connection.deleted == [("/apis/discovery.k8s.io/v1/namespaces/c/endpointslices/chat", "1")]
+    assert all(("labelSelector", WAKE_SLICES) in query for query in connection.queries)

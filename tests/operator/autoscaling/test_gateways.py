@@ -6,7 +6,6 @@ from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.pages import NoPage
 from quire_operator.domain.autoscaling.gateway_contract import GatewayRequests
-from quire_operator.domain.manifests.wake_route import GatewayAddress
 from quire_operator.ports import Unavailable
 
 ANSWERS = {
@@ -121,24 +120,6 @@ async def test_pods_are_listed_periodically_and_kept_during_outages(caplog):
         server.away = True
     assert len(server.asked) == 3
     assert caplog.text.count("listing gateways failed") == 1
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, [GatewayAddress("10.0.0.1", 8001)]),
-        ({"ready": False}, []),
-        ({"deleting": True}, []),
-        ({"port": "http"}, []),
-        ({"ip": ""}, []),
-    ],
-)
-async def test_services_lead_to_ready_gateways_with_a_wake_port(changed, expected):
-    wake = {"port": "wake"} | changed
-    found = pod(**wake)
-    found["spec"]["containers"][0]["ports"][0]["containerPort"] = 8001
-    gateways = GatewayPods(Server(found).read, namespace="quire", selector="app=gateway")
-    assert list(await gateways.wake_addresses()) == expected
 
 
 async def test_no_gateways_are_listed_without_a_selector():

@@ -10,15 +10,16 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from kube_support.gateways import WAKE_FLAGS, run_gateway, wake_slice
 from kube_support.operators import Namespace, OperatorProcess, Operators, until
 from kube_support.replicas import IDLE, engines_at
 from kube_support.rights import operator_rights
 
 from quire_cluster.audit import Position
 from quire_cluster.control_plane import ControlPlane
+from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES
 
 ENGINES = "127.0.77.4"
+GATEWAY = {"addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"]}], "ports": []}
 OPTIONAL_GROUPS = frozenset({"leaderworkerset.x-k8s.io", "monitoring.coreos.com", "networking.k8s.io"})
 """Children that a setting requires, or that another project's CRDs define; they have their own tests."""
 UNUSED = {
@@ -72,7 +73,10 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     space = Namespace(crd_installed, "rights")
     assert crd_installed.client().post("/api/v1/namespaces", {"metadata": {"name": "rights"}}).ok
     start = crd_installed.audit.position()
-    operator = operators.start(*space.flags(), *WAKE_FLAGS, identity="rights", tick_seconds=1.0)
+    for name, label in (("old-wake", WAKE_SLICES), ("theirs", "kubernetes.io/service-name=theirs")):
+        labels = dict([label.split("=")])
+        space.create("endpointslices", {"metadata": {"name": name, "labels": labels}, **GATEWAY})
+    operator = operators.start(*space.flags(), identity="rights", tick_seconds=1.0)
     defaults = "engine: {image: registry.example/theirs:1}\n"
     space.create("configmaps", {"metadata": {"name": "quire-defaults"}, "data": {"spec": defaults}})
     cached: dict[str, Any] = {"source": "hf://org/model", "cache": {"size": "1Gi", "accessMode": "ReadWriteMany"}}
@@ -95,11 +99,7 @@ def life(crd_installed: ControlPlane, operators: Operators) -> Iterator[tuple[Na
     space.apply_adapter("legal", deployment="base")
     until(lambda: ((space.get("llmadapters", "legal") or {}).get("status") or {}).get("conditions"))
     until(lambda: "legal" in str((space.get("configmaps", "base-adapters") or {}).get("data")))
-    run_gateway(space)
-    space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 0, "maxReplicas": 1})
-    until(lambda: wake_slice(space, "sleepy"))
-    space.apply("sleepy", replicas=0, autoscaling={"minReplicas": 1, "maxReplicas": 1})
-    until(lambda: wake_slice(space, "sleepy") is None)
+    until(lambda: space.get("endpointslices", "old-wake") is None, why=operator.last_words)
     yield space, start, operator
     operator.kill()
     crd_installed.client().delete("/api/v1/namespaces/rights")
@@ -114,10 +114,17 @@ def test_no_request_of_the_operator_is_forbidden(life: tuple[Namespace, Position
 
 
 def test_a_config_map_of_a_user_gives_replicas_no_image(life: tuple[Namespace, Position, OperatorProcess]) -> None:
-    """Who may write ConfigMaps may not decide what runs with the secrets of the namespace."""
+    """A user with the right to write ConfigMaps must not decide what runs with the secrets of the namespace."""
     space, _, _ = life
     deployment: Any = space.get("deployments", "chat")
     assert "registry.example/theirs:1" not in str(deployment["spec"])
+
+
+def test_only_wake_slices_of_earlier_versions_are_deleted(life: tuple[Namespace, Position, OperatorProcess]) -> None:
+    """A Service would go on to send some requests to a port that gateways no longer have."""
+    space, _, _ = life
+    assert space.get("endpointslices", "old-wake") is None
+    assert space.get("endpointslices", "theirs") is not None
 
 
 def test_every_granted_permission_is_used(life: tuple[Namespace, Position, OperatorProcess]) -> None:

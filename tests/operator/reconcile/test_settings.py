@@ -81,6 +81,7 @@ def test_wrong_prometheus_settings_are_problems(tmp_path: Path) -> None:
     [
         (["--help"], 0, "usage: quire-operator"),
         (["--no-such-flag"], 2, "--no-such-flag is unknown"),
+        (["--wake-by-service=on"], 2, "--wake-by-service was removed: requests to the Service of a model no longer"),
         (["--kubeconfig", "/no/such/file"], 1, "no Kubernetes cluster found"),
     ],
 )

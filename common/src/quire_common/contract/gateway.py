@@ -30,8 +30,6 @@ ENGINE_KEY_HEADER = "X-Quire-Engine-Key"
 checks keys itself passes on no other key."""
 SCRAPE_SECONDS = 1.0
 """The period in which the gateway scrapes the load of every replica."""
-WAKE_PORT_NAME = "wake"
-"""The name of the gateway's port for requests to the Services of LLMDeployments without ready replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

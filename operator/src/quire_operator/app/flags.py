@@ -137,6 +137,10 @@ FLAGS = FlagTable(
     program="quire-operator",
     env_prefix="QUIRE_OPERATOR_",
     separator=",",
+    removed={
+        "wake-by-service": "requests to the Service of a model no longer wake it; remove the flag, and send them to a "
+        "gateway"
+    },
     intro="""\
 quire-operator turns every LLMDeployment of a Kubernetes cluster into running replicas of the engine. Several operators
 may run: one of them acts, the others are on standby.
@@ -224,9 +228,6 @@ usage: quire-operator [flags]
                   unset="none"),
             Flag(name="gateway-url", kind=Url("http://gateway:8000"), many=True,
                  help="the addresses of gateways outside the cluster", shown_default="none"),
-            _flag("wake-by-service", Choice(values={"off": False, "on": True}), "whether requests to the Service of an "
-                  "LLMDeployment without ready replicas go to gateway pods with a port named wake, which wake it. "
-                  "Requires permissions for EndpointSlices", "off"),
         ),
         "Serving /healthz, /readyz and /metrics, and logs": (
             _flag("host", Text(), "the address to listen on", "0.0.0.0"),

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from quire_common.served_names import Claim
 from quire_operator.adapters.hub_facts import HubFacts
-from quire_operator.adapters.kubernetes.cluster import KubeCluster
+from quire_operator.adapters.kubernetes.cluster import WAKE_SLICES, KubeCluster
 from quire_operator.adapters.kubernetes.connection import (
     Checkpoint,
     Connection,
@@ -31,7 +31,6 @@ from quire_operator.adapters.kubernetes.gateway_pods import GatewayPods
 from quire_operator.adapters.kubernetes.gpu_nodes import GpuNodes
 from quire_operator.adapters.kubernetes.leases import KubeLeases
 from quire_operator.adapters.kubernetes.llm_adapters import KubeLLMAdapters
-from quire_operator.adapters.kubernetes.wake_slices import KubeWakeSlices
 from quire_operator.adapters.metrics.download_progress import DownloadProgress
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.wall_clock import WallClock
@@ -60,12 +59,11 @@ from quire_operator.reconcile.model_revisions import ModelRevisions
 from quire_operator.reconcile.optional_kinds import OptionalKinds
 from quire_operator.reconcile.reconciler import Reconciler, retry_after
 from quire_operator.reconcile.store import Store
-from quire_operator.reconcile.wake_routes import WakeRoutes
 from quire_operator.reconcile.workqueue import Workers
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS, _RETRY_SECONDS = 2.0, 10.0
 _JSON_LEVELS = 20_000
 """Twice the nesting depth that the API server stores. With Python's own limit of 1,000, a spec that is nested more
 deeply would end all watches and so the work for all LLMDeployments.
@@ -154,7 +152,6 @@ class Operator:
             selector=settings.gateways.selector,
             urls=settings.gateways.urls,
         )
-        self._wake_routes = self._make_wake_routes(connection)
         self._leases = KubeLeases(lease_connection, namespace=self._namespace, name=settings.lease_name)
         self._elector = Elector(
             leases=self._leases, identity=settings.identity, fence=fence, lead=self._lead, seen=self._lease_called
@@ -180,16 +177,6 @@ class Operator:
             clock=self._clock,
             enqueue=self._workers.add,
             scope=lambda: self._settings.children.features.served_names,
-        )
-
-    def _make_wake_routes(self, connection: Connection) -> WakeRoutes:
-        return WakeRoutes(
-            slices=KubeWakeSlices(self._cluster, connection),
-            store=self._store,
-            clock=self._clock,
-            gateways=self._gateways.wake_addresses,
-            is_on=self._settings.gateways.wakes_by_service,
-            now=time.monotonic,
         )
 
     def _make_relisting(self) -> Relisting:
@@ -318,7 +305,21 @@ class Operator:
             group.create_task(self._downloads.follow())
             group.create_task(self.adapters.follow())
             group.create_task(self._follow_canaries())
-            group.create_task(self._wake_routes.follow())
+            group.create_task(self._delete_wake_slices())
+
+    async def _delete_wake_slices(self) -> None:
+        """Delete the EndpointSlices of earlier versions once: with them, some requests to a Service find no replica."""
+        while True:
+            try:
+                await self._cluster.delete_wake_slices()
+                return
+            except Forbidden as error:
+                command = f"kubectl delete endpointslices -A -l {WAKE_SLICES}"
+                logger.warning("cannot delete EndpointSlices of earlier versions; run `%s`: %s", command, error)
+                return
+            except ClusterError as error:
+                logger.info("deleting EndpointSlices of earlier versions failed, retrying: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _follow_canaries(self) -> None:
         gateways = Gateways(self._gateways.addresses)

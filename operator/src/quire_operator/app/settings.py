@@ -33,8 +33,6 @@ class GatewayOptions:
     selector: str | None
     """The labels of their pods, in the operator's namespace."""
     urls: tuple[str, ...]
-    wakes_by_service: bool = False
-    """True if Services without ready replicas lead to the gateways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +81,6 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     """Return the settings, or raise ``FlagsError`` with every problem."""
     values = FLAGS.read(argv, environ)
     webhook = _webhook(values)
-    if values["wake-by-service"] and not values.is_set("gateway-selector"):
-        values.problems.append("--wake-by-service=on requires --gateway-selector: Services are routed to gateway pods")
     values.check()
     return Settings(
         kubeconfig=values["kubeconfig"],
@@ -111,7 +107,6 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
         gateways=GatewayOptions(
             selector=values["gateway-selector"],
             urls=values["gateway-url"] or (),
-            wakes_by_service=values["wake-by-service"],
         ),
         prometheus=_prometheus(values),
         webhook=webhook,

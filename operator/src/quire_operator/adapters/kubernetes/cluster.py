@@ -30,6 +30,9 @@ _NO_VERSION = "1"
 _MANAGER = ("fieldManager", names.FIELD_MANAGER)
 _CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{names.PLURAL}.{names.GROUP}"
 _RESOURCES = (f"/apis/{names.API_VERSION}", names.PLURAL)
+_SLICES = ("/apis/discovery.k8s.io/v1", "endpointslices")
+WAKE_SLICES = "endpointslice.kubernetes.io/managed-by=quire-operator"
+"""The EndpointSlices of earlier versions, which lead requests to a port that gateways no longer have."""
 _PODS, _EVENTS, _SECRETS = ("/api/v1", "pods"), ("/api/v1", "events"), ("/api/v1", "secrets")
 _OPTIONAL_APIS = sorted({child.api_version for child in KINDS if child.is_optional})
 _CHILDREN = {
@@ -142,10 +145,19 @@ class KubeCluster:
 
     async def delete(self, key: Key, ref: Ref, uid: str) -> None:
         """See ``ports.Cluster``."""
-        path = _path(_CHILDREN[ref.kind], key.namespace, ref.name)
+        await self._delete(ref.kind, _path(_CHILDREN[ref.kind], key.namespace, ref.name), uid)
+
+    async def delete_wake_slices(self) -> None:
+        """Delete ``WAKE_SLICES``."""
+        async for item in self.list_objects(_SLICES, ("labelSelector", WAKE_SLICES)):
+            metadata = item["metadata"]
+            path = _path(_SLICES, metadata["namespace"], metadata["name"])
+            await self._delete("EndpointSlice", path, metadata["uid"])
+
+    async def _delete(self, kind: str, path: str, uid: str) -> None:
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
-            await self._connection.write("delete", ref.kind, "DELETE", path, body=options)
+            await self._connection.write("delete", kind, "DELETE", path, body=options)
         except (NotFound, Conflict):
             return  # it is gone, or another object has its name by now
 

@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-from quire_common.contract.gateway import WAKE_PORT_NAME
 from quire_common.names import url_host
-from quire_operator.domain.manifests.wake_route import GatewayAddress
 from quire_operator.ports import ClusterError
 
 Read = Callable[[str, Sequence[tuple[str, str]]], Awaitable[Mapping[str, Any]]]
@@ -36,25 +34,16 @@ class GatewayPods:
         self._read, self._selector, self._urls, self._now = read, selector, tuple(urls), now
         self._path = f"/api/v1/namespaces/{namespace}/pods"
         self._found: tuple[str, ...] = ()
-        self._wake: tuple[GatewayAddress, ...] = ()
         self._listed: float | None = None
         self._failing = False
 
     async def addresses(self) -> Sequence[str]:
         """Return scheme, host and port of each gateway. While the API server is away, these are the last known ones."""
-        await self._refresh()
-        return (*self._urls, *self._found)
-
-    async def wake_addresses(self) -> Sequence[GatewayAddress]:
-        """Return the address of each ready gateway that accepts requests for Services, as ``addresses`` does."""
-        await self._refresh()
-        return self._wake
-
-    async def _refresh(self) -> None:
         due = self._listed is None or self._now() - self._listed >= _LISTED_SECONDS
         if self._selector is not None and due:
             self._listed = self._now()
             await self._list(self._selector)
+        return (*self._urls, *self._found)
 
     async def _list(self, selector: str) -> None:
         # The API server may answer from its cache; a slightly old list does no harm.
@@ -67,9 +56,7 @@ class GatewayPods:
             self._failing = True
             return
         self._failing = False
-        pods = answer.get("items") or ()
-        addresses = map(_address, pods)
-        self._wake = tuple(sorted(address for pod in pods if (address := _wake_address(pod)) is not None))
+        addresses = map(_address, answer.get("items") or ())
         self._found = tuple(sorted(address for address in addresses if address is not None))
 
 
@@ -83,12 +70,6 @@ def _address(pod: Mapping[str, Any]) -> str | None:
     numbers = _ports(pod)
     scheme = next((scheme for scheme in _SCHEMES if scheme in numbers), None)
     return None if scheme is None else f"{scheme}://{url_host(ip)}:{numbers[scheme]}"
-
-
-def _wake_address(pod: Mapping[str, Any]) -> GatewayAddress | None:
-    """Return the address for requests to Services; None for a pod that is not ready, ends, or has no such port."""
-    ip, port = (pod.get("status") or {}).get("podIP"), _ports(pod).get(WAKE_PORT_NAME)
-    return GatewayAddress(ip, port) if ip and port and _is_ready(pod) and not _is_ending(pod) else None
 
 
 def _is_ready(pod: Mapping[str, Any]) -> bool:
