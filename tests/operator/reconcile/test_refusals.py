@@ -60,6 +60,8 @@ async def test_immutable_child_may_be_deleted_and_recreated(world: Any) -> None:
     world.apply(model={**cached, "cache": {"size": "2Gi", "storageClassName": "fast"}})
     await world.settle()
     assert world.condition("Ready") == "False InvalidSpec"
+    assert "spec is immutable; revert spec.model.cache, or delete the claim" in world.message("Ready")
+    assert "kubectl delete pvc chat-models" in world.message("Ready")
     del world.cluster.children[claim]
     assert f"create {claim}" in await world.settle()
     assert world.condition("Ready") == "False Starting"

@@ -74,6 +74,24 @@ def test_rollout_advice_is_given_only_if_it_helps(changes: dict[str, Any]) -> No
     assert "one by one" not in said("Degraded", **changes)[1]
 
 
+@pytest.mark.parametrize(
+    ("cache", "of_class"),
+    [
+        ({"size": "1Gi", "storageClassName": "fast"}, "storage class fast"),
+        ({"size": "1Gi"}, "the default storage class"),
+    ],
+)
+def test_claim_without_a_volume_is_named_with_its_class(cache: dict[str, Any], of_class: str) -> None:
+    """The scheduler names neither."""
+    waiting = valid_spec(replicas=1, model={"source": "hf://org/m", "cache": cache})
+    unbound = replace(PENDING, unschedulable="pod has unbound immediate PersistentVolumeClaims. not found")
+    named = f"the claim chat-models of spec.model.cache has no volume of {of_class} yet"
+    assert named in said("Degraded", spec=waiting, pods=(unbound,))[1]
+    assert named not in said("Degraded", spec=waiting, pods=(PENDING,))[1]
+    existing = valid_spec(replicas=1, model={"source": "hf://org/m", "cache": {"claimName": "mine"}})
+    assert "spec.model.cache" not in said("Degraded", spec=existing, pods=(unbound,))[1]
+
+
 def test_deadline_reports_the_stop_its_reason_and_the_remedy() -> None:
     late = replace(STUCK, progressing=OVERDUE)
     reason, message = said("Progressing", deployment=late)

@@ -33,6 +33,11 @@ def refused(action: Action, message: str) -> BlockingCondition:
     match action:
         case Create(manifest=manifest) | Update(manifest=manifest):
             what = f"the {manifest.ref} of this spec"
+            if isinstance(action, Update) and manifest.ref.kind == "PersistentVolumeClaim":
+                message += (
+                    "; revert spec.model.cache, or delete the claim with the downloaded model: kubectl delete pvc "
+                    f"{manifest.ref.name}. Kubernetes does so when no pod uses it, and the operator creates it again"
+                )
             return BlockingCondition(reason="InvalidSpec", message=f"the API server rejected {what}: {message}")
         case RemoveFields(ref=ref, fields=fields):
             what = f"the removal of breaking fields from the {ref} ({listed(fields)})"

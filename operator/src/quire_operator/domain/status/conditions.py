@@ -18,6 +18,7 @@ from quire_operator.domain.cluster_state.ownership import ForeignField
 from quire_operator.domain.manifests.child_kinds import progress_deadline_seconds
 from quire_operator.domain.resource import Autoscaling, AutoscalingMode, Spec
 from quire_operator.domain.resource.fields import Problem
+from quire_operator.domain.resource.names import CACHE_CLAIM_SUFFIX
 from quire_operator.domain.resource.untyped import JSON, items_of, text_of
 from quire_operator.domain.status import rollout
 from quire_operator.domain.status.download import Download
@@ -151,9 +152,25 @@ def conditions(view: View) -> tuple[ConditionState, ...]:
 
 
 def _advised(failure: Failure | None, view: View) -> Failure | None:
-    rules = None if view.spec is None else view.spec.rollout
-    advice = "" if failure is None else rollout.advice(failure, view.deployment, rules)
-    return replace(failure, message=f"{failure.message}; {advice}") if failure is not None and advice else failure
+    if failure is None or view.spec is None:
+        return failure
+    advice = rollout.advice(failure, view.deployment, view.spec.rollout) or _advice_on_claim(failure, view.spec)
+    return replace(failure, message=f"{failure.message}; {advice}") if advice else failure
+
+
+def _advice_on_claim(failure: Failure, spec: Spec) -> str:
+    """Return which claim and storage class a pod waits for, which the scheduler's message does not contain."""
+    cache = spec.model.cache
+    if failure.reason is not FailureReason.UNSCHEDULABLE or cache is None or not cache.is_created:
+        return ""
+    if "persistentvolumeclaim" not in failure.message.lower():
+        return ""
+    name, storage = f"{spec.name}{CACHE_CLAIM_SUFFIX}", cache.storage_class_name
+    of_class = "the default storage class" if storage is None else f"storage class {storage}"
+    return (
+        f"the claim {name} of spec.model.cache has no volume of {of_class} yet: see kubectl get storageclass, and "
+        f"kubectl describe pvc {name} -n {spec.namespace}"
+    )
 
 
 def merged(old: Sequence[JSON], new: Sequence[ConditionState], *, generation: int, now: str) -> list[dict[str, object]]:

@@ -54,9 +54,9 @@ def overdue(
     return f"the rollout has stopped: {late}; {where}; {then}correct the spec or revert it"
 
 
-def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout | None) -> str:
+def advice(failure: Failure, deployment: DeploymentState | None, rules: Rollout) -> str:
     """Return how a rollout that lacks GPUs can continue, or ""."""
-    if failure.reason is not FailureReason.INSUFFICIENT_GPU or deployment is None or rules is None:
+    if failure.reason is not FailureReason.INSUFFICIENT_GPU or deployment is None:
         return ""
     keeps_all = rules.max_unavailable in (0, "0%")
     surges = rules.strategy is RolloutStrategy.ROLLING_UPDATE and rules.surges and keeps_all
