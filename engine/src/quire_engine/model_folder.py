@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire_engine.config_overrides import is_by_kind, rotation_field, with_overrides
 from quire_engine.errors import ModelFolderError
 
 WHOLE_FILE = "model.safetensors"
 """The file of a checkpoint without an index; other safetensors files in the folder are not part of it."""
+INDEX = "model.safetensors.index.json"
+"""The file that names the file of each tensor, if a checkpoint has several."""
 _MAX_HEADER_BYTES = 100_000_000
 
 
@@ -34,20 +37,12 @@ NO_OVERRIDES = ConfigOverrides()
 def read_config(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> dict[str, Any]:
     """Return config.json with its overrides; {} where there is no file. Raises ModelFolderError."""
     content = read_json_object(folder / "config.json")
-    return _merged(content, overrides.config) if content else {}
+    return with_overrides(content, overrides.config) if content else {}
 
 
 def read_generation_config(folder: Path, overrides: ConfigOverrides = NO_OVERRIDES) -> dict[str, Any]:
     """Return generation_config.json with its overrides. Raises ModelFolderError."""
-    return _merged(read_json_object(folder / "generation_config.json"), overrides.generation)
-
-
-def _merged(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(content)
-    for name, value in overrides.items():
-        present = merged.get(name)
-        merged[name] = _merged(present, value) if isinstance(present, Mapping) and isinstance(value, Mapping) else value
-    return merged
+    return with_overrides(read_json_object(folder / "generation_config.json"), overrides.generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +100,10 @@ def check_model_len(folder: ModelFolder, max_model_len: int | None) -> None:
 
 
 def _has_scaled_positions(config: Any) -> bool:
-    for name in ("rope_scaling", "rope_parameters"):
-        scaling = config.get(name)
-        if isinstance(scaling, dict) and (scaling.get("rope_type") or scaling.get("type")) not in (None, "default"):
-            return True
-    return False
+    rope = config.get(rotation_field(config))
+    ropes = rope.values() if is_by_kind(rope) else [rope]
+    types = (one.get("rope_type") or one.get("type") for one in ropes if isinstance(one, dict))
+    return any(kind not in (None, "default") for kind in types)
 
 
 def _looks_like_hub(path: Path) -> bool:
@@ -132,7 +126,7 @@ def _whole_number(config: Any, name: str) -> int | None:
 
 
 def _check_weights(path: Path) -> None:
-    index = path / "model.safetensors.index.json"
+    index = path / INDEX
     files = sorted(path.glob("*.safetensors"))
     if not index.is_file() and path / WHOLE_FILE in files:
         files = [path / WHOLE_FILE]

@@ -118,6 +118,9 @@ def test_overrides_replace_values_of_the_config(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 65, False),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 65, True),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, 65, True),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, 65, True),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}, "sliding_attention": None}}, 65, False),
+        ({"rope_parameters": {"rope_type": "yarn"}, "rope_scaling": {"rope_type": "default"}}, 65, False),
         ({"max_position_embeddings": None}, 65, True),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire_engine.config_overrides import rotation_field
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect
@@ -31,6 +32,7 @@ class ModelConfig(ModelShape):
     ropes: tuple[RopeConfig, ...]
     """One entry per layer."""
     tie_word_embeddings: bool
+    """True if config.json says so; the checkpoint may still have an LM head of its own."""
     attention_bias: bool
     mlp_bias: bool
     rotary_dim: int
@@ -138,7 +140,7 @@ def _head_problems(hidden: int, heads: int, kv_heads: int, head_dim: int | None,
 
 
 def _partial_rotary_factor(raw: dict[str, Any], problems: list[str]) -> float:
-    rope = raw.get("rope_parameters")
+    rope = raw.get(rotation_field(raw))
     place = rope if isinstance(rope, dict) and rope.get("partial_rotary_factor") is not None else raw
     factor = Fields(place, problems).positive_float("partial_rotary_factor", default=1.0)
     if factor > 1.0:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quire_engine.config_overrides import FULL, SLIDING, is_by_kind
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.experts import ExpertsConfig
 from quire_engine.model.rope import RopeConfig, parse_rope
@@ -25,12 +26,17 @@ def local_and_global_rope(raw: dict[str, Any], windows: Windows, problems: list[
     They come from ``rope_parameters`` by kind of layer (transformers 5), or from ``rope_local_base_freq`` and
     ``rope_theta`` (before).
     """
-    given = raw.get("rope_parameters")
-    by_kind = given if isinstance(given, dict) else {}
-    full, local = dict(raw), {"rope_theta": raw.get("rope_local_base_freq")}
-    if "full_attention" in by_kind or "sliding_attention" in by_kind:
-        full["rope_parameters"] = by_kind.get("full_attention")
-        local["rope_parameters"] = by_kind.get("sliding_attention")
+    by_kind, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
+    full = dict(raw)
+    local = {
+        "max_position_embeddings": raw.get("max_position_embeddings"),
+        "rope_theta": raw.get("rope_local_base_freq"),
+    }
+    if isinstance(by_kind, dict) and is_by_kind(by_kind):
+        full["rope_parameters"] = by_kind.get(FULL)
+        local["rope_parameters"] = by_kind.get(SLIDING)
+        if isinstance(scaling, dict):
+            full["rope_scaling"] = {**(by_kind.get(FULL) or {}), **scaling}
     everywhere = parse_rope(full, problems, default_theta=1e6)
     within = parse_rope(local, problems)
     return tuple(everywhere if window is None else within for window in windows)

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire_engine.config_overrides import rotation_field
 from quire_engine.model.config_fields import Fields
 
 
@@ -69,7 +70,7 @@ _LONGROPE_BEFORE = "su"
 
 def parse_rope(raw: dict[str, Any], problems: list[str], default_theta: float = 10_000.0) -> RopeConfig:
     """Return the rotation from ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (before)."""
-    name = "rope_parameters" if raw.get("rope_parameters") is not None else "rope_scaling"
+    name = rotation_field(raw)
     given = raw.get(name)
     if given is not None and not isinstance(given, dict):
         problems.append(f"{name} is {given!r}; an object is needed")
