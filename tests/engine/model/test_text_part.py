@@ -63,6 +63,32 @@ def test_the_decoders_own_configuration_is_found(raw: dict[str, Any], expected: 
     )
 
 
+@pytest.mark.parametrize(
+    ("architecture", "whole", "text", "tied"),
+    [
+        ("Mistral3ForConditionalGeneration", None, None, True),
+        ("Mistral3ForConditionalGeneration", None, False, True),
+        ("Mistral3ForConditionalGeneration", True, False, True),
+        ("Mistral3ForConditionalGeneration", False, False, False),
+        ("Mistral3ForConditionalGeneration", False, True, True),
+        ("Gemma3ForConditionalGeneration", None, False, True),
+        ("Gemma3ForConditionalGeneration", False, None, False),
+        ("Qwen2VLForConditionalGeneration", False, True, True),
+        ("Qwen2_5_VLForConditionalGeneration", None, True, True),
+        ("Qwen3VLForConditionalGeneration", True, False, True),
+        ("Qwen3VLForConditionalGeneration", None, False, False),
+        ("Qwen3VLForConditionalGeneration", None, None, None),
+    ],
+)
+def test_flag_of_tied_embeddings_may_be_in_either_place(
+    architecture: str, whole: bool | None, text: bool | None, tied: bool | None
+) -> None:
+    """The flag only says that embeddings may be tied: an LM head of the checkpoint's own has precedence."""
+    flags = {"tie_word_embeddings": whole, "text_config": {"tie_word_embeddings": text}}
+    own = text_config({"architectures": [architecture], **flags})
+    assert own is not None and own["tie_word_embeddings"] is tied
+
+
 def test_a_quantized_larger_model_is_refused_as_a_whole() -> None:
     problems: list[str] = []
     own = text_config({**QWEN, "quantization_config": {"quant_method": "awq"}})

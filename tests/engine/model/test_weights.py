@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quire_engine.errors import ModelFolderError
+from quire_engine.model import weights
 from quire_engine.model.candidate import BuildOptions
 from quire_engine.model.config import ModelConfig
-from quire_engine.model.decoder import Family, find_family
+from quire_engine.model.decoder import Family, find_family, has_own_lm_head
 from quire_engine.model.divided import Links, OneRank
 from quire_engine.model.expert_tensors import read_stacked
 from quire_engine.model.experts import ExpertNames, ExpertsConfig
@@ -27,6 +28,7 @@ from quire_engine.model.loader import find_native_candidate
 from quire_engine.model.model_part import ModelPart
 from quire_engine.model.rope import RopeConfig
 from quire_engine.model.weights import RandomWeights, TensorReader, check_tensors, in_own_memory, open_checkpoint
+from quire_engine.model_folder import WHOLE_FILE
 
 LLAMA = find_family("LlamaForCausalLM")
 CONFIG = config(
@@ -73,6 +75,47 @@ def test_single_and_sharded_checkpoints_are_read_equally(
     check(tmp_path)
     source = open_checkpoint(tmp_path)
     assert all(torch.equal(source.read(name), tensor) for name, tensor in content.items())
+
+
+def test_files_without_an_index_are_a_checkpoint_together(tmp_path: Path) -> None:
+    content = tensors()
+    save_sharded(tmp_path, content)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    check(tmp_path)
+    source = open_checkpoint(tmp_path)
+    assert source.shapes().keys() == content.keys()
+    assert all(torch.equal(source.read(name), tensor) for name, tensor in content.items())
+
+
+def test_files_without_an_index_that_share_a_tensor_are_refused(tmp_path: Path) -> None:
+    save_file({DOWN: torch.zeros(1), "a": torch.zeros(1)}, tmp_path / "one.safetensors")
+    save_file({DOWN: torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "two.safetensors")
+    with pytest.raises(ModelFolderError, match=f"tensor {DOWN} is in two.safetensors and in one.safetensors"):
+        open_checkpoint(tmp_path)
+
+
+def changed_in_the_last_row(embedding: Tensor) -> Tensor:
+    head = embedding.clone()
+    head[-1, -1] += 1.0
+    return head
+
+
+@pytest.mark.parametrize(
+    ("head", "is_own"),
+    [
+        (lambda embedding: embedding.clone(), False),
+        (lambda embedding: embedding.to(torch.float16), False),
+        (changed_in_the_last_row, True),
+        (lambda embedding: embedding[:-1].clone(), True),
+    ],
+)
+def test_only_an_lm_head_that_is_no_copy_is_the_models_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: Callable[[Tensor], Tensor], is_own: bool
+) -> None:
+    monkeypatch.setattr(weights, "_COMPARED_ROWS", 7)
+    embedding = torch.randn(30, 16).to(torch.float16).float()
+    save_file({"model.embed_tokens.weight": embedding, "lm_head.weight": head(embedding)}, tmp_path / WHOLE_FILE)
+    assert has_own_lm_head(open_checkpoint(tmp_path), torch.float16) is is_own
 
 
 def test_model_safetensors_is_preferred_to_other_files(tmp_path: Path) -> None:
@@ -284,10 +327,6 @@ def test_pickle_weights_are_refused_with_a_remedy(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({}, r"has no \*.safetensors file"),
-        (
-            {"a.safetensors": "", "b.safetensors": ""},
-            "has 2 safetensors files but neither model.safetensors.index.json nor",
-        ),
         ({"model.safetensors.index.json": "{}"}, "is not an index of safetensors files: KeyError"),
         ({"model.safetensors.index.json": "nothing"}, "is not an index of safetensors files"),
         (
@@ -375,7 +414,7 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     save_sharded(tmp_path, tensors())
     save_file({DOWN: torch.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({DOWN: torch.zeros(1)}, tmp_path / "model-00002-of-00002.safetensors")
-    with pytest.raises(ModelFolderError, match=f"tensor {DOWN} is in .* and in another file as well"):
+    with pytest.raises(ModelFolderError, match=f"{DOWN} is in model-00002-of-00002.safetensors and in model-00001"):
         open_checkpoint(tmp_path)
 
 

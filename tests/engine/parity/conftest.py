@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from quire_parity import cases
-from quire_parity.cases import Case
+from quire_parity.cases import Case, models_of
 from quire_parity.engines import ALONE, Heard, ask, block_bytes, cache_options, config_of, follow, start
 from quire_parity.reference import Answer, Tally, compare, generate, load_reference
 from quire_parity.schedules import SCHEDULES, Schedule, Seen
@@ -79,7 +79,7 @@ class Parity:
             folder = self.root / f"{len(self.prepared)}-{case.family}"
             cases.save(case, folder)
             prompts = cases.prompts(case.lengths)
-            reference = load_reference(folder, case.attention)
+            reference = load_reference(folder, case.attention, models_of(case))
             probe = config_of(
                 folder,
                 max_model_len=case.max_model_len,

@@ -1,13 +1,15 @@
 """The same tokens as transformers from each layout of a checkpoint, and the end tokens that its folder defines."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from quire_parity.cases import Case, prompts, save
-from quire_parity.engines import config_of
+from quire_parity.engines import config_of, follow, start
+from quire_parity.native import YARN
 from quire_parity.schedules import SCHEDULES, Schedule
 
 from quire_engine.config import CacheOptions, SchedulerOptions
@@ -38,6 +40,40 @@ CASES = {
         family="qwen3_moe", fields=QWEN_EXPERTS, saved={**FUSED, "max_shard_size": "60KB"}
     ),
 }
+
+OLD_ROPE = {"rope_parameters": None, "rope_theta": 10_000.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+FORMS = {
+    "llama, tied by config.json, own LM head": Case(family="llama", config={"tie_word_embeddings": True}),
+    "gpt2, tied by config.json, own LM head": Case(
+        family="gpt2", fields={"num_key_value_heads": None}, config={"tie_word_embeddings": True}
+    ),
+    "mistral, rotation of transformers 4": Case(
+        family="mistral",
+        fields={"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+        config=OLD_ROPE,
+    ),
+    "qwen3, rotations of both versions": Case(family="qwen3", config={**OLD_ROPE, "rope_parameters": YARN}),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_config_of_another_version_gives_the_same_tokens(name: str, parity: Any) -> None:
+    parity.check(FORMS[name], SCHEDULES["prefix hits"])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_files_without_an_index_give_the_same_tokens(family: str, parity: Any, tmp_path: Path) -> None:
+    ready = parity.prepare(Case(family=family, fields={"num_key_value_heads": None}, saved={"max_shard_size": "60KB"}))
+    shutil.copytree(ready.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    config = config_of(
+        tmp_path,
+        max_model_len=96,
+        scheduler=SchedulerOptions(max_num_seqs=9),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
+    )
+    rounds, _ = follow(start(config), ready.prompts, SCHEDULES["alone"])
+    assert [heard.token_ids for heard in rounds[0]] == [answer.token_ids for answer in ready.answers]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -37,6 +37,11 @@ FILES: dict[str, dict[str, bytes]] = {
         "model-2.safetensors": safetensors(400),
         "extra.safetensors": safetensors(7),
     },
+    "many files without an index": {
+        "a.safetensors": safetensors(3000),
+        "b.safetensors": safetensors(400),
+        "consolidated.safetensors": safetensors(3400),
+    },
 }
 
 

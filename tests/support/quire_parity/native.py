@@ -109,3 +109,38 @@ CASES = {
         },
     ),
 }
+
+
+_VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+WHOLE = {
+    "gemma3, text part": Case(
+        family="gemma3",
+        fields={"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16},
+        whole={"vision_config": {**_VISION, "image_size": 28, "patch_size": 14}},
+    ),
+    # As tools save it that write every default: the flag next to text_config is true, and the LM head is its own.
+    "mistral3, text part, own LM head": Case(
+        family="mistral3",
+        fields={"model_type": "mistral", "head_dim": 16},
+        whole={"vision_config": {**_VISION, "head_dim": 16}, "tie_word_embeddings": False},
+        config={"tie_word_embeddings": True},
+    ),
+    "qwen2_5_vl, text part": Case(
+        family="qwen2_5_vl",
+        fields=_MROPE,
+        whole={"vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [0]}},
+    ),
+    "qwen2_vl, text part": Case(
+        family="qwen2_vl",
+        fields=_MROPE,
+        whole={"vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2}},
+    ),
+    "qwen3_vl, text part": Case(
+        family="qwen3_vl",
+        fields={**_MROPE, "head_dim": 16},
+        whole={"vision_config": {**_QWEN_VISION, "deepstack_visual_indexes": [0]}},
+    ),
+}
+"""Larger models whose text part is a native family."""

@@ -8,6 +8,7 @@ change the most likely token.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from quire_parity.cases import ANSWER
@@ -32,10 +33,8 @@ class Tally:
     near_ties: int = 0
 
 
-def load_reference(folder: Path, attention: str) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation=attention
-    )
+def load_reference(folder: Path, attention: str, models: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    model: PreTrainedModel = models.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     assert model.generation_config is not None
     model.generation_config.eos_token_id = None
     return model.requires_grad_(False)

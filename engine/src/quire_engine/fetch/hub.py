@@ -8,6 +8,7 @@ FetchError, or Unreachable if a cached version may be used instead.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -40,6 +41,7 @@ from quire_engine.fetch.remote_files import (
     first_line,
     is_wanted,
 )
+from quire_engine.model_folder import INDEX, WHOLE_FILE
 
 _TIMEOUT_SECONDS = 20.0
 _TRANSPORT_ERROR: type[BaseException] = HfHubHTTPError.__bases__[0]
@@ -73,14 +75,20 @@ class HubOrigin(PlainFiles):
 
     def describe(self) -> ModelDescription:
         repository, revision = self._source.repository, self._source.revision
-        commit = self.listing().version
+        listing = self.listing()
+        commit, names = listing.version, [file.name for file in listing.files]
         url = hf_hub_url(repository, "config.json", revision=commit, endpoint=_endpoint())
         with explained(repository, revision):
-            counts = _api().get_safetensors_metadata(repository, revision=commit).parameter_count
+            if WHOLE_FILE in names or INDEX in names:
+                counts = [_api().get_safetensors_metadata(repository, revision=commit).parameter_count]
+            else:
+                weights = [name for name in names if name.endswith(".safetensors")]
+                read = partial(_api().parse_safetensors_file_metadata, repository, revision=commit)
+                counts = [read(filename=name).parameter_count for name in weights]
             answer = httpx.get(url, headers=request_headers(), timeout=_TIMEOUT_SECONDS, follow_redirects=True)
             answer.raise_for_status()
             config = answer.json()
-        return ModelDescription(config=config, parameters=sum(counts.values()))
+        return ModelDescription(config=config, parameters=sum(sum(count.values()) for count in counts))
 
     def elsewhere(self, listing: Listing) -> Path | None:
         """Return the folder in which the hub's own tools have stored all of these files, or None."""

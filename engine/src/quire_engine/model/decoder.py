@@ -48,7 +48,7 @@ from quire_engine.model.model_part import ModelPart, Split
 from quire_engine.model.rope import LongRopeScaling, RopeConfig
 from quire_engine.model.rope_frequencies import rotation, takes_long_factors
 from quire_engine.model.tensor_splits import tensor_split
-from quire_engine.model.weights import in_own_memory
+from quire_engine.model.weights import TensorSource, are_equal, in_own_memory
 from quire_kernels.dispatch import runs_triton
 from quire_kernels.moe import Routes
 from quire_kernels.rotary import rotary_table
@@ -123,6 +123,11 @@ class Family:
 def find_family(architecture: str) -> Family:
     """Return the family of a supported architecture."""
     return Family(FAMILIES[architecture].traits)
+
+
+def has_own_lm_head(source: TensorSource, dtype: torch.dtype) -> bool:
+    """Return whether a checkpoint has an LM head that is not a copy of its embedding."""
+    return {_EMBEDDING, _LM_HEAD} <= source.shapes().keys() and not are_equal(source, _EMBEDDING, _LM_HEAD, dtype)
 
 
 def _experts(config: ModelConfig, index: int) -> ExpertsConfig | None:

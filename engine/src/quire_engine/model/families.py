@@ -66,6 +66,7 @@ _GEMMA3_DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
 }
 FAMILIES: Mapping[str, NativeFamily] = {
     # Gemma 2: norms before and after each part, scaled embeddings, soft caps, windows in every other layer.
@@ -105,7 +106,7 @@ FAMILIES: Mapping[str, NativeFamily] = {
     "MistralForCausalLM": NativeFamily(
         dialect=Dialect(windows=one_window),
         traits=Traits(),
-        text_part_of={"Mistral3ForConditionalGeneration": {}},
+        text_part_of={"Mistral3ForConditionalGeneration": {"tie_word_embeddings": True}},
     ),
     # Mixtral: Mistral with a mixture of experts in every layer.
     "MixtralForCausalLM": NativeFamily(

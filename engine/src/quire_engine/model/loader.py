@@ -11,7 +11,7 @@ import torch
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, ModelImpl
 from quire_engine.model.config import ModelConfig, load_config
-from quire_engine.model.decoder import find_family
+from quire_engine.model.decoder import find_family, has_own_lm_head
 from quire_engine.model.families import SUPPORTED
 from quire_engine.model.kv_scales import read_kv_scales
 from quire_engine.model.model_part import WHOLE_MODEL, ModelPart, Split, divided, is_in_part
@@ -81,13 +81,20 @@ class NativeCandidate:
         else:
             source = open_checkpoint(self.folder, make_upload(options.device))
             source = with_prefixes(source if self.part_of is None else RenamedTensors(source, text_tensor))
+        shape = self.shape
+        if config.tie_word_embeddings and has_own_lm_head(source, options.dtype):
+            _log.warning(
+                "%s: config.json ties the LM head to the embedding, but the checkpoint has its own: it is used",
+                self.folder.name,
+            )
+            config, shape = (replace(each, tie_word_embeddings=False) for each in (config, shape))
         expected = check_tensors(family, config, source.shapes(), str(self.folder))
 
         expected = {name: shape for name, shape in expected.items() if is_in_part(config, self.part, name)}
         # One more angle than the longest sequence has positions: a step may run ahead of the stop that ends it.
         splits = {name: family.split(config, self.part, name) for name in expected}
         read = TensorReader(source, options.dtype, splits.get)
-        model = family.build(self.shape, read, options.backend, self.longest + 1, options.links)
+        model = family.build(shape, read, options.backend, self.longest + 1, options.links)
         sizes = [_size(shape, splits[name]) for name, shape in expected.items()]
         numbers = sum(sizes)
         first, last = self.part.share(config.vocab_size)

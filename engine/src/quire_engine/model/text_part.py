@@ -12,8 +12,9 @@ _TEXT_PARTS = {
     whole: (name, defaults) for name, family in FAMILIES.items() for whole, defaults in family.text_part_of.items()
 }
 """The decoder's architecture and the values that its checkpoints leave out, by the larger model's architecture."""
-_OF_THE_WHOLE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
+_OF_THE_WHOLE = ("eos_token_id", "quantization_config")
 """The fields next to ``text_config`` that describe the decoder."""
+_TIED = "tie_word_embeddings"
 _PREFIXES = (("language_model.model.", "model."), ("language_model.lm_head.", "lm_head."))
 _LATER_PREFIX = "model.language_model."
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
@@ -56,6 +57,9 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
     own = given if isinstance(given, dict) else {name: value for name, value in raw.items() if name != "vision_config"}
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
     text = {**defaults, **{name: value for name, value in own.items() if value is not None}, **whole}
+    # transformers 4 writes the flag into text_config, 5 next to it, and each writes its default into the other place.
+    flags = [raw.get(_TIED) if raw.get(_TIED) is not None else defaults.get(_TIED), own.get(_TIED)]
+    text[_TIED] = True if True in flags else next((flag for flag in flags if flag is not None), None)
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(text.get(name), dict):
             text[name] = _one_rotation(text[name])

@@ -23,17 +23,18 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.kv_scales import is_kv_scale
 from quire_engine.model.model_part import Split
 from quire_engine.model.upload import Upload
-from quire_engine.model_folder import WHOLE_FILE
+from quire_engine.model_folder import INDEX, WHOLE_FILE
 
 if TYPE_CHECKING:
     from quire_engine.model.decoder import Family
 
-_INDEX = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _SHOWN_PROBLEMS = 10
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _MAPPED_BYTES = 64 << 20
 """The bytes read from the mapped files before they are unmapped; mapping one again costs reading its header."""
+
+_COMPARED_ROWS = 4096
 
 
 class TensorSource(Protocol):
@@ -47,7 +48,7 @@ class TensorSource(Protocol):
 
 
 class Safetensors:
-    """The safetensors files of a folder: one, or several with an index."""
+    """The safetensors files of a folder: one, or several with different tensors."""
 
     def __init__(
         self, folder: Path, files: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], upload: Upload
@@ -204,23 +205,26 @@ def in_own_memory(tensor: Tensor) -> Tensor:
 def open_checkpoint(folder: Path, upload: Upload = lambda mapped: mapped) -> Safetensors:
     """Return the checkpoint. Raise ModelFolderError if there is no complete safetensors checkpoint."""
     index = _read_index(folder)
-    names = sorted(set(index.values())) if index else [_only_file(folder)]
+    names = sorted(set(index.values())) if index else _files_without_index(folder)
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise ModelFolderError(f"{folder} lacks {_few(absent)}, which {_INDEX} names; copy or download the rest")
+        raise ModelFolderError(f"{folder} lacks {_few(absent)}, which {INDEX} names; copy or download the rest")
     files: dict[str, Path] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name in names:
         opened = _open(folder / name)
         for tensor in opened.keys():  # noqa: SIM118 - safe_open is not a mapping
             if tensor in files:
-                raise ModelFolderError(f"{folder}: tensor {tensor} is in {name} and in another file as well")
+                raise ModelFolderError(
+                    f"{folder}: tensor {tensor} is in {name} and in {files[tensor].name}; only one of the two files"
+                    " belongs to the checkpoint"
+                )
             files[tensor] = folder / name
             shapes[tensor] = tuple(opened.get_slice(tensor).get_shape())
     lacking = [f"{tensor} in {name}" for tensor, name in index.items() if tensor not in files]
     if lacking:
         raise ModelFolderError(
-            f"{folder}: {_INDEX} names {_few(lacking)}, but no file holds that; index and files are of different"
+            f"{folder}: {INDEX} names {_few(lacking)}, but no file holds that; index and files are of different"
             " checkpoints: copy or download them again"
         )
     return Safetensors(folder, files, shapes, upload)
@@ -233,7 +237,7 @@ def _few(names: list[str]) -> str:
 
 def _read_index(folder: Path) -> dict[str, str]:
     """Return the file name of each tensor; an empty dict if there is no index."""
-    file = folder / _INDEX
+    file = folder / INDEX
     if not file.is_file():
         return {}
     try:
@@ -248,17 +252,11 @@ def _read_index(folder: Path) -> dict[str, str]:
     return named
 
 
-def _only_file(folder: Path) -> str:
+def _files_without_index(folder: Path) -> list[str]:
+    """Return the usual single file, else every safetensors file: together they are the checkpoint."""
     found = sorted(path.name for path in folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    if WHOLE_FILE in found:
-        return WHOLE_FILE
     if found:
-        raise ModelFolderError(
-            f"{folder} has {len(found)} safetensors files but neither {_INDEX} nor {WHOLE_FILE}; one of the two"
-            " belongs to the checkpoint"
-        )
+        return [WHOLE_FILE] if WHOLE_FILE in found else found
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise ModelFolderError(
@@ -291,6 +289,20 @@ def check_tensors(
         where=where,
     )
     return expected
+
+
+def are_equal(source: TensorSource, first: str, second: str, dtype: torch.dtype) -> bool:
+    """Return whether two matrices are equal in a dtype. They are read in parts, only up to the first difference."""
+    shapes = source.shapes()
+    if shapes[first] != shapes[second]:
+        return False
+    rows = shapes[first][0]
+    for begin in range(0, rows, _COMPARED_ROWS):
+        split = Split(dim=0, spans=((begin, min(begin + _COMPARED_ROWS, rows)),))
+        one, other = (source.read(name, split=split).to(dtype) for name in (first, second))
+        if not torch.equal(one, other):
+            return False
+    return True
 
 
 def compare_tensors(

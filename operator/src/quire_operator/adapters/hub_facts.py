@@ -8,6 +8,7 @@ author of an LLMDeployment must not learn through it what only the operator may 
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ _MAX_BYTES = 8 << 20
 _MAX_FILES = 512
 _AT_ONCE = 8
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_WEIGHTS = re.compile(r"(?!consolidated)[^/]*\.safetensors")
+"""The weight files without an index that the engine downloads: ``consolidated`` ones have the same weights again."""
 
 
 class HubFacts:
@@ -105,13 +108,16 @@ class HubFacts:
         return ModelFacts(config=config, parameters=await self._count_all(files), counted=True)
 
     async def _weights(self, where: str, sizes: Mapping[str, int]) -> list[str]:
-        """Return the names of the weight files, chosen as the hub's own client does."""
+        """Return the names of the weight files, chosen as the engine does."""
         if _SINGLE in sizes:
             return [_SINGLE]
-        if _INDEX not in sizes:
+        if _INDEX in sizes:
+            index = await self._json(f"{where}/{_INDEX}")
+            names = sorted(set(map(str, dict(index["weight_map"]).values())))
+        else:
+            names = sorted(name for name in sizes if _WEIGHTS.fullmatch(name))
+        if not names:
             raise ValueError("it has no safetensors weights")
-        index = await self._json(f"{where}/{_INDEX}")
-        names = sorted(set(map(str, dict(index["weight_map"]).values())))
         if len(names) > _MAX_FILES:
             raise ValueError(f"its weights are in {len(names)} files")
         return names

@@ -16,6 +16,7 @@ from quire_engine.model.linear import Linear, LinearBackend
 from quire_engine.model.transformers_backend.attention import SERVING
 from quire_engine.model.transformers_backend.description import Description
 from quire_engine.model.weights import open_checkpoint, refuse_tensors
+from quire_engine.model_folder import INDEX, WHOLE_FILE
 
 
 class PackedLinear(nn.Module):
@@ -35,11 +36,14 @@ class PackedLinear(nn.Module):
 
 def load_weights(folder: Path, description: Description, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """Return the model with its weights. Raise ModelFolderError."""
-    open_checkpoint(folder)
+    source = open_checkpoint(folder)
+    # transformers finds files only by their usual names.
+    is_usual = any((folder / name).is_file() for name in (WHOLE_FILE, INDEX))
     model_class: Any = description.model_class
     try:
         model, info = model_class.from_pretrained(
-            folder,
+            folder if is_usual else None,
+            state_dict=None if is_usual else {name: source.read(name) for name in source.shapes()},
             config=description.config,
             dtype=dtype,
             attn_implementation=SERVING,
