@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from fastapi.routing import APIRoute
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import valid_spec
@@ -23,7 +24,8 @@ from quire_engine import flag_table, flags
 from quire_engine.config import SECRET_VARIABLE, AccessOptions, EngineConfig, ParallelOptions
 from quire_engine.errors import Forbidden, Unauthorized
 from quire_engine.runner.memory import AvailableMemory
-from quire_engine.server.auth.access import Access
+from quire_engine.server.app import _ROUTES
+from quire_engine.server.auth.access import ADMIN_PATHS, Access
 from quire_gateway.headers import to_replica
 from quire_gateway.tenants import TENANT, Tenants
 from quire_operator.domain.capacity import fit as capacity
@@ -175,6 +177,15 @@ def test_gateway_with_keys_states_the_tenant_to_engines(tmp_path: Path) -> None:
     own = Access(AccessOptions(api_key_file=tmp_path / "keys"), time.monotonic)
     with pytest.raises(Unauthorized):
         own.check("/v1/completions", headers, "10.0.0.9")
+
+
+def test_gateways_pass_on_the_routes_of_clients_only() -> None:
+    """A POST route of the engine is for clients, or its access is that of an administrator."""
+    routes = [route for routes in _ROUTES for route in routes.router.routes if isinstance(route, APIRoute)]
+    posts = {route.path for route in routes if "POST" in route.methods and "{" not in route.path}
+    administrative = {path for path in posts if path.startswith("/admin/") or path in ADMIN_PATHS}
+    assert posts - administrative == {*engine_names.CLIENT_PATHS}
+    assert administrative == {"/admin/drain", "/admin/cache/reset", *ADMIN_PATHS}
 
 
 def test_defaults_of_spec_and_engine_agree() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import json
+
+import pytest
 
 from quire_gateway import connections
 from quire_gateway.connections import Connections
@@ -126,3 +129,47 @@ def test_surplus_connections_are_bounded():
         connections.opened(fake)
         connections.busy(fake)
     assert [fake.aborted for fake in opened] == [False] * 65 + [True] * 15
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        pytest.param(POST + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", 400, id="two lengths"),
+        pytest.param(POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400, id="length and chunks"),
+        pytest.param(POST + b"Transfer-Encoding: xchunked\r\n\r\n", 400, id="unknown encoding"),
+        pytest.param(POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, id="no size of a chunk"),
+        pytest.param(POST + b"Expect: a miracle\r\nContent-Length: 2\r\n\r\n{}", 417, id="expectation"),
+        pytest.param(POST + b"No Header: 1\r\n\r\n", 400, id="header"),
+        pytest.param(b"GET /v1/models HTTP/1.1\r\n\r\n", 400, id="no host"),
+        pytest.param(b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 400, id="long path"),
+        pytest.param(b"\x16\x03\x01\r\n\r\n", 400, id="TLS"),
+    ],
+)
+async def test_invalid_http_gets_an_error_in_openais_shape(gateway, replicas, sent: bytes, status: int):
+    replica = await replicas("chat-0")
+    await gateway.push(chat=[replica.endpoint()])
+    reader, writer = await connect(gateway)
+    writer.write(sent)
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    body = json.loads(await reader.readexactly(int(head.partition("content-length: ")[2].split()[0])))
+    writer.close()
+    assert head.split()[1] == str(status) and "server: quire-gateway\r\n" in head and "x-request-id: " in head
+    assert body["error"]["type"] == "invalid_request_error" and body["error"]["message"]
+    assert replica.bodies == []
+
+
+async def test_error_outside_of_the_application_is_an_internal_one(start_gateway, monkeypatch, caplog):
+    """It is logged once, by the gateway."""
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("aiohttp.web_app.Application._handle", fail)
+    gateway = await start_gateway()
+    async with gateway.client.get(f"{gateway.url}/livez") as response:
+        assert response.status == 500 and response.headers["Server"] == "quire-gateway"
+        assert (await response.json())["error"]["type"] == "internal_error"
+    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [("a bug",)]

@@ -52,14 +52,47 @@ def test_hop_by_hop_headers_are_dropped():
     }
 
 
+SAFE = {"Content-Security-Policy": "sandbox", "X-Content-Type-Options": "nosniff", "X-Request-Id": "i"}
+
+
 def test_answer_headers_are_kept():
-    given = proxied(Content_Type="text/event-stream", Retry_After="3", Transfer_Encoding="chunked", Server="uvicorn")
-    assert dict(headers.to_client(given, request_id="i", replica="llm/chat-0")) == {
+    given = {
         "Content-Type": "text/event-stream",
         "Retry-After": "3",
-        "X-Request-Id": "i",
-        "X-Quire-Replica": "llm/chat-0",
+        "x-quire-max-tokens": "5",
+        "X-RateLimit-Limit-Tokens": "9",
+        "X-Accel-Buffering": "no",
+        "traceparent": "00-1-2-3",
     }
+    dropped = {"Transfer-Encoding": "chunked", "Server": "uvicorn", "Content-Length": "3", "X-Quire-Replica": "other"}
+    passed = headers.to_client(CIMultiDictProxy(CIMultiDict(given | dropped)), request_id="i", replica="llm/chat-0")
+    assert dict(passed) == given | SAFE | {"X-Quire-Replica": "llm/chat-0"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Set-Cookie",
+        "Access-Control-Allow-Origin",
+        "Access-Control-Allow-Credentials",
+        "Location",
+        "Refresh",
+        "Clear-Site-Data",
+        "Strict-Transport-Security",
+        "Service-Worker-Allowed",
+        "Alt-Svc",
+        "X-Accel-Redirect",
+        "X-Sendfile",
+    ],
+)
+def test_replica_cannot_speak_for_the_shared_address(name):
+    given = CIMultiDictProxy(CIMultiDict({name: "x", "Content-Security-Policy": "default-src *"}))
+    assert dict(headers.to_client(given, request_id="i", replica=None)) == SAFE
+
+
+def test_replica_cannot_ask_for_a_password_of_the_shared_address():
+    given = proxied(WWW_Authenticate='Basic realm="login"')
+    assert headers.to_client(given, request_id="i", replica=None)["WWW-Authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a\nb", "é", "a b"])

@@ -7,6 +7,7 @@ import json
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 
 async def test_request_goes_to_a_replica_of_the_model_it_names(gateway, replicas):
@@ -300,3 +301,27 @@ async def test_prompts_go_to_the_replica_with_the_fewest_tokens_left(gateway, re
     # A thousand tokens each, by the usual ratio: the third finds both with 6,000 and goes to the one with fewer
     # requests.
     assert [body["served_by"] for _, body in answers] == ["b", "b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1//load_lora_adapter",
+        "/v1/load_lora_adapter/",
+        "/v1/%6coad_lora_adapter",
+        "/admin/drain",
+        "/start_profile",
+        "/v1/start_profile",
+        "/sleep",
+        "/metrics",
+        "/v1/chat/completions/",
+    ],
+)
+async def test_administrative_route_reaches_no_replica(gateway, replicas, path: str):
+    replica = await replicas("chat-0")
+    await gateway.push(chat=[replica.endpoint()])
+    async with gateway.client.post(URL(gateway.url + path, encoded=True), json={"model": "chat"}) as response:
+        assert response.status == 404 and (await response.json())["error"]["code"] == "not_found"
+    assert replica.bodies == []

@@ -53,7 +53,7 @@ async def test_first_bytes_of_an_unfinished_response_are_forwarded(gateway, repl
     chat.behaviour = stream
     await gateway.push(chat=[chat.endpoint()])
 
-    async with gateway.client.post(f"{gateway.url}/v1/audio/speech", json={"model": "chat"}) as response:
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
         assert await response.content.readany() == b"part"
         received.set()
         assert await response.content.read() == b""
@@ -124,7 +124,7 @@ async def test_broken_answer_without_events_is_not_ended_properly(gateway, repli
     chat.break_after(b"half", "audio/wav")
     await gateway.push(chat=[chat.endpoint()])
 
-    async with gateway.client.post(f"{gateway.url}/v1/audio/speech", json={"model": "chat"}) as response:
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
         with pytest.raises(aiohttp.ClientError):
             await response.read()
 

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from quire_common.contract.engine import NO_STORED_RESPONSES
+from quire_common.contract.engine import CLIENT_PATHS, NO_STORED_RESPONSES
 from quire_common.contract.gateway import LIVE_PATH, REQUESTS_PATH, TRACKS_PATH
 from quire_common.key_file import KeyFile, api_token
 from quire_gateway import headers
@@ -22,6 +22,7 @@ from quire_gateway.errors import (
     ResponsesNotStored,
     Unauthorized,
     UnknownModel,
+    error_response,
 )
 from quire_gateway.fleet import Fleet
 from quire_gateway.metrics import Metrics
@@ -29,9 +30,6 @@ from quire_gateway.proxy import KEY, MODEL, Proxy
 from quire_gateway.tenants import TENANT, Tenants
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# No dots: a path that leaves /v1 must not reach other routes of a replica.
-_PROXIED = ("/v1/{path:[A-Za-z0-9_/-]+}", "/{path:tokenize|detokenize|rerank|v2/rerank|score}")
-"""The routes of POST requests that replicas answer."""
 _RESPONSE = "/v1/responses/{path:.+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
@@ -112,15 +110,15 @@ def build_app(
     app = web.Application(middlewares=middlewares)
 
     async def finish_headers(request: web.Request, response: web.StreamResponse) -> None:
-        response.headers["Server"] = "quire-gateway"
+        response.headers["Server"] = headers.SERVER
         if site.draining or is_surplus(request):
             response.headers["Connection"] = "close"
             response.force_close()
 
     app.on_response_prepare.append(finish_headers)
     app.router.add_route("*", _RESPONSE, site.response)
-    for route in _PROXIED:
-        app.router.add_post(route, proxy.handle)
+    for path in CLIENT_PATHS:
+        app.router.add_post(path, proxy.handle)
     app.router.add_get("/v1/models", site.models)
     app.router.add_get("/v1/models/{model:.+}", site.model)
     app.router.add_get(LIVE_PATH, site.alive)
@@ -137,7 +135,7 @@ def _errors(metrics: Metrics) -> Middleware:
     """Return a middleware that turns errors into answers and counts them."""
 
     def answer(request: web.Request, error: GatewayError, *, status: int | None = None) -> web.Response:
-        response = _error_response(request, error, status=status or error.status)
+        response = error_response(request, error, status=status)
         reason = error.code or error.type
         metrics.errors.labels(request.get(MODEL, ""), str(response.status), reason).inc()
         return response
@@ -200,18 +198,6 @@ def _wait_for_models(fleet: Fleet, timeout_seconds: float) -> Middleware:
         return await handler(request)
 
     return middleware
-
-
-def _error_response(request: web.Request, error: GatewayError, *, status: int) -> web.Response:
-    response = web.Response(status=status, body=error.body(request.path), content_type="application/json")
-    response.headers[headers.REQUEST_ID] = headers.request_id(request)
-    if error.retry_after_seconds is not None:
-        response.headers["Retry-After"] = str(error.retry_after_seconds)
-    if error.should_retry is not None:
-        response.headers["x-should-retry"] = str(error.should_retry).lower()
-    if isinstance(error, Unauthorized):
-        response.headers["WWW-Authenticate"] = "Bearer"
-    return response
 
 
 def _json(value: object) -> web.Response:

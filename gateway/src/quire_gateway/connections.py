@@ -1,20 +1,24 @@
-"""The connections of clients: a deadline for each request head, and a bound on their number.
+"""The connections of clients: a deadline for each request head, a bound on their number, and answers to invalid HTTP.
 
 Between aiohttp's server and ``__main__``. At the bound, the connection that has been idle the longest makes room. If
 none is idle, the new one is *surplus*: it gets answers from the open paths only, so that probes still work.
 """
 
 import asyncio
+import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
-from quire_gateway.errors import TooManyConnections
+from quire_gateway.errors import BadRequest, GatewayError, TooManyConnections, error_response
 
 HEAD_SECONDS = 15.0
 _SURPLUS = 64
 """Surplus connections; beyond them a new connection is closed at once."""
 _RETRY_AFTER_SECONDS = 2
+
+_log = logging.getLogger(__name__)
 
 
 class Connections:
@@ -81,6 +85,38 @@ class Connection(web.RequestHandler):
         if not self._is_busy and self._deadline is None:
             self._expect_head()
         super().data_received(data)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what cannot be read as a request like every other error, and close the connection.
+
+        A stray exception of a handler arrives here, too.
+        """
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has started")
+        if isinstance(exc, HttpProcessingError):
+            # The lines after the first one show where in the data the parser stopped.
+            reason = (message or "").partition("\n")[0].rstrip(":")
+            error: GatewayError = BadRequest(f"this is not a valid HTTP request: {reason}", code="invalid_http")
+        else:
+            _log.error("request failed: unhandled exception (bug)", exc_info=exc)
+            error = GatewayError("internal error; the gateway's log has the details")
+        response = error_response(request, error)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; what aiohttp refuses before the application sees it is answered like every other error."""
+        if isinstance(resp, web.HTTPException):
+            resp = error_response(request, BadRequest(resp.reason), status=resp.status)
+        return await super().finish_response(request, resp, start_time)
 
     def abort(self) -> None:
         """Close the connection at once."""

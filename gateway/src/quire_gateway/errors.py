@@ -22,10 +22,12 @@ exception is a bug, and answered with 500.
 """
 
 import msgspec
+from aiohttp import web
 
 from quire_common.anthropic_error import anthropic_error_type, is_messages_path
 from quire_common.contract.engine import KEY_LIMIT, NOT_STORED
 from quire_common.openai_error import error_body
+from quire_gateway import headers
 
 
 class GatewayError(Exception):
@@ -181,3 +183,19 @@ def error_code(body: bytes) -> str | None:
         return msgspec.json.decode(body, type=_ErrorBody).error.code
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def error_response(request: web.BaseRequest, error: GatewayError, *, status: int | None = None) -> web.Response:
+    """Return the answer to a request that failed."""
+    response = web.Response(
+        status=status or error.status, body=error.body(request.path), content_type="application/json"
+    )
+    response.headers["Server"] = headers.SERVER
+    response.headers[headers.REQUEST_ID] = headers.request_id(request)
+    if error.retry_after_seconds is not None:
+        response.headers["Retry-After"] = str(error.retry_after_seconds)
+    if error.should_retry is not None:
+        response.headers["x-should-retry"] = str(error.should_retry).lower()
+    if isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response

@@ -10,12 +10,15 @@ from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_H
 from quire_common.contract.gateway import ENGINE_KEY_HEADER, TENANT_HEADER, WAIT_COMMENTS_HEADER
 from quire_gateway.tenants import TENANT
 
+SERVER = "quire-gateway"
 REQUEST_ID = "X-Request-Id"
 FORWARDED_FOR = "X-Forwarded-For"
 REPLICA = "X-Quire-Replica"
 """The replica that answered, in a cluster `namespace/pod`: it names the log to read about an answer."""
 
-_HOP_BY_HOP = frozenset(
+# Those of one hop. The gateway read and decompressed the whole body, so it sets the length and encoding; it answered
+# Expect itself. Cookies are those of the address that all models share, for example of a login in front of the gateway.
+_REQUEST_ONLY = frozenset(
     {
         "connection",
         "keep-alive",
@@ -26,27 +29,39 @@ _HOP_BY_HOP = frozenset(
         "trailer",
         "transfer-encoding",
         "upgrade",
+        "host",
+        "content-length",
+        "content-encoding",
+        "expect",
+        "cookie",
+        TENANT_HEADER.lower(),
+        ENGINE_KEY_HEADER.lower(),
+        USAGE_HEADER.lower(),
+        TRIAL_HEADER.lower(),
+        RESUMABLE_HEADER.lower(),
+        WAIT_COMMENTS_HEADER.lower(),
     }
 )
-# The gateway read and decompressed the whole body, so it sets the length and encoding; it answered Expect itself.
-# Cookies are those of the address that all models share, for example of a login in front of the gateway.
-_REQUEST_ONLY = _HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "content-encoding",
-    "expect",
-    "cookie",
-    TENANT_HEADER.lower(),
-    ENGINE_KEY_HEADER.lower(),
-    USAGE_HEADER.lower(),
-    TRIAL_HEADER.lower(),
-    RESUMABLE_HEADER.lower(),
-    WAIT_COMMENTS_HEADER.lower(),
-}
 _KEYS = frozenset({"authorization", "x-api-key", "api-key"})
 """The headers in which clients send keys. A gateway that checks keys passes on none of them."""
-# The writer of the body sets the length; the date is that of the answer to the client.
-_RESPONSE_ONLY = _HOP_BY_HOP | {"content-length", "date", "server"}
+_ANSWER = frozenset(
+    {
+        "cache-control",
+        "content-encoding",
+        "content-type",
+        "endpoint-load-metrics",
+        "retry-after",
+        "retry-after-ms",
+        "traceparent",
+        "tracestate",
+        "x-accel-buffering",
+        "x-should-retry",
+    }
+)
+"""The headers of a replica's answer that clients get. All models share the address of the gateway, so none of them may
+set cookies there, admit other sites, redirect clients or instruct a proxy."""
+_ANSWER_PREFIXES = ("x-quire-", "x-ratelimit-")
+"""The beginnings of further ones."""
 _ID_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:")
 _MAX_ID = 128
 
@@ -81,7 +96,17 @@ def to_replica(request: web.BaseRequest, *, audience: str, request_id: str) -> C
 
 def to_client(headers: CIMultiDictProxy[str], *, request_id: str, replica: str | None) -> CIMultiDict[str]:
     """Return the headers of the answer to the client; without a name of the replica, that stays hidden."""
-    passed = _without(headers, _RESPONSE_ONLY)
+    passed = CIMultiDict(
+        (name, value)
+        for name, value in headers.items()
+        if (lower := name.lower()) in _ANSWER or lower.startswith(_ANSWER_PREFIXES)
+    )
+    if "WWW-Authenticate" in headers:
+        # Other schemes let browsers ask for a password of this address.
+        passed["WWW-Authenticate"] = "Bearer"
+    # A browser must neither run an answer as a page of this address nor guess that it is one.
+    passed["Content-Security-Policy"] = "sandbox"
+    passed["X-Content-Type-Options"] = "nosniff"
     passed[REQUEST_ID] = request_id
     passed.pop(REPLICA, None)
     if replica is not None:

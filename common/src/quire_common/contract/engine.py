@@ -5,6 +5,23 @@ FETCH_COMMAND = "quire-fetch"
 """Downloads models; part of the engine's distribution and image."""
 FETCHED_VERSION = "quire-fetch: version "
 """Begins the termination message of a download that ended well; the version follows."""
+CLIENT_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/tokenize",
+    "/detokenize",
+)
+"""The paths of POST requests that gateways pass on. Other ones, for example to load an adapter or to drain, are for
+administrators of an engine, who reach it directly."""
 PROGRESS_PATH = "/progress"
 """The progress of a download as JSON, ``{"done": bytes, "total": bytes}``, on the port of the engine."""
 ENVIRONMENT_PREFIX = "QUIRE_ENGINE_"
