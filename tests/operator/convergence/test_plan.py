@@ -170,7 +170,7 @@ def test_the_table_of_conflicts_covers_every_kind_of_child() -> None:
     ids=lambda value: str(value) if isinstance(value, Ref) else "",
 )
 def test_foreign_child_withholds_the_workloads_that_would_use_it(made: Manifests, taken: Ref, is_new: bool) -> None:
-    """Pods would run with a foreign ServiceAccount, mount a foreign claim, or be reached by nobody."""
+    """Pods would run with a foreign ServiceAccount, mount a foreign claim, or have no Service."""
     leftover = Ref("Deployment", "chat") if made is ALL_OF_GROUPS else Ref("LeaderWorkerSet", "chat-group")
     foreign = {taken: child(taken, owner=None, fingerprint="")}
     ours = {manifest.ref: child(manifest.ref) for manifest in made} | {leftover: child(leftover)}

@@ -104,7 +104,7 @@ def test_secret_is_a_reference_and_changes_with_the_template(children: Children)
     }
 
 
-def test_secret_of_another_llmdeployment_of_the_same_name_is_never_used() -> None:
+def test_secret_of_another_llmdeployment_is_never_used() -> None:
     """The operator may not read Secrets, so it cannot see whose an existing one is."""
     spec = spec_of(parallelism={"tensor": 2, "nodes": 2})
     assert isinstance(spec, Spec)

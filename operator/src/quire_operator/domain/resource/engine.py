@@ -380,7 +380,7 @@ class Resources:
 
     @property
     def _gpus(self) -> dict[str, int]:
-        """The number of GPUs by resource, without those of which there are none."""
+        """The number of GPUs by resource, without resources whose number is 0."""
         names = filter(is_gpu, {**self.limits, **self.requests})
         counts = {name: max(int(amounts.get(name, "0")) for amounts in (self.limits, self.requests)) for name in names}
         return {name: count for name, count in counts.items() if count}
