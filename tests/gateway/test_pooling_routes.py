@@ -48,4 +48,5 @@ def test_the_usage_is_charged() -> None:
     vectors = ",".join(["0.125"] * 3000)
     charge.read(b'{"object":"list","data":[{"embedding":[%b]}],"usage":' % vectors.encode())
     charge.read(b'{"prompt_tokens":7,"total_tokens":7}}')
+    charge.end()
     assert charge.tokens() == 7.0
