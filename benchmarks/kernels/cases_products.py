@@ -18,14 +18,9 @@ from quire_kernels.fp8_linear import fp8_linear, quantise_weight
 from quire_kernels.linear import linear
 from quire_kernels.moe import Routes, fused_experts, route_tokens
 from quire_kernels.moe import reference as moe_reference
-from quire_kernels.skinny_linear import skinny_linear
 
 _COMPARED_TOKENS = 8
 """The rows of a mixture of experts that are compared: its reference computes one token at a time."""
-
-
-_FEW_ROWS_SIZES = ((4096, 6144), (4096, 4096), (4096, 28_672), (14_336, 4096), (4096, 128_256))
-"""Inputs and outputs of each layer of Llama-3.1-8B, and of its LM head."""
 
 
 def cases() -> list[Case]:
@@ -34,8 +29,6 @@ def cases() -> list[Case]:
         _linear(linear, 32, 4096, 28_672, quick=True),
         _linear(linear, 256, 4096, 28_672),
         _linear(linear, 2048, 4096, 28_672),
-        *(_linear(skinny_linear, rows, *sizes) for rows in (1, 4, 16) for sizes in _FEW_ROWS_SIZES),
-        _linear(skinny_linear, 8, 4096, 28_672, quick=True),
         _fp8_linear(1, 4096, 28_672),
         _fp8_linear(32, 4096, 28_672, quick=True),
         _fp8_linear(2048, 4096, 28_672),
@@ -48,8 +41,6 @@ def cases() -> list[Case]:
 def tiny_cases() -> list[Case]:
     return [
         _linear(linear, 3, 64, 96),
-        _linear(skinny_linear, 3, 64, 96),
-        _linear(skinny_linear, 5, 1024, 96),
         _fp8_linear(3, 64, 96),
         _experts(3, hidden=32, intermediate=64, experts=4),
     ]

@@ -23,7 +23,6 @@ from benchmarks.stand_in.cuda import RehearsedAccelerator, StandInCuda
 from benchmarks.stand_in.runner import MODELS, make_layout, make_runner, model_config
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.engine import Engine
-from quire_engine.model.weightless import launches_few_rows
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_kernels.triton_runtime.config import config_for, launch_config, op_tables, override, recorded
 from quire_kernels.triton_runtime.device import target_of
@@ -116,7 +115,6 @@ def rehearse_serving(arguments: argparse.Namespace, stand_in: StandIn) -> list[s
             max_model_len=LONGEST,
             graph_sizes=sizes,
             accelerator=RehearsedAccelerator(cuda),
-            backend=launches_few_rows(torch.bfloat16),
         )
         runner.capture_graphs()
         layout = make_layout(config, max_rows=ROWS, max_model_len=LONGEST)
@@ -127,14 +125,12 @@ def rehearse_serving(arguments: argparse.Namespace, stand_in: StandIn) -> list[s
         load = Load(concurrency=ROWS, requests=2 * ROWS, prompt=100, output=8)
         served = clients.serve(load)
         runner.close()
-    few_rows = sum(launched.kernel == "_skinny_linear_kernel" for launched in cuda.launches)
     counts = [
         ["requests answered", str(served.requests)],
         ["output tokens", str(served.output_tokens)],
         ["graphs captured", str(len(sizes.in_order()))],
         ["graphs replayed", str(cuda.replays)],
         ["launches", str(stand_in.launches)],
-        ["of products of few rows, without those of graphs", str(few_rows)],
     ]
     show_table(
         f"Serving over the stand-in: {arguments.model}'s shape",
@@ -144,8 +140,6 @@ def rehearse_serving(arguments: argparse.Namespace, stand_in: StandIn) -> list[s
     )
     wanted = load.requests * load.output
     failures = [] if cuda.replays else ["no graph was replayed"]
-    if not few_rows:
-        failures.append("no product of few rows was launched")
     if served.output_tokens != wanted:
         failures.append(f"{served.output_tokens} output tokens instead of {wanted}")
     return failures

@@ -159,8 +159,6 @@ class ParallelOptions:
     """The longest time at a start to wait for the other nodes."""
     secret_file: Path | None = None
     """The file of the group's secret; None means the variable ``SECRET_VARIABLE``."""
-    disable_custom_all_reduce: bool = False
-    """Let NCCL add everything that ranks on GPUs add, without a trial of symmetric memory."""
 
     @property
     def ranks(self) -> int:

@@ -251,9 +251,6 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
         _flag("pipeline-parallel-size", Integer(1, 64), "the number of stages among which the layers are divided "
               "evenly, for quire's own model families. As many steps run at once as there are stages, each with other "
               "sequences. Each stage has --tensor-parallel-size processes", "1"),
-        _flag("disable-custom-all-reduce", Switch(), "let NCCL add everything that the GPUs of --tensor-parallel-size "
-              "add. Otherwise the start also tries symmetric memory on one machine, and uses it for the sizes of sums "
-              "that it adds faster; the start report names the choice"),
         _flag("data-parallel-size", Integer(1), "the number of engines behind one address; only 1 is supported", "1"),
         _flag("threads", Integer(1, 1024), "the number of compute threads of the engine, which the ranks of "
               "--tensor-parallel-size divide among them",

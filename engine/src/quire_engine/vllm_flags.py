@@ -24,6 +24,7 @@ ALIASES = {
 
 ALWAYS = frozenset(
     {
+        "disable-custom-all-reduce",
         "disable-log-requests",
         "disable-uvicorn-access-log",
         "enable-auto-tool-choice",

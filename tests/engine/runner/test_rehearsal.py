@@ -31,7 +31,7 @@ from quire_engine.model.decoder import joined_linears
 from quire_engine.model.eagle import EagleHead
 from quire_engine.model.families import FAMILIES
 from quire_engine.model.linear import Fp8LinearBackend, LinearBackend, TorchLinearBackend
-from quire_engine.model.weightless import build_weightless, launches_few_rows
+from quire_engine.model.weightless import build_weightless
 from quire_engine.runner.adapter_store import RunnerAdapters
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.staging import StepStaging
@@ -95,14 +95,11 @@ def make(
     sizes: GraphSizes,
     adapters: bool = False,
     fp8: bool = False,
-    few_rows: bool = False,
     most_drafts: int = 0,
     drafter: str = "",
 ) -> Rehearsal:
     config = config_of_model()
     backend: LinearBackend | None = Fp8LinearBackend(TorchLinearBackend(torch.bfloat16)) if fp8 else None
-    if few_rows:
-        backend = launches_few_rows(torch.bfloat16)
     model, pool = build_weightless(config, torch.bfloat16, LONGEST, backend), None
     # A draft model with other heads than the target's, or a head with the target's first layer.
     draft = None
@@ -276,25 +273,6 @@ def test_a_step_with_adapters_is_launched_and_captured(cuda: StandInCuda) -> Non
     output = rehearsal.runner.execute(replace(step, admitted=admitted)).sample().wait()
     assert output.token_ids == [0, 0] and cuda.replays == 1
     rehearsal.runner.close()
-
-
-@pytest.mark.parametrize("sizes", [EAGER, CAPTURED], ids=["launch by launch", "captured, padded"])
-def test_products_of_few_rows_are_launched_and_captured(cuda: StandInCuda, sizes: GraphSizes) -> None:
-    """Steps of up to 16 rows have our kernel, also in graphs; only the LM head is outside of them."""
-    rehearsal = make(cuda, sizes=sizes, few_rows=True)
-    captured = len(cuda.launches)
-    answers, counters = serve(rehearsal)
-    assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
-    rows = [
-        (launched.arguments["rows"], launched.arguments["outputs"])
-        for launched in cuda.launches
-        if launched.kernel == "_skinny_linear_kernel"
-    ]
-    assert {1, 2} <= {count for count, _ in rows} <= set(range(1, 17))
-    if sizes.decode:
-        after = [launched for launched in cuda.launches[captured:] if launched.kernel == "_skinny_linear_kernel"]
-        assert after and {launched.arguments["outputs"] for launched in after} == {RAW["vocab_size"]}
-        assert cuda.names.count("_skinny_linear_kernel") > len(after), "replays launch it too"
 
 
 FUSED = {"_rms_norm_kernel", "_gated_fp8_kernel"}

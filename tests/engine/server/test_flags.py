@@ -41,7 +41,6 @@ EVERY_FLAG = """\
     --kv-cache-dtype fp8 --gpu-memory-utilization 0.5
     --no-enable-prefix-caching --share-prefixes all
     --tensor-parallel-size 1 --data-parallel-size 1 --pipeline-parallel-size 1 --threads 3
-    --disable-custom-all-reduce
     --nnodes 1 --node-rank 0 --master-addr leader.example --master-port 7000 --distributed-timeout-seconds 5
     --group-secret-file gs
     --host 127.0.0.1

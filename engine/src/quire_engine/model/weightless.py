@@ -16,7 +16,6 @@ from quire_engine.model.config import ModelConfig
 from quire_engine.model.decoder import find_family
 from quire_engine.model.layers import DecoderStack
 from quire_engine.model.linear import Linear, LinearBackend
-from quire_engine.model.linear.skinny import ALL_ROWS, SkinnyLinearBackend
 
 _MATRIX = 2
 _EMBEDDING, _ROUTER = "model.embed_tokens.weight", "gate.weight"
@@ -69,23 +68,3 @@ class _Backend:
         outputs, dtype = weight.shape[0], self.dtype
         layer: Callable[[Tensor], Tensor] = lambda x: torch.empty((x.shape[0], outputs), dtype=dtype)  # noqa: E731
         return layer
-
-
-def launches_few_rows(dtype: torch.dtype) -> LinearBackend:
-    """Return a backend whose layers launch our kernel for few rows, and compute nothing for others."""
-    return _WithMemory(SkinnyLinearBackend(_Backend(dtype), default=ALL_ROWS))
-
-
-class _WithMemory:
-    """A backend whose weights have memory, which layers of one size share."""
-
-    def __init__(self, backend: LinearBackend) -> None:
-        self._backend = backend
-        self._memory: dict[torch.Size, Tensor] = {}
-        self.name, self.weights, self.dtype = backend.name, backend.weights, backend.dtype
-        self.bytes_per_weight, self.copies = backend.bytes_per_weight, backend.copies
-
-    def pack(self, weight: Tensor, bias: Tensor | None, *, precise: bool = False) -> Linear:
-        if weight.shape not in self._memory:
-            self._memory[weight.shape] = torch.empty(weight.shape, dtype=self.dtype)
-        return self._backend.pack(self._memory[weight.shape], bias, precise=precise)

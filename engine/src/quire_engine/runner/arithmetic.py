@@ -55,14 +55,12 @@ class Arithmetic:
     backend: LinearBackend
     timings: Timings | None = None
     """None if nothing was timed because there was only one candidate."""
-    products: tuple[str, ...] = ()
-    """On a GPU: the measured products of few rows, for the start report."""
 
     @property
     def lines(self) -> list[str]:
         """The choice and the times on which it is based, for the start report."""
         if self.timings is None:
-            return [f"{dtype_name(self.dtype)} by {self.backend.name}", *self.products]
+            return [f"{dtype_name(self.dtype)} by {self.backend.name}"]
         rows = f"{', '.join(map(str, ROWS[:-1]))} and {ROWS[-1]} rows"
         told = [
             f"{dtype_name(self.dtype)} by {self.backend.name}: the fastest over {rows} of a layer",

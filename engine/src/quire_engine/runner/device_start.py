@@ -23,7 +23,6 @@ from quire_engine.runner.device.drafting import draft_graph_sizes
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
-from quire_engine.runner.device_prompts import choose_prompt_attention
 from quire_engine.runner.device_runner import DeviceDraft, DeviceRunner
 from quire_engine.runner.device_stage import DeviceStage
 from quire_engine.runner.device_steps import DeviceParts
@@ -84,12 +83,8 @@ def start_on_device(
     began = time.perf_counter()
     if linked := link_shipped_kernels():
         _log.info("found %d compiled Triton kernels in the image", linked)
-    attention = all_reduce = ""
-    if memory is not None:
-        chosen = choose_prompt_attention(config, model.cached_shape, model.device, model.dtype, model.cache_dtype)
-        model, attention = replace(model, prompts=chosen.attention), chosen.line
     if group is not None:
-        all_reduce = group.connect(model.shape.hidden_size, model.dtype)
+        group.connect()
     uses = [] if memory is None else _measure_devices(config, model, sizes, memory, group)
     size = _size_cache(config, model, uses)
     layout = make_layout(model.cached_shape, config.cache.block_size, size)
@@ -119,7 +114,6 @@ def start_on_device(
         size=size,
         measured=measured,
         memory=_memory_use(uses[0] if uses else None, sizes, free),
-        choices=tuple(filter(None, (attention, all_reduce))) if memory is not None else (),
         cache_seconds=made - began,
         warm_up_seconds=time.perf_counter() - made,
     )
@@ -235,7 +229,6 @@ def make_rank_runner(
             in_flight=max(2, config.parallel.pipeline),
             device=model.device,
             deterministic=config.device.deterministic,
-            prompts=model.prompts,
         )
         if config.parallel.pipeline > 1 and rank != topology_of(config.parallel).sampler:
             return DeviceStage(parts)

@@ -14,7 +14,7 @@ from quire_engine.runner.device.swap import DeviceSwapper
 from quire_engine.runner.inputs import table_blocks
 from quire_engine.runner.kv_cache import allocate_swap_space
 from quire_kernels.kv_cache import KVCache
-from quire_kernels.paged_attention.plan import PromptAttention, allocate_workspace, fixed_split_tokens
+from quire_kernels.paged_attention.plan import allocate_workspace, fixed_split_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,6 @@ class DeviceParts:
     deterministic: bool = False
     accelerator: Accelerator | None = None
     """None is that of the device."""
-    prompts: PromptAttention | None = None
-    """Attention of another library for steps with prompts."""
 
     @property
     def most_draws(self) -> int:
@@ -69,7 +67,6 @@ class DeviceSteps:
             head_dim=max(cache.head_dim for cache in caches),
             device=caches[0].keys.device,
             split_tokens=fixed_split_tokens(parts.max_model_len) if parts.deterministic else None,
-            prompts=parts.prompts,
         )
 
     def _make_passes(

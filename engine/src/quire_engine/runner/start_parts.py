@@ -13,7 +13,6 @@ from quire_engine.runner.cache_size import CacheDemand, CacheSize
 from quire_engine.runner.draft_start import Draft, with_draft_layers
 from quire_engine.runner.start_report import MemoryUse
 from quire_engine.runner.warm_up import Measured
-from quire_kernels.paged_attention.plan import PromptAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,6 @@ class ModelInMemory:
     reserved_bytes: int = 0
     """Host memory that is left to adapters which are not loaded yet, and to the states of a draft head."""
     draft: Draft | None = None
-    prompts: PromptAttention | None = None
-    """Attention of another library for steps with prompts, on a GPU."""
 
     @property
     def cached_shape(self) -> ModelShape:
@@ -54,8 +51,6 @@ class WarmRunner:
     memory: MemoryUse
     sharing: str = ""
     """The numbers of tokens from which steps are shared among threads, as text; empty if that does not apply."""
-    choices: tuple[str, ...] = ()
-    """The choices that a GPU's start has made by times, as lines of the start report."""
     cache_seconds: float
     """The seconds to size and allocate the KV cache."""
     warm_up_seconds: float

@@ -36,7 +36,6 @@ from quire_engine.runner.arithmetic import (
 )
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
-from quire_engine.runner.device_products import may_time_products, with_fast_few_rows
 from quire_engine.runner.device_search import Place, find_place
 from quire_engine.runner.draft_start import Draft, DraftCandidate, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, largest_groups
@@ -224,11 +223,7 @@ def _choose_arithmetic(config: EngineConfig, shape: ModelShape, place: Place, th
     else:
         stored = stored_dtype(config.model.path, config.model.overrides)
         dtype = resolve_gpu_dtype(config.model.dtype, stored, config.model.quantization)
-    backend = untimed_backend(config, dtype, place.device.type)
-    products: tuple[str, ...] = ()
-    if place.gpu is not None and may_time_products(config):
-        backend, products = with_fast_few_rows(backend, shape, place.device)
-    return Arithmetic(dtype=dtype, backend=backend, products=products)
+    return Arithmetic(dtype=dtype, backend=untimed_backend(config, dtype, place.device.type))
 
 
 def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
@@ -332,7 +327,7 @@ def _report(
         memory=warm.memory,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         no_graphs=_no_graphs(config) if warm.memory.graphs is not None else None,
-        arithmetic=(*arithmetic.lines, *warm.choices),
+        arithmetic=tuple(arithmetic.lines),
         cpu=None if place.gpu is not None or config.cpu is None else config.cpu.sentence,
         threads=warm.sharing,
     )

@@ -67,10 +67,6 @@ def paged_attention(
     group = heads // cache.kv_heads
     if reason := unsupported_shape(head_dim, group):
         refuse(op, "q", f"has {reason}")
-    prompts = plan.workspace.prompts
-    plain = soft_cap is None and sinks is None
-    if prompts is not None and prompts.attends(plan, plain=plain):
-        return prompts(q, cache, plan, scale, out)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     fixed = plan.workspace.split_tokens

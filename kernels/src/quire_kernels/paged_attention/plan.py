@@ -8,14 +8,12 @@ Legend: T query tokens, B sequences, HQ query heads, D head dim, S block size, M
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_kernels.checks import refuse
-from quire_kernels.kv_cache import KVCache
 from quire_kernels.paged_attention.schedule import ITEM_FIELDS, JOIN_FIELDS, LISTS_AT, MAX_SHORT_QUERIES, RULES_AT, Rule
 
 _LARGEST_HEAD_DIM = 256
@@ -31,20 +29,12 @@ _LONG_FIXED_SPLIT = 1024
 _LONG_CONTEXT = 65_536
 
 
-class PromptAttention(Protocol):
-    """Attention of another library: see ``flash.FlashAttention``."""
-
-    def attends(self, plan: "DevicePlan", *, plain: bool) -> bool: ...
-
-    def __call__(self, q: Tensor, cache: KVCache, plan: "DevicePlan", scale: float, out: Tensor | None) -> Tensor: ...
-
-
 class Workspace:
     """The memory that all layers and steps of a stream share: partial results, and a schedule for each kind of layer.
 
     ``buffer`` is float32 and flat, because layers may differ in heads and head dim. If ``split_tokens`` is set, every
     split has this size, and a token's result depends neither on the batch nor on how its sequence was divided into
-    steps. ``None`` gives short contexts smaller splits. ``prompts`` computes steps in place of the Triton kernels.
+    steps. ``None`` gives short contexts smaller splits.
     """
 
     def __init__(
@@ -54,10 +44,8 @@ class Workspace:
         partials: int,
         split_tokens: int | None,
         max_tokens: int,
-        prompts: "PromptAttention | None" = None,
     ) -> None:
         self.buffer = buffer
-        self.prompts = prompts
         self.partials = partials
         self.split_tokens = split_tokens
         self.max_tokens = max_tokens
@@ -161,14 +149,12 @@ def allocate_workspace(
     device: torch.device,
     partials: int | None = None,
     split_tokens: int | None = None,
-    prompts: "PromptAttention | None" = None,
 ) -> Workspace:
     """Return a workspace for all layers and steps. ``heads`` and ``head_dim`` are those of the widest layer.
 
     max_tokens    the query tokens of the largest step, padding included
     partials      the partial results of a token (all heads) to have room for; None: ``workspace_partials``
     split_tokens  fixes the size of splits (``fixed_split_tokens``)
-    prompts       attention of another library for the steps that it ``attends``
     """
     op = "allocate_workspace"
     partials = workspace_partials(heads, head_dim) if partials is None else partials
@@ -183,7 +169,6 @@ def allocate_workspace(
         partials=partials,
         split_tokens=split_tokens,
         max_tokens=max_tokens,
-        prompts=prompts,
     )
 
 

@@ -24,14 +24,13 @@ import torch
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.model.config import ModelConfig, load_config, parse_config
 from quire_engine.model.families import FAMILIES
-from quire_engine.model.weightless import build_weightless, launches_few_rows
+from quire_engine.model.weightless import build_weightless
 from quire_engine.runner.device.accelerator import InterpretedAccelerator
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device_runner import DeviceRunner
 from quire_engine.runner.device_steps import DeviceParts
 from quire_engine.runner.warm_up import SHORT_CHUNKS, warm_up
 from quire_kernels.kv_cache import allocate_kv_cache
-from quire_kernels.skinny_linear import DTYPES
 from quire_kernels.triton_runtime.stand_in import first_tokens, standing_in
 from quire_kernels.triton_runtime.target import AMD_ARCHITECTURES
 
@@ -185,9 +184,7 @@ def compile_for(
         )
         runner = DeviceRunner(
             DeviceParts(
-                model=build_weightless(
-                    config, dtype, sizes.max_model_len, launches_few_rows(dtype) if dtype in DTYPES else None
-                ),
+                model=build_weightless(config, dtype, sizes.max_model_len),
                 caches=tuple(
                     allocate_kv_cache(
                         num_blocks=sizes.blocks + 1,

@@ -19,12 +19,8 @@ from torch import Tensor
 
 from quire_engine.model.divided import OneRank, TensorGroup
 from quire_engine.runner.device.accelerator import Mark
-from quire_engine.runner.parallel.all_reduce_choice import TOKENS, AllReduceFacts
-from quire_engine.runner.parallel.all_reduce_start import AllReduceChoice, FasterSums, Trial, choose_all_reduce
 from quire_engine.runner.parallel.collectives import collectives_of
 from quire_engine.runner.parallel.rank_store import RankStore
-from quire_engine.runner.parallel.symmetric_memory import SymmetricMemory, has_symmetric_memory
-from quire_engine.runner.parallel.together import Together
 from quire_engine.runner.parallel.topology import Topology
 
 
@@ -41,24 +37,17 @@ class DeviceGroup:
         self._in_order = in_order
         self._distributed = distributed
         self.group: Any = None
-        self.faster_sums: FasterSums | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        if self.faster_sums is not None and (found := self.faster_sums(x)) is not None:
-            return found
         if not self._in_order:
-            return self.add_by_library(x)
+            self._distributed.all_reduce(x, group=self.group)
+            return x
         first, *others = self._gathered(x)
         total = first.float()
         for other in others:
             total += other
         return total.to(x.dtype)
-
-    def add_by_library(self, x: Tensor) -> Tensor:
-        """Return the sum of a contiguous ``x``, which is changed, by NCCL or gloo."""
-        self._distributed.all_reduce(x, group=self.group)
-        return x
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         widest = max(widths)
@@ -133,7 +122,6 @@ class DeviceRanks:
     ) -> None:
         """Create it without connections, and own the store. See ``DeviceGroup`` and ``DeviceStream``."""
         self._topology, self._rank, self._store, self._device = topology, rank, store, device
-        self._mark, self._in_order = mark, in_order
         self._distributed = distributed
         self._joined = False
 
@@ -174,42 +162,6 @@ class DeviceRanks:
             )
             if self._rank in ranks:
                 self._use(group, ranks)
-
-    def choose_all_reduce(self, columns: int, dtype: torch.dtype, *, disabled: bool) -> str:
-        """Choose how the tensor group adds, and return the choice as text; empty without a group.
-
-        All ranks call this when they have connected. Raise RuntimeError if one of them is gone.
-
-        columns   the hidden size
-        disabled  let NCCL add everything
-        """
-        if self._group is None:
-            return ""
-        ranks = self._topology.tensor_group(self._rank)
-        facts = AllReduceFacts(
-            disabled=disabled,
-            in_order=self._in_order,
-            on_one_node=self._topology.shares_memory(self._rank),
-            device_type=self._device.type,
-            hip=torch.version.hip,
-            ranks=len(ranks),
-            dtype=str(dtype).removeprefix("torch."),
-            torch_version=str(torch.__version__),
-            has_memory=has_symmetric_memory(),
-        )
-        trial = Trial(
-            together=Together(self._store, "all-reduce", self._rank, ranks),
-            place=self._rank - ranks[0],
-            nccl=self._group.add_by_library,
-            mark=self._mark,
-            device=self._device,
-            dtype=dtype,
-            columns=columns,
-        )
-        memory = SymmetricMemory(self._group.group, elements=TOKENS[-1] * columns, dtype=dtype, device=self._device)
-        chosen: AllReduceChoice = choose_all_reduce(facts, trial, memory)
-        self._group.faster_sums = chosen.sums
-        return chosen.line
 
     def _use(self, group: Any, ranks: Sequence[int]) -> None:
         if self._group is not None and tuple(ranks) == tuple(self._topology.tensor_group(self._rank)):

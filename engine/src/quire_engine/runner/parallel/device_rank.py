@@ -132,11 +132,6 @@ class DeviceRank:
     def _connect(self) -> None:
         try:
             self._devices.connect(self._config.parallel.join_timeout_seconds)
-            self._devices.choose_all_reduce(
-                self._model.shape.hidden_size,
-                self._model.dtype,
-                disabled=self._config.parallel.disable_custom_all_reduce,
-            )
         except RuntimeError as error:
             raise EngineStartError(f"the ranks cannot connect their GPUs: {error}") from error
 

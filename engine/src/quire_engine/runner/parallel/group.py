@@ -73,7 +73,6 @@ class RankGroup:
         parallel = config.parallel
         self._gpu = gpu
         self._connect_seconds = parallel.join_timeout_seconds
-        self._sums_by_library = parallel.disable_custom_all_reduce
         self._topology = topology_of(parallel)
         self._samplers: range | tuple[int, ...] = (self._topology.sampler,)
         if runs_triton(device.type) and self._topology.stages == 1:
@@ -149,8 +148,8 @@ class RankGroup:
                 found.append(message.available)
         return min(found, key=lambda available: available.size, default=None)
 
-    def connect(self, hidden_size: int, dtype: torch.dtype) -> str:
-        """Let ranks on GPUs meet, and return how they add, as text; from now on the loss of a rank is final.
+    def connect(self) -> None:
+        """Let ranks on GPUs meet; from now on the loss of a rank is final.
 
         Raise EngineStartError if they cannot meet.
         """
@@ -159,7 +158,6 @@ class RankGroup:
         self._broadcast(Connect())
         try:
             self._devices.connect(self._connect_seconds)
-            return self._devices.choose_all_reduce(hidden_size, dtype, disabled=self._sums_by_library)
         except RuntimeError as error:
             raise EngineStartError(f"the ranks cannot connect their GPUs: {error}") from error
 
