@@ -52,6 +52,8 @@ class Replica:
         self.adapters: dict[str, AdapterState] = {}
         """The states of its adapters, by name."""
         self.scraped = asyncio.Event()
+        self.answers_scrapes = asyncio.Event()
+        self.answers_scrapes.set()
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -126,6 +128,7 @@ class Replica:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self.scraped.set()
+        await self.answers_scrapes.wait()
         return web.Response(text=LOAD.format(**self.load) + "".join(f"{n} {v}\n" for n, v in self.told.items()))
 
     async def _adapters(self, request: web.Request) -> web.Response:

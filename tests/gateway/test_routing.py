@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+from time import monotonic
 
 import pytest
 from aiohttp import web
@@ -325,3 +326,31 @@ async def test_administrative_route_reaches_no_replica(gateway, replicas, path: 
     async with gateway.client.post(URL(gateway.url + path, encoded=True), json={"model": "chat"}) as response:
         assert response.status == 404 and (await response.json())["error"]["code"] == "not_found"
     assert replica.bodies == []
+
+
+async def test_replica_that_answers_no_scrape_comes_after_the_others(gateway, replicas, monkeypatch):
+    monkeypatch.setattr("quire_gateway.scrape.SCRAPE_SECONDS", 0.05)
+    monkeypatch.setattr("quire_gateway.fleet._SILENT_SECONDS", 0.1)
+    fleet = [await replicas(f"chat-{number}") for number in range(3)]
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+    backends = gateway.gateway.fleet.pools["chat"].backends
+
+    async def until_silent(*numbers: int) -> None:
+        for number, replica in enumerate(fleet):
+            (replica.answers_scrapes.clear if number in numbers else replica.answers_scrapes.set)()
+        while {number for number in range(3) if backends[f"chat-{number}"].is_silent(monotonic())} != set(numbers):
+            await asyncio.sleep(0.005)
+
+    async def served_by() -> set[object]:
+        return {(await gateway.complete())[1]["served_by"] for _ in range(30)}
+
+    await until_silent(1)
+    # The others are scraped on time, although one scrape is not answered.
+    load_time = backends["chat-0"].load_time
+    while backends["chat-0"].load_time == load_time:
+        await asyncio.sleep(0.005)
+    assert await served_by() == {"chat-0", "chat-2"}
+    await until_silent(0, 1, 2)
+    assert await served_by() == {"chat-0", "chat-1", "chat-2"}
+    await until_silent()
+    assert await served_by() == {"chat-0", "chat-1", "chat-2"}

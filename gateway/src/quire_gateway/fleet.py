@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from quire_common.contract.adapters_file import AdapterState
-from quire_common.contract.gateway import STABLE, CanaryRoute, Endpoint, HoldPolicy
+from quire_common.contract.gateway import SCRAPE_SECONDS, STABLE, CanaryRoute, Endpoint, HoldPolicy
 from quire_common.contract.tracks import load_level
 from quire_common.routing.balance import Candidate, Hold, Load, pick
 from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
@@ -22,6 +22,8 @@ from quire_gateway.prompt import TokensPerByte
 from quire_gateway.tracks import WARM_UP_SECONDS, TrackedAttempt, Tracks
 
 _MAX_LOAD_AGE_SECONDS = 5.0
+_SILENT_SECONDS = 2 * SCRAPE_SECONDS
+"""A replica that answers no scrape for this long is asked only if no other one can be."""
 _SUSPECT_SECONDS = 0.5
 _MAX_SUSPECT_SECONDS = 10.0
 _TYPICAL_RUNNING = 16
@@ -58,6 +60,8 @@ class Backend:
     suspect_until: float = 0.0
     ready_since: float | None = None
     """When it became ready; None while it is not."""
+    asked_since: float | None = None
+    """When the first scrape started that it has not answered; None if it has answered the last one."""
     adapters: dict[str, AdapterState] = field(default_factory=dict)
     """The states of its adapters, by their names in requests."""
 
@@ -69,6 +73,18 @@ class Backend:
     def is_suspect(self, now: float) -> bool:
         """Return whether it failed so recently that other replicas are asked first."""
         return now < self.suspect_until
+
+    def note_asked(self, now: float) -> None:
+        """Record that a scrape of it starts."""
+        self.asked_since = now if self.asked_since is None else self.asked_since
+
+    def note_answered(self) -> None:
+        """Record that it answers a scrape, in whatever way."""
+        self.asked_since = None
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether it has not answered its last scrapes. Its process may hang, or its machine may be gone."""
+        return self.asked_since is not None and now - self.asked_since >= _SILENT_SECONDS
 
     @contextmanager
     def request(self, prompt_tokens: float) -> Iterator[None]:
@@ -138,7 +154,7 @@ class Backend:
             sent_tokens=self.sent_tokens - self.load_sent_tokens if is_recent else self.in_flight_tokens,
             prefix_share=prefix_share,
             ready=self.is_ready,
-            suspect=self.is_suspect(now),
+            suspect=self.is_suspect(now) or self.is_silent(now),
             load_seconds=0.0 if adapter is None else self.load_seconds(adapter),
         )
 

@@ -1,24 +1,25 @@
 """Scrapes the load of every replica once a second: queue, running requests, KV cache usage, pending prompt tokens.
 
 It feeds ``fleet``, whose figures the routing policy compares. A replica that does not answer is not dead: its load is
-unknown, and only the gateway's own requests count.
+unknown, and only the gateway's own requests count. Users choose the image that answers, so an answer has a small bound
+and is read at a cost that delays nobody's requests, and no replica is waited for longer than the period.
 """
 
 import asyncio
-import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
+import msgspec
 
 from quire_common.contract import engine
-from quire_common.contract.adapters_file import ADAPTERS_PATH, parse_report
+from quire_common.contract.adapters_file import ADAPTERS_PATH, AdapterState
 from quire_common.contract.gateway import SCRAPE_SECONDS
+from quire_common.metrics_page import MAX_PAGE_BYTES, points
 from quire_common.routing.balance import Load
 from quire_common.routing.speed import PrefillRate, Rate
 from quire_gateway.fleet import Backend, Fleet
@@ -44,7 +45,8 @@ NAMES = frozenset(
 _ADAPTERS_EVERY = 2
 """Reports of adapters are read at each second scrape, because they are long."""
 _TIMEOUT = aiohttp.ClientTimeout(total=2.0)
-_MAX_BYTES = 2**20
+_MAX_REPORT_BYTES = 2**19
+"""About 2,000 adapters."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,16 +72,14 @@ class Page:
 
 def parse_page(text: str) -> Page | None:
     """Return the figures, summed over labels; None if a gauge that every engine has is missing."""
-    lines = [line for line in text.splitlines() if line.partition("{")[0].partition(" ")[0] in NAMES]
     sums: dict[str, float] = {}
     kv_tokens = 0.0
     try:
-        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-            for sample in family.samples:
-                sums[sample.name] = sums.get(sample.name, 0.0) + float(sample.value)
-                if sample.name == engine.CACHE_CONFIG:
-                    kv_tokens += _kv_tokens(sample.labels)
-    except (ValueError, IndexError, KeyError, OverflowError):
+        for point in points(text, NAMES, (engine.CACHE_CONFIG,)):
+            sums[point.name] = sums.get(point.name, 0.0) + point.value
+            if point.name == engine.CACHE_CONFIG:
+                kv_tokens += _kv_tokens(point.labels)
+    except (ValueError, OverflowError):
         return None
     if not {engine.RUNNING, engine.WAITING, engine.KV_USAGE} <= sums.keys() or not all(
         0 <= value < math.inf for value in sums.values()
@@ -117,6 +117,17 @@ async def read_capped(content: aiohttp.StreamReader, limit: int) -> bytes:
     return bytes(body)
 
 
+class _Adapter(msgspec.Struct):
+    """The part of an adapter's report that the gateway reads."""
+
+    name: str
+    state: AdapterState
+
+
+class _Report(msgspec.Struct):
+    adapters: Sequence[_Adapter]
+
+
 @dataclass(slots=True)
 class _History:
     """The figures of one replica over its scrapes."""
@@ -133,59 +144,84 @@ class Scraper:
         self._fleet = fleet
         self._session = session
         self._histories: dict[str, _History] = {}
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        """The scrapes that are not answered yet, by the replica's address."""
         self._due = asyncio.Event()
         self._turn = 0
 
     async def run(self) -> None:
         """Scrape once a second until cancelled."""
-        while True:
-            started = monotonic()
-            await self.scrape_all()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, SCRAPE_SECONDS - (monotonic() - started))):
-                    await self._due.wait()
-            self._due.clear()
+        try:
+            while True:
+                started = monotonic()
+                await self.scrape_all()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, SCRAPE_SECONDS - (monotonic() - started))):
+                        await self._due.wait()
+                self._due.clear()
+        finally:
+            for task in self._asked.values():
+                task.cancel()
 
     def scrape_now(self) -> None:
         """Scrape without waiting for the next turn, because there are new replicas."""
         self._due.set()
 
     async def scrape_all(self) -> None:
-        """Scrape every replica once, all at the same time."""
+        """Scrape every replica that owes no answer, all at the same time.
+
+        Wait for their answers, but not longer than the period: one that hangs must not let the others' figures age.
+        """
         backends = self._fleet.backends()
         self._histories = {b.endpoint.url: self._histories.get(b.endpoint.url) or _History() for b in backends}
-        reports = [b for b in backends if self._fleet.serves_adapters(b)] if self._turn % _ADAPTERS_EVERY == 0 else []
+        for backend in backends:
+            if (url := backend.endpoint.url) not in self._asked:
+                has_report = self._turn % _ADAPTERS_EVERY == 0 and self._fleet.serves_adapters(backend)
+                self._asked[url] = asyncio.create_task(self._scrape_one(backend, has_report=has_report))
         self._turn += 1
-        await asyncio.gather(*map(self._scrape, backends), *map(self._scrape_adapters, reports))
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=SCRAPE_SECONDS)
+        for url, task in list(self._asked.items()):
+            if task.done():
+                del self._asked[url]
+                task.result()
+
+    async def _scrape_one(self, backend: Backend, *, has_report: bool) -> None:
+        await self._scrape(backend)
+        if has_report:
+            await self._scrape_adapters(backend)
 
     async def _scrape_adapters(self, backend: Backend) -> None:
         """Read which adapters a replica has; without an answer, what is known of it stays."""
         url = f"{backend.endpoint.url}{ADAPTERS_PATH}"
         try:
             async with self._session.get(url, timeout=_TIMEOUT) as response:
-                body = await read_capped(response.content, _MAX_BYTES) if response.status == 200 else b"{}"
-            report = parse_report(json.loads(body))
+                body = await read_capped(response.content, _MAX_REPORT_BYTES) if response.status == 200 else b"{}"
+            report = msgspec.json.decode(body, type=_Report)
         except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError) as error:
             _log.debug("reading the adapters failed: %s: %s", url, error)
             return
-        if report is not None:
-            backend.adapters = {adapter.name: adapter.state for adapter in report.adapters}
+        backend.adapters = {adapter.name: adapter.state for adapter in report.adapters}
 
     async def _scrape(self, backend: Backend) -> None:
         url = f"{backend.endpoint.url}{engine.METRICS_PATH}"
         in_flight, sent_tokens = backend.in_flight, backend.sent_tokens
+        backend.note_asked(monotonic())
         try:
             async with self._session.get(url, timeout=_TIMEOUT) as response:
+                backend.note_answered()
                 if response.status != 200:
                     return
-                text = (await read_capped(response.content, _MAX_BYTES)).decode()
+                text = (await read_capped(response.content, MAX_PAGE_BYTES)).decode()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             _log.debug("scrape failed: %s: %s", url, error)
             return
         page = parse_page(text)
         if page is None:
             return
-        now, history = monotonic(), self._histories[backend.endpoint.url]
+        now, history = monotonic(), self._histories.get(backend.endpoint.url)
+        if history is None:
+            return  # the replica has gone since it was asked
         load = Load(
             running=page.running,
             waiting=page.waiting,

@@ -18,7 +18,7 @@ from quire_cli.inspection.load import (
     reading_of,
 )
 from quire_common.contract import engine as m
-from quire_operator.domain.autoscaling.engine_metrics import Point
+from quire_common.metrics_page import Point
 from quire_operator.domain.autoscaling.observation import Histogram
 
 BOUNDS = (0.1, 1.0, math.inf)

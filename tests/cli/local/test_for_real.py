@@ -20,7 +20,7 @@ from quire_cli.local.process import ProcessIdentity, identify, session_members
 from quire_cli.local.state import read_state, run_folder, state_home
 from quire_cli.local.supervision import free_port
 from quire_common.contract.engine import LIVE_PATH, METRICS_PATH, READY_PATH
-from quire_operator.adapters.metrics.scrape import points
+from quire_common.metrics_page import points
 from quire_operator.domain.autoscaling.engine_metrics import NAMES, SPECULATION_NAMES
 
 DOCUMENT = """\

@@ -1,11 +1,14 @@
 """GET over loopback: invalid answers and their reasons."""
 
 import asyncio
+import gzip
 
 import pytest
 from aiohttp import web
 
 from quire_operator.adapters.metrics.pages import NoPage, Pages
+
+BOMB = gzip.compress(bytes(2**24))
 
 
 @pytest.fixture
@@ -24,6 +27,9 @@ async def served():
                 for _ in range(80):
                     await response.write(b" " * 2**16)
                 return response
+            case "/bomb":
+                assert request.headers["Accept-Encoding"] == "identity"
+                return web.Response(body=BOMB, headers={"Content-Encoding": "gzip"})
             case "/short":
                 response = web.StreamResponse(headers={"Content-Length": "100"})
                 await response.prepare(request)
@@ -46,20 +52,24 @@ async def served():
 
 @pytest.fixture
 async def pages():
-    opened = Pages(timeout_seconds=60)
+    opened = Pages(timeout_seconds=60, max_bytes=2**20)
     yield opened
     await opened.aclose()
 
 
 @pytest.fixture
 async def hurried():
-    opened = Pages(timeout_seconds=0.2)
+    opened = Pages(timeout_seconds=0.2, max_bytes=2**20)
     yield opened
     await opened.aclose()
 
 
 async def test_page_is_read_completely(served, pages):
     assert await pages.read(f"{served}/good") == b"all is well"
+
+
+async def test_page_is_not_decompressed(served, pages):
+    assert await pages.read(f"{served}/bomb") == BOMB
 
 
 @pytest.mark.parametrize(

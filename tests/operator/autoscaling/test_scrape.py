@@ -4,12 +4,9 @@ import asyncio
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from quire_operator.adapters.metrics.pages import NoPage
-from quire_operator.adapters.metrics.scrape import Scraper, points
+from quire_operator.adapters.metrics.scrape import Scraper
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.ports import ReplicaAddress
 
@@ -170,25 +167,3 @@ async def test_only_reachable_replicas_are_scraped():
         ]
     )
     assert sorted(asked) == ["draining", "ready"]
-
-
-names = st.sampled_from(["vllm:num_requests_running", "quire_steps_total", "quire_steps", "go_info", "x"])
-texts = st.text(st.characters(exclude_categories=("Cs", "Cc"), exclude_characters="\x85\u2028\u2029"), max_size=8)
-label_names = st.from_regex("[a-z][a-z0-9_]{0,5}", fullmatch=True)
-numbers = st.floats(allow_nan=False) | st.integers(-5, 10**12).map(float)
-
-
-@given(st.lists(st.tuples(names, st.dictionaries(label_names, texts, max_size=3), numbers, st.booleans()), max_size=6))
-def test_pages_are_read_as_the_client_library_reads_them(series):
-    def line(name, labels, value, stamped):
-        escaped = {k: v.replace("\\", r"\\").replace('"', r"\"") for k, v in labels.items()}
-        inside = ",".join(f'{k}="{v}"' for k, v in escaped.items())
-        return f"{name}{{{inside}}} {value!r}{' 1700000000000' if stamped else ''}" if inside else f"{name} {value!r}"
-
-    page = "".join(f"{line(*one)}\n" for one in series)
-    wanted = {"vllm:num_requests_running", "quire_steps_total"}
-    theirs = [s for family in text_string_to_metric_families(page) for s in family.samples if s.name in wanted]
-    found = points(page, wanted)
-    assert sorted((p.name, sorted(p.labels.items()), p.value) for p in found) == sorted(
-        (s.name, sorted(s.labels.items()), s.value) for s in theirs
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from quire_common.contract import engine as m
-from quire_operator.domain.autoscaling.engine_metrics import Point
+from quire_common.metrics_page import Point
 from quire_operator.domain.autoscaling.observation import Histogram
 
 CACHE_QUERIES = "vllm:prefix_cache_queries_total"

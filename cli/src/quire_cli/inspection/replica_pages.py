@@ -15,9 +15,9 @@ import httpx
 from quire_cli.inspection.load import NAMES, Reading, reading_of
 from quire_cli.inspection.rights import readable
 from quire_common.contract import engine
+from quire_common.metrics_page import MAX_PAGE_BYTES, points
 from quire_common.quantities import format_duration
 from quire_operator.adapters.metrics.prometheus import Prometheus
-from quire_operator.adapters.metrics.scrape import points
 from quire_operator.adapters.wall_clock import WallClock
 from quire_operator.domain.autoscaling.prometheus_series import PrometheusOptions, Told
 from quire_operator.domain.autoscaling.supply import SAMPLE_SECONDS
@@ -167,4 +167,5 @@ def _told(told: Told | None, now: float) -> Reading | str:
 
 
 def _reading(page: str) -> Reading | str:
-    return reading_of(points(page, NAMES), time=time.time()) or _NO_ENGINE
+    found = points(page, NAMES) if len(page) <= MAX_PAGE_BYTES else []
+    return reading_of(found, time=time.time()) or _NO_ENGINE

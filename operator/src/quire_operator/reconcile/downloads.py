@@ -21,6 +21,7 @@ _PERIOD_SECONDS = 15.0
 _SECONDS_PER_DOWNLOAD = 0.25
 """With many downloads at once the period grows, so that their statuses stay below four writes a second."""
 _STALE_SECONDS = 2 * RENEWED_SECONDS
+_MAX_ANSWER_BYTES = 1024
 _MOST_BYTES = 2**53
 
 
@@ -97,6 +98,8 @@ def _url(pod: Pod) -> str:
 
 def _arrived(answer: bytes, now: float) -> Arrived | None:
     """Return the reading of a pod; None if the answer is invalid, since users choose the image that gives it."""
+    if len(answer) > _MAX_ANSWER_BYTES:
+        return None
     try:
         body = json.loads(answer)
     except (ValueError, RecursionError):

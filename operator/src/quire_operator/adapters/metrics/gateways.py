@@ -16,6 +16,7 @@ from quire_operator.domain.canary import figures
 Read = Callable[[str], Awaitable[bytes]]
 
 _TIMEOUT_SECONDS = 2.0
+_MAX_BYTES = 4 * 2**20
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class Gateways:
     def __init__(self, addresses: Callable[[], Awaitable[Sequence[str]]], *, read: Read | None = None) -> None:
         """Read over HTTP if ``read`` is None."""
         self._addresses = addresses
-        self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS)
+        self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, max_bytes=_MAX_BYTES)
         self._read = read or self._pages.read
         self._silent: frozenset[str] = frozenset()
         self.asked: int | None = None

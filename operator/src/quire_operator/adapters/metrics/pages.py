@@ -2,14 +2,13 @@
 
 ``scrape`` and ``gateways`` use it. aiohttp's client needs a fifth of the CPU time of httpx for thousands of addresses.
 It uses neither proxies nor credentials of the environment, because it connects only to pods. No secret is sent, and a
-gateway's certificate names the address for clients instead of the pod's, so it is not verified.
+gateway's certificate names the address for clients instead of the pod's, so it is not verified. Users choose the image
+that answers, so the size of a page is bounded, and it is not decompressed.
 """
 
 import asyncio
 
 import aiohttp
-
-_MAX_BYTES = 4 * 2**20
 
 
 class NoPage(Exception):
@@ -23,8 +22,8 @@ class NoPage(Exception):
 class Pages:
     """A client that implements ``Read`` of ``scrape`` and ``gateways``. It opens its session on first use."""
 
-    def __init__(self, *, timeout_seconds: float, at_once: int = 100) -> None:
-        self._timeout, self._at_once = timeout_seconds, at_once
+    def __init__(self, *, timeout_seconds: float, max_bytes: int, at_once: int = 100) -> None:
+        self._timeout, self._max_bytes, self._at_once = timeout_seconds, max_bytes, at_once
         self._session: aiohttp.ClientSession | None = None
 
     async def aclose(self) -> None:
@@ -37,7 +36,7 @@ class Pages:
             async with asyncio.timeout(self._timeout), self._opened().get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise NoPage(f"HTTP {response.status}", reason="http")
-                return await _capped(response.content)
+                return await self._capped(response.content)
         except TimeoutError:
             raise NoPage(f"no answer within {self._timeout:g} s", reason="timeout") from None
         except (aiohttp.ClientPayloadError, aiohttp.ClientResponseError) as error:
@@ -50,14 +49,20 @@ class Pages:
             connector = aiohttp.TCPConnector(limit=self._at_once, ssl=False)
             timeout = aiohttp.ClientTimeout(total=None)
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar, trust_env=False)
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=timeout,
+                cookie_jar=jar,
+                trust_env=False,
+                auto_decompress=False,
+                headers={"Accept-Encoding": "identity"},
+            )
         return self._session
 
-
-async def _capped(content: aiohttp.StreamReader) -> bytes:
-    body = bytearray()
-    async for chunk in content.iter_any():
-        body += chunk
-        if len(body) > _MAX_BYTES:
-            raise NoPage(f"over {_MAX_BYTES} bytes", reason="bad_answer")
-    return bytes(body)
+    async def _capped(self, content: aiohttp.StreamReader) -> bytes:
+        body = bytearray()
+        async for chunk in content.iter_any():
+            body += chunk
+            if len(body) > self._max_bytes:
+                raise NoPage(f"over {self._max_bytes} bytes", reason="bad_answer")
+        return bytes(body)

@@ -7,14 +7,12 @@ metrics, is absent from the result; the autoscaler decides what that means.
 
 import asyncio
 import logging
-import re
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from types import MappingProxyType
 
+from quire_common.metrics_page import MAX_PAGE_BYTES, points
 from quire_operator.adapters.metrics.pages import NoPage, Pages
-from quire_operator.domain.autoscaling.engine_metrics import LABELLED, NAMES, Point, sample_of
+from quire_operator.domain.autoscaling.engine_metrics import LABELLED, NAMES, sample_of
 from quire_operator.domain.autoscaling.observation import ReplicaPhase, ReplicaSample
 from quire_operator.ports import Clock, ReplicaAddress
 
@@ -40,7 +38,7 @@ class Scraper:
     ) -> None:
         """Read over HTTP if ``read`` is None."""
         self._clock, self._failed = clock, failed
-        self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, at_once=_AT_ONCE)
+        self._pages = Pages(timeout_seconds=_TIMEOUT_SECONDS, max_bytes=MAX_PAGE_BYTES, at_once=_AT_ONCE)
         self._read = read or self._pages.read
         self._silent: set[str] = set()
 
@@ -94,46 +92,3 @@ class Scraper:
         if url not in self._silent:
             self._silent.add(url)
             _log.warning("scrape failed: %s: %s", url, why)
-
-
-_NO_LABELS: Mapping[str, str] = MappingProxyType({})
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
-_ESCAPE = re.compile(r'\\[n"\\]')
-
-
-def points(page: str, names: Iterable[str], labelled: Container[str] | None = None) -> list[Point]:
-    """Return the series with these names in a page of Prometheus' text format, or [] if a value is not a number.
-
-    Only the series in ``labelled`` get their labels; None means all. Most of a page is not needed, and the client
-    library's parser would take several times as long. So this finds the first and the last line of each name and parses
-    only the lines between them with a regular expression.
-    """
-    text = f"\n{page}"
-    found: list[Point] = []
-    try:
-        for name in names:
-            start = f"\n{name}"
-            first = text.find(start)
-            if first < 0:
-                continue
-            end = text.find("\n", text.rfind(start) + 1)
-            needed = labelled is None or name in labelled
-            for labels, value in _line(name).findall(text, first, end if end >= 0 else len(text)):
-                found.append(Point(name, _labels(labels) if labels and needed else _NO_LABELS, float(value)))
-    except ValueError:
-        return []
-    return found
-
-
-@lru_cache(maxsize=64)
-def _line(name: str) -> re.Pattern[str]:
-    return re.compile(rf"\n{re.escape(name)}[ \t]*(?:{{(.*)}}[ \t]*|[ \t])(\S+)")
-
-
-@lru_cache(maxsize=1024)
-def _labels(text: str) -> Mapping[str, str]:
-    found = dict(_LABEL.findall(text))
-    if "\\" in text:
-        return {name: _ESCAPE.sub(lambda match: _ESCAPES[match[0]], value) for name, value in found.items()}
-    return found

@@ -5,9 +5,9 @@ It stands between the adapters, which fetch series from the replica or from Prom
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from quire_common.contract import engine as m
+from quire_common.metrics_page import Point
 from quire_operator.domain.autoscaling.observation import Histogram, ReplicaSample
 
 _BUCKETS = frozenset({m.FIRST_TOKEN_WAIT_BUCKET, m.FIRST_TOKEN_TIME_BUCKET, m.TOKEN_GAP_BUCKET})
@@ -24,14 +24,6 @@ NAMES = _GAUGES | _COUNTERS | _BUCKETS | SPECULATION_NAMES
 """All series that the autoscaler needs."""
 LABELLED = frozenset({m.CACHE_CONFIG, *_BUCKETS})
 """The series whose labels matter; all others are summed over their labels."""
-
-
-class Point(NamedTuple):
-    """The current value of one series of one replica. It is a tuple because a tick has a hundred thousand of them."""
-
-    name: str
-    labels: Mapping[str, str]
-    value: float
 
 
 def sample_of(points: Iterable[Point], *, time: float) -> ReplicaSample | None:

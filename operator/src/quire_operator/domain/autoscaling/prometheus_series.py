@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from quire_common.contract.engine import RUNNING
-from quire_operator.domain.autoscaling.engine_metrics import NAMES, Point, sample_of
+from quire_common.metrics_page import Point
+from quire_operator.domain.autoscaling.engine_metrics import NAMES, sample_of
 from quire_operator.domain.autoscaling.observation import ReplicaSample
 
 _SPLITS = "engine, finished_reason, part, le, num_gpu_blocks, block_size"
