@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,33 @@ async def test_required_calls_are_a_json_array_for_every_model(serving: Serving)
         assert calls == [("get_weather", '{"city": "Paris"}'), ("get_time", "{}")]
         assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
         assert server.engine.streams[0].params.grammar is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("cut", [{"max_tokens": 9}, {"stop": ["name"]}], ids=["max_tokens", "stop"])
+async def test_forced_call_that_is_cut_has_no_text(serving: Serving, cut: dict[str, Any], stream: bool) -> None:
+    """An answer that ends within the envelope of a required call has neither content nor calls, on all routes."""
+    tool: Any = WEATHER["function"]
+    messages = {"tools": [{"name": tool["name"], "input_schema": tool["parameters"]}], "tool_choice": {"type": "any"}}
+    responses = {"tools": [{"type": "function", **tool}], "tool_choice": "required"}
+    async with serving('[{"name": "get_weather", "parameters": {"city": "Paris"}}]', template=TEMPLATE) as server:
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/chat/completions", {"messages": ASK, "tools": [WEATHER], "tool_choice": "required", **cut}),
+            (
+                "/v1/messages",
+                {"messages": ASK, **messages, "max_tokens": cut.get("max_tokens", 99)}
+                | ({"stop_sequences": cut["stop"]} if "stop" in cut else {}),
+            ),
+        ]
+        if "max_tokens" in cut:
+            bodies.append(("/v1/responses", {"input": "Weather?", **responses, "max_output_tokens": cut["max_tokens"]}))
+        for path, body in bodies:
+            response = await server.http.post(path, json={"model": "demo", "stream": stream, **body})
+            assert response.status_code == 200, response.text
+            written = re.findall(
+                r'"(?:content|text|delta|output_text|arguments)":\s*"((?:[^"\\]|\\.)+)"', response.text
+            )
+            assert not written, response.text
 
 
 async def test_forced_call_contradicts_another_constraint(serving: Serving) -> None:

@@ -1,6 +1,7 @@
 """The schemas of answers that are forced to be tool calls, and the calls that are read from them."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -69,3 +70,19 @@ def test_forced_calls_are_parsed_in_any_chunking(size: int) -> None:
     found = [event for piece in pieces for event in named.feed(piece)] + named.finish()
     assert found[0] == CallStart(0, "push")
     assert "".join(event.text for event in found[1:] if isinstance(event, Arguments)) == text
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_forced_calls_that_are_cut_have_no_text(indent: int | None) -> None:
+    """Every beginning of an answer, whole and streamed, has the calls that it starts, and nothing else."""
+    text = json.dumps([call("push", {"value": [{"a": "]"}]}), call("clear", {})], indent=indent)
+    for length in range(len(text)):
+        for pieces in ([text[:length]], list(text[:length])):
+            parser = AnswerParser(required_calls)
+            events = [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+            assert all(isinstance(event, CallStart | Arguments) for event in events)
+            begun = re.findall(r'"name": "(\w+)",\s*"parameters": {\s*["}]', text[:length])
+            assert [event.name for event in events if isinstance(event, CallStart)] == begun
+            named = AnswerParser(named_call("push"))
+            found = [event for piece in pieces for event in named.feed(piece)] + named.finish()
+            assert found[0] == CallStart(0, "push") and not any(isinstance(event, Content) for event in found)

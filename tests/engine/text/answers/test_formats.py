@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from read_answer import Answer, read
+from read_answer import Answer, events_of, read
 
 from quire_engine.text.answers.formats import (
     REASONING_FORMATS,
@@ -18,9 +18,10 @@ from quire_engine.text.answers.formats import (
     TOOL_FORMATS,
     TOOL_NAMES,
     AnswerFormats,
+    ReasoningFormat,
     formats_of,
 )
-from quire_engine.text.answers.reader import AnswerParser, Schemas
+from quire_engine.text.answers.reader import AnswerParser, Reasoning, Schemas
 
 SCHEMAS: Schemas = {
     "typed": {
@@ -113,6 +114,45 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("f", ("invalid", r'{"a": "\ufffd\ude'))],
     ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {"a": 1}}\n</tool_call> bye',
+        "",
+        [("f", {}), ("g", {"a": 1})],
+    ),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}}</tool_call>', "", [("f", {})]),
+    # a call that cannot be read after one that can
+    *(
+        (name, f"a {call}{invalid}{call}", f"a{invalid}", [("g", {})] * 2)
+        for name, call, invalid in (
+            ("hermes", '<tool_call>{"name": "g", "arguments": {}}</tool_call>', '<tool_call>{"name": x}</tool_call>'),
+            ("qwen3_coder", "<tool_call><function=g></function></tool_call>", "<tool_call>oops</tool_call>"),
+            ("glm45", "<tool_call>g</tool_call>", "<tool_call>two words</tool_call>"),
+            ("functiongemma", "<start_function_call>call:g{}<end_function_call>", "<start_function_call>call:{}"),
+            ("gemma4", "<|tool_call>call:g{}<tool_call|>", "<|tool_call>g{}<tool_call|>"),
+            (
+                "deepseek_v31",
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁call▁end｜>",
+            ),
+        )
+    ),
+    (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>oops"
+        "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>oops",
+        [("f", {}), ("g", {})],
+    ),
+    (
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁call▁end｜>",
+        [],
+    ),
+    ("mistral", "[TOOL_CALLS]f{}[TOOL_CALLS] oops", " oops", [("f", {})]),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}, {"x": 1}]', '{"x": 1}]', [("f", {})]),
+    ("llama3_json", '{"name": "f", "parameters": {}}; {"name": "g"}', '{"name": "g"}', [("f", {})]),
     # vLLM: test_llama3_json_tool_parser.py
     (
         "llama3_json",
@@ -144,6 +184,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("llama3_json", '{"name": "toolWithoutParams"}', '{"name": "toolWithoutParams"}', []),
     ("llama3_json", '{"name": "s", "parameters": {"q": "t"}} The arguments were {"q": "t"}', "", [("s", {"q": "t"})]),
     ("llama3_json", '<|python_tag|>{"name": "s", "parameters": {}}', "", [("s", {})]),
+    (
+        "llama3_json",
+        'Hi [{"name": "f", "parameters": {}}, {"name": "g", "parameters": {"a": [1]}}]',
+        "Hi",
+        [("f", {}), ("g", {"a": [1]})],
+    ),
+    ("llama3_json", 'Hi [1, {"a": [2]}] ', 'Hi [1, {"a": [2]}] ', []),
     # vLLM: test_mistral_tool_parser.py
     (
         "mistral",
@@ -161,10 +208,35 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("w", {"city": "Martha's Vineyard", "metric": '"cool units"'})],
     ),
-    ("pythonic", "[g(), f(a='x 'y', b='z')]", "", [("g", {})]),
+    ("pythonic", "[g(), f(a='x 'y', b='z')]", "f(a='x 'y', b='z')]", [("g", {})]),
     ("pythonic", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", []),
     ("pythonic", "<|python_start|>[g()]<|python_end|>", "", [("g", {})]),
     ("pythonic", "[1] is a list", "[1] is a list", []),
+    (
+        "pythonic",
+        "[f(a=true, b=[null, {'c': false}], d=(1, -2), e=None)]",
+        "",
+        [("f", {"a": True, "b": [None, {"c": False}], "d": [1, -2], "e": None})],
+    ),
+    (
+        "pythonic",
+        "[g(), w(a='x\ny\r\n', b=\"it's\\n\nz\")]",
+        "",
+        [("g", {}), ("w", {"a": "x\ny\r\n", "b": "it's\n\nz"})],
+    ),
+    (
+        "pythonic",
+        "[f(from=1, class = 'in=2', user-id='x, if=3')]",
+        "",
+        [("f", {"from": 1, "class": "in=2", "user-id": "x, if=3"})],
+    ),
+    *(
+        ("pythonic", f"[g(), {call}, h(), ]", call, [("g", {}), ("h", {})])
+        for call in ("f(a={1, 2})", "f(a=x)", "f(a=b'z')", "f(1)", "f(**{'a': 1})", "f(a=g())", "f(a=1e999)")
+    ),
+    ("pythonic", "[f(a=x), g(b=y), h(), i(c=z), j(d=", "f(a=x), g(b=y)i(c=z), j(d=", [("h", {})]),
+    ("pythonic", "[f(a=x)]", "[f(a=x)]", []),
+    ("pythonic", "[g()] and more", "", [("g", {})]),
     ("pythonic", r"[f(a='\ud83d', b='\ud83d\ude00')]", "", [("f", {"a": "\ufffd", "b": "😀"})]),
     # vLLM: test_deepseekv3_tool_parser.py, test_deepseekv31_tool_parser.py
     (
@@ -239,6 +311,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         [("typed", {"i": 3, "s": "3"})],
     ),
+    ("glm45", "<tool_call>g</arg_value></tool_call>", "", [("g", {})]),
+    (
+        "glm45",
+        "<tool_call>typed</arg_key>\n<arg_key>i</arg_key><arg_value>3</arg_value></tool_call>",
+        "",
+        [("typed", {"i": 3})],
+    ),
     ("glm45", "<tool_call>f<arg_key>a</arg_key><arg_value>NaN</arg_value></tool_call>", "", [("f", {"a": "NaN"})]),
     (
         "gemma4",
@@ -256,6 +335,104 @@ def test_calls_are_parsed_in_any_chunking(name: str, text: str, content: str, ca
     assert read(parser_of(name), list(text)) == expected
     for size in (2, 3, 5, 7):
         assert read(parser_of(name), [text[start : start + size] for start in range(0, len(text), size)]) == expected
+
+
+def as_parameter(form: str, value: str) -> str:
+    """Return a call of the tool ``t`` with the parameter ``p`` in a form whose values are plain text."""
+    return {
+        "qwen3_coder": f"<tool_call>\n<function=t>\n<parameter=p>\n{value}\n</parameter>\n</function>\n</tool_call>",
+        "glm45": f"<tool_call>t\n<arg_key>p</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+        "functiongemma": f"<start_function_call>call:t{{p:<escape>{value}<escape>}}<end_function_call>",
+    }[form]
+
+
+def argument(form: str, schema: Any, value: str) -> Any:
+    """Return the value that a parser finds in a parameter whose schema, with its definitions, is ``schema``."""
+    tool = {"properties": {"p": schema}, "$defs": schema.get("$defs", {})}
+    parser = formats_of(None, form).parser("", {"t": tool})
+    assert parser is not None
+    ((_, arguments),) = read(parser, [as_parameter(form, value)])[2]
+    return arguments["p"]
+
+
+TYPED_FORMS = ("qwen3_coder", "glm45", "functiongemma")
+
+
+@pytest.mark.parametrize("form", TYPED_FORMS)
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"const": "7"}, "7", "7"),
+        ({"const": 7}, "7", 7),
+        ({"enum": ["1", None]}, "1", "1"),
+        ({"enum": ["1", None]}, "null", None),
+        ({"pattern": "^[0-9]+$"}, "7", "7"),
+        ({"minLength": 1}, "true", "true"),
+        ({"format": "date"}, "2026", "2026"),
+        ({"format": "int64"}, "7", 7),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}]}, "null", "null"),
+        ({"anyOf": [{"type": "string"}, {"properties": {}}]}, '{"a": 1}', {"a": 1}),
+        ({"anyOf": [{"type": "string"}, {"properties": {}}]}, "7", "7"),
+        ({"type": "number"}, "7", 7),
+        ({"allOf": [{"type": "integer"}, {"type": "number"}]}, "7", 7),
+        ({"$ref": "#"}, "7", 7),
+        ({"$ref": "#/$defs/missing"}, "7", 7),
+        ({"$ref": "#/$defs/a~1b%20c/anyOf/1", "$defs": {"a/b c": {"anyOf": [{}, {"type": "string"}]}}}, "7", "7"),
+        ({"$ref": "#/$defs/loop", "$defs": {"loop": {"$ref": "#/$defs/loop"}}}, "7", 7),
+        ({"description": "anything"}, "7", 7),
+        ({"description": "anything"}, "7 days", "7 days"),
+    ],
+)
+def test_argument_has_the_type_of_its_schema(form: str, schema: Any, text: str, value: Any) -> None:
+    found = argument(form, schema, text)
+    assert (found, type(found)) == (value, type(value))
+
+
+_WRAPPERS = st.lists(st.sampled_from(["$ref", "anyOf", "oneOf", "allOf", "description"]), max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(TYPED_FORMS),
+    st.sampled_from([{"type": "string"}, {"type": ["integer", "null"]}, {"enum": ["7", "true"]}, {"type": "boolean"}]),
+    _WRAPPERS,
+    st.sampled_from(["7", "true", "null", "02134", '"x"', "x"]),
+)
+def test_reference_to_a_schema_gives_the_type_of_the_schema(
+    form: str, schema: dict[str, Any], wrappers: list[str], text: str
+) -> None:
+    wrapped, definitions = schema, {}
+    for number, wrapper in enumerate(wrappers):
+        if wrapper == "$ref":
+            definitions[f"d{number}"] = wrapped
+            wrapped = {"$ref": f"#/$defs/d{number}"}
+        else:
+            wrapped = {**wrapped, "description": "x"} if wrapper == "description" else {wrapper: [wrapped]}
+    assert argument(form, {**wrapped, "$defs": definitions}, text) == argument(form, schema, text)
+
+
+def test_strings_within_values_have_the_types_of_their_schemas() -> None:
+    schema = {
+        "$ref": "#/$defs/args",
+        "$defs": {
+            "args": {
+                "properties": {
+                    "list": {"items": {"$ref": "#/$defs/text"}},
+                    "pair": {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}},
+                    "object": {"anyOf": [{"properties": {"a": {"$ref": "#/$defs/text"}}}, {"type": "null"}]},
+                    "free": {"type": "array"},
+                },
+                "additionalProperties": {"type": "string"},
+            },
+            "text": {"type": "string"},
+        },
+    }
+    parser = formats_of(None, "functiongemma").parser("", {"f": schema})
+    assert parser is not None
+    text = "list:[~5~,~b~],pair:[~5~,~6~],object:{a:~7~,b:~8~},free:[~5~,b],other:~9~".replace("~", "<escape>")
+    expected = {"list": ["5", "b"], "pair": ["5", 6], "object": {"a": "7", "b": 8}, "free": [5, "b"], "other": "9"}
+    calls = read(parser, [f"<start_function_call>call:f{{{text}}}<end_function_call>"])[2]
+    assert calls == [("f", expected)]
 
 
 HARMONY = (
@@ -334,6 +511,54 @@ def test_a_call_ends_reasoning_that_is_not_closed() -> None:
     )
 
 
+CALL_OF_G = {
+    "hermes": '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=g>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>g<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+    "mistral": '[TOOL_CALLS]g{"a": 1}',
+    "deepseek_v3": "<｜tool▁calls▁begin｜>" + V3.format("g", '{"a": 1}') + "<｜tool▁calls▁end｜>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "functiongemma": "<start_function_call>call:g{a:1}<end_function_call>",
+    "gemma4": "<|tool_call>call:g{a:1}<tool_call|>",
+    "llama3_json": '<|python_tag|>{"name": "g", "parameters": {"a": 1}}',
+}
+
+
+@pytest.mark.parametrize("tools", [each.names[0] for each in TOOL_FORMATS if each.start])
+@pytest.mark.parametrize(
+    "reasoning", [each for each in REASONING_FORMATS if each.start], ids=lambda each: each.names[0]
+)
+def test_reasoning_that_mentions_the_tag_of_calls_stays_reasoning(tools: str, reasoning: ReasoningFormat) -> None:
+    (tag,) = formats_of(None, tools).tools.start  # type: ignore[union-attr]
+    call = CALL_OF_G[tools]
+    thought = f"I could write {tag} tags, or {tag}. {tag}"
+    text = f"{reasoning.start}{thought}{reasoning.end}\n\nDone."
+    for answer, expected in (
+        (text, ("\n\nDone.", thought, [])),
+        (text + call, ("\n\nDone.", thought, [("g", {"a": 1})])),
+        (f"{reasoning.start}{thought}{call}{call}", ("", thought, [("g", {"a": 1})] * 2)),
+        (f"{reasoning.start}{thought}", ("", thought, [])),
+    ):
+        for pieces in ([answer], list(answer)):
+            assert read(parser_of(tools, reasoning.names[0]), pieces) == expected
+
+
+def test_reasoning_that_mentions_a_tag_is_not_held_back() -> None:
+    """Text after a tag without a call is shown as it arrives, for all forms."""
+    for name, call in CALL_OF_G.items():
+        (tag,) = formats_of(None, name).tools.start  # type: ignore[union-attr]
+        parser = parser_of(name, "qwen3", "<think>\n")
+        shown = reasoning_so_far(parser, [*f"The {tag} tag starts calls like "])
+        assert shown == f"The {tag} tag starts calls like ", name
+        assert read(parser, [call])[2] == [("g", {"a": 1})]
+
+
+def reasoning_so_far(parser: AnswerParser, pieces: list[str]) -> str:
+    """Return the text of the reasoning so far."""
+    return "".join(event.text for piece in pieces for event in parser.feed(piece) if isinstance(event, Reasoning))
+
+
 _PIECES = st.sampled_from(
     sorted(
         {tag for each in TOOL_FORMATS for tag in (*each.markers, *each.start)}
@@ -348,6 +573,8 @@ _PIECES = st.sampled_from(
             "f(a=",
             "to=functions.f",
         }
+        | {text for name, text, *_ in CALLS if len(text) < 300}
+        | set(CALL_OF_G.values())
         | {
             '{"name": "f", "arguments": ',
             '{"name": "f", "parameters": {}}',
@@ -377,7 +604,8 @@ def test_any_chunking_gives_the_same_answer(
     tools, reasoning = chosen
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(parser_of(tools, reasoning, prompt), pieces) == read(parser_of(tools, reasoning, prompt), [text])
+    whole = events_of(parser_of(tools, reasoning, prompt), [text])
+    assert events_of(parser_of(tools, reasoning, prompt), pieces) == whole
 
 
 @settings(max_examples=200, deadline=None)

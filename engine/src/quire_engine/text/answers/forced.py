@@ -63,5 +63,9 @@ def named_call(name: str) -> Format:
 
 
 def required_calls(reader: Reader) -> Steps:
-    """Read an answer that is an array of calls."""
-    yield from json_calls(reader, ("parameters",))
+    """Read an answer that is an array of calls.
+
+    No part of an array that was cut becomes text, because its JSON is the form of the grammar and not the model's.
+    """
+    yield from json_calls(reader, ("parameters",), reader.drop)
+    yield from reader.until((), reader.drop)

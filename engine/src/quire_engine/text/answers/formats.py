@@ -23,7 +23,9 @@ class ToolFormat:
     detect: Callable[[str], bool]
     """A test of whether a chat template with this source belongs to a model of the format."""
     start: tuple[str, ...] = ()
-    """The tags with which a call begins, which also end a model's reasoning."""
+    """The tags with which a call begins that ends a model's reasoning."""
+    call: Format | None = None
+    """The format of such a call."""
     markers: tuple[str, ...] = ()
     """The tags that may be special tokens."""
     id_length: int | None = None
@@ -76,6 +78,7 @@ TOOL_FORMATS = (
         format=qwen3_coder.qwen3_coder,
         detect=_has("<tool_call>", "<function=", "<parameter="),
         start=(qwen3_coder.CALL,),
+        call=qwen3_coder.call,
         markers=(qwen3_coder.CALL, qwen3_coder.CALL_END),
     ),
     ToolFormat(
@@ -83,13 +86,15 @@ TOOL_FORMATS = (
         format=glm.glm,
         detect=_has(glm.CALL, glm.KEY, glm.VALUE),
         start=(glm.CALL,),
-        markers=(glm.CALL, glm.CALL_END, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END),
+        call=glm.call,
+        markers=glm.MARKERS,
     ),
     ToolFormat(
         names=("deepseek_v3",),
         format=deepseek.deepseek_v3,
         detect=_has(deepseek.CALLS, _DEEPSEEK_FENCE),
         start=(deepseek.CALLS,),
+        call=deepseek.call_v3,
         markers=deepseek.MARKERS,
     ),
     ToolFormat(
@@ -97,6 +102,7 @@ TOOL_FORMATS = (
         format=deepseek.deepseek_v31,
         detect=_has(deepseek.CALLS),
         start=(deepseek.CALLS,),
+        call=deepseek.call_v31,
         markers=deepseek.MARKERS,
     ),
     ToolFormat(
@@ -104,6 +110,7 @@ TOOL_FORMATS = (
         format=mistral.mistral,
         detect=_has(mistral.CALLS),
         start=(mistral.CALLS,),
+        call=mistral.call,
         markers=mistral.MARKERS,
         id_length=9,
     ),
@@ -112,6 +119,7 @@ TOOL_FORMATS = (
         format=gemma.functiongemma,
         detect=_has(gemma.FUNCTION_GEMMA.start),
         start=(gemma.FUNCTION_GEMMA.start,),
+        call=gemma.call_functiongemma,
         markers=gemma.FUNCTION_GEMMA.all,
     ),
     ToolFormat(
@@ -119,6 +127,7 @@ TOOL_FORMATS = (
         format=gemma.gemma4,
         detect=_has(gemma.GEMMA4.start),
         start=(gemma.GEMMA4.start,),
+        call=gemma.call_gemma4,
         markers=gemma.GEMMA4.all,
     ),
     ToolFormat(
@@ -126,6 +135,7 @@ TOOL_FORMATS = (
         format=hermes.hermes,
         detect=_hermes,
         start=(hermes.START,),
+        call=hermes.call,
         markers=(hermes.START, hermes.END),
     ),
     ToolFormat(
@@ -133,6 +143,7 @@ TOOL_FORMATS = (
         format=llama.llama3_json,
         detect=_has("ipython", '"parameters": dictionary'),
         start=(llama.PYTHON_TAG,),
+        call=llama.call,
         markers=(llama.PYTHON_TAG,),
     ),
     ToolFormat(
@@ -224,8 +235,10 @@ class AnswerFormats:
 
 def _both(format: ReasoningFormat, tools: ToolFormat | None, opened: bool) -> Format:
     def read(reader: Reader) -> Steps:
-        interrupts = () if tools is None else tools.start
-        yield from reasoning(reader, format.start, format.end, label=format.label, opened=opened, interrupts=interrupts)
+        call, tags = (None, ()) if tools is None else (tools.call, tools.start)
+        yield from reasoning(
+            reader, format.start, format.end, label=format.label, opened=opened, call=call, call_tags=tags
+        )
         if tools is not None:
             yield from tools.format(reader)
 

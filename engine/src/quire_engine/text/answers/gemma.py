@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from functools import partial
 
-from quire_engine.text.answers.reader import Reader, Steps
-from quire_engine.text.answers.typed import ArgumentWriter, schema_of, typed_value
+from quire_engine.text.answers.reader import Reader, Steps, tagged
+from quire_engine.text.answers.typed import ArgumentTypes, ArgumentWriter, Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,36 +26,34 @@ class Marks:
 
 FUNCTION_GEMMA = Marks(start="<start_function_call>", end="<end_function_call>", quote="<escape>", quoted_is_text=False)
 GEMMA4 = Marks(start="<|tool_call>", end="<tool_call|>", quote='<|"|>', quoted_is_text=True)
-_NAME = re.compile(r"\s*call:\s*([\w.\-:/]+)\s*\{")
 _KEY = r'\s*(?:{quote}(?P<quoted>.*?){quote}|"?(?P<bare>[^\s:"{{}}\[\],]+)"?)\s*:\s*'
 """A key: between the tags that stand for quotes, between quotes, or without any."""
 _BARE = re.compile(r"[^,{}\[\]]*")
 _MAX_DEPTH = 64
 
 
-def _calls(reader: Reader, marks: Marks) -> Steps:
-    while (yield from reader.until((marks.start,), reader.content)):
-        reader.record()
-        text, _ = yield from reader.take_until((marks.end,))
-        match = _NAME.match(text)
-        if match is None:
-            reader.restore()
-            reader.content(marks.start)
-            continue
-        reader.forget()
-        values = _Values(text, match.end(), marks)
-        pairs = values.members("}")
-        arguments = ArgumentWriter(reader, match[1])
-        for key, value in pairs:
-            # A value without quotes is text; the schema says of what.
-            if isinstance(value, _Bare):
-                value = typed_value(value.text, schema_of(reader, match[1], key))
-            arguments.add_value(key, _plain(value))
-        arguments.close()
+def _call(reader: Reader, marks: Marks) -> Steps:
+    """Read a call. The result is False where the text is no call."""
+    yield from reader.literal(marks.start)
+    yield from reader.space()
+    if not (yield from reader.literal("call:")):
+        return False
+    name = yield from reader.name()
+    if not name:
+        return False
+    yield from reader.space()
+    if not (yield from reader.literal("{")):
+        return False
+    text, _ = yield from reader.take_until((marks.end,))
+    arguments = ArgumentWriter(reader, name)
+    for key, value in _Values(text, marks).members("}"):
+        arguments.add_value(key, _typed(value, arguments.types, arguments.types.members(key)))
+    arguments.close()
+    return True
 
 
-functiongemma = partial(_calls, marks=FUNCTION_GEMMA)
-gemma4 = partial(_calls, marks=GEMMA4)
+call_functiongemma, call_gemma4 = partial(_call, marks=FUNCTION_GEMMA), partial(_call, marks=GEMMA4)
+functiongemma, gemma4 = tagged((FUNCTION_GEMMA.start,), call_functiongemma), tagged((GEMMA4.start,), call_gemma4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +61,23 @@ class _Bare:
     text: str
 
 
-def _plain(value: object) -> object:
+def _typed(value: object, types: ArgumentTypes, schemas: list[Schema]) -> object:
+    """Return a value whose texts without quotes have the types that the schemas allow."""
     if isinstance(value, _Bare):
-        return typed_value(value.text, None)
+        return types.value(value.text, schemas)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _typed(item, types, types.members(key, schemas)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_typed(item, types, types.items(place, schemas)) for place, item in enumerate(value)]
     return value
 
 
 class _Values:
     """A reader of values in the text of one call."""
 
-    def __init__(self, text: str, place: int, marks: Marks) -> None:
+    def __init__(self, text: str, marks: Marks) -> None:
         self._text = text
-        self._place = place
+        self._place = 0
         self._quote = marks.quote
         self._key = re.compile(_KEY.format(quote=re.escape(marks.quote)), re.DOTALL)
         self._quoted_is_text = marks.quoted_is_text

@@ -1,46 +1,38 @@
 """A tool call that is written as one JSON object with a name and arguments, which hermes, Llama and Mistral share."""
 
 import json
+from functools import partial
 
-from quire_engine.text.answers.reader import Decoded, Reader, Steps, decoded
+from quire_engine.text.answers.reader import Decoded, Reader, Sink, Steps, decoded
 
 
 def json_call(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -> Steps:
-    """Read a call. The result is False where the text is no call: nothing is consumed then, and no event was added.
+    """Read a call. The result is False where the text is no call: no event was added then.
 
     The call starts as soon as its name and the start of its arguments are known; what follows cannot make it text.
     """
-    reader.record()
-    return (yield from _recorded_call(reader, argument_keys))
-
-
-def json_calls(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",)) -> Steps:
-    """Read one call, or an array of calls. The result is False where the first is no call; nothing is consumed then."""
-    reader.record()
-    is_array = (yield from reader.space()) == "["
-    if is_array:
-        yield from reader.literal("[")
-    if not (yield from _recorded_call(reader, argument_keys)):
-        return False
-    if not is_array:
-        return True
-    while (yield from reader.space()) == ",":
-        yield from reader.literal(",")
-        if not (yield from json_call(reader, argument_keys)):
-            return True
-    yield from reader.literal("]")
-    return True
-
-
-def _recorded_call(reader: Reader, argument_keys: tuple[str, ...]) -> Steps:
-    """Read a call. Where the text is no call, what was consumed since ``record`` is put back."""
     call = _Call(reader, argument_keys)
     complete = yield from call.read()
-    if call.started or (complete and call.start_with_held()):
-        reader.forget()
-        return True
-    reader.restore()
-    return False
+    return call.started or (complete and call.start_with_held())
+
+
+def json_calls(reader: Reader, argument_keys: tuple[str, ...] = ("arguments",), otherwise: Sink | None = None) -> Steps:
+    """Read calls in an array or one after another. The result is False where the first is no call.
+
+    A later object that is no call ends them. Its bracket is passed to ``otherwise``, which makes it text by default.
+    """
+    if (yield from reader.space()) == "[":
+        yield from reader.literal("[")
+    if not (yield from json_call(reader, argument_keys)):
+        return False
+    call = partial(json_call, argument_keys=argument_keys)
+    while True:
+        if (yield from reader.space()) and (yield from reader.literal(",", ";")):
+            yield from reader.space()
+        if not (yield from reader.literal("{")):
+            return True
+        if not (yield from reader.attempt("{", call, otherwise or reader.invalid_call)):
+            return True
 
 
 class _Call:
@@ -90,7 +82,6 @@ class _Call:
         """Start the call and pass its arguments on as they arrive; a second object of arguments is dropped."""
         if self.started:
             return (yield from self._reader.json_value(self._reader.drop))
-        self._reader.forget()
         self._reader.start_call(name)
         self.started = True
         return (yield from self._reader.json_value(self._reader.arguments))

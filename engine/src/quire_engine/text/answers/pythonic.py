@@ -5,6 +5,7 @@ import json
 import re
 
 from quire_engine.text.answers.reader import Reader, Steps
+from quire_engine.text.answers.typed import literal_value
 
 START, END = "<|python_start|>", "<|python_end|>"
 MARKERS = (START, END)
@@ -16,7 +17,11 @@ _MAX_CALL_CHARACTERS = 100_000
 
 
 def pythonic(reader: Reader) -> Steps:
-    """Read an answer that is a list of calls; any other answer is text. A call appears as soon as it is complete."""
+    """Read an answer that is a list of calls; any other answer is text. A call appears as soon as it is complete.
+
+    A call that cannot be read is text, in its place between the others.
+    """
+    reader.content_ends_at_calls = False
     reader.record()
     yield from reader.space()
     yield from reader.literal(START)
@@ -24,25 +29,27 @@ def pythonic(reader: Reader) -> Steps:
     if not (yield from reader.literal("[")) or not (yield from _name_ahead(reader)):
         reader.restore()
         return
-    found = False
-    while True:
-        text = yield from _call_text(reader)
-        if text is None:
-            break
+    invalid: list[str] = []
+    while (text := (yield from _call_text(reader))) is not None:
         call = _call(text)
-        if call is not None:
-            if not found:
-                found = True
-                reader.forget()
+        if call is None:
+            invalid.append(text)
+        else:
+            reader.content(", ".join(invalid))
+            invalid = []
             reader.whole_call(*call)
         yield from reader.space()
         if not (yield from reader.literal(",")):
             break
-        yield from reader.space()
-    if found:
-        yield from reader.until((), reader.drop)
-    else:
+        if (yield from reader.space()) == "]":
+            break
+    if not reader.num_calls:
         reader.restore()
+        return
+    if text is None:
+        invalid.append((yield from reader.take_until((END,)))[0])
+    reader.content(", ".join(filter(None, invalid)))
+    yield from reader.until((), reader.drop)
 
 
 def _name_ahead(reader: Reader) -> Steps:
@@ -96,19 +103,38 @@ class _Brackets:
         return False
 
 
+_STRING_OR_NAME = re.compile(
+    r"""(?P<quoted>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<=[(,\s])(?P<name>[^\W\d][\w.\-]*)(?=\s*=(?!=))""", re.DOTALL
+)
+_LINE_BREAK = re.compile(r"\\.|[\n\r]", re.DOTALL)
+_ESCAPES = {"\n": "\\n", "\r": "\\r"}
+
+
 def _call(text: str) -> tuple[str, dict[str, object]] | None:
-    """Return the name and the arguments of a call; None where it is no call with literal keyword arguments."""
-    name, bracket, arguments = text.partition("(")
+    """Return the name and the arguments of a call; None where it is no call with literal keyword arguments.
+
+    Python would not accept a function's name with dashes, parameters that are named like keywords, and line breaks
+    in strings.
+    """
     if len(text) > _MAX_CALL_CHARACTERS:
         return None
+    names: list[str] = []
+
+    def accepted(match: re.Match[str]) -> str:
+        if match["quoted"] is not None:
+            return _LINE_BREAK.sub(lambda found: _ESCAPES.get(found[0], found[0]), match["quoted"])
+        names.append(match["name"])
+        return f"_{len(names) - 1}"
+
+    name, bracket, arguments = text.partition("(")
     try:
-        # A function's name may have dots and dashes, which Python would not accept.
-        parsed = ast.parse(f"f{bracket}{arguments}", mode="eval").body
+        parsed = ast.parse(f"f{_STRING_OR_NAME.sub(accepted, bracket + arguments)}", mode="eval").body
         if not isinstance(parsed, ast.Call) or parsed.args:
             return None
-        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in parsed.keywords}
+        values = [(keyword.arg, literal_value(keyword.value)) for keyword in parsed.keywords]
         json.dumps(values, allow_nan=False)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-    named = {key: value for key, value in values.items() if key is not None}
-    return (name.strip(), named) if len(named) == len(values) else None
+    if any(key is None for key, _ in values):
+        return None
+    return name.strip(), {names[int(key[1:])]: value for key, value in values if key is not None}

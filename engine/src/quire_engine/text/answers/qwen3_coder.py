@@ -1,6 +1,6 @@
 """The format of Qwen3-Coder: a tag for the function and one for each parameter, whose values are plain text."""
 
-from quire_engine.text.answers.reader import Reader, Steps
+from quire_engine.text.answers.reader import Reader, Steps, tagged
 from quire_engine.text.answers.typed import ArgumentWriter
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -8,28 +8,24 @@ FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 
-def qwen3_coder(reader: Reader) -> Steps:
-    """Read calls; models sometimes omit the outer tag, or the tags that end a parameter or a function."""
-    while tag := (yield from reader.until((CALL, FUNCTION), reader.content)):
-        if tag == CALL:
-            reader.record()
-            yield from reader.space()
-            if not (yield from reader.literal(FUNCTION)):
-                reader.restore()
-                reader.content(CALL)
-                continue
-            reader.forget()
-        reader.record()
-        name, end = yield from reader.take_until((">", "\n", FUNCTION_END))
-        if end != ">" or not name.strip():
-            reader.restore()
-            reader.content(tag if tag == FUNCTION else CALL + FUNCTION)
-            continue
-        reader.forget()
-        yield from _parameters(reader, ArgumentWriter(reader, name.strip()))
+def call(reader: Reader) -> Steps:
+    """Read a call, whose outer tag models sometimes omit. The result says whether it is one."""
+    if (yield from reader.literal(CALL)):
+        yield from reader.space()
+    if not (yield from reader.literal(FUNCTION)):
+        return False
+    name = yield from reader.name()
+    if not name or not (yield from reader.literal(">")):
+        return False
+    yield from _parameters(reader, ArgumentWriter(reader, name))
+    return True
+
+
+qwen3_coder = tagged((CALL, FUNCTION), call)
 
 
 def _parameters(reader: Reader, arguments: ArgumentWriter) -> Steps:
+    """Read the parameters; models sometimes omit the tags that end a parameter or a function."""
     ends = (PARAMETER, FUNCTION_END, CALL_END)
     tag = yield from reader.until(ends, reader.drop)
     while tag == PARAMETER:

@@ -92,6 +92,8 @@ _MAX_DEPTH = 64
 _OUTSIDE = re.compile(r'[{}\[\]"]')
 _INSIDE = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
+_NAME = re.compile(r"""[^\s<>(){}\[\]"',=]{1,256}""")
+"""The name of a tool in a form that writes it between tags."""
 _OPEN_ESCAPE = re.compile(
     r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3})?|\\u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)\Z"
 )
@@ -109,6 +111,10 @@ class Reader:
         self.num_calls = 0
         self.content_ends_at_calls = True
         """As in vLLM, text after a tool call is not part of the content, unless the format says so."""
+        self.num_mentions = 0
+        """The number of tags of calls that the reasoning mentions, because no call follows them."""
+        self._hidden = False
+        """True after a tool call whose format ends the content."""
         self._space = ""
         self._escape = ""
         """The start of an escape with which the arguments so far end."""
@@ -116,7 +122,7 @@ class Reader:
 
     def content(self, text: str) -> None:
         """Add text of the answer. White space before a tool call is not part of it."""
-        if not text or (self.num_calls and self.content_ends_at_calls):
+        if not text or self._hidden:
             return
         self._end_arguments()
         text = self._space + text
@@ -131,13 +137,25 @@ class Reader:
             self._end_arguments()
             self.events.append(Reasoning(text))
 
+    def mention(self, text: str) -> None:
+        """Add the tag of a call that the reasoning mentions."""
+        self.num_mentions += 1
+        self.reasoning(text)
+
+    def invalid_call(self, text: str) -> None:
+        """Add the start of a call that cannot be read, as text: it and what follows are content, also after a call."""
+        self._hidden = False
+        self.content(text)
+
     def drop(self, text: str) -> None:
         """Add nothing."""
 
     def start_call(self, name: str, id: str | None = None) -> None:
-        """Begin the next tool call."""
+        """Begin the next tool call. What was consumed for it stays consumed."""
+        self._record = None
         self._end_arguments()
         self._space = ""
+        self._hidden = self.content_ends_at_calls
         self.events.append(CallStart(self.num_calls, _without_lone_surrogates(name), id))
         self.num_calls += 1
 
@@ -178,7 +196,7 @@ class Reader:
         return taken
 
     def record(self) -> None:
-        """Keep what is consumed from now on, until ``forget`` or ``restore``."""
+        """Keep what is consumed from now on, until ``forget``, ``restore`` or the start of a call."""
         self._record = []
 
     def forget(self) -> None:
@@ -190,6 +208,22 @@ class Reader:
         if self._record is not None:
             self.text = "".join(self._record) + self.text
             self._record = None
+
+    def attempt(self, tag: str, call: "Format", otherwise: Sink) -> Steps:
+        """Read the call that begins with a tag, which was consumed last. The result says whether the text is a call.
+
+        The result of ``call``, which reads the tag as well, says the same. Where the text is no call, the tag is passed
+        to ``otherwise``, and the text after the tag is left.
+        """
+        self.text = tag + self.text
+        self.record()
+        found = yield from call(self)
+        if found:
+            self.forget()
+        else:
+            self.restore()
+            otherwise(self.take(len(tag)))
+        return found
 
     def until(self, tags: tuple[str, ...], sink: Sink) -> Steps:
         """Pass the text before the first of the tags to ``sink`` as it arrives, and consume the tag.
@@ -226,14 +260,11 @@ class Reader:
             start = max(0, len(self.text) - wanted.longest + 1)
             yield
 
-    def literal(self, expected: str) -> Steps:
-        """Consume this text if it comes next. The result says whether it does."""
-        while len(self.text) < len(expected) and expected.startswith(self.text) and not self.ended:
+    def literal(self, *expected: str) -> Steps:
+        """Consume one of these texts if it comes next. The result is that text, "" where none does."""
+        while not self.ended and any(len(self.text) < len(each) and each.startswith(self.text) for each in expected):
             yield
-        found = self.text.startswith(expected)
-        if found:
-            self.take(len(expected))
-        return found
+        return self.take(len(next(filter(self.text.startswith, expected), "")))
 
     def space(self) -> Steps:
         """Consume white space. The result is the next character, "" at the end."""
@@ -241,6 +272,15 @@ class Reader:
             self.take(len(self.text) - len(self.text.lstrip()))
             if self.text or self.ended:
                 return self.text[:1]
+            yield
+
+    def name(self) -> Steps:
+        """Consume white space and the name of a tool. The result is the name, "" where none comes next."""
+        yield from self.space()
+        while True:
+            match = _NAME.match(self.text)
+            if match is None or match.end() < len(self.text) or self.ended:
+                return "" if match is None else self.take(match.end())
             yield
 
     def object_ahead(self) -> Steps:
@@ -347,6 +387,20 @@ def _without_lone_surrogates(text: str) -> str:
 Format = Callable[[Reader], Steps]
 """The generator of a format, which reads one answer to its end or to the end of what it knows."""
 
+
+def tagged(tags: tuple[str, ...], call: Format) -> Format:
+    """Return the format of answers with calls that begin with a tag; a tag without a valid call is text.
+
+    ``call`` reads one call with its tag, and its result says whether it is one.
+    """
+
+    def read(reader: Reader) -> Steps:
+        while tag := (yield from reader.until(tags, reader.content)):
+            yield from reader.attempt(tag, call, reader.invalid_call)
+
+    return read
+
+
 _PIECE = 4096
 """Longer texts are fed in pieces, so that what is consumed from them is not copied too often."""
 
@@ -363,6 +417,11 @@ class AnswerParser:
         yield
         yield from format(self._reader)
         yield from self._reader.until((), self._reader.content)
+
+    @property
+    def num_mentions(self) -> int:
+        """The number of tags of calls so far that the reasoning mentions."""
+        return self._reader.num_mentions
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that this text completes."""
