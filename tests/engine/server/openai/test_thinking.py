@@ -29,7 +29,7 @@ def tagged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|eos|>"])
-    backend.add_special_tokens(["<think>", "</think>"])
+    backend.add_special_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
     monkeypatch.setitem(serving.__globals__, "TOKENIZER", Tokenizer(backend, {"eos_token": "<|eos|>"}))
     return 257, 258
 
@@ -111,3 +111,44 @@ async def test_a_budget_needs_an_end_tag_that_may_be_sampled(
         assert answer.status_code == (200 if param is None else 400)
         assert param is None or answer.json()["error"]["param"] == param
         assert (await server.chat(enable_thinking=thinking, **fields)).status_code == 200
+
+
+TOOL_TEMPLATE = TEMPLATE + '{{ tools if false }}{{ \'<tool_call>{"name": n, "arguments": a}</tool_call>\' if false }}'
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+MENTION = "I write <tool_call> then."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("says", "reasoning", "content", "num_tokens"),
+    [
+        (f"{MENTION}</think>Done.", MENTION, "Done.", 15),
+        (f"{MENTION}</think>Done.{CALL}", MENTION, "Done.", 15),
+        (f"{MENTION}{CALL}", MENTION, None, 15),
+        (f"Hm.{CALL}{CALL}", "Hm.", None, 3),
+        (MENTION, MENTION, None, 16),  # with the end-of-sequence token
+    ],
+)
+async def test_reasoning_that_mentions_a_call_is_counted(
+    serving: Serving,
+    tagged: tuple[int, int],
+    says: str,
+    reasoning: str,
+    content: str | None,
+    num_tokens: int,
+    stream: bool,
+) -> None:
+    async with serving(says, template=TOOL_TEMPLATE) as server:
+        fields: dict[str, Any] = {"tools": [TOOL], "enable_thinking": True}
+        if stream:
+            response = await server.chat(**fields, stream=True, stream_options={"include_usage": True})
+            chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+            usage = chunks[-1]["usage"]
+            found = {key: "".join(delta.get(key) or "" for delta in deltas) for key in ("reasoning", "content")}
+        else:
+            answer = (await server.chat(**fields)).json()
+            found, usage = answer["choices"][0]["message"], answer["usage"]
+        assert (found["reasoning"], found["content"] or None) == (reasoning, content)
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == num_tokens

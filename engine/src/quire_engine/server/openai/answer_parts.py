@@ -5,7 +5,7 @@ Every route that writes messages reads answers through ``ParsedAnswer``, streame
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -149,23 +149,31 @@ class _ReasoningCounter:
     """The number of tokens between the tags of a model's reasoning, which are a token each."""
 
     start: int
-    ends: frozenset[int]
+    end: int
+    calls: frozenset[int]
+    """The tags of calls, each of which ends the reasoning unless the reasoning only mentions it."""
     within: bool
-    count: int = 0
     over: bool = False
+    num_tokens: int = 0
+    before_calls: list[int] = field(default_factory=list)
+    """The numbers of tokens before each tag of a call."""
 
     def feed(self, token_ids: Sequence[int]) -> None:
         """Count the tokens that follow."""
-        if self.over:
-            return
-        for token_id in token_ids:
-            if self.within:
-                if token_id in self.ends:
-                    self.over = True
-                    return
-                self.count += token_id != self.start
-            else:
+        for token_id in () if self.over else token_ids:
+            if not self.within:
                 self.within = token_id == self.start
+            elif token_id == self.end:
+                self.over = True
+                return
+            else:
+                if token_id in self.calls:
+                    self.before_calls.append(self.num_tokens)
+                self.num_tokens += token_id != self.start
+
+    def count(self, num_mentions: int) -> int:
+        """Return the number of tokens of reasoning that mentions as many tags of calls."""
+        return self.before_calls[num_mentions] if num_mentions < len(self.before_calls) else self.num_tokens
 
 
 def reasoning_tags(formats: AnswerFormats, tokenizer: Tokenizer) -> tuple[int, int] | None:
@@ -180,9 +188,9 @@ def _reasoning_counter(plan: AnswerPlan, tokenizer: Tokenizer) -> _ReasoningCoun
     tags = reasoning_tags(plan.formats, tokenizer)
     if tags is None or plan.required or plan.forced_tool is not None:
         return None
-    tools = plan.formats.tools if plan.schemas is not None else None
-    ends = frozenset(tags[1:]) if tools is None else frozenset(tags[1:]) | tokenizer.added_ids(tools.start)
-    return _ReasoningCounter(tags[0], ends, plan.formats.opens_reasoning(plan.prompt_end))
+    tools = None if plan.schemas is None or plan.constrained else plan.formats.tools
+    calls = frozenset[int]() if tools is None else tokenizer.added_ids(tools.start)
+    return _ReasoningCounter(*tags, calls, plan.formats.opens_reasoning(plan.prompt_end))
 
 
 @dataclass(slots=True)
@@ -202,7 +210,7 @@ class ParsedAnswer:
     @property
     def reasoning_tokens(self) -> int | None:
         """The number of tokens of reasoning so far; None where they cannot be counted."""
-        return None if self.counter is None else self.counter.count
+        return None if self.counter is None else self.counter.count(self.parser.num_mentions)
 
     def events(self, delta: Delta) -> list[Event]:
         """Return what the delta adds to the answer, without what the request leaves out; every call has an id."""
