@@ -30,7 +30,7 @@ from quire_gateway.proxy import KEY, MODEL, Proxy
 from quire_gateway.tenants import TENANT, Tenants
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_RESPONSE = "/v1/responses/{path:.+}"
+_RESPONSE = "/v1/responses/resp_{path:.+}"
 
 OPEN_PATHS = frozenset({LIVE_PATH, "/readyz", "/health", "/metrics", REQUESTS_PATH, TRACKS_PATH})
 """Paths that need no key, because probes and scrapers have none."""

@@ -63,7 +63,7 @@ NOT_TRIED = {
 WITH_BODIES = [operation for operation in OPERATIONS if operation[0] == "POST" and "/admin/" not in operation[1]]
 
 SEMANTIC = re.compile(
-    r"context of \d+ tokens|prompt: is empty|differs from max_tokens"
+    r"only allowed with messages|context of \d+ tokens|prompt: is empty|differs from max_tokens"
     r"|has no tokens of this|at most \d+ are accepted|exceeds the limit of \d+|may forbid"
     r"|min_tokens|max_tokens|chat template|is not a token id of this model|may not set|that may be queued"
     r"|either prompt or messages|content: is required|continue_final_message|at most \d+ are accepted"

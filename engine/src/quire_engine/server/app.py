@@ -100,7 +100,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = shortened(request.url.path, 200)
     answer: RequestError = InvalidRequest(str(error.detail))
-    if request.url.path.startswith("/v1/responses/"):
+    if request.url.path.startswith("/v1/responses/resp_"):
         answer = NotFound(f"{path}: {NO_STORED_RESPONSES}", code=NOT_STORED)
     elif error.status_code == 404:
         answer = NotFound(f"no route {path}; /docs lists the routes of this server")

@@ -182,9 +182,54 @@ async def test_tokenize_and_detokenize_round_trip(serving: Serving, token_ids: T
         assert chat.json()["tokens"] == token_ids("<user>Hi\n<assistant>")
 
 
+_TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}<tool_call>\n{\"name\": n, 'arguments': a}</tool_call>{% endfor %}"
+    "{{ reasoning_effort }}{{ enable_thinking }}{{ mood }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}, "x": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": [_TOOL]},
+        {"tools": []},
+        {"chat_template_kwargs": {"mood": "calm"}},
+        {"reasoning_effort": "low", "enable_thinking": False},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True, "tools": [_TOOL]},
+        {"add_special_tokens": True},
+        {"chat_template": None, "mm_processor_kwargs": {}},
+    ],
+    ids=str,
+)
+async def test_tokens_of_a_chat_are_those_of_its_prompt(serving: Serving, fields: dict[str, Any]) -> None:
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], **fields}
+    async with serving("ok", template=_TOOL_TEMPLATE) as server:
+        assert (await server.http.post("/v1/chat/completions", json=body)).status_code == 200
+        answer = (await server.http.post("/tokenize", json=body)).json()
+        (stream,) = server.engine.streams
+        assert answer["tokens"] == list(stream.prompt) and answer["count"] == len(stream.prompt)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "part"),
     [
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [_TOOL]}, "has no place for tools"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "x"}]}, "tools[0]"),
+        (
+            "/tokenize",
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "add_generation_prompt": True,
+                "continue_final_message": True,
+            },
+            "continue_final_message: needs",
+        ),
+        ("/tokenize", {"prompt": "a", "tools": [_TOOL]}, "tools: is only allowed with messages"),
+        ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template: is not supported in requests"),
         ("/tokenize", {}, "either prompt or messages is required"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "either prompt or messages"),
         ("/tokenize", {"prompt": "a", "colour": 1}, "colour: unknown field"),

@@ -152,7 +152,7 @@ async def test_no_response_is_stored(serving: Serving, store: bool | None) -> No
             known.retrieve(made.id),
             known.delete(made.id),
             known.cancel(made.id),
-            known.input_items.list("x"),
+            known.input_items.list(made.id),
         ):
             with pytest.raises(openai.NotFoundError, match="send the whole conversation in input") as refused:
                 await attempt

@@ -52,7 +52,7 @@ async def count_tokens(request: Request) -> Response:
         chat = await _read(request, context, CountTokensRequest, held)
         check_tools(context, chat)
         with Preparation(context.services, request.state.identity, [len(chat.messages)]):
-            text = await context.render(conversation_of(context, chat))
+            text = await context.render(conversation_of(context, chat, chat.messages))
             (ids,) = await context.encode([text], add_special_tokens=chat.add_special_tokens)
     return Response(msgspec.json.encode({"input_tokens": len(ids)}), media_type="application/json")
 

@@ -3,7 +3,9 @@
 The routes of other APIs translate their requests to a ``ChatCompletionRequest`` first.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import Request
 
@@ -12,7 +14,7 @@ from quire_engine.grammar.spec import GrammarSpec
 from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import Generation, Preparation
 from quire_engine.server.openai.answer_parts import AnswerPlan, reasoning_tags
-from quire_engine.server.openai.chat_schemas import ChatCompletionRequest
+from quire_engine.server.openai.chat_schemas import ChatCompletionRequest, TemplateFields
 from quire_engine.server.openai.grammars import grammar_of
 from quire_engine.server.openai.limits import check_reasoning, longest_text
 from quire_engine.server.openai.requests import AnswerLimits, ValidatedRequest, start_generation, validate
@@ -43,7 +45,7 @@ async def start_chat(
     answers = body.n or 1
     # A message costs at least one token.
     with Preparation(context.services, request.state.identity, [len(body.messages)] * answers) as preparation:
-        text = await context.render(conversation_of(context, body))
+        text = await context.render(conversation_of(context, body, body.messages))
         plan = AnswerPlan(
             formats=context.formats,
             prompt_end=text[-_PROMPT_END_CHARACTERS:],
@@ -104,26 +106,32 @@ def _with_reasoning(
     return replace(plan, phase=phase), replace(valid, params=params)
 
 
-def conversation_of(context: Context, body: ChatCompletionRequest) -> Conversation:
+def conversation_of(context: Context, body: TemplateFields, messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """Return what the chat template renders."""
+    ready = context.engine.ready
     return Conversation(
-        messages=body.messages,
+        messages=messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         variables=body.template_variables,
         tools=body.tools,
-        max_characters=longest_text(context.ready().max_model_len),
+        max_characters=None if ready is None else longest_text(ready.max_model_len),
     )
+
+
+def check_tools_are_rendered(context: Context, body: TemplateFields) -> None:
+    """Raise InvalidRequest for tools that the model would not see."""
+    if body.tools and context.renderer is not None and not context.formats.renders_tools:
+        raise InvalidRequest(
+            "tools: the model's chat template has no place for tools", param="tools", code="tools_not_supported"
+        )
 
 
 def check_tools(context: Context, body: ChatCompletionRequest) -> None:
     """Raise InvalidRequest for tools that the model would not see, or whose calls this server could not read."""
     if not body.tools or context.renderer is None:
         return
-    if not context.formats.renders_tools:
-        raise InvalidRequest(
-            "tools: the model's chat template has no place for tools", param="tools", code="tools_not_supported"
-        )
+    check_tools_are_rendered(context, body)
     if body.tool_schemas is not None and body.tool_choice in (None, "auto") and context.formats.tools is None:
         raise InvalidRequest(
             "tools: this server does not know in which form the model writes tool calls; start it with "

@@ -208,20 +208,12 @@ def _check_variables(value: dict[str, Any]) -> dict[str, Any]:
 TemplateVariables = Annotated[dict[str, Any], AfterValidator(_check_variables)]
 
 
-class ChatCompletionRequest(GenerationRequest):
-    """The body of POST /v1/chat/completions."""
+class TemplateFields(Strict):
+    """The fields, besides the messages, that decide what the chat template renders."""
 
-    messages: Messages
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0)] | None = None
     tools: Tools | None = None
-    tool_choice: ToolChoice | None = Field(None, description="auto unless set, where the request has tools.")
-    parallel_tool_calls: bool | None = Field(None, description="With false, an answer has at most one tool call.")
-    include_reasoning: bool | None = Field(None, description="With false, answers omit the model's reasoning.")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    add_special_tokens: bool = False
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = Field(
         None, description="A variable of the chat template, unless chat_template_kwargs sets it."
@@ -229,11 +221,6 @@ class ChatCompletionRequest(GenerationRequest):
     enable_thinking: bool | None = Field(
         None, description="A variable of the chat template, unless chat_template_kwargs sets it."
     )
-    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="The most tokens of reasoning; then it is ended."
-    )
-    verbosity: Literal["low", "medium", "high"] | None = None
-    echo: Literal[False] | None = None
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -241,6 +228,24 @@ class ChatCompletionRequest(GenerationRequest):
         named = {"reasoning_effort": self.reasoning_effort, "enable_thinking": self.enable_thinking}
         given = {name: value for name, value in named.items() if value is not None}
         return {**given, **(self.chat_template_kwargs or {})}
+
+
+class ChatCompletionRequest(TemplateFields, GenerationRequest):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+    tool_choice: ToolChoice | None = Field(None, description="auto unless set, where the request has tools.")
+    parallel_tool_calls: bool | None = Field(None, description="With false, an answer has at most one tool call.")
+    include_reasoning: bool | None = Field(None, description="With false, answers omit the model's reasoning.")
+    add_special_tokens: bool = False
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
+        None, description="The most tokens of reasoning; then it is ended."
+    )
+    verbosity: Literal["low", "medium", "high"] | None = None
+    echo: Literal[False] | None = None
 
     @property
     def forced_tool(self) -> str | None:

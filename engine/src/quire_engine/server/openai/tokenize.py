@@ -14,32 +14,36 @@ from quire_engine.server.context import Context, context_of
 from quire_engine.server.generation.generation import Preparation
 from quire_engine.server.http.body import body_schema, validate_large_body
 from quire_engine.server.http.body_budget import BodyLease
-from quire_engine.server.openai.chat_schemas import Messages, TemplateVariables
-from quire_engine.server.openai.limits import check_length, check_token_ids, longest_text
+from quire_engine.server.openai.chat_generation import check_tools_are_rendered, conversation_of
+from quire_engine.server.openai.chat_schemas import Messages, TemplateFields
+from quire_engine.server.openai.limits import check_length, check_token_ids
 from quire_engine.server.openai.requests import read_content
 from quire_engine.server.openai.schemas import Strict, Tokens
-from quire_engine.server.rendering.conversation import Conversation
+from quire_engine.server.openai.unsupported import remove_empty, remove_unsupported
 from quire_engine.text.tokenizer import Tokenizer
 
 router = APIRouter()
 
 
-class TokenizeRequest(Strict):
-    """A prompt or messages to tokenize."""
+class TokenizeRequest(TemplateFields):
+    """A prompt, or messages and the fields of a chat that are part of its prompt."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = Field(None, description="True for a prompt, false for messages unless set.")
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: TemplateVariables | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("either prompt or messages is required")
+        for name, field in TemplateFields.model_fields.items() if self.messages is None else ():
+            if getattr(self, name) not in (field.default, [], {}):
+                raise ValueError(f"{name}: is only allowed with messages")
+        both = self.continue_final_message and self.add_generation_prompt
+        if both and "add_generation_prompt" in self.model_fields_set:
+            raise ValueError("continue_final_message: needs add_generation_prompt set to false")
         return self
 
 
@@ -73,13 +77,8 @@ async def _token_ids(context: Context, body: TokenizeRequest, max_model_len: int
     if body.messages is None:
         text, special = body.prompt or "", body.add_special_tokens is not False
     else:
-        conversation = Conversation(
-            messages=body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
-            max_characters=None if max_model_len is None else longest_text(max_model_len),
-        )
+        check_tools_are_rendered(context, body)
+        conversation = conversation_of(context, body, body.messages)
         text, special = await context.render(conversation), body.add_special_tokens is True
     if max_model_len is not None:
         check_length([text], "prompt" if body.messages is None else "messages", max_model_len)
@@ -106,7 +105,11 @@ async def detokenize(request: Request) -> Response:
 
 async def _read(request: Request, context: Context, schema: type[_Body], held: BodyLease) -> _Body:
     content = await read_content(request, context, held)
-    body = await validate_large_body(schema, content, lenient=context.options.lenient, num_bytes=held.num_bytes)
+    reasons = remove_unsupported(content, schema.model_fields)
+    remove_empty(content, schema.model_fields)
+    body = await validate_large_body(
+        schema, content, lenient=context.options.lenient, reasons=reasons, num_bytes=held.num_bytes
+    )
     if body.model is not None:
         context.check_model(body.model)
     return body
