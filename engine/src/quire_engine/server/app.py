@@ -106,6 +106,8 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         answer = NotFound(f"no route {path}; /docs lists the routes of this server")
     elif error.status_code == 405:
         answer = MethodNotAllowed(f"{path} does not accept {request.method}")
+        # Starlette lists the methods in any order.
+        error.headers = {"Allow": ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))}
     response = error_response(answer, request.url.path)
     response.headers.update(error.headers or {})
     return response
