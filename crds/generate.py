@@ -205,8 +205,8 @@ def sentence(rule: str) -> str:
 
 
 def rules(schema: Schema) -> list[str]:
-    """Return the messages of the CEL rules, except for the syntax of quantities."""
-    if schema.get("x-kubernetes-int-or-string"):
+    """Return the messages of the CEL rules, except for the syntax of quantities and for removed fields."""
+    if schema.get("x-kubernetes-int-or-string") or schema.get("description", "").startswith("Removed:"):
         return []
     return [
         f"{rule['fieldPath'].removeprefix('.')}: {rule['message']}" if "fieldPath" in rule else rule["message"]

@@ -17,9 +17,11 @@ from quire_cluster.client import Response
 from quire_cluster.control_plane import ControlPlane
 from quire_cluster.errors import KubectlFailed
 from quire_cluster.waiting import eventually
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.resource import AdapterSpec, Invalid, KVCache, Spec
 
 GROUP = "/apis/quire.dev/v1alpha1"
+CRD = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
 OWNED = "the autoscaler owns the number of replicas while spec.autoscaling is set"
 OBJECT_NAME = "must be a Kubernetes object name: lower-case letters, digits, '-' and '.'"
 QUANTITY = 'must be a quantity such as 1, "500m" or "16Gi"'
@@ -136,7 +138,6 @@ ACCEPTED: dict[str, dict[str, Any]] = {
             "scaleDown": {"selectPolicy": "Disabled"},
         }
     ),
-    "windows for rollouts": {"rollout": {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}},
     "all at once": {"rollout": {"strategy": "Recreate"}},
     "zero replicas": {"replicas": 0},
     "a pod template": {"podTemplate": {"spec": {"nodeSelector": {"gpu": "h100"}, "priorityClassName": "high"}}},
@@ -412,6 +413,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "rollout",
         "strategy Recreate does not use maxSurge and maxUnavailable",
     ),
+    "a removed field": ({"rollout": {"windows": []}}, "rollout.windows", "was removed: rollouts start at once."),
     "keys without a secret": ({"auth": {}}, "auth.secretName", "Required value"),
     "a drain of a day": ({"drain": {"timeout": "24h"}}, "drain.timeout", "must be a duration of at most 1h"),
     "a drain as a number": ({"drain": {"timeout": 90}}, "drain.timeout", "must be of type string"),
@@ -627,8 +629,34 @@ def test_kubectl_explains_the_fields(crd_server: ControlPlane, path: str) -> Non
 
 def test_served_schema_equals_the_file(crd_server: ControlPlane) -> None:
     """The server knows every field of the file; it would drop unknown ones."""
-    crd = Path(__file__).parents[2] / "crds" / "llmdeployments.yaml"
-    assert crd_server.kubectl("diff", "--server-side", "-f", str(crd)) == ""
+    assert crd_server.kubectl("diff", "--server-side", "-f", str(CRD)) == ""
+
+
+def test_a_removed_field_of_a_stored_object_blocks_no_change(crd_server: ControlPlane, namespace: str) -> None:
+    """The API server keeps the field for the operator to report, and refuses it in new objects only."""
+    kind = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.quire.dev"
+    windows = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rollout/properties/windows"
+    of_before = [{"op": "remove", "path": f"{windows}/x-kubernetes-validations"}]
+    old = {"rollout": {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}}
+    patched = crd_server.client().request("PATCH", kind, of_before, content_type="application/json-patch+json")
+    assert patched.status == 200, patched.body
+    try:
+        assert eventually(lambda: create(crd_server, namespace, llmdeployment(**old)).status == 201)
+    finally:
+        crd_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    assert eventually(lambda: try_out(crd_server, llmdeployment(**old)).status == 422)
+
+    path = f"{GROUP}/namespaces/{namespace}/llmdeployments/chat"
+    for where, change in (("/status", {"status": {"replicas": 1}}), ("", {"spec": {"rollout": {"maxSurge": 2}}})):
+        changed = crd_server.client().request(
+            "PATCH", path + where, change, content_type="application/merge-patch+json"
+        )
+        assert changed.status == 200, changed.body
+    assert changed.body["status"]["replicas"] == 1
+    resource = trim_resource(changed.body)
+    assert [problem.path for problem in resource.removed] == ["spec.rollout.windows"]
+    parsed = Spec.parse(resource.body)
+    assert isinstance(parsed, Spec) and parsed.rollout.max_surge == 2
 
 
 def test_one_pod_never_becomes_a_group(crd_server: ControlPlane, namespace: str) -> None:

@@ -53,7 +53,6 @@ PAUSED = Record(stable="a", phase=Phase.PAUSED, canary="b", rejected="b")
         (STABLE, seen("b", differs=False), POLICY, (Phase.STABLE, "b", "", "", 0, 0)),
         (STABLE, seen("b"), POLICY, (Phase.STARTING, "a", "b", "", 0, 0)),
         (STABLE, seen("b", is_paused=True), POLICY, (Phase.STABLE, "a", "", "", 0, 0)),
-        (STABLE, seen("b", waits="window"), POLICY, (Phase.STABLE, "a", "", "", 0, 0)),
         (STARTING, seen(canary_ready=False), POLICY, (Phase.STARTING, "a", "b", "", 0, 0)),
         (STARTING, seen(is_paused=True), POLICY, (Phase.STARTING, "a", "b", "", 0, 0)),
         (STARTING, seen(), POLICY, (Phase.CANARY, "a", "b", "", 0, 20)),
@@ -158,7 +157,6 @@ situations = st.builds(
     requests=st.integers(0, 1000),
     is_promoted=st.booleans(),
     is_paused=st.booleans(),
-    waits=st.sampled_from(["", "window"]),
     differs=st.booleans(),
 )
 

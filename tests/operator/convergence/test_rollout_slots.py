@@ -21,11 +21,9 @@ from quire_operator.domain.cluster_state.observed import (
 from quire_operator.domain.convergence.rollout_slots import (
     begins_rollout,
     is_own_idea,
-    outside_window,
     queued,
     takes_slot,
 )
-from quire_operator.domain.resource import RecurringWindow, Rollout
 from quire_operator.reconcile.rollout_slots import RolloutSlots
 from quire_operator.reconcile.store import Store
 
@@ -193,38 +191,3 @@ def test_a_spec_that_was_never_applied_is_the_users_change(observed: int, reason
     assert resource is not None
     changed = replace(resource, generation=2, status={"observedGeneration": observed, "conditions": [ready]})
     assert is_own_idea(changed) is is_own
-
-
-NIGHT = RecurringWindow(cron="0 2 * * *", time_zone="UTC", duration_seconds=7200.0)
-SUNDAY = RecurringWindow(cron="0 12 * * 0", time_zone="UTC", duration_seconds=3600.0)
-MIDNIGHT = 1_772_409_600.0
-"""2026-03-02T00:00:00Z, a Monday."""
-HOUR = 3600.0
-
-
-@pytest.mark.parametrize(
-    ("windows", "live", "rollout_now", "hour", "until"),
-    [
-        ((), state(), "", 12, None),
-        ((NIGHT,), state(), "", 1, 2),
-        ((NIGHT,), state(), "", 2, None),
-        ((NIGHT,), state(), "", 3.99, None),
-        ((NIGHT,), state(), "", 4, 26),
-        # Any of several windows is enough, and the message names the nearest.
-        ((SUNDAY, NIGHT), state(), "", 4, 26),
-        ((SUNDAY, NIGHT), state(), "", 156.5, None),
-        ((SUNDAY,), state(), "", 4, 156),
-        # The annotation starts this rollout, and no other one.
-        ((NIGHT,), state(), "new", 4, None),
-        ((NIGHT,), state(), "old", 4, 26),
-        # A Deployment without ready replicas is corrected at once.
-        ((NIGHT,), state(ready=0, available=0), "", 4, None),
-    ],
-)
-def test_rollout_waits_for_a_window(
-    windows: tuple[RecurringWindow, ...], live: DeploymentState, rollout_now: str, hour: float, until: float | None
-) -> None:
-    wait = outside_window(
-        Rollout(windows=windows), live, template_digest="new", rollout_now=rollout_now, now=MIDNIGHT + hour * HOUR
-    )
-    assert (None if wait is None else wait.until) == (None if until is None else MIDNIGHT + until * HOUR)

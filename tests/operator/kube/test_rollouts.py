@@ -20,8 +20,8 @@ from quire_cluster.fake_nodes import FakeNodes
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 DEADLINE = "10s"
-NAMES = ("surging", "one-by-one", "recreated", "stuck", "failing", "shrinking", "windowed")
-GPUS = {"surging": 3, "one-by-one": 2, "recreated": 2, "stuck": 2, "failing": 3, "shrinking": 4, "windowed": 2}
+NAMES = ("surging", "one-by-one", "recreated", "stuck", "failing", "shrinking")
+GPUS = {"surging": 3, "one-by-one": 2, "recreated": 2, "stuck": 2, "failing": 3, "shrinking": 4}
 """The GPUs of each case's node: all used by its replicas, or one spare."""
 ONE_BY_ONE = {"maxSurge": 0, "maxUnavailable": 1}
 AUTOSCALING = {"minReplicas": 1, "maxReplicas": 3, "scaleDown": {"window": "0s", "period": "1s"}}
@@ -39,12 +39,6 @@ ROLLOUT: dict[str, dict[str, Any]] = {
     "recreated": {"strategy": "Recreate"},
     "stuck": {"progressDeadline": DEADLINE},
     "failing": {"progressDeadline": DEADLINE},
-    # Half of two replicas, one by one; the window opens on 29 February only.
-    "windowed": {
-        "maxSurge": "0%",
-        "maxUnavailable": "50%",
-        "windows": [{"cron": "0 0 29 2 *", "timeZone": "Pacific/Auckland", "duration": "1m"}],
-    },
 }
 
 
@@ -115,16 +109,6 @@ def test_surge_without_a_spare_gpu_names_the_remedy_that_works(rolling: Namespac
     rolling.apply("stuck", **spec("stuck", image="2", rollout=ONE_BY_ONE))
     until(lambda: images(rolling, "stuck") == ["2", "2"], why=lambda: rolling.condition("stuck", "Ready"))
     rolling.wait_reason("stuck", "Degraded", "AsExpected")
-
-
-def test_rollout_waits_for_its_window_until_its_annotation(rolling: Namespace) -> None:
-    waiting = rolling.wait_reason("windowed", "Progressing", "OutsideRolloutWindow")
-    rolling.wait_reason("windowed", "Ready", "Serving")
-    assert images(rolling, "windowed") == ["1", "1"]
-    digest = waiting["message"].rpartition("quire.dev/rollout-now=")[2]
-    rolling.patch("llmdeployments", "windowed", {"metadata": {"annotations": {"quire.dev/rollout-now": digest}}})
-    until(lambda: images(rolling, "windowed") == ["2", "2"], why=lambda: rolling.condition("windowed", "Progressing"))
-    rolling.wait_reason("windowed", "Progressing", "Complete")
 
 
 def test_failed_rollout_ends_at_its_deadline_and_keeps_old_pods(

@@ -9,6 +9,7 @@ import pytest
 
 from quire_operator.domain.canary.figures import TracksPage
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Key, Owner, Pod, Ref, Resource
+from quire_operator.domain.cluster_state.trimming import trim_resource
 from quire_operator.domain.convergence.plan import RemoveFields
 from quire_operator.domain.manifests.cluster_features import ClusterFeatures
 from quire_operator.domain.manifests.objects import Manifest
@@ -293,13 +294,11 @@ class World:
             "spec": {"model": {"source": "file:///m"}} | spec,
         }
         old = self.cluster.resources.get(KEY)
-        self.cluster.resources[KEY] = Resource(
-            key=KEY,
+        self.cluster.resources[KEY] = replace(
+            trim_resource(body),
             uid=uid,
             version=self.cluster._next(),
             generation=1 if old is None else old.generation + 1,
-            deleting=False,
-            body=body,
             status={} if old is None else old.status,
             created="2026-01-02T00:00:00Z" if old is None else old.created,
         )

@@ -180,14 +180,13 @@ async def test_no_canary_is_created_if_its_model_does_not_fit(checked: Any) -> N
     assert checked.condition("Degraded") == "False AsExpected"
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["starts", "waits for a window"])
+@pytest.mark.parametrize("waits", [False, True], ids=["starts", "is paused"])
 async def test_estimate_of_a_serving_stable_spec_blocks_no_canary(checked: Any, waits: bool) -> None:
     await serving_stable(checked, mebibytes=81_559, parameters=8 * 10**9)
     checked.nodes.mebibytes = 18_500
     checked.clock.time += 61.0
-    windows = {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]} if waits else {}
     fits = {"kvCache": {"memoryPercent": 100}}
-    checked.apply(model=MODEL, resources=GPU, engine=fits, rollout=CANARY_ROLLOUT | windows)
+    checked.apply(model=MODEL, resources=GPU, engine=fits, rollout=CANARY_ROLLOUT, paused=waits)
     await checked.settle()
     assert checked.condition("Ready") == "True Serving"
     assert (CANARY in checked.cluster.children) is not waits

@@ -93,77 +93,20 @@ async def test_a_paused_spec_still_gets_its_first_replicas(world: Any) -> None:
     assert deployment(world)["paused"] is False
 
 
-WINDOWS = {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}
-MIDNIGHT = 1_772_409_600.0
-"""2026-03-02T00:00:00Z."""
-
-
-@pytest.fixture
-async def outside(world: Any) -> Any:
-    """One LLMDeployment that serves and has got another engine outside its window."""
-    world.clock.time = MIDNIGHT
-    world.apply(replicas=2, rollout=WINDOWS)
+async def test_removed_field_of_a_stored_object_is_only_reported(world: Any) -> None:
+    """Users of an earlier version keep their replicas, which are scaled and replaced as without the field."""
+    windows = {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}
+    world.apply(replicas=2, rollout=windows)
     await world.settle()
     world.run_replicas()
-    world.apply(replicas=2, rollout=WINDOWS, engine={"image": "engine:3"})
     await world.settle()
-    return world
+    assert (world.condition("Ready"), world.condition("Degraded")) == ("True Serving", "True RemovedField")
+    assert world.message("Degraded").startswith("spec.rollout.windows: was removed: rollouts start at once.")
 
+    world.apply(replicas=5, rollout=windows, engine={"image": "engine:3"})
+    await world.settle()
+    assert deployment(world) == {"image": "engine:3", "paused": False, "replicas": 5}
 
-async def test_changed_engine_waits_for_the_window(outside: Any) -> None:
-    assert deployment(outside) == {"image": "engine:3", "paused": True, "replicas": 2}
-    assert outside.condition("Ready") == "True Serving"
-    assert outside.condition("Progressing") == "True OutsideRolloutWindow"
-    assert "2026-03-02T02:00:00Z" in outside.message("Progressing")
-    assert await outside.reconciler.reconcile(Key("prod", "chat")) == 7200.0
-    outside.clock.time += 7000
-    assert await outside.settle() == [], "waiting causes no write"
-
-    outside.clock.time = MIDNIGHT + 7200
-    await outside.settle()
-    assert deployment(outside)["paused"] is False
-
-
-async def test_rollout_that_has_started_outlasts_its_window(outside: Any) -> None:
-    outside.clock.time = MIDNIGHT + 7200
-    await outside.settle()
-    outside.change_deployment(updated=1)
-    outside.clock.time = MIDNIGHT + 6 * 3600
-    await outside.settle()
-    assert deployment(outside)["paused"] is False
-
-
-async def test_scaling_does_not_wait_for_the_window(outside: Any) -> None:
-    outside.apply(replicas=5, rollout=WINDOWS, engine={"image": "engine:3"})
-    await outside.settle()
-    assert deployment(outside) == {"image": "engine:3", "paused": True, "replicas": 5}
-
-
-async def test_new_operator_keeps_the_rollout_waiting(outside: Any) -> None:
-    outside.restart()
-    await outside.settle()
-    assert deployment(outside)["paused"] is True
-
-
-@pytest.mark.parametrize("way", ["annotation", "no windows", "no ready replica"])
-async def test_urgent_rollout_starts_outside_its_window(outside: Any, way: str) -> None:
-    key = Key("prod", "chat")
-    if way == "annotation":
-        digest = outside.message("Progressing").rpartition("quire.dev/rollout-now=")[2]
-        resource = outside.cluster.resources[key]
-        outside.cluster.resources[key] = replace(resource, rollout_now=digest, version=outside.cluster._next())
-    elif way == "no windows":
-        outside.apply(replicas=2, engine={"image": "engine:3"})
-    else:
-        outside.change_deployment(ready=0, available=0)
-    await outside.settle()
-    assert deployment(outside)["paused"] is False
-
-
-async def test_annotation_does_not_start_the_rollout_after_it(outside: Any) -> None:
-    key = Key("prod", "chat")
-    digest = outside.message("Progressing").rpartition("quire.dev/rollout-now=")[2]
-    outside.apply(replicas=2, rollout=WINDOWS, engine={"image": "engine:4"})
-    outside.cluster.resources[key] = replace(outside.cluster.resources[key], rollout_now=digest)
-    await outside.settle()
-    assert deployment(outside) == {"image": "engine:4", "paused": True, "replicas": 2}
+    world.apply(replicas=5, rollout={}, engine={"image": "engine:3"})
+    await world.settle()
+    assert world.condition("Degraded") == "False AsExpected"

@@ -237,9 +237,6 @@ class Reconciler:
         if isinstance(chosen, ReconcileResult):
             return chosen
         result, tracked = await self._apply(resource, state, spec, chosen), chosen.tracked
-        if tracked.window is not None:
-            wait = max(0.0, tracked.window - self._clock.now())
-            result = result.again_within(wait)
         return replace(result, target=chosen.goal.replicas, tracked=tracked)
 
     async def _apply(self, resource: Resource, state: ReconcileState, spec: Spec, chosen: Chosen) -> ReconcileResult:
@@ -272,8 +269,7 @@ class Reconciler:
             # Perhaps it rejected the change of an object that has the name of a child: the next pass reads it.
             result = result.again_within(_PASSING_SECONDS)
         if queued is not None and not main.paused:
-            wait = ASK_AGAIN_SECONDS if queued.until is None else max(0.0, queued.until - self._clock.now())
-            result = result.again_within(wait)
+            result = result.again_within(ASK_AGAIN_SECONDS)
         if todo.conflicts:
             blocking, beside = name_conflicts(todo.conflicts)
             again = _PASSING_SECONDS if any(c.passing for c in todo.conflicts) else CONFLICT_SECONDS

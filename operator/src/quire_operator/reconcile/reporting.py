@@ -12,7 +12,7 @@ from quire_operator.domain.autoscaling.schedules import recorded_bounds
 from quire_operator.domain.cluster_state.observed import Key, Resource, own_deployment
 from quire_operator.domain.convergence.repairs import STATUS
 from quire_operator.domain.resource import Spec
-from quire_operator.domain.status.conditions import View
+from quire_operator.domain.status.conditions import BlockingCondition, View
 from quire_operator.domain.status.download import Download
 from quire_operator.domain.status.groups import judged, kept_failure
 from quire_operator.domain.status.model_status import mixed_versions
@@ -73,7 +73,7 @@ class Reporter:
             contested=None if other is None or not other.is_on(now) else other.manager,
             metrics_problem=state.metrics_problem,
             fought_over=state.repairs.contests(now),
-            nonblocking=result.nonblocking or mixed,
+            nonblocking=result.nonblocking or mixed or _removed_fields(resource),
             rival=rival,
             queued=result.queued,
             claim=state.claim,
@@ -122,3 +122,8 @@ class Reporter:
                 raise
             except ClusterError as error:
                 logger.warning("%s: recording event %s failed: %s", resource.key, event.reason, error)
+
+
+def _removed_fields(resource: Resource) -> BlockingCondition | None:
+    told = "; ".join(map(str, resource.removed))
+    return BlockingCondition(reason="RemovedField", message=told) if told else None

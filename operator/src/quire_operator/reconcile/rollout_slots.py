@@ -12,7 +12,6 @@ from quire_operator.domain.convergence.rollout_slots import (
     PAUSED,
     begins_rollout,
     is_own_idea,
-    outside_window,
     queued,
     takes_slot,
 )
@@ -39,10 +38,7 @@ class RolloutSlots:
             return nullcontext(PAUSED)
         if live is None or not begins_rollout(live, template_digest=template_digest):
             return nullcontext()
-        wait = outside_window(
-            spec.rollout, live, template_digest=template_digest, rollout_now=resource.rollout_now, now=now
-        )
-        return self.requested(resource, now) if wait is None else nullcontext(wait)
+        return self.requested(resource, now)
 
     @contextmanager
     def requested(self, resource: Resource, now: float) -> Iterator[Queued | None]:

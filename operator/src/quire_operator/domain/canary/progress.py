@@ -76,8 +76,6 @@ class Situation:
     """True if all stable replicas run the stable revision."""
     is_paused: bool = False
     """True if spec.paused is set."""
-    waits: str = ""
-    """The reason why a canary may not start now; empty if it may."""
 
 
 def advance(before: Record | None, situation: Situation, policy: Canary, *, now: float) -> Record:
@@ -117,8 +115,8 @@ def _settled(before: Record, seen: Situation) -> Record:
 
 
 def _begun(before: Record, seen: Situation, *, now: float) -> Record:
-    if seen.is_paused or seen.waits:
-        why = seen.waits or "spec.paused is true: no canary starts"
+    if seen.is_paused:
+        why = "spec.paused is true: no canary starts"
         return Record(stable=before.stable, rejected=before.rejected, message=why)
     return Record(
         stable=before.stable,

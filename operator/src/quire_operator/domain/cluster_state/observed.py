@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from quire_operator.domain.cluster_state.ownership import ForeignField
+from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.names import CANARY_SUFFIX, GROUP_SUFFIX
 
 JSON = Mapping[str, object]
@@ -58,8 +59,8 @@ class Resource:
     """The time of creation in RFC 3339; empty for an object that is not stored yet."""
     refresh_model: str = ""
     """The annotation that makes the operator resolve the model's source again."""
-    rollout_now: str = ""
-    """The annotation that lets one rollout start outside its windows."""
+    removed: tuple[Problem, ...] = ()
+    """The fields of earlier versions in its spec, which ``body`` does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 of another type in it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire_common.contract.engine import FETCHED_VERSION
@@ -28,11 +28,12 @@ from quire_operator.domain.cluster_state.ownership import (
     managed_fields,
     own_entry_time,
 )
+from quire_operator.domain.resource import Spec
+from quire_operator.domain.resource.fields import Problem
 from quire_operator.domain.resource.names import (
     ADAPTER_KIND,
     ANNOTATION_PROGRESS_DEADLINE,
     ANNOTATION_REFRESH_MODEL,
-    ANNOTATION_ROLLOUT_NOW,
     ANNOTATION_TEMPLATE,
     API_VERSION,
     CANARY_COMPONENT,
@@ -43,6 +44,7 @@ from quire_operator.domain.resource.names import (
     LABEL_GROUP_REVISION,
     WORKER_COMPONENT,
 )
+from quire_operator.domain.resource.schema import without_removed
 from quire_operator.domain.resource.untyped import JSON, items_of, number_of, section_of, text_of
 
 _MAX_ANNOTATION, _MAX_VERSION, _REVISION_LENGTH = 128, 128, 10
@@ -72,8 +74,11 @@ def trim_resource(body: JSON) -> Resource:
         "kind": body.get("kind", KIND),
         "metadata": {"name": key.name, "namespace": key.namespace},
     }
+    spec, removed = body.get("spec"), tuple[Problem, ...]()
+    if kept["kind"] == KIND and isinstance(spec, Mapping):
+        spec, removed = without_removed(Spec, spec, "spec")
     if "spec" in body:
-        kept["spec"] = body["spec"]
+        kept["spec"] = spec
     return Resource(
         key=key,
         uid=text_of(metadata, "uid"),
@@ -84,7 +89,7 @@ def trim_resource(body: JSON) -> Resource:
         status=dict(section_of(body, "status")),
         created=text_of(metadata, "creationTimestamp"),
         refresh_model=text_of(section_of(metadata, "annotations"), ANNOTATION_REFRESH_MODEL)[:_MAX_ANNOTATION],
-        rollout_now=text_of(section_of(metadata, "annotations"), ANNOTATION_ROLLOUT_NOW)[:_MAX_ANNOTATION],
+        removed=removed,
     )
 
 

@@ -8,8 +8,6 @@ a spec starts at once; it takes a slot but does not wait for one.
 from collections.abc import Collection
 
 from quire_operator.domain.cluster_state.observed import DeploymentState, Key, Resource
-from quire_operator.domain.resource import Rollout, names
-from quire_operator.domain.resource.times import clock_time
 from quire_operator.domain.status.capacity_check import is_refused
 from quire_operator.domain.status.conditions import Queued
 from quire_operator.domain.status.rollout import is_overdue
@@ -47,26 +45,6 @@ def queued(rolling: Collection[Key], limit: int) -> Queued | None:
             f"the operator has a newer pod template; its rollout waits for those of {', '.join(names[:_SHOWN])}{more} "
             f"(at most {limit} at once)"
         ),
-    )
-
-
-def outside_window(
-    rules: Rollout, live: DeploymentState, *, template_digest: str, rollout_now: str, now: float
-) -> Queued | None:
-    """Return why a rollout must wait for a window of spec.rollout.windows, or None if it may start.
-
-    A Deployment without a ready replica answers no requests, so that its correction does not wait.
-    """
-    start = rules.next_window(now)
-    if start is None or not live.ready or rollout_now == template_digest:
-        return None
-    return Queued(
-        reason="OutsideRolloutWindow",
-        message=(
-            f"the rollout waits for the next window of spec.rollout.windows, which opens at {clock_time(start)}; to "
-            f"start it now, set the annotation {names.ANNOTATION_ROLLOUT_NOW}={template_digest}"
-        ),
-        until=start,
     )
 
 

@@ -14,9 +14,9 @@ from quire_operator.domain.canary.record import read, section, with_gates
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Pod, Ref, Resource, own_deployment
 from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.manifests.canary import Revision, kept_revisions
-from quire_operator.domain.resource import Canary, Invalid, Spec, names
+from quire_operator.domain.resource import Canary, Invalid, Spec
 from quire_operator.domain.resource.canary import LATENCIES, canary_replicas
-from quire_operator.domain.resource.times import clock_time, parse_time
+from quire_operator.domain.resource.times import parse_time
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.rollout import is_overdue
 
@@ -38,8 +38,6 @@ class Tracked:
     """``status.rollout``."""
     revisions: Mapping[str, Revision] = field(default_factory=dict)
     """The specs to keep in ControllerRevisions."""
-    window: float | None = None
-    """When a canary that waits for a window may start."""
 
     def held_up(self, goal: Target, live: DeploymentState | None) -> Target:
         """Return the target without a scale-down while a canary has requests, which may all come back at once."""
@@ -82,7 +80,6 @@ def tracks(
         return _renamed(stable, spec)
     wanted = template_digest(stable)
     differs = stable_name != current.name and wanted != template_digest(spec)
-    window = spec.rollout.next_window(now) if resource.rollout_now != current.name else None
     found = figures(current.name)
     results = None if found is None else judge(policy, found)
     situation = Situation(
@@ -94,7 +91,6 @@ def tracks(
         requests=0 if found is None else found.canary.requests,
         is_promoted=_is_promoted(own_deployment(resource, children), wanted),
         is_paused=spec.paused,
-        waits="" if window is None else _outside(window, current.name),
     )
     record = advance(before, situation, policy, now=now)
     specs = {stable_name: stable, current.name: spec}
@@ -106,7 +102,6 @@ def tracks(
         record=record,
         section=_section(record, results, found, resource, current.name, policy),
         revisions={name: known[name] for name in {record.stable, *([record.canary] if canary else [])}},
-        window=window if differs and record.phase is Phase.STABLE else None,
     )
 
 
@@ -176,13 +171,6 @@ def _failure(before: Record | None, pods: Sequence[Pod], live: DeploymentState |
     if live.observed_generation >= live.generation and is_overdue(live):
         return "its replicas did not become ready within spec.rollout.progressDeadline"
     return None
-
-
-def _outside(window: float, revision: str) -> str:
-    return (
-        f"the canary waits for the next window of spec.rollout.windows, which opens at {clock_time(window)}; to start "
-        f"it now, set the annotation {names.ANNOTATION_ROLLOUT_NOW}={revision}"
-    )
 
 
 _WITHOUT = "set spec.rollout.strategy to RollingUpdate to apply this spec without a canary"

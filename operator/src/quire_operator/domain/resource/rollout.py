@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar
 
 from quire_operator.domain.resource.canary import Canary
 from quire_operator.domain.resource.field_kinds import Choice, CountOrPercent, Duration
-from quire_operator.domain.resource.schema import Rule, Section, SectionList
-from quire_operator.domain.resource.windows import RecurringWindow
+from quire_operator.domain.resource.schema import Removed, Rule, Section
 
 _NONE = (0, "0%")
 
@@ -56,14 +55,13 @@ class Rollout:
         ),
     ] = None
     windows: Annotated[
-        tuple[RecurringWindow, ...],
-        SectionList(
-            "When a rollout may start. Outside all windows, a change that replaces replicas waits; scaling, drains and "
-            "restarts of pods do not. Without windows, rollouts start at once.",
-            item="A recurring window.",
-            max_items=16,
+        None,
+        Removed(
+            "Removed: rollouts start at once. To choose the time, set spec.paused to true, and to false when replicas "
+            "may be replaced.",
+            type="array",
         ),
-    ] = ()
+    ] = None
 
     canary: Annotated[
         Canary | None,
@@ -106,12 +104,6 @@ class Rollout:
     def surges(self) -> bool:
         """Return True if replicas are added before others are removed."""
         return self.max_surge not in _NONE
-
-    def next_window(self, now: float) -> float | None:
-        """Return when the next window opens; None if a rollout may start now."""
-        if not self.windows or any(window.open_until(now) is not None for window in self.windows):
-            return None
-        return min((start for window in self.windows if (start := window.next_start(now)) is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,12 @@ condition with one message for the API server and for the parser.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar, get_args, get_type_hints, runtime_checkable
 
-from quire_operator.domain.resource.fields import Fields
+from quire_operator.domain.resource.fields import Fields, Problem
 
 JSON = dict[str, Any]
 S = TypeVar("S")
@@ -190,6 +190,50 @@ def flag_owners(section: type, path: str) -> Iterator[tuple[str, str]]:
         yield from ((flag, where) for flag in member.kind.flags)
         if isinstance(member.kind, Section | SectionList):
             yield from flag_owners(member.type, where if isinstance(member.kind, Section) else f"{where}[]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removed(Kind):
+    """A field of an earlier version, which stays in the CRD; its description begins with "Removed:".
+
+    Otherwise the API server would drop it silently from stored objects, and clients would learn only that the field is
+    unknown. An object cannot get it; one that has it already keeps it until its user deletes it, and ``trimming`` drops
+    it from what the operator reads, which reports it.
+    """
+
+    type: str
+    """The type that its values had: object or array."""
+
+    @property
+    def message(self) -> str:
+        return f"was {self.description[0].lower()}{self.description[1:]}"
+
+    def schema(self, value_type: Any) -> JSON:
+        anything: JSON = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        shape = {"type": "array", "maxItems": 64, "items": anything} if self.type == "array" else anything
+        return {**shape, "x-kubernetes-validations": [Rule(cel="false", message=self.message).schema]}
+
+    def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
+        if document.has(name):
+            document.problem(name, self.message)
+        return default
+
+
+def without_removed(
+    section: type, document: Mapping[str, object], path: str
+) -> tuple[Mapping[str, object], tuple[Problem, ...]]:
+    """Return a section's document without removed fields, and what each message says about them."""
+    kept, problems = dict(document), list[Problem]()
+    for member in declared(section):
+        value = kept.get(member.name)
+        where = f"{path}.{member.name}"
+        if isinstance(member.kind, Removed) and value is not None:
+            problems.append(Problem(path=where, message=member.kind.message))
+            del kept[member.name]
+        elif isinstance(member.kind, Section) and isinstance(value, Mapping):
+            kept[member.name], found = without_removed(member.type, value, where)
+            problems += found
+    return (kept, tuple(problems)) if problems else (document, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Windows of time that recur: a cron expression, a time zone and a duration.
 
-``autoscaling.schedules`` and ``rollout.windows`` are made of them. Pure: the time is an argument. A change to
+``autoscaling.schedules`` are made of them. Pure: the time is an argument. A change to
 daylight-saving time moves the start of a window with the clock on the wall, and leaves its length as it is.
 """
 

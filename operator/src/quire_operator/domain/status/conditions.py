@@ -54,8 +54,6 @@ class Queued:
 
     reason: str
     message: str
-    until: float | None = None
-    """When it may start; None if that depends on others."""
 
 
 class MetricsReason(StrEnum):
