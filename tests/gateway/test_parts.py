@@ -146,6 +146,7 @@ QUIRE_PAGE = (
 quire_pending_prefill_tokens{engine="0"} 700
 quire_pending_prefill_tokens{engine="1"} 50
 quire_max_running_requests{engine="0"} 64
+quire_max_model_len{engine="0"} 4096
 vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
 vllm:generation_tokens_total{engine="0"} 300
 quire_scheduled_tokens_total{engine="0"} 5300
@@ -160,6 +161,7 @@ quire_arrived_prompt_tokens_total{engine="0"} 4000
 def test_page_of_an_engine_that_reports_prompt_tokens():
     page = parse_page(QUIRE_PAGE)
     assert (page.pending_tokens, page.max_running, page.kv_tokens) == (750, 64, 1600)
+    assert page.max_model_len == 4096
     assert (page.computed_tokens, page.step_seconds) == (5000, 10.0)
     assert (page.arrived_requests, page.arrived_tokens) == (4, 4000)
 

@@ -100,6 +100,15 @@ async def test_all_models_are_listed_even_at_zero_replicas(gateway, replicas):
         assert (response.status, (await response.json())["id"]) == (200, "org/big")
 
 
+async def test_models_have_the_fields_of_the_engines_list(gateway, replicas):
+    one, two = await replicas("chat-0"), await replicas("chat-1")
+    one.told, two.told = {"quire_max_model_len": 8192}, {"quire_max_model_len": 4096}
+    await gateway.push_and_scrape(chat=[one.endpoint(), two.endpoint()], **{"org/big": []})
+    cards = {card["id"]: card for card in (await gateway.page("/v1/models"))["data"]}
+    assert (cards["chat"]["max_model_len"], cards["org/big"]["max_model_len"]) == (4096, None)
+    assert [cards["chat"][name] for name in ("root", "parent")] == ["chat", None]
+
+
 async def test_removed_model_is_unknown(gateway, replicas):
     chat = await replicas("chat-0")
     await gateway.push(chat=[chat.endpoint()])

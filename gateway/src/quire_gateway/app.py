@@ -91,8 +91,16 @@ class Site:
 
     def _model(self, name: str) -> dict[str, object]:
         pool = self._fleet.pools[name]
-        card: dict[str, object] = {"id": name, "object": "model", "created": pool.created, "owned_by": "quire"}
-        return card if pool.adapter_of is None else {**card, "parent": pool.adapter_of or None}
+        return {
+            "id": name,
+            "object": "model",
+            "created": pool.created,
+            "owned_by": "quire",
+            # Only engines know the source of an adapter, which is its root.
+            "root": name if pool.adapter_of is None else None,
+            "parent": pool.adapter_of or None,
+            "max_model_len": pool.max_model_len,
+        }
 
 
 def build_app(

@@ -55,6 +55,8 @@ class Backend:
     """``sent_tokens`` at the time of the scrape."""
     kv_tokens: float = math.inf
     """The tokens that its KV cache holds; infinite where the replica does not report them."""
+    max_model_len: int | None = None
+    """The most tokens of a prompt with its answer; None where the replica does not report them."""
     failures: int = 0
     unreachable: bool = False
     suspect_until: float = 0.0
@@ -295,6 +297,11 @@ class Pool:
         """Return whether a replica terminates or is gone, and another one is ready and did not fail recently."""
         known = self.backends.get(backend.endpoint.id)
         return (known is not backend or backend.endpoint.terminating) and self.has_trusted(now)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The most tokens of a prompt with its answer that every replica accepts; None where none reports them."""
+        return min((b.max_model_len for b in self.backends.values() if b.max_model_len is not None), default=None)
 
     def ready_ids(self) -> list[str]:
         """Return the replicas that discovery lists as ready."""

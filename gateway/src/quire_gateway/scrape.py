@@ -33,6 +33,7 @@ NAMES = frozenset(
         engine.CACHE_CONFIG,
         engine.GENERATION_TOKENS,
         engine.MAX_RUNNING,
+        engine.MAX_MODEL_LEN,
         engine.PENDING_TOKENS,
         engine.SCHEDULED_TOKENS,
         engine.STEP_SECONDS,
@@ -62,6 +63,7 @@ class Page:
     kv_tokens: float
     """Infinite where it is not reported."""
     max_running: float | None
+    max_model_len: int | None
     pending_tokens: float | None
     computed_tokens: float
     """Prompt tokens that were computed."""
@@ -92,6 +94,7 @@ def parse_page(text: str) -> Page | None:
         finished=sums.get(engine.FINISHED, 0.0),
         kv_tokens=kv_tokens or math.inf,
         max_running=sums.get(engine.MAX_RUNNING),
+        max_model_len=int(sums[engine.MAX_MODEL_LEN]) if engine.MAX_MODEL_LEN in sums else None,
         pending_tokens=sums.get(engine.PENDING_TOKENS),
         # Scheduled tokens that generated nothing belong to prompts, except for the first token of each.
         computed_tokens=sums.get(engine.SCHEDULED_TOKENS, 0.0) - sums.get(engine.GENERATION_TOKENS, 0.0),
@@ -233,6 +236,7 @@ class Scraper:
             prefill_tokens_per_second=history.prefills.update(page.computed_tokens, page.step_seconds),
         )
         backend.record_scrape(load, now, sent_tokens=sent_tokens, kv_tokens=page.kv_tokens)
+        backend.max_model_len = page.max_model_len
         self._fleet.record_reachable(backend)
         if history.page is not None:
             self._fleet.record_arrivals(

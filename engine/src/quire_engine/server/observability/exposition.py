@@ -137,6 +137,7 @@ class EngineCollector(Collector):
             return
         yield self._gauge("quire_model_bytes", "Memory of the weights.", ready.model_bytes)
         yield self._gauge("quire_kv_cache_bytes", "Memory of the KV cache.", ready.kv_cache_bytes)
+        yield self._gauge("quire_max_model_len", "Maximum tokens of a prompt with its answer.", ready.max_model_len)
         if ready.max_num_seqs is not None:
             yield self._gauge("quire_max_running_requests", "Limit of the running batch.", ready.max_num_seqs)
         yield self._cache_config(ready.num_blocks, ready.block_size, ready.dtype)
