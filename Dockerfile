@@ -83,7 +83,7 @@ RUN $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o 
     && $UV build -q --wheel --no-build-isolation --python /opt/tools/bin/python -o /wheels engine \
     && $UV pip install -q --python $PYTHON --prefix /code --no-deps /wheels/*.whl
 
-# The CPU kernels for each CPU level (ADR 0055), compiled at their final path. They are recompiled only if kernels/ or the lock
+# The CPU kernels for each CPU level, compiled at their final path. They are recompiled only if kernels/ or the lock
 # changes. No kernel runs here, so any x86-64 machine can compile for all levels.
 FROM engine-dependencies AS engine-kernels
 COPY kernels/src/quire_kernels /src/quire_kernels
@@ -91,7 +91,7 @@ RUN mv /src/quire_kernels "$(python -c 'import sysconfig; print(sysconfig.get_pa
     && python -m quire_kernels.precompile --out /precompiled-kernels
 
 # Triton's kernels for popular model shapes and the GPUs of TRITON_TARGETS (compute capabilities; empty: none), at their final
-# path, under the keys that a start on such a GPU looks for (ADR 0106). No kernel runs here, and no GPU is needed. An image for
+# path, under the keys that a start on such a GPU looks for. No kernel runs here, and no GPU is needed. An image for
 # CPUs only (COMPILER=) has none.
 FROM engine-dependencies AS engine-triton-kernels
 ARG COMPILER="gcc libc6-dev"

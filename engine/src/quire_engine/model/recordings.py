@@ -3,7 +3,7 @@
 With few tokens, Python takes a quarter of a step's time to prepare the launches of small layers (ADR 0138). So they are
 prepared once for each number of tokens. A step copies its inputs to where the recorded launches read them.
 
-A draft model goes further (ADR 0139): one call runs several passes, each with the most probable tokens of the one
+A draft model goes further (ADR 0138): one call runs several passes, each with the most probable tokens of the one
 before.
 
 Legend: T tokens, R sequences with one token each, P passes, H hidden size, V vocabulary.

@@ -1,7 +1,7 @@
 """The progress of model downloads, read from the pods that run them while this process leads.
 
 ``app`` runs ``follow``. A pod whose init container downloads serves its progress where the engine will serve metrics
-later, so that it needs no permission of its own (ADR 0072). ``reconcile`` puts the result into the status. Progress
+later, so that it needs no permission of its own. ``reconcile`` puts the result into the status. Progress
 that can no longer be read disappears.
 """
 

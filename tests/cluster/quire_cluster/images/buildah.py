@@ -20,7 +20,7 @@ from quire_cluster.shell import follow
 RUN_FOLDER: Final = Path("/run/quire-images")
 LAST_LINES: Final = 20
 NOISE: Final = ("time=", "--> ")  # its log, and the ids of layers
-# Measured on the engine's image: see ADR 0054.
+# Measured on the engine's image: a layer per dependency group.
 COMPRESSION: Final = ("--compression-format", "zstd", "--compression-level", "1")
 
 

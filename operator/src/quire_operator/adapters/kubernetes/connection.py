@@ -193,7 +193,7 @@ class Connection:
             headers["Content-Type"] = content_type
         try:
             # These two calls are what the client's generated methods and its dynamic client consist of. Importing the
-            # generated methods costs 115 MB of memory: ADR 0018.
+            # generated methods costs 115 MB of memory.
             request = await self.client.param_serialize(
                 method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
             )
