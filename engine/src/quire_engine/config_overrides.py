@@ -4,7 +4,7 @@ A rotation has two forms: ``rope_theta`` and ``rope_scaling`` (4), or all in ``r
 layers differ (5). An override applies in either form, whichever one the file has. This module needs no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -37,9 +37,25 @@ def with_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> d
             merged.pop(other, None)
     for name, value in changes.items():
         present = merged.get(name)
-        is_object = isinstance(present, Mapping) and isinstance(value, Mapping)
-        merged[name] = with_overrides(present, value) if is_object else value
+        if isinstance(present, Mapping) and isinstance(value, Mapping):
+            value = with_overrides(present, value)
+        merged[name] = value
     return merged
+
+
+def override_paths(overrides: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Return the path of each value that overrides set."""
+    for name, value in overrides.items():
+        if isinstance(value, Mapping) and value:
+            yield from ((name, *path) for path in override_paths(value))
+        else:
+            yield (name,)
+
+
+def replaced(overrides: Mapping[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """Return the overrides with another value at a path."""
+    name, *others = path
+    return {**overrides, name: replaced(overrides[name], tuple(others), value) if others else value}
 
 
 def _override_rotation(config: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """Rotations in the forms of transformers 4 and 5, in config.json and in overrides: all mean what transformers reads."""
 
+import json
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +25,12 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRotaryEmbed
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from quire_engine.config_overrides import FULL, SLIDING, with_overrides
-from quire_engine.model.config import parse_config
+from quire_engine.model.config import parse_config, unread_overrides
 from quire_engine.model.families import FAMILIES, SUPPORTED
 from quire_engine.model.rope_frequencies import rotation
 from quire_engine.model.text_part import decoder_config
+from quire_engine.model.transformers_backend.description import describe
+from quire_engine.model_folder import ConfigOverrides
 
 POSITIONS = 512
 TEXT: dict[str, Any] = {
@@ -213,3 +217,46 @@ def test_overrides_replace_the_other_name_too(
     found = with_overrides(file, overrides)
     assert {**found, **merged} == found
     assert {"dtype", "torch_dtype"} - found.keys()
+
+
+GEMMA_TEXT = {**TEXT, "sliding_window": 8, "model_type": "gemma3_text"}
+UNREAD: tuple[tuple[str, dict[str, Any], dict[str, Any], list[str]], ...] = (
+    ("llama", {}, {"rope_scaling": YARN, "max_position_embeddings": 1024, "dtype": "float32"}, []),
+    ("llama", {}, {"rope_scalling": YARN}, [f"rope_scalling.{name}" for name in YARN]),
+    ("llama", {}, {"rope_scaling": {**YARN, "low_freq_factor": 1.0}}, ["rope_scaling.low_freq_factor"]),
+    ("llama", {}, {"rope_theta": 1e4, "tie_word_embeddings": False, "eos_token_id": [3]}, []),
+    ("llama", {}, {"is_original_qwen3_reranker": True, "rope_scaling": None}, ["is_original_qwen3_reranker"]),
+    ("llama", {}, {"sliding_window": 4, "architectures": ["MistralForCausalLM"]}, []),
+    ("qwen2", {}, {"use_sliding_window": False, "sliding_window": 4}, ["sliding_window"]),
+    ("qwen2", {}, {"use_sliding_window": True, "sliding_window": 4}, []),
+    ("gemma3", {"text_config": GEMMA_TEXT}, {"max_position_embeddings": 99}, ["max_position_embeddings"]),
+    ("gemma3", {"text_config": GEMMA_TEXT}, {"text_config": {"max_position_embeddings": 99}}, []),
+)
+
+
+@pytest.mark.parametrize(("model_type", "fields", "overrides", "unread"), UNREAD)
+def test_overrides_that_a_native_family_does_not_read_are_named(
+    tmp_path: Path, model_type: str, fields: dict[str, Any], overrides: dict[str, Any], unread: list[str]
+) -> None:
+    architectures = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+    named = architectures.get(model_type, "Gemma3ForConditionalGeneration")
+    raw = {**(fields or TEXT), "model_type": model_type, "architectures": [named]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert unread_overrides(tmp_path, SUPPORTED, ConfigOverrides(config=overrides)) == unread
+
+
+@pytest.mark.parametrize(
+    ("overrides", "unread"),
+    [
+        ({"rope_scaling": YARN, "dtype": "float32", "clip_qkv": 4.0}, ""),
+        ({"rope_scalling": YARN, "n_positions": 9, "max_position_embeddings": 99}, "rope_scalling, n_positions"),
+    ],
+)
+def test_overrides_that_transformers_does_not_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: dict[str, Any], unread: str
+) -> None:
+    raw = {**TEXT, "model_type": "olmo", "architectures": ["OlmoForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    describe(tmp_path, trust_remote_code=False, overrides=ConfigOverrides(config=overrides))
+    said = [record.args for record in caplog.records if record.name == "quire_engine.model.config"]
+    assert said == ([(unread, "transformers' OlmoConfig")] if unread else [])

@@ -4,11 +4,13 @@ Only fields that affect the computation are here. The registry knows the familie
 checkpoint's tensors. This module needs no torch, so a folder can be checked before torch is loaded.
 """
 
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire_engine.config_overrides import rotation_field
+from quire_engine.config_overrides import override_paths, replaced, rotation_field, with_overrides
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.config_fields import Fields
 from quire_engine.model.dialect import Dialect
@@ -18,8 +20,17 @@ from quire_engine.model.kv_scales import only_quantizes_kv_cache
 from quire_engine.model.rope import RopeConfig, reach, rotation_problems
 from quire_engine.model.shape import ModelShape
 from quire_engine.model.text_part import decoder_config
-from quire_engine.model_folder import NO_OVERRIDES, ConfigOverrides, read_config, read_generation_config
+from quire_engine.model_folder import (
+    NO_OVERRIDES,
+    ConfigOverrides,
+    read_config,
+    read_generation_config,
+    read_json_object,
+)
 
+_log = logging.getLogger(__name__)
+_READ_ELSEWHERE = ("model_type", "dtype", "torch_dtype", "classifier_from_token", "matryoshka_dimensions")
+"""Fields of config.json that are no part of a ``ModelConfig``."""
 MAX_LAYERS = 10_000
 """Far above any model: per-layer data must not fill the memory before the shape is found to be invalid."""
 
@@ -60,6 +71,41 @@ def load_config(folder: Path, supported: tuple[str, ...], overrides: ConfigOverr
     if config is None:
         raise ModelFolderError("\n  - ".join([f"{file} cannot be served:", *problems]))
     return config
+
+
+def unread_overrides(folder: Path, supported: tuple[str, ...], overrides: ConfigOverrides) -> list[str]:
+    """Return the names of overrides that a native family does not read: any other value would change nothing.
+
+    An example is a field of the wrong place, such as that of ``text_config`` next to it.
+    """
+    content, generation = read_json_object(folder / "config.json"), read_generation_config(folder, overrides)
+
+    def read(changes: Mapping[str, Any]) -> tuple[ModelConfig | None, list[str]]:
+        problems: list[str] = []
+        return parse_config(decoder_config(with_overrides(content, changes)), generation, supported, problems), problems
+
+    def is_read(path: tuple[str, ...]) -> bool:
+        try:
+            return any(read(replaced(overrides.config, path, value)) != expected for value in (object(), False))
+        except (TypeError, ValueError, AttributeError):  # a field whose reader expects its type
+            return True
+
+    expected = read(overrides.config)
+    return [
+        ".".join(path)
+        for path in override_paths(overrides.config)
+        if path[-1] not in _READ_ELSEWHERE and not is_read(path)
+    ]
+
+
+def warn_of_unread(names: list[str], reader: str) -> None:
+    """Log overrides without an effect. vLLM accepts them too, and has some of its own that mean nothing here."""
+    if names:
+        _log.warning(
+            "--hf-overrides: no effect of %s: %s does not read it there (fields of a text part belong in text_config)",
+            ", ".join(names),
+            reader,
+        )
 
 
 def parse_config(

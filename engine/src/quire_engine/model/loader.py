@@ -10,7 +10,7 @@ import torch
 
 from quire_engine.errors import ModelFolderError
 from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate, ModelImpl
-from quire_engine.model.config import ModelConfig, load_config
+from quire_engine.model.config import ModelConfig, load_config, unread_overrides, warn_of_unread
 from quire_engine.model.decoder import find_family, has_own_lm_head
 from quire_engine.model.families import SUPPORTED
 from quire_engine.model.kv_scales import read_kv_scales
@@ -160,7 +160,9 @@ def find_candidate(
         from quire_engine.model.transformers_backend.candidate import find_transformers_candidate
 
         return find_transformers_candidate(folder, trust_remote_code=trust_remote_code, overrides=overrides)
-    return find_native_candidate(folder, overrides)
+    candidate = find_native_candidate(folder, overrides)
+    warn_of_unread(unread_overrides(folder, SUPPORTED, overrides), candidate.served_by)
+    return candidate
 
 
 def _is_native(folder: Path, overrides: ConfigOverrides) -> bool:

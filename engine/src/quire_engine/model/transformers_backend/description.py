@@ -5,6 +5,8 @@ code that is not allowed.
 """
 
 import importlib.metadata
+import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.config import read_eos_token_ids
+from quire_engine.model.config import read_eos_token_ids, warn_of_unread
 from quire_engine.model.transformers_backend.refusal import Unservable
 from quire_engine.model_folder import (
     NO_OVERRIDES,
@@ -28,6 +30,7 @@ _STATE = (
     "has recurrent, convolution or state-space layers ({}): they keep a state that is not a KV cache, and tokens packed"
     " into one batch would run into each other's"
 )
+_OF_EVERY_CONFIG = ("architectures", "auto_map", "dtype", "eos_token_id", "model_type", "torch_dtype")
 _STATEFUL_LAYERS = ("conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent")
 _KNOWN_LAYERS = ("attention", "full_attention", "sliding_attention", "chunked_attention")
 _POSITION_LIMITS = ("max_position_embeddings", "max_sequence_length", "max_seq_len", "seq_length")
@@ -58,6 +61,7 @@ def describe(folder: Path, *, trust_remote_code: bool, overrides: ConfigOverride
     config = _load_config(folder, raw, trust_remote_code=custom)
     if overrides.config:
         config = _read_from(config, raw)
+        warn_of_unread(list(_undeclared(config, overrides.config)), f"transformers' {type(config).__name__}")
     model_class = _custom_class(folder, raw) if custom else find_class(config, _architectures(raw))
     return describe_config(model_class, config, generation, runs_folder_code=custom)
 
@@ -160,6 +164,19 @@ def _read_from(config: PreTrainedConfig, raw: dict[str, Any]) -> PreTrainedConfi
     except Exception as error:  # the exception of a configuration class for unexpected values can be of any type
         raise Unservable("configuration", f"has no configuration with --hf-overrides: {_one_line(error)}") from error
     return changed
+
+
+def _undeclared(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> Iterator[str]:
+    """Return the names of overrides that the configuration's class does not declare, and does not read therefore."""
+    known = {*inspect.signature(type(config).__init__).parameters, *config.attribute_map, *_OF_EVERY_CONFIG}
+    if "rope_parameters" in known:
+        known |= {"rope_scaling", "rope_theta", "rope_local_base_freq", "partial_rotary_factor"}
+    for name, value in overrides.items():
+        part = getattr(config, name, None)
+        if isinstance(part, PreTrainedConfig) and isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _undeclared(part, value))
+        elif name not in known:
+            yield name
 
 
 def _custom_class(folder: Path, raw: dict[str, Any]) -> type[PreTrainedModel]:
