@@ -143,6 +143,7 @@ soak: $(VENV)/.dev ## Run long property tests (SOAK examples each) and outage te
 	QUIRE_HYPOTHESIS_EXAMPLES=$(SOAK) $(BIN)/pytest --timeout 0 tests/engine/core tests/operator/autoscaling
 	QUIRE_OUTAGE_SECONDS=60 $(BIN)/pytest --timeout 0 -s tests/operator/kube/test_outages.py
 	$(BIN)/python -m benchmarks.serving.same_answers --requests 1000
+	PYTHONPATH=tests/support $(BIN)/python -m quire_parity.differential
 
 generate: ## Generate the CRD's spec, the chart's copy of the CRD and docs/crd.md
 	@test -x $(BIN)/python || $(MAKE) setup

@@ -133,7 +133,8 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               unset="the model's own limit, or the KV cache's if that is less"),
         _flag("hf-overrides", JsonObject(), "values that replace those of config.json, such as '{\"rope_scaling\": "
               "{\"rope_type\": \"yarn\", \"factor\": 4.0, \"original_max_position_embeddings\": 32768}}'; objects are "
-              "merged", unset="none"),
+              "merged, and rotations may have the names of transformers 4 or 5. Names without an effect are logged",
+              unset="none"),
         _flag("tokenizer", PathName(), "the folder of the tokenizer and its chat template", unset="the model's folder"),
         _flag("chat-template", PathName(), "a file with a Jinja chat template that replaces the model's, or the name "
               "of one of several templates of the model"),
