@@ -129,6 +129,18 @@ def test_ingress_and_route_use_a_port_of_the_service(helm: Helm, values: dict[st
     assert backends(documents) == {("quire-gateway", port["name"]), ("quire-gateway", port["port"])}
 
 
+@pytest.mark.parametrize(
+    ("given", "timeouts"),
+    [({}, {"request": "0s"}), ({"timeouts": {"request": "1h"}}, {"request": "1h"}), ({"timeouts": None}, None)],
+)
+def test_route_has_no_time_limit_unless_given(
+    helm: Helm, given: dict[str, Any], timeouts: dict[str, str] | None
+) -> None:
+    documents = helm.template({"gateway": {"httpRoute": {"enabled": True, "parentRefs": [{"name": "a"}], **given}}})
+    (rule,) = find(documents, "HTTPRoute", "quire-gateway")["spec"]["rules"]
+    assert rule.get("timeouts") == timeouts
+
+
 def test_routes_without_a_key_are_not_exposed(helm: Helm) -> None:
     ways = {"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": [{"name": "public"}]}}
     documents = helm.template({"gateway": ways})

@@ -3,6 +3,7 @@
 import asyncio
 from time import monotonic
 
+import openai
 import pytest
 from aiohttp import web
 
@@ -330,6 +331,47 @@ async def test_waiting_stream_gets_comments_and_then_its_tokens(gateway, replica
         await gateway.push(chat=[chat.endpoint()])
         rest = (await response.text()).replace(COMMENT, "")
     assert rest == 'data: "token"\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("wish", "usual", "stream", "status"),
+    [
+        (None, 0.01, True, 200),
+        ("much", 0.01, True, 200),
+        ("0.01", 0.0, True, 200),
+        ("0", 0.01, True, 503),
+        (None, 0.0, True, 503),
+        (None, 0.01, False, 503),
+    ],
+)
+async def test_streams_get_comments_unless_unwanted(start_gateway, hasty, wish, usual, stream, status):
+    gateway = await start_gateway(wait_comments_seconds=usual, hold_timeout_seconds=0.1)
+    await gateway.push(chat=[])
+    body, headers = {"model": "chat", "stream": stream}, {} if wish is None else {WAIT_COMMENTS_HEADER: wish}
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json=body, headers=headers) as response:
+        text = await response.text()
+    assert response.status == status and "no_replica_ready" in text
+    assert text.startswith(COMMENT) == ("event: error" in text) == (status == 200)
+
+
+async def test_client_ignores_comments(start_gateway, replicas, hasty):
+    gateway = await start_gateway(wait_comments_seconds=0.01)
+    chat, go_on = await replicas("chat-0"), asyncio.Event()
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        await go_on.wait()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"id": "token", "choices": []}\n\ndata: [DONE]\n\n')
+        return response
+
+    chat.behaviour = stream
+    await gateway.push(chat=[chat.endpoint()])
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="k", max_retries=0) as client:
+        # Returns with the head of the response, which begins with a comment.
+        chunks = await client.chat.completions.create(model="chat", messages=[], stream=True)
+        go_on.set()
+        assert [chunk.id async for chunk in chunks] == ["token"]
 
 
 @pytest.mark.parametrize("status", [400, 429])

@@ -33,7 +33,7 @@ class Call:
     track: str
     """The track that its first replica should be on."""
     comments: WaitComments | None
-    """The comments until a replica answers; None if the client did not ask for them."""
+    """The comments until a replica answers; None for an answer without them."""
     id: str
     started: float
     stream: OpenStream

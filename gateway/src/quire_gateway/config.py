@@ -24,6 +24,8 @@ class ProxyOptions:
     hold_timeout_seconds: float
     max_attempts: int
     """Replicas that are tried for one request before it is held or answered with an error."""
+    wait_comments_seconds: float = 25.0
+    """The time after which a waiting stream has a comment, and that between two comments; 0 sends none."""
     shares_prefixes: bool = False
     """True if engines share cached prefixes between the names of API keys."""
     hides_names: bool = False
@@ -125,6 +127,10 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
                   "1000"),
             _flag("hold-timeout", Duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "
                   "answered with 503", "120s"),
+            _flag("wait-comments", Duration(maximum=300.0), "how long a stream waits for its replica before a comment "
+                  "begins it, for load balancers that close silent connections, and the time between two comments. "
+                  "From then on an error is an event instead of a status. A request sets another time with the header "
+                  "X-Quire-Wait-Comments. 0 sends none", "25s"),
             _flag("share-prefixes", Choice("tenant", "all"), "must equal the flag of the engines: whether keys of "
                   "different names share cached prefixes", "tenant"),
             _flag("hide-names", Switch(), "hide replicas and models: no X-Quire-Replica header, no models in a 404, "
@@ -168,6 +174,7 @@ def parse_config(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
             hold_limit=values["hold-limit"],
             hold_timeout_seconds=values["hold-timeout"],
             max_attempts=values["max-attempts"],
+            wait_comments_seconds=values["wait-comments"],
             shares_prefixes=values["share-prefixes"] == "all",
             hides_names=bool(values["hide-names"]),
         ),

@@ -115,7 +115,7 @@ class Proxy:
         request[MODEL] = pool.model
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
         request_id = headers.request_id(request)
-        seconds = wait_seconds(request, is_stream=peeked.is_stream)
+        seconds = wait_seconds(request, is_stream=peeked.is_stream, usual_seconds=self._options.wait_comments_seconds)
         comments = None if seconds is None else WaitComments(request, seconds, request_id=request_id)
         try:
             with self._queue.ticket(pool) as ticket, _charged(allowance, peeked, prompt_tokens) as charge:

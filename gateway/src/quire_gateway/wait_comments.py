@@ -1,7 +1,8 @@
-"""A stream that begins before a replica has answered, if the client asks for it: comments show that it still waits.
+"""A stream that begins before a replica has answered: comments, which clients ignore, show that it still waits.
 
-Under ``proxy``. Load balancers cut connections that are silent for a minute; a replica that starts is silent for
-longer. The price is that errors come as an event instead of a status, so the client has to opt in by a header.
+Under ``proxy``. Load balancers cut connections that are silent for half a minute or a minute; a replica that starts,
+or has a queue, is silent for longer. Other replicas can still be tried. The price is that an error which comes later is
+an event instead of a status, so the first comment comes late, and a client may choose another time or none by a header.
 """
 
 import asyncio
@@ -16,12 +17,12 @@ _COMMENT = b": waiting for a replica\n\n"
 _LEAST_SECONDS, _MOST_SECONDS = 1.0, 300.0
 
 
-def wait_seconds(request: web.Request, *, is_stream: bool) -> float | None:
-    """Return the time between two comments; None if the client does not ask for them or for a stream."""
+def wait_seconds(request: web.Request, *, is_stream: bool, usual_seconds: float) -> float | None:
+    """Return the time between two comments; None if the answer is no stream, or if the time is 0."""
     try:
-        seconds = float(request.headers.get(WAIT_COMMENTS_HEADER, ""))
+        seconds = float(request.headers.get(WAIT_COMMENTS_HEADER, usual_seconds))
     except ValueError:
-        return None
+        seconds = usual_seconds
     if not is_stream or not seconds > 0:
         return None
     return min(max(seconds, _LEAST_SECONDS), _MOST_SECONDS)
@@ -34,25 +35,34 @@ class WaitComments:
         self._request, self._seconds, self._request_id = request, seconds, request_id
         self._stopped = asyncio.Event()
         self._response: web.StreamResponse | None = None
-        self._task = asyncio.create_task(self._run())
+        self._task: asyncio.Task[None] | None = None
+        # Most streams begin before the first comment is due, so that they need no task.
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
 
     async def stop(self) -> web.StreamResponse | None:
         """End the comments; return the response if it has started."""
+        self._timer.cancel()
         self._stopped.set()
-        # A request that is cancelled here must still learn whether its response has started.
-        await asyncio.shield(self._task)
+        if self._task is not None:
+            # A request that is cancelled here must still learn whether its response has started.
+            await asyncio.shield(self._task)
         return self._response
 
     def cancel(self) -> None:
         """End the comments without waiting for one that a slow client has not read."""
-        self._task.cancel()
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         # If the client has left, the task of its request is cancelled.
         with suppress(ConnectionError):
+            self._response = await self._begin()
+            await self._response.write(_COMMENT)
             while not await self._is_stopped_within(self._seconds):
-                if self._response is None:
-                    self._response = await self._begin()
                 await self._response.write(_COMMENT)
 
     async def _is_stopped_within(self, seconds: float) -> bool:

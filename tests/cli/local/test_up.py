@@ -280,6 +280,18 @@ async def test_first_request_starts_a_replica_between_two_ticks(tmp_path: Path) 
         request.cancel()
 
 
+async def test_bounds_of_held_requests_reach_the_gateway(tmp_path: Path) -> None:
+    rules = {"maxHeld": 5, "holdTimeout": "90s"}
+    autoscaling = {"minReplicas": 0, "maxReplicas": 2, "scaleToZero": rules}
+    run = Run(tmp_path, document(replicas=0, autoscaling=autoscaling) + document("code", replicas=0))
+    async with running(run):
+        await run.ready()
+        text = (run_folder(state_home(run.environ), run.file) / "endpoints.json").read_text()
+        holds = {model["name"]: model["hold"] for model in json.loads(text)["models"]}
+    assert (holds["chat"]["timeout_seconds"], holds["chat"]["max_held"]) == (90.0, 5)
+    assert (holds["code"]["timeout_seconds"], holds["code"]["max_held"]) == (None, None)
+
+
 async def test_a_second_stop_does_not_wait_for_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_DRAIN_SECONDS", "never")
     run = Run(tmp_path, document(drain={"timeout": "10m"}))

@@ -17,7 +17,7 @@ import aiohttp
 
 from quire_cli.local.supervision import KeptProcess, Launch, Pace, Phase, Status
 from quire_common.contract.engine import METRICS_PATH, READY_PATH
-from quire_common.contract.gateway import Endpoint, render_endpoints
+from quire_common.contract.gateway import Endpoint, HoldPolicy, render_endpoints
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 from quire_operator.ports import ReplicaAddress
 
@@ -48,6 +48,8 @@ class LocalDeployment:
     gpus: tuple[int, ...] = ()
     """The GPUs of this machine that its replicas use; empty means the CPU."""
     gpus_per_replica: int = 1
+    hold: HoldPolicy = HoldPolicy()
+    """The bounds of requests that wait for a replica."""
 
     def gpus_of(self, number: int) -> tuple[int, ...]:
         """Return the GPUs of a replica. The next replica that has a number gets the same ones."""
@@ -178,7 +180,8 @@ class LocalCluster:
             for name, deployment in self._deployments.items()
         }
         adapters = {deployment.served_name: deployment.adapters for deployment in self._deployments.values()}
-        write_atomically(self._endpoints_file, render_endpoints(endpoints, adapters))
+        holds = {deployment.served_name: deployment.hold for deployment in self._deployments.values()}
+        write_atomically(self._endpoints_file, render_endpoints(endpoints, adapters, holds))
         if self._targets_file is not None:
             targets = [
                 t for name in self._deployments for s in self.statuses(name) if (t := _target(name, s)) is not None

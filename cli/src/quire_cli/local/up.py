@@ -31,7 +31,7 @@ from quire_cli.local.state import RunFolder, run_folder, state_home
 from quire_cli.local.supervision import LOOPBACK, Launch, Pace, Phase, Status, how_it_ended, phase_message
 from quire_cli.local.views import View
 from quire_common.contract.engine import CONFIG_ERROR_EXIT_CODE
-from quire_common.contract.gateway import LIVE_PATH
+from quire_common.contract.gateway import LIVE_PATH, HoldPolicy
 from quire_common.model_source import cache_home
 from quire_operator.adapters.metrics.gateways import Gateways
 from quire_operator.adapters.metrics.prometheus import Prometheus
@@ -377,6 +377,7 @@ class _Run:
             adapters=tuple(adapter.served_name for adapter in adapters),
             gpus=sized.share.gpus,
             gpus_per_replica=max(1, sized.spec.gpus_per_replica),
+            hold=hold_policy(sized.spec),
         )
 
     def _adapters_file(self, spec: Spec, adapters: Sequence[AdapterSpec]) -> Path | None:
@@ -387,3 +388,11 @@ class _Run:
         file = self._folder.adapters / f"{spec.name}.json"
         write_adapters(file, adapters, base=self._options.file.resolve().parent)
         return file
+
+
+def hold_policy(spec: Spec) -> HoldPolicy:
+    """Return the bounds of requests that wait for a replica; what the spec leaves open is the gateway's decision."""
+    if spec.autoscaling is None:
+        return HoldPolicy()
+    rules = spec.autoscaling.scale_to_zero
+    return HoldPolicy(timeout_seconds=rules.hold_timeout_seconds, max_held=rules.max_held)

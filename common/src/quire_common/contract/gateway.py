@@ -20,7 +20,8 @@ STABLE, CANARY = "stable", "canary"
 REQUESTS_PATH = "/requests"
 """The number of requests of each model that wait and that run; needs no key."""
 WAIT_COMMENTS_HEADER = "X-Quire-Wait-Comments"
-"""A request header with a number of seconds: while a stream waits for its first token, a comment is sent that often."""
+"""A request header with a number of seconds: while a stream waits for its first token, a comment is sent that often. It
+takes the place of the gateway's ``--wait-comments``; 0 sends none."""
 TENANT_HEADER = "X-Quire-Tenant"
 """A header of requests to replicas: the tenant of the client's key at the gateway, as ``TENANT_VALUE``. Each
 LLMDeployment gets other values, which only the gateway can compute."""
@@ -92,12 +93,18 @@ class EndpointsFile:
 
 
 def render_endpoints(
-    endpoints: Mapping[str, Sequence[Endpoint]], adapters: Mapping[str, Sequence[str]] | None = None
+    endpoints: Mapping[str, Sequence[Endpoint]],
+    adapters: Mapping[str, Sequence[str]] | None = None,
+    holds: Mapping[str, HoldPolicy] | None = None,
 ) -> str:
-    """Return the text of an endpoints file with these models; ``adapters`` are the names of adapters by model."""
-    models = [ModelEndpoints(name=name, endpoints=found) for name, found in endpoints.items()]
+    """Return the text of an endpoints file with these models.
+
+    ``adapters`` are the names of adapters by model, which have the hold policy of their model in ``holds``.
+    """
+    policies = {name: (holds or {}).get(name, HoldPolicy()) for name in endpoints}
+    models = [ModelEndpoints(name=name, endpoints=found, hold=policies[name]) for name, found in endpoints.items()]
     models += [
-        ModelEndpoints(name=name, endpoints=endpoints[model], adapter_of=model)
+        ModelEndpoints(name=name, endpoints=endpoints[model], hold=policies[model], adapter_of=model)
         for model, names in (adapters or {}).items()
         for name in names
         if model in endpoints
