@@ -25,7 +25,7 @@ from quire_engine.server.openai.unsupported import Unsupported
 
 _UNSUPPORTED = "is not supported by this version"
 UNSUPPORTED: Unsupported = {
-    "background": ((), f"a response that is fetched later {_UNSUPPORTED}, because {NO_STORED_RESPONSES}"),
+    "background": ((), f"is not supported, because {NO_STORED_RESPONSES}"),
     "conversation": ((), f"is not supported, because {NO_STORED_RESPONSES}"),
     "previous_response_id": ((), f"is not supported, because {NO_STORED_RESPONSES}"),
     "prompt": ((), f"a stored prompt {_UNSUPPORTED}"),
