@@ -33,7 +33,7 @@ EDITABLE := $(foreach d,$(DISTRIBUTIONS),-e ./$(d))
 # Folders of `make test-fast`: pure logic that imports no torch and starts no server.
 FAST := tests/common tests/engine/core tests/engine/text tests/gateway/test_parts.py tests/gateway/test_routing.py \
   $(addprefix tests/operator/,admission autoscaling capacity convergence leadership manifests resource status) \
-  tests/cli/bench tests/cli/inspection tests/tools
+  tests/cli/inspection tests/tools
 # The two halves of `make test`, which run at the same time.
 ENGINE_TESTS := tests/engine
 OTHER_TESTS := $(filter-out $(ENGINE_TESTS) tests/e2e tests/support,$(patsubst %/,%,$(wildcard tests/*/)))

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire_cli.bench.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, read_trace, shaped
 from quire_cli.simulation.scenario import EngineModel
+from quire_cli.simulation.traces import MOONCAKE_BLOCK_TOKENS, Replay, Request, read_trace, shaped
 
 MEAN_BUSY = 2.0
 KV_SEQUENCES = 24

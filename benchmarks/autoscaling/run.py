@@ -27,7 +27,7 @@ from benchmarks.autoscaling.registry import POLICIES, ConfigurationError, tuned
 from benchmarks.autoscaling.scenarios import SEEDS, STARTUP_DELAYS, TARGETS, Case, FaultKind, cases
 from benchmarks.autoscaling.scoring import run_policy, score_policy
 from benchmarks.autoscaling.tables import markdown, show
-from quire_cli.bench.traces import TraceError
+from quire_cli.simulation.traces import TraceError
 
 SLICE = report.ROOT / "benchmarks" / "traces" / "azure_llm_2023_code_slice.csv"
 _MINUTES = 8

@@ -34,7 +34,7 @@ from benchmarks.autoscaling.registry import POLICIES, TUNED, Parameters, Policy
 from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
 from benchmarks.autoscaling.scoring import Score, Statics, score_policy
 from benchmarks.report import write_json
-from quire_cli.bench.traces import TraceError
+from quire_cli.simulation.traces import TraceError
 
 TRIALS = 20
 SEED = 20

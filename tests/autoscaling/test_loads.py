@@ -17,8 +17,8 @@ from benchmarks.autoscaling.loads import (
     load_of,
 )
 from benchmarks.autoscaling.scenarios import OUTAGE_SECONDS, FaultKind, busiest, cases, faults_of, steepest_ramp
-from quire_cli.bench.traces import Request, TraceError
 from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.traces import Request, TraceError
 
 
 def flat(seconds: int, *, prompt: int = 1000, output: int = 20) -> tuple[Request, ...]:

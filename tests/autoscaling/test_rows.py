@@ -16,7 +16,7 @@ from benchmarks.autoscaling.scenarios import TARGETS, Case, FaultKind
 from benchmarks.autoscaling.scoring import Score, Statics, reactive_bound, score_policy
 from benchmarks.autoscaling.tables import markdown, verdict
 from benchmarks.autoscaling.tune import cost, drawn, search
-from quire_cli.bench.traces import Request
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation
 from quire_operator.domain.autoscaling.tuning import Tuning
 

@@ -1,5 +1,6 @@
 """The evaluation of a comparison: workloads, ratios of neighbouring runs, goals, and the lower bound's schedule."""
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -8,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from llvmlite import binding
 
+from benchmarks.serving.comparison.client import Answer, Request, run, summarise
 from benchmarks.serving.comparison.floor import Limits, ModelSizes, floor_of, sizes_of
 from benchmarks.serving.comparison.levels import NAMES, check_level, highest_level, library_variables
 from benchmarks.serving.comparison.plot import write_plot
@@ -26,17 +30,16 @@ from benchmarks.serving.comparison.results import (
 )
 from benchmarks.serving.comparison.servers import int8_flags
 from benchmarks.serving.comparison.table import limit_lines
-from benchmarks.serving.comparison.turns import batch_measured, check
+from benchmarks.serving.comparison.turns import batch_measured, check, measured_from
 from benchmarks.serving.comparison.workloads import (
     MAX_ROUNDS,
     MIN_ROUNDS,
     Workload,
-    conversations,
     parse_workload,
+    requests_of,
     rounds_for,
 )
 from benchmarks.serving.machine_limits import arithmetic_flops, assembly, read_bytes_per_second
-from quire_cli.bench.summary import MeasuredRequest, Objective, summarise
 from quire_engine.cpu.limits import KERNELS_VARIABLE, CpuLevel
 
 SIXTEEN = parse_workload("256/64@16")
@@ -80,13 +83,13 @@ def test_rounds_fill_the_available_time(seconds: float, round_seconds: float, ro
 
 
 def test_prompts_have_the_given_length_and_distinct_starts() -> None:
-    asked = conversations(SIXTEEN, rounds=3, vocabulary=49_152, seed=7)
-    prompts = [conversation.turns[0].prompt_token_ids for conversation in asked]
+    asked = requests_of(SIXTEEN, rounds=3, vocabulary=49_152, seed=7)
+    prompts = [request.prompt for request in asked]
     assert len(prompts) == 48 and {len(prompt) for prompt in prompts} == {256}
     assert len({prompt[:4] for prompt in prompts}) == 48
     assert all(0 < token < 49_152 for prompt in prompts for token in prompt)
-    assert asked == conversations(SIXTEEN, rounds=3, vocabulary=49_152, seed=7)
-    assert asked != conversations(SIXTEEN, rounds=3, vocabulary=49_152, seed=8)
+    assert asked == requests_of(SIXTEEN, rounds=3, vocabulary=49_152, seed=7)
+    assert asked != requests_of(SIXTEEN, rounds=3, vocabulary=49_152, seed=8)
 
 
 def test_rows_are_medians_in_the_order_of_the_first_run() -> None:
@@ -263,19 +266,8 @@ def test_the_flag_for_int8_is_read_from_the_help(reported: str, flags: tuple[str
     assert int8_flags(reported) == flags
 
 
-def outcome(**changes: object) -> MeasuredRequest:
-    good = MeasuredRequest(
-        sent_seconds=0.0,
-        first_token_seconds=0.1,
-        end_seconds=1.0,
-        chunk_gaps_seconds=(0.01,),
-        prompt_tokens=256,
-        output_tokens=64,
-        requested_tokens=64,
-        finish_reason="length",
-        status=200,
-        error=None,
-    )
+def outcome(**changes: object) -> Answer:
+    good = Answer(sent=0.0, end=1.0, chunks=[0.1, 0.11], prompt_tokens=256, output_tokens=64, requested_tokens=64)
     return dataclasses.replace(good, **changes)  # type: ignore[arg-type]
 
 
@@ -289,9 +281,67 @@ def outcome(**changes: object) -> MeasuredRequest:
 )
 def test_invalid_responses_fail_the_measurement(changes: dict[str, object], words: str) -> None:
     good = [outcome(), outcome()]
-    check(summarise(good, Objective()), SIXTEEN, 2)
+    check(summarise(good), SIXTEEN, 2)
     with pytest.raises(ServerError, match=words):
-        check(summarise([outcome(), outcome(**changes)], Objective()), SIXTEEN, 2)
+        check(summarise([outcome(), outcome(**changes)]), SIXTEEN, 2)
+
+
+def test_figures_of_a_run_follow_the_definitions() -> None:
+    """The time per output token leaves out the first one, and rates count from the first request to the last answer."""
+    fast = outcome(sent=1.0, chunks=[1.5, 2.5, 3.5], end=4.0, output_tokens=5, requested_tokens=5)
+    slow = outcome(sent=2.0, chunks=[5.0, 8.0], end=9.0, output_tokens=2, requested_tokens=3)
+    found = summarise([fast, slow, outcome(sent=3.0, chunks=[], end=6.0, error="no")])
+    assert (found.requests, found.errors, found.short) == (3, {"no": 1}, 1)
+    assert (found.seconds, found.prompt_tokens, found.output_tokens) == (8.0, 512, 7)
+    assert (found.ttft_p50, found.itl_p50, found.tpot_p50) == (1.75, 1.0, 1.75)
+    assert measured_from(SIXTEEN, found).total_tokens_per_second == 519 / 8
+
+
+STREAM = (
+    b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n',
+    b'data: {"choices": [{"text": "", "finish_reason": null}]}\n\n',
+    b'data: {"choices": [{"text": "", "finish_reason": "length"}]}\n\n',
+    b'data: {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 2}}\n\n',
+    b"data: [DONE]\n\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "events", "error"),
+    [
+        (200, STREAM, None),
+        (200, STREAM[:-1], "the stream ended without [DONE]"),
+        (200, (STREAM[0], b'data: {"error": {"message": "died"}}\n\n'), "error in the stream: {'message': 'died'}"),
+        (429, (b"queue is full",), "HTTP 429: queue is full"),
+    ],
+)
+async def test_client_reads_streams_and_limits_what_it_sends(
+    status: int, events: tuple[bytes, ...], error: str | None
+) -> None:
+    running, most = 0, 0
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        nonlocal running, most
+        running, body = running + 1, await request.json()
+        most = max(most, running)
+        assert (body["prompt"], body["max_tokens"], body["ignore_eos"]) == ([1, 2], 2, True)
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        for event in events:  # in two parts, as a network may deliver them
+            await response.write(event[:9])
+            await asyncio.sleep(0)
+            await response.write(event[9:])
+        running -= 1
+        return response
+
+    application = web.Application()
+    application.router.add_post("/v1/completions", complete)
+    async with TestServer(application) as server:
+        found = await run(str(server.make_url("/v1")), [Request(prompt=(1, 2), max_tokens=2)] * 6, concurrency=2)
+    assert [answer.error for answer in found] == [error] * 6
+    assert most == 2
+    if error is None:
+        assert {(len(a.chunks), a.prompt_tokens, a.output_tokens) for a in found} == {(2, 2, 2)}
 
 
 def test_a_batch_counts_prompts_and_answers() -> None:

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.counters import FIRST_TOKEN_WAIT_BOUNDS, TOKEN_GAP_BOUNDS
 from quire_cli.simulation.engine import Engine
 from quire_cli.simulation.scenario import EngineModel
 from quire_cli.simulation.sequence import Sequence
+from quire_cli.simulation.traces import Request
 from quire_engine.config import AdmissionOptions, SchedulerOptions
 from quire_engine.core.batch import RunnerOutput
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout

@@ -12,9 +12,9 @@ row is marked infeasible, unless some policy shows that it is not.
 import math
 from collections.abc import Sequence
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import LATE_SECONDS
 from quire_cli.simulation.scaler import Scaling
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation
 
 _HEADROOM = 1.25

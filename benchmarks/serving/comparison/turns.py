@@ -1,4 +1,4 @@
-"""One server's turn: it is started alone, warmed up, measured with quire's client, and stopped."""
+"""One server's turn: it is started alone, warmed up, measured, and stopped."""
 
 import asyncio
 import contextlib
@@ -11,18 +11,16 @@ from subprocess import CalledProcessError
 
 import aiohttp
 
+from benchmarks.serving.comparison.client import Summary, run, summarise
 from benchmarks.serving.comparison.levels import library_variables
 from benchmarks.serving.comparison.process_tree import ProcessTree, ServerError, free_port, running
 from benchmarks.serving.comparison.results import Measured, Turn
 from benchmarks.serving.comparison.servers import Launch, ServerUnderTest, Setting, batch_command
-from benchmarks.serving.comparison.workloads import Workload, conversations, rounds_for
-from quire_cli.bench import client
-from quire_cli.bench.summary import BenchSummary, Objective, summarise
+from benchmarks.serving.comparison.workloads import Workload, requests_of, rounds_for
 from quire_engine.cpu.limits import CpuLevel
 
 _START_SECONDS, _POLL_SECONDS, _BATCH_SECONDS = 900.0, 0.1, 1800.0
 _WARM_UP_SEED = 1_000_000
-_NO_OBJECTIVE = Objective()
 
 Say = Callable[[str], None]
 
@@ -170,24 +168,14 @@ class Bench:
         round_seconds = {}
         for workload in launch.workloads:
             summary = await self._run(base_url, workload, rounds=1, seed=_WARM_UP_SEED)
-            round_seconds[workload] = summary.duration_seconds
+            round_seconds[workload] = summary.seconds
         self._warm[launch.command] = _Warm(start_seconds=start_seconds, round_seconds=round_seconds)
         return self._warm[launch.command]
 
-    async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> BenchSummary:
-        questions = conversations(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
-        target = client.Target(base_url=base_url, model="model", endpoint="completions")
-        async with client.open_session(None, keep_alive=False) as session:
-            outcomes = await client.run(
-                session,
-                target,
-                questions,
-                concurrency=workload.concurrency,
-                on_sent=lambda: None,
-                on_done=lambda _: None,
-            )
-        summary = summarise(outcomes, _NO_OBJECTIVE)
-        check(summary, workload, len(questions))
+    async def _run(self, base_url: str, workload: Workload, *, rounds: int, seed: int) -> Summary:
+        requests = requests_of(workload, rounds=rounds, vocabulary=self.vocabulary, seed=seed)
+        summary = summarise(await run(base_url, requests, concurrency=workload.concurrency))
+        check(summary, workload, len(requests))
         return summary
 
     def _batches(
@@ -210,9 +198,8 @@ class Bench:
             self.say(f"{server.name}: {workload}  {in_words(measured[-1])}")
 
     def _round(self, workload: Workload, run: int) -> dict[str, object]:
-        asked = conversations(workload, rounds=1, vocabulary=self.vocabulary, seed=run)
-        ids = [list(conversation.turns[0].prompt_token_ids) for conversation in asked]
-        return {"prompts": ids, "output_tokens": workload.output_tokens}
+        requests = requests_of(workload, rounds=1, vocabulary=self.vocabulary, seed=run)
+        return {"prompts": [request.prompt for request in requests], "output_tokens": workload.output_tokens}
 
 
 def _base_url(launch: Launch, setting: Setting) -> str:
@@ -241,7 +228,7 @@ async def seconds_to_first_token(tree: ProcessTree, base_url: str) -> float:
     raise ServerError(f"no first token within {_START_SECONDS:.0f} s; its log: {tree.log}")
 
 
-def check(summary: BenchSummary, workload: Workload, requests: int) -> None:
+def check(summary: Summary, workload: Workload, requests: int) -> None:
     """Raise ServerError unless the answers have the requested length, for prompts of the length sent."""
     if summary.errors:
         message, count = next(iter(summary.errors.items()))
@@ -253,17 +240,16 @@ def check(summary: BenchSummary, workload: Workload, requests: int) -> None:
         raise ServerError(f"{workload}: the server counted {counted} prompt tokens where {sent} were sent")
 
 
-def measured_from(workload: Workload, summary: BenchSummary) -> Measured:
-    ttft, itl, tpot = summary.ttft_seconds, summary.itl_seconds, summary.tpot_seconds
+def measured_from(workload: Workload, summary: Summary) -> Measured:
     return Measured(
         workload=workload,
         requests=summary.requests,
-        seconds=summary.duration_seconds,
-        total_tokens_per_second=summary.total_tokens_per_second,
-        output_tokens_per_second=summary.output_tokens_per_second,
-        ttft_p50_seconds=ttft.p50 if ttft else None,
-        itl_p50_seconds=itl.p50 if itl else None,
-        tpot_p50_seconds=tpot.p50 if tpot else None,
+        seconds=summary.seconds,
+        total_tokens_per_second=(summary.prompt_tokens + summary.output_tokens) / summary.seconds,
+        output_tokens_per_second=summary.output_tokens / summary.seconds,
+        ttft_p50_seconds=summary.ttft_p50,
+        itl_p50_seconds=summary.itl_p50,
+        tpot_p50_seconds=summary.tpot_p50,
     )
 
 

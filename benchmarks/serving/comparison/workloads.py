@@ -1,10 +1,11 @@
 """The requests that every server gets: prompts of random token ids of one length, at a fixed concurrency. Pure."""
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_cli.bench.workload import Alphabet, Conversation, Shape, synthetic
+from benchmarks.serving.comparison.client import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +48,14 @@ def rounds_for(seconds: float, round_seconds: float) -> int:
     return max(MIN_ROUNDS, min(MAX_ROUNDS, round(seconds / max(round_seconds, 1e-3))))
 
 
-def conversations(workload: Workload, *, rounds: int, vocabulary: int, seed: int) -> Sequence[Conversation]:
+def requests_of(workload: Workload, *, rounds: int, vocabulary: int, seed: int) -> Sequence[Request]:
     """Return the requests of a seed.
 
     No two prompts have a common prefix, so that prefix caches find nothing. Token 0, which ends texts in our models,
     does not occur.
     """
-    shape = Shape(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens)
-    ids = Alphabet(first_token_id=1, last_token_id=vocabulary - 1, words=False)
-    return synthetic(shape, ids, count=rounds * workload.concurrency, rate=None, burstiness=1.0, seed=seed)
+    rng, tokens = random.Random(seed), range(1, vocabulary)
+    return [
+        Request(prompt=tuple(rng.choices(tokens, k=workload.input_tokens)), max_tokens=workload.output_tokens)
+        for _ in range(rounds * workload.concurrency)
+    ]

@@ -15,8 +15,6 @@ from rich.console import Console
 from rich.text import Text
 
 from quire_cli import __version__
-from quire_cli.bench.command import bench
-from quire_cli.bench.options import DURATION, URL
 from quire_cli.errors import StartProblem
 from quire_cli.inspection.explain import explain
 from quire_cli.inspection.screen import plain_console
@@ -28,6 +26,7 @@ from quire_cli.local.machine import this_machine, with_tried_cpu
 from quire_cli.local.model_store import ModelStore
 from quire_cli.local.up import Up, UpOptions
 from quire_cli.local.views import JsonLines, LiveTable, View
+from quire_cli.options import DURATION, URL
 from quire_cli.simulation.command import simulate
 from quire_common.contract.engine import ENGINE_COMMAND, FETCH_COMMAND
 from quire_common.model_source import cache_home
@@ -57,14 +56,10 @@ app = typer.Typer(
 [bold]quire plan -f examples/demo.yaml --gpu "H100 80GB"[/bold]
     show the memory it needs, and how many tokens and sequences fit
 
-[bold]quire bench --base-url http://127.0.0.1:8000/v1[/bold]
-    measure an OpenAI-compatible server under load
-
 [bold]quire simulate --trace azure_llm_2023_code.csv --policy chat.yaml[/bold]
     replay a trace against an autoscaling policy, without an engine
 """,
 )
-app.command("bench")(bench)
 app.command("explain")(explain)
 app.command("top")(top)
 app.command("simulate", no_args_is_help=True)(simulate)
@@ -82,6 +77,16 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
+
+
+@app.command(
+    hidden=True, add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def bench() -> None:
+    """Refuse the command of earlier versions."""
+    raise UserError(
+        "quire bench was removed", hint="Use `vllm bench serve --backend openai --base-url http://…` or guidellm."
+    )
 
 
 def _memory(text: str) -> int:

@@ -53,7 +53,7 @@ def write(text: str, name: str = "f.yaml") -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [(), ("up",), ("plan",), *((command, "--help") for command in ("up", "plan", "bench", "explain", "top"))],
+    [(), ("up",), ("plan",), *((command, "--help") for command in ("up", "plan", "explain", "top"))],
 )
 def test_help_shows_a_command_to_copy(quire: Quire, args: tuple[str, ...]) -> None:
     _, out, err = quire(*args)
@@ -80,6 +80,7 @@ def test_version(quire: Quire) -> None:
         (("up", "-f", "absent.yaml"), "does not exist"),
         (("up", "-f", "claim.yaml"), "is a volume of a cluster"),
         (("down",), "No such command"),
+        (("bench", "--base-url", "http://x/v1"), "quire bench was removed Use `vllm bench serve"),
         (("plan", "-f", "nowhere.yaml"), "nowhere.yaml does not exist"),
         (("plan", "-f", "f.yaml", "--gpu", "Voodoo"), '"Voodoo" does not name one known GPU'),
         (("plan", "-f", "f.yaml", "--memory", "lots"), "is not an amount of memory"),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import SimulatedRun
 from quire_cli.simulation.scaler import Scaling
 from quire_cli.simulation.scenario import EngineModel, Scenario
 from quire_cli.simulation.simulate import simulate
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation
 
 # A prompt of 100 tokens takes a step of 0.2 s; one sequence decodes a token in 0.11 s, two in 0.12 s.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import Outcome
+from quire_cli.simulation.traces import Request
 
 
 def first_tokens(run):

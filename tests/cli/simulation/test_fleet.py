@@ -2,9 +2,9 @@
 
 import pytest
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import HoldingStep, Outcome
 from quire_cli.simulation.scenario import Crash, ScrapeOutage, SlowReplicas
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import ReplicaPhase
 
 LONG = (0.0, 100, 3000)  # 330 s on its own

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.engine import Engine
 from quire_cli.simulation.run import Outcome
 from quire_cli.simulation.scaler import Scaling
 from quire_cli.simulation.scenario import Crash, EngineModel, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.sequence import Sequence
 from quire_cli.simulation.simulate import simulate
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import ReplicaSample, is_sane
 
 TIMES = st.integers(0, 400).map(lambda n: n / 10)

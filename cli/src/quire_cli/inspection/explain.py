@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from quire_cli.bench.options import URL
 from quire_cli.inspection import explain_view as view
 from quire_cli.inspection.explain_sources import ExplanationSource, source_of
 from quire_cli.inspection.explanation import Explanation, Notice
@@ -26,6 +25,7 @@ from quire_cli.inspection.screen import (
     until_interrupted,
 )
 from quire_cli.inspection.where import Where
+from quire_cli.options import URL
 from quire_operator.domain.autoscaling.ticks import Log
 from quire_operator.ports import ClusterError
 

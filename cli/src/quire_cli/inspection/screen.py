@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.live import Live
 
-from quire_cli.bench.options import section
+from quire_cli.options import section
 
 _PLAIN_WIDTH = 120
 

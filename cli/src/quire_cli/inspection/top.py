@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from quire_cli.bench.options import URL
 from quire_cli.inspection import top_view as view
 from quire_cli.inspection.fleet import Fleet, FleetLoad, Loads, Sort
 from quire_cli.inspection.replica_pages import DirectPages, PrometheusPages, ProxiedPages
@@ -29,6 +28,7 @@ from quire_cli.inspection.screen import (
 from quire_cli.inspection.top_sources import ClusterFleet, FleetSource, RunFleet
 from quire_cli.inspection.where import Where, open_target
 from quire_cli.local.runs import Run
+from quire_cli.options import URL
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.ports import ClusterError
 

@@ -5,32 +5,19 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from quire_cli.bench.options import (
-    DURATION,
-    DurationOption,
-    MaxInputOption,
-    MaxOutputOption,
-    ScaleInputOption,
-    ScaleOutputOption,
-    SpeedOption,
-    StartOption,
-    of_result,
-    of_trace,
-    section,
-)
-from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, shaped
 from quire_cli.errors import CapacityProblem, FileProblem, ModelProblem, SimulationProblem
 from quire_cli.inspection.screen import plain_console
 from quire_cli.local import plan as planning
 from quire_cli.local.documents import Document, read_manifests
 from quire_cli.local.machine import this_machine
 from quire_cli.local.model_store import ModelStore
+from quire_cli.options import DURATION, section
 from quire_cli.result_files import results_problem
 from quire_cli.simulation import report, speed
 from quire_cli.simulation.run import LATE_SECONDS, SimulatedRun
@@ -39,6 +26,7 @@ from quire_cli.simulation.scenario import Crash, Fault, Scenario, ScrapeOutage, 
 from quire_cli.simulation.simulate import simulate as simulate_fleet
 from quire_cli.simulation.speed import Speed
 from quire_cli.simulation.summary import summarise
+from quire_cli.simulation.traces import Replay, Request, TraceError, read_trace, shaped
 from quire_common.model_source import cache_home
 from quire_common.quantities import parse_duration_seconds
 from quire_operator.domain.autoscaling.decision_context import Policy
@@ -52,11 +40,29 @@ _WAKE_SECONDS = 1.0
 _DAY_SECONDS = 86_400
 _MOST_SECONDS = 366 * _DAY_SECONDS
 """The longest trace: its autoscaler evaluations alone take an hour."""
+_MAX_FACTOR = 10_000
 _POINTS = 600
 """The approximate number of points of the timeline."""
 
 _of_engine = section("Engine", show_default=False)
 _of_fleet = section("Replicas")
+_of_trace = section("Trace")
+_of_result = section("Result")
+
+
+def _factor(least: float) -> dict[str, Any]:
+    """Return the parser and the placeholder of an option whose value is a factor from ``least`` on."""
+
+    def parse(text: str) -> float:
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = 0.0
+        if not least <= factor <= _MAX_FACTOR:  # nor is NaN
+            raise typer.BadParameter(f'"{text}" is not a number from {least} to {_MAX_FACTOR}')
+        return factor
+
+    return {"parser": parse, "metavar": "FACTOR"}
 
 
 def _date(text: str) -> float:
@@ -126,23 +132,25 @@ def simulate(
         ),
     ] = None,
     seed: Annotated[int, _of_fleet("Seed of start-up delays and of ties in routing.")] = 0,
-    speed_up: SpeedOption = 1.0,
-    start: StartOption = "0s",  # type: ignore[assignment]
-    duration: DurationOption = None,
-    scale_input: ScaleInputOption = 1.0,
-    scale_output: ScaleOutputOption = 1.0,
-    max_input_tokens: MaxInputOption = None,
-    max_output_tokens: MaxOutputOption = None,
-    warm_up: Annotated[float, of_trace("Time at the start that is not scored.", **DURATION)] = "0s",  # type: ignore[assignment]
+    speed_up: Annotated[
+        float, _of_trace("Replay the trace faster by this factor.", names=("--speed",), **_factor(0.001))
+    ] = 1.0,
+    start: Annotated[float, _of_trace("Skip this much of the trace.", **DURATION)] = "0s",  # type: ignore[assignment]
+    duration: Annotated[float | None, _of_trace("Use only this much of the trace.", **DURATION)] = None,
+    scale_input: Annotated[float, _of_trace("Multiply prompt lengths.", **_factor(0.0001))] = 1.0,
+    scale_output: Annotated[float, _of_trace("Multiply output lengths.", **_factor(0.0001))] = 1.0,
+    max_input_tokens: Annotated[int | None, _of_trace("Truncate longer prompts.", min=1)] = None,
+    max_output_tokens: Annotated[int | None, _of_trace("Limit longer outputs.", min=1)] = None,
+    warm_up: Annotated[float, _of_trace("Time at the start that is not scored.", **DURATION)] = "0s",  # type: ignore[assignment]
     slo: Annotated[
         float,
-        of_result("A first token is late if it comes this long after the end of an immediate prefill.", **DURATION),
+        _of_result("A first token is late if it comes this long after the end of an immediate prefill.", **DURATION),
     ] = f"{LATE_SECONDS:g}s",  # type: ignore[assignment]
-    decisions: Annotated[int, of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
-    json_file: Annotated[Path | None, of_result("Write all results to this file.", names=("--json",))] = None,
+    decisions: Annotated[int, _of_result("Number of last decisions to show, with their reasons.", min=0)] = 10,
+    json_file: Annotated[Path | None, _of_result("Write all results to this file.", names=("--json",))] = None,
     plot: Annotated[
         Path | None,
-        of_result("Plot arrivals, replicas, queue, KV cache usage and late requests to this .png, .svg or .pdf file."),
+        _of_result("Plot arrivals, replicas, queue, KV cache usage and late requests to this .png, .svg or .pdf file."),
     ] = None,
 ) -> None:
     """Replay a trace against an autoscaling policy, in seconds and without an engine.

@@ -11,9 +11,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from quire_cli.bench.summary import Distribution
 from quire_cli.simulation.run import DecisionPoint, RequestResult, SimulatedRun, is_late
-from quire_cli.simulation.summary import Summary
+from quire_cli.simulation.summary import Distribution, Summary
 
 
 def render(summary: Summary, run: SimulatedRun, *, title: str, slo_seconds: float, decisions: int) -> RenderableType:

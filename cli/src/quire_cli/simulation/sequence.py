@@ -1,7 +1,7 @@
 """One request on its way through an engine, and back again where it is preempted."""
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.run import Outcome
+from quire_cli.simulation.traces import Request
 
 
 class Sequence:

@@ -10,13 +10,13 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
-from quire_cli.bench.traces import Request
 from quire_cli.simulation.fleet import SimulatedFleet
 from quire_cli.simulation.gateway import Gateway
 from quire_cli.simulation.run import DecisionPoint, RequestResult, SimulatedRun, TimelinePoint
 from quire_cli.simulation.scaler import Scaler
 from quire_cli.simulation.scenario import Crash, Scenario, ScrapeOutage, SlowReplicas
 from quire_cli.simulation.sequence import Sequence as EngineSequence
+from quire_cli.simulation.traces import Request
 from quire_operator.domain.autoscaling.observation import Observation, ReplicaObservation, ReplicaSample
 
 Progress = Callable[[float], None]

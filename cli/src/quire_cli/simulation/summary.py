@@ -1,10 +1,36 @@
 """A run in a few figures: what ``quire simulate`` and its JSON tell of it. Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire_cli.bench.summary import Distribution, distribution
 from quire_cli.simulation.run import Outcome, SimulatedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Distribution | None":
+        """Return the mean and the percentiles, interpolated between the closest ranks; None without values."""
+        if not values:
+            return None
+        ordered = sorted(values)
+
+        def percentile(percent: float) -> float:
+            position = (len(ordered) - 1) * percent / 100.0
+            low = int(position)
+            high = min(low + 1, len(ordered) - 1)
+            return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+        p50, p90, p95, p99 = map(percentile, (50, 90, 95, 99))
+        return cls(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p95=p95, p99=p99, max=ordered[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +81,8 @@ def summarise(run: SimulatedRun, *, slo_seconds: float) -> Summary:
         changes=run.changes,
         changes_per_hour=run.changes_per_hour,
         worst_queue=run.worst_queue,
-        ttft_seconds=distribution([ttft for _, ttft in waits]),
-        wait_seconds=distribution([max(0.0, ttft - own) for own, ttft in waits]),
+        ttft_seconds=Distribution.of([ttft for _, ttft in waits]),
+        wait_seconds=Distribution.of([max(0.0, ttft - own) for own, ttft in waits]),
         preemptions=sum(request.preemptions for request in scored),
         cached_share=sum(request.cached_tokens for request in scored) / prompt_tokens if prompt_tokens else 0.0,
     )

@@ -1,18 +1,15 @@
-"""Production traces as workloads: the Azure LLM inference trace (CSV) and the Mooncake traces (JSON lines).
+"""Production traces: the Azure LLM inference trace (CSV) and the Mooncake traces (JSON lines).
 
-Reading is the only thing here that touches a file; what is made of the rows is pure.
+Only ``read_trace`` touches a file; the rest is pure.
 """
 
 import csv
 import json
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
-
-from quire_cli.bench.workload import Alphabet, Conversation
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MOONCAKE_BLOCK_TOKENS = 512
@@ -147,30 +144,6 @@ def shaped(requests: Sequence[Request], replay: Replay) -> list[Request]:
         for request in requests
         if replay.start_seconds <= request.time < end
     ]
-
-
-def replayed(requests: Sequence[Request], replay: Replay, alphabet: Alphabet, *, seed: int) -> list[Conversation]:
-    """Return the selected part as conversations of one turn."""
-    rng = random.Random(seed)
-    return [
-        Conversation(
-            arrival_seconds=request.time,
-            turns=(alphabet.turn(_prompt(rng, request, replay, alphabet, seed), request.output_tokens),),
-        )
-        for request in shaped(requests, replay)
-    ]
-
-
-def _prompt(rng: random.Random, request: Request, replay: Replay, alphabet: Alphabet, seed: int) -> list[int]:
-    """Return fresh tokens; a block that the trace knows to be shared is written the same way each time."""
-    length, block_tokens = request.prompt_tokens, replay.prefix_block_tokens
-    symbols: list[int] = []
-    for block in request.prefix_blocks:
-        if len(symbols) >= length:
-            break
-        symbols += alphabet.write(random.Random(f"{seed}:{block}"), block_tokens)
-    symbols += alphabet.write(rng, max(0, length - len(symbols)))
-    return symbols[:length]
 
 
 def _bounded(length: float, limit: int | None) -> int:

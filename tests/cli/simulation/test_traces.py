@@ -1,17 +1,11 @@
-"""The seed determines the requests of a benchmark, and traces are read as they were recorded."""
+"""Traces are read as they were recorded."""
 
-import itertools
-import random
 from pathlib import Path
 from time import tzset
 
 import pytest
 
-from quire_cli.bench.traces import Replay, Request, TraceError, read_trace, replayed
-from quire_cli.bench.workload import Alphabet, Shape, arrivals, synthetic
-
-IDS = Alphabet(first_token_id=300, last_token_id=400, words=False)
-CHAT = Alphabet(first_token_id=0, last_token_id=0, words=True)
+from quire_cli.simulation.traces import Replay, Request, TraceError, read_trace, shaped
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:04.0319600,3180,8
@@ -21,41 +15,6 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 MOONCAKE = """{"timestamp": 500, "input_length": 1100, "output_length": 6, "hash_ids": [0, 1, 2]}
 {"timestamp": 2500, "input_length": 1300, "output_length": 9, "hash_ids": [0, 1, 7]}
 """
-
-
-def test_same_seed_gives_the_same_workload() -> None:
-    shape = Shape(input_tokens=50, output_tokens=10, jitter=0.5, prefix_tokens=16, prefix_groups=3, turns=2)
-    one, two = (synthetic(shape, IDS, count=20, rate=5.0, burstiness=0.5, seed=7) for _ in range(2))
-    other = synthetic(shape, IDS, count=20, rate=5.0, burstiness=0.5, seed=8)
-    assert one == two
-    assert one != other
-
-
-def test_lengths_stay_within_the_jitter_and_prefixes_are_shared() -> None:
-    shape = Shape(input_tokens=40, output_tokens=10, jitter=0.25, prefix_tokens=16, prefix_groups=2)
-    turns = [c.turns[0] for c in synthetic(shape, IDS, count=200, rate=None, burstiness=1.0, seed=1)]
-    assert {len(turn.prompt_token_ids) - 16 for turn in turns} <= set(range(30, 51))
-    assert {turn.max_tokens for turn in turns} <= set(range(8, 13))
-    assert len({turn.prompt_token_ids[:16] for turn in turns}) == 2
-    assert all(300 <= token <= 400 for turn in turns for token in turn.prompt_token_ids)
-
-
-def test_chat_prompts_are_words() -> None:
-    (conversation,) = synthetic(
-        Shape(input_tokens=5, output_tokens=3, turns=2), CHAT, count=1, rate=None, burstiness=1.0, seed=1
-    )
-    assert [len(turn.text.split()) for turn in conversation.turns] == [5, 5]
-    assert conversation.turns[0].prompt_token_ids == ()
-
-
-@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
-def test_arrivals_keep_their_rate_and_show_their_burstiness(burstiness: float) -> None:
-    times = arrivals(random.Random(3), 4000, 10.0, burstiness)
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    mean = sum(gaps) / len(gaps)
-    variance = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
-    assert mean == pytest.approx(0.1, rel=0.1)
-    assert variance / mean**2 == pytest.approx(1 / burstiness, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -113,16 +72,10 @@ def test_replay_cuts_scales_and_bounds_a_trace() -> None:
     window = Replay(
         speed=2.0, start_seconds=3, duration_seconds=4, scale_input=0.1, scale_output=3, max_output_tokens=20
     )
-    got = replayed(rows, window, IDS, seed=1)
-    assert [c.arrival_seconds for c in got] == [0.0, 0.5, 1.0, 1.5]
-    assert [len(c.turns[0].prompt_token_ids) for c in got] == [31, 41, 51, 61]
-    assert [c.turns[0].max_tokens for c in got] == [12, 15, 18, 20]
-
-
-def test_shared_blocks_of_a_trace_are_shared_in_the_replay(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(MOONCAKE)
-    first, second = (c.turns[0].prompt_token_ids for c in replayed(read_trace(path), Replay(), IDS, seed=1))
-    assert first[:1024] == second[:1024]
-    assert first[1024:1100] != second[1024:1100]
-    assert (len(first), len(second)) == (1100, 1300)
+    got = shaped(rows, window)
+    assert [(request.time, request.prompt_tokens, request.output_tokens) for request in got] == [
+        (0.0, 31, 12),
+        (0.5, 41, 15),
+        (1.0, 51, 18),
+        (1.5, 61, 20),
+    ]
