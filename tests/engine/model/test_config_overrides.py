@@ -168,7 +168,33 @@ def test_rotations_are_those_of_transformers_in_every_form(data: st.DataObject) 
         computed = rotation(rope, own.rotary_dim, POSITIONS)
         torch.testing.assert_close(torch.tensor(computed.frequencies), frequencies, rtol=2e-6, atol=0.0)
         torch.testing.assert_close(one[0], frequencies, rtol=0.0, atol=0.0)
-        assert (computed.magnitude, one[1]) == (pytest.approx(magnitude), magnitude)
+        assert computed.magnitude == pytest.approx(magnitude) and one[1] == magnitude
+
+
+@pytest.mark.parametrize("architecture", [*PLAIN, *WHOLE])
+def test_absent_fields_have_the_defaults_of_transformers(architecture: str) -> None:
+    whole, text_type, _ = WHOLE.get(architecture) or (None, *PLAIN[architecture])
+    text = {**TEXT, "model_type": text_type}
+    raw = {"architectures": [architecture], **({"model_type": whole, "text_config": text} if whole else text)}
+    own = parse_config(decoder_config(raw), {}, SUPPORTED, [])
+    assert own is not None
+    config = read_by_transformers(raw)
+    theirs = config.get_text_config()
+    rope, kinds = theirs.rope_parameters, getattr(theirs, "layer_types", None) or [SLIDING] * len(own.windows)
+    window = getattr(theirs, "sliding_window", None)
+    assert own.rms_norm_eps == theirs.rms_norm_eps
+    assert own.tie_word_embeddings == config.tie_word_embeddings
+    assert own.windows == tuple(window if kind == SLIDING else None for kind in kinds)
+    assert [one.theta for one in own.ropes] == [rope.get(kind, rope)["rope_theta"] for kind in kinds]
+
+
+def test_window_of_mistral_is_removed_by_null_alone() -> None:
+    for raw in (
+        {**TEXT, "architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**TEXT, "sliding_window": None}},
+    ):
+        own = parse_config(decoder_config(raw), {}, SUPPORTED, [])
+        assert own is not None and set(own.windows) == {None}
 
 
 YARN, LLAMA3 = SCALINGS[2], SCALINGS[4]

@@ -4,7 +4,7 @@ Like ``config``, this module needs no torch. An architecture that is not listed 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire_engine.config_overrides import FULL, SLIDING, is_by_kind
@@ -50,6 +50,11 @@ def one_window(fields: Fields, layers: int) -> Windows:
     """Return a window for every layer if ``sliding_window`` is present."""
     given = fields.raw.get("sliding_window") is not None
     return (fields.positive_int("sliding_window") if given else None,) * layers
+
+
+def one_window_unless_null(fields: Fields, layers: int) -> Windows:
+    """Return a window for every layer, which only a ``sliding_window`` of null removes: absent means the default."""
+    return one_window(replace(fields, raw={"sliding_window": 4096, **fields.raw}), layers)
 
 
 def window_if_used(fields: Fields, layers: int) -> Windows:

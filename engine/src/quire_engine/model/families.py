@@ -16,6 +16,7 @@ from quire_engine.model.dialect import (
     local_and_global_rope,
     one_rope,
     one_window,
+    one_window_unless_null,
     same_window_if_used,
     window_if_used,
 )
@@ -104,7 +105,7 @@ FAMILIES: Mapping[str, NativeFamily] = {
     ),
     # Mistral: Llama whose layers may have a sliding window.
     "MistralForCausalLM": NativeFamily(
-        dialect=Dialect(windows=one_window),
+        dialect=Dialect(windows=one_window_unless_null),
         traits=Traits(),
         text_part_of={"Mistral3ForConditionalGeneration": {"tie_word_embeddings": True}},
     ),
@@ -127,13 +128,16 @@ FAMILIES: Mapping[str, NativeFamily] = {
     "Qwen2ForCausalLM": NativeFamily(
         dialect=Dialect(windows=window_if_used),
         traits=Traits(qkv_bias=True),
-        text_part_of={"Qwen2VLForConditionalGeneration": {}, "Qwen2_5_VLForConditionalGeneration": {}},
+        text_part_of=dict.fromkeys(
+            ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+            {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        ),
     ),
     # Qwen3: Llama whose queries and keys are normalized per head before they are rotated.
     "Qwen3ForCausalLM": NativeFamily(
         dialect=Dialect(windows=window_if_used, head_dim=128),
         traits=Traits(qk_norm=True),
-        text_part_of={"Qwen3VLForConditionalGeneration": {}},
+        text_part_of={"Qwen3VLForConditionalGeneration": {"rope_theta": 5e5}},
     ),
     # Qwen3-MoE: Qwen3 with a mixture of experts in most layers.
     "Qwen3MoeForCausalLM": NativeFamily(

@@ -52,11 +52,14 @@ def text_config(raw: dict[str, Any]) -> dict[str, Any] | None:
     if part is None:
         return None
     family, defaults = part
-    given = raw.get("text_config")
+    stated = raw.get("text_config")
     # Qwen's first checkpoints have the decoder's fields at the top level.
-    own = given if isinstance(given, dict) else {name: value for name, value in raw.items() if name != "vision_config"}
+    own = (
+        stated if isinstance(stated, dict) else {name: value for name, value in raw.items() if name != "vision_config"}
+    )
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
-    text = {**defaults, **{name: value for name, value in own.items() if value is not None}, **whole}
+    given = {name: value for name, value in own.items() if value is not None or name not in defaults}
+    text = {**defaults, **given, **whole}
     # transformers 4 writes the flag into text_config, 5 next to it, and each writes its default into the other place.
     flags = [raw.get(_TIED) if raw.get(_TIED) is not None else defaults.get(_TIED), own.get(_TIED)]
     text[_TIED] = True if True in flags else next((flag for flag in flags if flag is not None), None)

@@ -27,6 +27,11 @@ def _one_window(fields: Fields, layers: int) -> Windows:
     return (fields.integer("sliding_window", default=None, minimum=1),) * layers
 
 
+def _one_window_unless_null(fields: Fields, layers: int) -> Windows:
+    default = None if fields.raw("sliding_window", default=_DEFAULT_WINDOW) is None else _DEFAULT_WINDOW
+    return (fields.integer("sliding_window", default=default, minimum=1),) * layers
+
+
 def _if_used(fields: Fields, layers: int) -> Windows:
     if fields.raw("use_sliding_window") is not True:
         return (None,) * layers
@@ -89,7 +94,7 @@ _READERS: Mapping[str, Callable[[Fields, int], Windows]] = {
     "Gemma4ForConditionalGeneration": _all_but_every_sixth_and_the_last,
     "GptOssForCausalLM": partial(_patterned, period=2, default=128),
     "Llama4ForCausalLM": _chunks,
-    "MistralForCausalLM": _one_window,
+    "MistralForCausalLM": _one_window_unless_null,
     "MixtralForCausalLM": _one_window,
     "Phi3ForCausalLM": _one_window,
     "Qwen2ForCausalLM": _if_used,

@@ -85,9 +85,10 @@ class Fields:
         self._known.add(key)
         return self._body.get(key) is not None
 
-    def raw(self, key: str) -> object:
+    def raw(self, key: str, default: object = None) -> object:
+        """Return the value as it is; the default is that of an absent field only, not of null."""
         self._known.add(key)
-        return self._body.get(key)
+        return self._body.get(key, default)
 
     def done(self) -> None:
         """Report all unread fields, with the known field that was probably meant."""
