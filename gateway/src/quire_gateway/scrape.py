@@ -2,7 +2,7 @@
 
 It feeds ``fleet``, whose figures the routing policy compares. A replica that does not answer is not dead: its load is
 unknown, and only the gateway's own requests count. Users choose the image that answers, so an answer has a small bound
-and is read at a cost that delays nobody's requests, and no replica is waited for longer than the period.
+and is read at a cost that delays no request, and no replica is waited for longer than the period.
 """
 
 import asyncio

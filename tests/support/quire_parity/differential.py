@@ -55,7 +55,7 @@ class Result:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong, and what the run has not tried."""
+        """The differences that are too large, and the paths that the run has not tried."""
         problems = [
             f"{label} {found:.2e}" for label, found in (("gap", self.gap), ("error", self.error)) if not found <= LIMIT
         ]
