@@ -68,7 +68,7 @@ def test_a_wrong_value_is_refused_by_its_path(helm: Helm, values: dict[str, Any]
     assert message in str(refused.value)
 
 
-def test_values_of_removed_features_that_request_nothing_are_accepted(helm: Helm) -> None:
+def test_removed_values_that_request_nothing_are_accepted(helm: Helm) -> None:
     """``helm upgrade --reuse-values`` passes the old chart's defaults."""
     assert helm.template({"operator": {"defaults": {}}, "gateway": {"wakeByService": False}}) == helm.template()
 
