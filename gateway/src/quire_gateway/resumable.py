@@ -70,7 +70,8 @@ class OpenStream:
             return events
         if self._is_given_up or not events.endswith(_END) or events.count(_END) > _MAX_EVENTS:
             self._give_up()
-            return self.flush() + _COMMENTS.sub(b"", events)
+            has_comments = RESUME_COMMENT in events or TOKENS_COMMENT in events
+            return self.flush() + (_COMMENTS.sub(b"", events) if has_comments else events)
         out = []
         for event in events.split(_END)[:-1]:
             if event.startswith(RESUME_COMMENT):
