@@ -1,9 +1,11 @@
 """Engines over the fake runner whose sequences follow grammars; one token a byte."""
 
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import llguidance
 import pytest
 
 from quire_engine.core.batch import FinishedSequence
@@ -15,7 +17,7 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
-from quire_engine.grammar.compiler import compile_grammar, make_tokenizer
+from quire_engine.grammar.compiler import LIMITS, compile_grammar, make_tokenizer
 from quire_engine.grammar.matchers import Matchers
 from quire_engine.grammar.spec import GrammarKind, GrammarSpec, Vocabulary
 
@@ -105,3 +107,35 @@ def make_constrained_fixture() -> Callable[..., Constrained]:
 @pytest.fixture(scope="session", name="grammar")
 def grammar_fixture() -> Callable[[GrammarKind, str], str]:
     return compiled
+
+
+@pytest.fixture(scope="session")
+def accepts() -> Callable[[str, str], bool]:
+    """Return the function that decides whether a grammar accepts a text as a whole answer."""
+
+    def accepts(grammar: str, text: str) -> bool:
+        matcher = llguidance.LLMatcher(_TOKENIZER, grammar, log_level=0, limits=LIMITS)
+        return bool(matcher.consume_tokens(list(text.encode())) and matcher.is_accepting())
+
+    return accepts
+
+
+@pytest.fixture(scope="session")
+def random_answer() -> Callable[[str, random.Random, int], str | None]:
+    """Return the function that samples an answer; None for one that has not ended after a number of bytes."""
+
+    def answer(grammar: str, generator: random.Random, limit: int) -> str | None:
+        matcher = llguidance.LLMatcher(_TOKENIZER, grammar, log_level=0, limits=LIMITS)
+        text = bytearray()
+        while len(text) < limit:
+            mask = matcher.compute_bitmask()
+            allowed = [token for token in range(258) if mask[token // 8] >> token % 8 & 1]
+            assert allowed, "the grammar allows no token"
+            token = EOS if EOS in allowed and generator.random() < 0.3 else generator.choice(allowed)
+            if token >= EOS:
+                return text.decode()
+            assert matcher.consume_token(token)
+            text.append(token)
+        return None
+
+    return answer

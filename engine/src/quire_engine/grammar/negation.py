@@ -1,14 +1,16 @@
-"""Keywords of JSON schema that llguidance does not have, written with those that it has, where that is exact.
+"""Keywords of JSON schema that ``shapes`` does not read, written with those that it reads, where that is exact.
 
 ``not`` becomes what it allows: other types, numbers beyond a bound, strings of other lengths, objects without a
 property. ``if``, ``then`` and ``else`` become a choice if the negation of ``if`` can be written; so do dependencies on
-properties. What cannot be written exactly stays as it is, and llguidance refuses it by name.
+properties. What cannot be written exactly stays as it is, and ``shapes`` refuses it by
+name. Keywords without an effect are left out.
 
 The semantics are those of JSON Schema 2020-12, sections 10.2 and 6: a keyword for one type allows all values of others,
 so that its negation allows values of that type alone.
 """
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
@@ -38,14 +40,13 @@ class Inexpressible(Exception):
 
 
 def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return one schema, without its subschemas, in keywords that llguidance has; the same schema if that cannot be.
+    """Return one schema, without its subschemas, in keywords that ``shapes`` reads, where that is possible.
 
     What replaces keywords goes into ``allOf``, next to what is there.
     """
-    if "$ref" in schema:
-        return schema  # older drafts ignore what is next to a reference
     parts: list[Any] = []
-    kept = dict(schema)
+    kept = {name: value for name, value in schema.items() if not _has_no_effect(name, schema)}
+    whole = dict(kept)
     try:
         if isinstance(kept.get("not"), dict | bool):
             parts.append(negated(kept.pop("not")))
@@ -56,8 +57,30 @@ def rewritten(schema: dict[str, Any]) -> dict[str, Any]:
             if isinstance(kept.get(name), dict):
                 parts += _dependencies(kept.pop(name))
     except Inexpressible:
-        return schema
-    return {**kept, "allOf": [*kept.get("allOf", []), *parts]} if parts else schema
+        return whole
+    others = kept.get("allOf", [])
+    return {**kept, "allOf": [*others, *parts]} if parts and isinstance(others, list) else kept
+
+
+def _has_no_effect(name: str, schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword with this value allows all values where it is."""
+    value = schema[name]
+    match name:
+        case "if":
+            return "then" not in schema and "else" not in schema
+        case "then" | "else":
+            return "if" not in schema
+        case "uniqueItems":
+            return value is False
+        case "propertyNames" | "unevaluatedProperties" | "unevaluatedItems":
+            return value is True or bool(value == {})
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return bool(value == {})
+        case "minContains" | "maxContains":
+            return True  # ``contains`` decides
+        case "contains":
+            return bool(schema.get("minContains") == 0) and "maxContains" not in schema
+    return False
 
 
 def negated(schema: Any) -> Any:
@@ -79,9 +102,9 @@ def _negated_keyword(name: str, value: Any) -> Any:
         return {"allOf" if name == "anyOf" else "anyOf": [negated(each) for each in value]}
     if name == "type" and isinstance(value, str | list):
         return _other_types([value] if isinstance(value, str) else value)
-    if name in _OTHER_SIDE and isinstance(value, int | float):
+    if name in _OTHER_SIDE and isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         return {"type": "number", _OTHER_SIDE[name]: value}
-    if name in _SIZES and isinstance(value, int):
+    if name in _SIZES and isinstance(value, int) and not isinstance(value, bool):
         return _other_size(name, value)
     if name == "required" and isinstance(value, list) and all(isinstance(each, str) for each in value):
         return _any_of([{"type": "object", "properties": {each: False}} for each in value])

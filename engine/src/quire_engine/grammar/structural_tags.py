@@ -12,22 +12,18 @@ from typing import Any
 
 import llguidance
 
+from quire_engine.grammar.json_lark import json_grammar
 from quire_engine.grammar.spec import GrammarError
 
 _MAX_DEPTH = 32
 _TEXT = r"/(.|\n)*/"
 
 
-def structural_tag_grammars(
-    tag: Any, special_tokens: Mapping[str, int], schema: Callable[[dict[str, Any]], dict[str, Any]]
-) -> list[dict[str, str]]:
-    """Return the grammar of a structural tag for llguidance, and those that it names. Raises GrammarError.
-
-    ``schema`` returns a JSON schema in the form that llguidance gets.
-    """
+def structural_tag_grammars(tag: Any, special_tokens: Mapping[str, int]) -> list[dict[str, str]]:
+    """Return the grammar of a structural tag for llguidance, and those that it names. Raises GrammarError."""
     if not isinstance(tag, dict):
         raise GrammarError("a structural tag should be an object")
-    writer = _Writer(special_tokens, schema)
+    writer = _Writer(special_tokens)
     if "structures" in tag or "triggers" in tag:
         root = writer.format(_triggered(tag), 0)
     elif "format" in tag:
@@ -54,8 +50,7 @@ def _triggered(tag: Mapping[str, Any]) -> dict[str, Any]:
 class _Writer:
     """Rules in Lark's notation. Each method returns an expression, and adds the rules that it needs."""
 
-    def __init__(self, special_tokens: Mapping[str, int], schema: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-        self._schema = schema
+    def __init__(self, special_tokens: Mapping[str, int]) -> None:
         self._special = special_tokens
         names = sorted(special_tokens, key=len, reverse=True)
         self._split = re.compile("|".join(map(re.escape, names))) if names else None
@@ -156,9 +151,7 @@ class _Writer:
     def _json(self, schema: Any) -> str:
         if not isinstance(schema, dict | bool):
             raise GrammarError("a schema should be an object")
-        if schema is False:
-            raise GrammarError("a schema allows no value")
-        return self._rule(f"%json {json.dumps(self._schema({} if schema is True else schema))}")
+        return self._nested(json_grammar(schema, None))
 
     def _regex(self, pattern: str) -> str:
         return self._rule(f"/{llguidance.regex_to_lark(pattern, '')}/", terminal=True)

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -30,12 +31,35 @@ _READ_SECONDS = 60.0
 _SUBJECT = re.compile(r"^(?:Input|String|List|Dictionary) (?=should)")
 
 
-def _number(text: str) -> int | float:
-    """Parse a JSON number; JSON has one kind of number, so 5.0 is the integer 5."""
+_DOUBLE_DIGITS = 15
+"""The length up to which the text of a number has no digits that its double lacks."""
+_SCHEMAS = frozenset(("schema", "json_schema", "parameters", "input_schema", "json", "guided_json"))
+"""The fields of bodies that contain a JSON schema, whose numbers keep all their digits."""
+_LONG_NUMBER = re.compile(rb"[0-9][0-9.eE+-]{15,}")
+
+
+def _number(text: str) -> int | float | Decimal:
+    """Parse a JSON number; JSON has one kind of number, so 5.0 is the integer 5.
+
+    A number with more digits than a double keeps becomes a Decimal, until ``_as_doubles`` knows its field.
+    """
     value = float(text)
     if not math.isfinite(value):
         raise ValueError("number out of range")
-    return int(value) if value.is_integer() and abs(value) <= 2**53 else value
+    if value.is_integer() and abs(value) <= 2**53 and value == Decimal(text):
+        return int(value)
+    return value if len(text) <= _DOUBLE_DIGITS or Decimal(repr(value)) == Decimal(text) else Decimal(text)
+
+
+def _as_doubles(value: Any) -> Any:
+    """Return a value of a body with doubles, as its fields expect them, outside JSON schemas."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, list):
+        return [_as_doubles(each) for each in value]
+    if isinstance(value, dict):
+        return {name: each if name in _SCHEMAS else _as_doubles(each) for name, each in value.items()}
+    return value
 
 
 _decoder = msgspec.json.Decoder(float_hook=_number)
@@ -63,6 +87,8 @@ async def read_object(
         raise RequestTimeout(f"the body did not arrive within {_READ_SECONDS:g} s") from None
     try:
         content = await _decode(body, max_token_ids)
+        if _LONG_NUMBER.search(body):
+            content = _as_doubles(content)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not UTF-8", code="invalid_json") from None
     except msgspec.DecodeError as error:

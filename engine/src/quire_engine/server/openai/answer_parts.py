@@ -30,6 +30,7 @@ from quire_engine.text.answers.reader import (
 from quire_engine.text.tokenizer import Tokenizer
 
 _ID_BYTES = 12
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class AnswerPlan:
             raise InvalidRequest(
                 f"tools: cannot be compiled: {error}", param="tools", code="invalid_grammar"
             ) from error
-        return GrammarSpec(kind="json_schema", text=msgspec.json.encode(schema).decode(), param="tools")
+        return GrammarSpec(kind="json_schema", text=_encode(schema).decode(), param="tools")
 
     def calls_or(self, wanted: GrammarSpec) -> GrammarSpec | None:
         """Return a constraint of answers that are either calls or an instance of a schema.
@@ -95,7 +96,7 @@ class AnswerPlan:
         ]
         calls = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
         calls["stop_after_first"] = not self.parallel_calls
-        schema = {"type": "json_schema", "json_schema": msgspec.json.decode(wanted.text)}
+        schema = {"type": "json_schema", "json_schema": msgspec.Raw(wanted.text.encode())}
         text = msgspec.json.encode({"format": {"type": "or", "elements": [schema, calls]}}).decode()
         return GrammarSpec(kind="structural_tag", text=text, param=wanted.param)
 

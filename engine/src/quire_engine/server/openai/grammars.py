@@ -8,6 +8,7 @@ from quire_engine.errors import InvalidRequest
 from quire_engine.grammar.spec import GrammarKind, GrammarSpec
 from quire_engine.server.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
 
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -74,7 +75,7 @@ def _guided(request: GenerationRequest) -> list[GrammarSpec]:
 def _spec(kind: GrammarKind, value: Any, param: str, whitespace_pattern: str | None = None) -> GrammarSpec:
     """Return a constraint whose value is JSON, or a string of JSON."""
     try:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        text = value if isinstance(value, str) else _encode(value).decode()
         if isinstance(value, str):
             msgspec.json.decode(value)
     except (RecursionError, ValueError, OverflowError) as error:

@@ -15,7 +15,7 @@ from quire_engine.server.openai.answer_blocks import AnswerBlocks, Block, Change
 from quire_engine.server.openai.usage import UsageReport
 from quire_engine.server.responses.schemas import ResponsesRequest
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 _PREFIXES = {"reasoning": "rs_", "text": "msg_", "call": "fc_"}
 _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls"),

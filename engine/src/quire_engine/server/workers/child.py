@@ -14,11 +14,12 @@ from typing import BinaryIO
 import msgspec
 
 LENGTH_BYTES = 8
+_encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def frame(message: msgspec.Struct) -> bytes:
     """Return a message as JSON with its length before it."""
-    body = msgspec.json.encode(message)
+    body = _encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
