@@ -1,8 +1,8 @@
 """Patterns of JSON schemas, which are regular expressions of ECMA 262, in the syntax of Rust's regex crate.
 
-The syntax is that of ECMA 262 with its additions for web browsers (Annex B), over code points and with Unicode
-properties, as with the flag ``u``. Whatever has another meaning in Rust's syntax, or none in ECMA 262, is written out or
-refused: look-around, back references, word boundaries, flags, and letters without a meaning after a backslash.
+The syntax is that of ECMA 262 with its additions for browsers (Annex B), over code points and with Unicode
+properties, as with the flag ``u``. Whatever has another meaning in Rust's syntax, or none in ECMA 262, is written out
+or refused: look-around, back references, word boundaries, flags, and letters without a meaning after a backslash.
 """
 
 import re

@@ -105,3 +105,39 @@ async def test_unsatisfiable_constraint_is_refused_and_counted(
         assert response.status_code == 400 and error["param"] == param and part in error["message"]
         assert server.engine.streams == []
         assert server.context.metrics.rejected["grammar"] == 1
+
+
+LONG = '{"anyOf":[{"enum":[1234567890123456789,123456789012345678901234567890]},{"maximum":0.12345678901234567890123}]}'
+FORMAT = {"type": "json_schema", "json_schema": "LONG"}
+TOOL = {"name": "f", "parameters": {"properties": {"a": "LONG"}}}
+TEMPLATE = "{{ (tools or []) | length }}<tool_call>{{ messages[-1].content }}"
+SAYS = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": "LONG"}}}),
+        ("chat/completions", {"guided_json": "LONG"}),
+        ("chat/completions", {"guided_json": LONG}),
+        ("chat/completions", {"structured_outputs": {"json": "LONG"}}),
+        ("chat/completions", {"response_format": {"type": "structural_tag", "format": FORMAT}}),
+        ("chat/completions", {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": "LONG"}}}),
+        ("responses", {"tools": [{"type": "function", **TOOL}], "tool_choice": "required"}),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "schema": "LONG"}}}),
+        ("messages", {"tools": [{"name": "f", "input_schema": TOOL["parameters"]}], "tool_choice": {"type": "any"}}),
+    ],
+    ids=lambda each: str(each)[:60],
+)
+async def test_numbers_of_a_schema_keep_their_digits(serving: Serving, path: str, fields: dict[str, Any]) -> None:
+    says = {"input": "hi"} if path == "responses" else SAYS
+    body = json.dumps({"model": "demo", "temperature": "TEMPERATURE", **says, **fields}).replace('"LONG"', LONG)
+    async with serving(says="{}", template=TEMPLATE, max_model_len=4096) as server:
+        response = await server.http.post(
+            f"/v1/{path}",
+            content=body.replace('"TEMPERATURE"', "0.70000000000000000000001"),
+            headers={"content-type": "application/json"},
+        )
+        assert response.status_code == 200, response.text
+        assert LONG in server.context.grammars.specs[0].text
