@@ -147,7 +147,7 @@ async def test_a_schema_constrains_the_answer(serving: Serving) -> None:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         config = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
         assert (await post(server, output_config=config)).status_code == 200
-        assert "properties" in server.engine.streams[0].params.grammar
+        assert "properties" in server.context.grammars.specs[0].text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ async def test_constraint_starts_after_the_reasoning(
         assert phase == ReasoningPhase(
             start_token_id=tagged[0], end_token_id=tagged[1], opened=opened, optional=optional, budget=None
         )
-        assert "object" in server.engine.streams[0].params.grammar
+        assert "object" in server.context.grammars.specs[0].text
 
 
 async def test_a_budget_reaches_the_engine_without_a_constraint(serving: Serving, tagged: tuple[int, int]) -> None:

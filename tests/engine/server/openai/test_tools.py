@@ -288,7 +288,7 @@ async def test_a_format_of_the_text_does_not_concern_a_forced_call(serving: Serv
         fields = {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}
         choice = (await server.chat(**fields)).json()["choices"][0]
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
-        assert '"parameters"' in (server.engine.streams[0].params.grammar or "")
+        assert '"parameters"' in server.context.grammars.specs[0].text
 
 
 async def test_constrained_answer_is_content_after_an_opened_reasoning(serving: Serving) -> None:

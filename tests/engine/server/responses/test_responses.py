@@ -136,7 +136,7 @@ async def test_a_schema_constrains_the_answer(serving: Serving) -> None:
     async with serving('{"a":1}') as server:
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
         answer = await create(server, text={"format": {"type": "json_schema", "name": "x", "schema": schema}})
-        assert answer.output_text == '{"a":1}' and "properties" in server.engine.streams[0].params.grammar
+        assert answer.output_text == '{"a":1}' and "properties" in server.context.grammars.specs[0].text
 
 
 # --- what is not stored ---
