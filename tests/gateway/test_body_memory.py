@@ -128,6 +128,13 @@ def test_newcomer_always_has_room_for_a_body(sizes: list[tuple[str, int]]):
     assert memory.used_bytes == 40
 
 
+def test_requests_without_keys_share_the_memory_in_order_of_arrival():
+    """Behind a load balancer they all have one address."""
+    memory = BodyMemory(1000)
+    assert all(Body(memory, None).keep(100) for _ in range(10))
+    assert not Body(memory, None).keep(1)
+
+
 async def upload(gateway, size: int, *, sends: int, key: str) -> asyncio.StreamWriter:
     """Announce a body of a size and send a part of it, then nothing."""
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)

@@ -7,6 +7,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from quire_gateway import attempt
+
 EVENT = {"Content-Type": "text/event-stream"}
 
 
@@ -159,3 +161,20 @@ async def test_slow_reader_applies_backpressure_to_the_replica(gateway, replicas
     writer.close()
     # The capacity of the kernel's socket buffers on two connections, and no more.
     assert sent < 32 * 2**20
+
+
+@pytest.mark.parametrize(("per_second", "takes_seconds"), [(10**9, 10.0), (10**6, 40.0)], ids=["flood", "answer"])
+async def test_stream_is_relayed_at_a_bounded_rate(monkeypatch, per_second: int, takes_seconds: float):
+    """40 MiB in chunks of 64 KiB, from a replica that sends so many bytes in a second."""
+    clock = [0.0]
+
+    async def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(attempt, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(attempt.asyncio, "sleep", sleep)
+    pace = attempt._Pace()
+    for _ in range(640):
+        clock[0] += 2**16 / per_second
+        await pace.wait(2**16)
+    assert clock[0] == pytest.approx(takes_seconds, rel=0.06)

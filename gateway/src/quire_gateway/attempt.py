@@ -46,6 +46,10 @@ _LARGE_BODY_BYTES = 2**16
 """Larger bodies are sent in pieces."""
 _SERVER_ERROR, _CLIENT_ERROR = 500, 400
 _STALE_SECONDS = 0.05
+_MAX_STREAM_BYTES_PER_SECOND = 4 * 2**20
+"""The rate at which one stream is relayed: many times that of the fastest answer with logprobs. One that sends as fast
+as it can would take the event loop from all others."""
+_BURST_SECONDS = 0.1
 """An idle connection that closes this soon after a request was sent was closed before the replica saw the request."""
 
 _log = logging.getLogger(__name__)
@@ -226,6 +230,7 @@ class Attempts:
         events = sse.EventSplitter() if upstream.content_type == sse.CONTENT_TYPE else None
         response = stream.response = await self._begin(call, backend, upstream)
         stream.start(is_announced=upstream.headers.get(RESUMABLE_HEADER) == "yes", track=backend.endpoint.track)
+        pace = _Pace()
         try:
             while chunk := await _next(upstream):
                 if is_first:
@@ -235,6 +240,7 @@ class Attempts:
                 whole = stream.feed(events.feed(chunk)) if events else chunk
                 if out := _read_usage(call, whole):
                     await response.write(out)
+                    await pace.wait(len(out))
                 if stream.may_move and call.pool.is_leaving(backend, monotonic()):
                     return FailedAttempt(reason="moved", cause="is terminating")
             rest = stream.flush() + events.flush() if events else b""
@@ -314,6 +320,20 @@ async def end_with_error(request: web.Request, response: web.StreamResponse, err
     elif request.transport is not None:
         # There is no place for a message: the missing end of the chunked body is the error.
         request.transport.abort()
+
+
+class _Pace:
+    """The rate of one stream."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+
+    async def wait(self, size_bytes: int) -> None:
+        """Count relayed bytes, and wait where they exceed the rate."""
+        now = monotonic()
+        self._due = max(self._due, now) + size_bytes / _MAX_STREAM_BYTES_PER_SECOND
+        if self._due - now > _BURST_SECONDS:
+            await asyncio.sleep(self._due - now)
 
 
 def _note_bytes(tracked: TrackedAttempt | None, status: int, chunk: bytes = b"") -> None:

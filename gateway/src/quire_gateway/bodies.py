@@ -2,8 +2,9 @@
 
 Under ``proxy``. A body counts from its first byte, whether its request is uploading, held or being sent. The budget is
 one for all models, because all bodies share the memory of one process. What a gateway keeps of a resumable stream
-counts as part of its request's body. An owner uses at most as much as it leaves free, so that one API key, or without
-keys one address, cannot take the memory of all others.
+counts as part of its request's body. An owner uses at most as much as it leaves free, so that one API key
+cannot take the memory of all others. Without keys there are no owners: behind a load balancer, all clients have one
+address.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ class BodyMemory:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.used_bytes = 0
-        self._used_by: Counter[str] = Counter()
+        self._used_by: Counter[str | None] = Counter()
 
-    def reserve(self, size_bytes: int, *, owner: str, had_bytes: int = 0, upcoming_bytes: int = 0) -> None:
+    def reserve(self, size_bytes: int, *, owner: str | None, had_bytes: int = 0, upcoming_bytes: int = 0) -> None:
         """Reserve memory for a body that has ``had_bytes`` of it.
 
         Raise ``BodyMemoryFull`` if it, or what is announced to follow, does not fit, and ``RateLimited`` if the owner
@@ -45,7 +46,7 @@ class BodyMemory:
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         # The only body of an owner is accepted if it fits.
-        if own > had_bytes and own + more > self._limit_bytes - self.used_bytes - more:
+        if owner is not None and own > had_bytes and own + more > self._limit_bytes - self.used_bytes - more:
             raise RateLimited(
                 f"the bodies of your own requests in flight use {own} bytes, and this one in addition would leave less "
                 "than that to all others; wait until some of them are answered",
@@ -54,7 +55,7 @@ class BodyMemory:
         self.used_bytes += size_bytes
         self._used_by[owner] += size_bytes
 
-    def free(self, size_bytes: int, *, owner: str) -> None:
+    def free(self, size_bytes: int, *, owner: str | None) -> None:
         """Return reserved memory."""
         self.used_bytes -= size_bytes
         self._used_by[owner] -= size_bytes
@@ -65,10 +66,10 @@ class BodyMemory:
 class Body:
     """The body of one request. It is freed on ``release``, or when an attempt that still sends it has ended.
 
-    ``owner`` is the tenant of the request's API key, or the client's address.
+    ``owner`` is the tenant of the request's API key; None without a key.
     """
 
-    def __init__(self, memory: BodyMemory, owner: str) -> None:
+    def __init__(self, memory: BodyMemory, owner: str | None) -> None:
         self._memory, self._owner = memory, owner
         self._reserved_bytes = 0
         self._data = bytearray()

@@ -121,8 +121,8 @@ usage: quire-gateway --kubernetes | --endpoints-file FILE [flags]
         "Requests": (
             _flag("max-body-bytes", Size(1024, 2**31), "answer larger request bodies with 413", "16MiB"),
             _flag("body-memory", Size(1024, 2**40), "the memory for the bodies of all requests that arrive, wait or "
-                  "are sent; a body that does not fit is answered with 503 and Retry-After. One API key, or without "
-                  "keys one address, uses at most what it leaves free and gets 429 beyond that", "96MiB"),
+                  "are sent; a body that does not fit is answered with 503 and Retry-After. One API key "
+                  "uses at most what it leaves free and gets 429 beyond that", "96MiB"),
             _flag("hold-limit", Integer(0, 10**6), "the number of requests per model that may wait for a replica",
                   "1000"),
             _flag("hold-timeout", Duration(maximum=_DAY_SECONDS), "how long a request waits for a replica before it is "

@@ -95,7 +95,7 @@ class Proxy:
         allowance = None if key is None else self._limits.of(key)
         if allowance is not None:
             allowance.charge_request()
-        body = Body(self._memory, request.remote or "" if key is None else key.tenant)
+        body = Body(self._memory, None if key is None else key.tenant)
         try:
             with uploading(allowance):
                 await body.read(request, max_bytes=self._options.max_body_bytes)

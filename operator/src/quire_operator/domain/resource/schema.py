@@ -210,7 +210,8 @@ class Removed(Kind):
 
     def schema(self, value_type: Any) -> JSON:
         anything: JSON = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        shape = {"type": "array", "maxItems": 64, "items": anything} if self.type == "array" else anything
+        array: JSON = {"type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic", "items": anything}
+        shape = array if self.type == "array" else anything
         return {**shape, "x-kubernetes-validations": [Rule(cel="false", message=self.message).schema]}
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
