@@ -56,7 +56,7 @@ def test_patterns_match_as_in_node(
         ("(" * 200 + ")" * 200, "nested"),
     ],
 )
-def test_a_pattern_that_cannot_be_enforced_is_refused_with_its_reason(
+def test_unenforceable_pattern_is_refused_with_its_reason(
     grammar: Callable[..., str], pattern: str, reason: str
 ) -> None:
     for schema in ({"pattern": pattern}, {"patternProperties": {pattern: {}}, "additionalProperties": False}):
