@@ -356,7 +356,6 @@ def _speculation(options: SpeculationOptions, config: SchedulerConfig, model: Lo
         most_drafts=config.max_prompt_logprobs_positions,
         costs=model.step_costs,
         seconds_per_pass=None if options.method == "ngram" else model.seconds_per_draft,
-        runs_ahead=options.method != "ngram" and model.asynchronous and model.follows_drafts,
     )
 
 

@@ -158,7 +158,6 @@ def test_any_schedule_conserves_blocks_and_answers_as_alone(
             most_drafts=10,
             costs=FREE_DRAFTS,
             seconds_per_pass=1e-9 if guesses else None,
-            runs_ahead=bool(guesses),
         )
         if world["plain_steps"] is not None:
             speculation._trials = AlternatingTrials(plain=world["plain_steps"])  # type: ignore[assignment]

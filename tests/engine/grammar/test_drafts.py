@@ -85,21 +85,14 @@ def test_drafts_do_not_change_constrained_output(
 
 
 @pytest.mark.parametrize("wrong", [1, 3, 1000])
-def test_steps_that_follow_drafts_have_the_masks_after_those(
-    make_constrained: Make, grammar: Grammar, wrong: int
-) -> None:
-    """The host prepares masks when it has read the step before, although the next one was issued."""
+def test_masks_follow_the_drafts_of_a_runner(make_constrained: Make, grammar: Grammar, wrong: int) -> None:
+    """The host learns the drafts of a draft model after the step was issued, and prepares masks then."""
     patterns = {1: r"[a-f]{20}x", 2: r"(yes|no)", 3: r"[ -~]{12,24}!", 4: r"[ -~\u0080-\u00ff]{40}"}
     requests = {key: params(grammar("regex", pattern)) for key, pattern in patterns.items()}
     requests[5] = params(None, max_tokens=40, ignore_eos=True)
     plain = played(make_constrained, requests)
     speculation = Speculation(
-        lambda sequence: OpenProposer(),
-        max_tokens=4,
-        most_drafts=64,
-        costs=FREE,
-        seconds_per_pass=1e-9,
-        runs_ahead=True,
+        lambda sequence: OpenProposer(), max_tokens=4, most_drafts=64, costs=FREE, seconds_per_pass=1e-9
     )
     speculation._trials = FixedTrials()  # type: ignore[assignment]
     world = make_constrained(speculation=speculation, num_blocks=60, overlap=True)

@@ -236,7 +236,6 @@ def speculation_of(world: World) -> Speculation | None:
         most_drafts=world.most_drafts,
         costs=None,
         seconds_per_pass=None if world.drafter == "oracle" else 1e-9,
-        runs_ahead=world.overlap and world.drafter == "model",
     )
     speculation._curve = SimpleNamespace(seconds=lambda tokens: 1.0)  # type: ignore[assignment]
     speculation.observe_step = speculation.observe_prompts = lambda *_, **__: None  # type: ignore[method-assign]
@@ -437,38 +436,6 @@ def test_steps_without_drafts_run_ahead_between_drafts(drafter: str) -> None:
     assert depths.count(1) > counters.steps / 2
     assert counters.draft_tokens > 20
     assert (counters.accepted_tokens == counters.draft_tokens) == (drafter != "oracle")
-
-
-@pytest.mark.parametrize("plain", [0, 1, 4])
-@pytest.mark.parametrize(
-    "sizes", [GraphSizes(), GraphSizes(decode=(2, 3), mixed=(3, 8, 40))], ids=["eager", "captured"]
-)
-@pytest.mark.parametrize("wrong", [0, 5], ids=["always right", "wrong about some"])
-def test_steps_with_drafts_run_ahead_of_each_other(plain: int, sizes: GraphSizes, wrong: int) -> None:
-    """A draft model that knows the text stays right, although the host never knows its last tokens in time."""
-    world = World(
-        num_blocks=12,
-        num_swap_blocks=0,
-        windows=(None,),
-        max_rows=3,
-        budget=24,
-        overlap=True,
-        caching=True,
-        graph_sizes=sizes,
-        preemption_mode="recompute",
-        drafts=3,
-        plain_steps=plain,
-        drafter="model",
-        wrong=wrong,
-    )
-    play = Play(world)
-    for key, (prompt, length) in enumerate((([1, 2, 3], 50), ([4, 5], 30), ([6] * 20, 35), ([1, 2, 3], 50))):
-        play.add(key, prompt, SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True), 1, False)
-    depths = play.finish()
-    counters = play.engine.counters
-    assert depths.count(0) < 12, "the host waits only where an answer may have reached its end"
-    assert 0 < counters.accepted_tokens <= counters.draft_tokens
-    assert (counters.accepted_tokens == counters.draft_tokens) == (not wrong)
 
 
 @pytest.mark.parametrize("drafter", ["oracle", "model", "head"])

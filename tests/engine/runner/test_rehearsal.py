@@ -206,15 +206,10 @@ def test_serving_with_swapping_is_ordered(cuda: StandInCuda, sizes: GraphSizes) 
         assert "_rms_norm_kernel" not in {launched.kernel for launched in cuda.launches[captured:]}
 
 
-def every_draft(proposers: ProposerFactory, *, passes: bool = False, runs_ahead: bool = False) -> Speculation:
+def every_draft(proposers: ProposerFactory, *, passes: bool = False) -> Speculation:
     """Return speculation that verifies every draft which is found, three of a sequence."""
     speculation = Speculation(
-        proposers,
-        max_tokens=3,
-        most_drafts=DRAFTS,
-        costs=None,
-        seconds_per_pass=1.0 if passes else None,
-        runs_ahead=runs_ahead,
+        proposers, max_tokens=3, most_drafts=DRAFTS, costs=None, seconds_per_pass=1.0 if passes else None
     )
     speculation._choose = lambda candidates, mode, *, others: [len(one.proposal) for one in candidates]  # type: ignore[method-assign]
     speculation._trials = FixedTrials()  # type: ignore[assignment]
@@ -238,17 +233,6 @@ def test_verifying_drafts_with_swapping_is_ordered(cuda: StandInCuda, sizes: Gra
         assert "_rms_norm_kernel" not in {launched.kernel for launched in cuda.launches[captured:]}
 
 
-@pytest.mark.parametrize("sizes", [EAGER, CAPTURED], ids=["launch by launch", "captured, padded"])
-def test_drafting_after_drafts_in_flight_is_ordered(cuda: StandInCuda, sizes: GraphSizes) -> None:
-    """The host issues a step with drafts before it has read the one before, and reads no length too early."""
-    rehearsal = make(cuda, sizes=sizes, most_drafts=DRAFTS, drafter="model")
-    proposer = OpenProposer()
-    found = every_draft(lambda sequence: proposer, passes=True, runs_ahead=True)
-    answers, counters = serve(rehearsal, speculation=found, params=replace(SAMPLED, **UNEDITED))
-    assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
-    assert counters.draft_tokens == counters.accepted_tokens > 40
-
-
 @pytest.mark.parametrize("drafter", ["model", "head"])
 def test_drafting_on_the_device_with_swapping_is_ordered(cuda: StandInCuda, drafter: str) -> None:
     """The passes of a draft model and a head are replayed too, and the host waits for none of them."""
@@ -256,7 +240,7 @@ def test_drafting_on_the_device_with_swapping_is_ordered(cuda: StandInCuda, draf
     captured, before = len(cuda.launches), cuda.replays
     proposer = OpenProposer()
     found = every_draft(lambda sequence: proposer, passes=True)
-    answers, counters = serve(rehearsal, overlap=False, speculation=found, params=replace(SAMPLED, **UNEDITED))
+    answers, counters = serve(rehearsal, speculation=found, params=replace(SAMPLED, **UNEDITED))
     assert answers == {key: [0] * 20 for key in range(4)} and +counters.preemptions
     assert counters.draft_tokens == counters.accepted_tokens > 40
     launched = [launched.kernel for launched in cuda.launches[captured:]]

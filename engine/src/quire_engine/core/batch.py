@@ -107,9 +107,7 @@ class Batch:
 
     step: int
     rows: list[int]  # [B]
-    num_computed: list[int]
-    """[B] tokens whose keys and values are in the cache already. A sequence whose first token is fed back from a step
-    with drafts counts them all as accepted: the runner, which knows how many were, subtracts the others."""
+    num_computed: list[int]  # [B] tokens whose keys and values are in the cache already
     num_scheduled: list[int]  # [B] tokens to compute now, >= 1; sums to T
     token_ids: list[int]  # [T] inputs; 0 where a token is not known yet
     samples: list[bool]  # [B] whether this step reaches the sequence's last token, so that the next one is sampled
@@ -177,8 +175,8 @@ class RunnerOutput:
     token_ids: list[int]
     counts: list[int] | None = None
     """The number of tokens of each of these sequences, at least 1. None if each has one. A step that samples several
-    tokens for a sequence must be committed before the next step is scheduled, unless speculation ``runs_ahead``. A
-    sequence with drafts has one token more than drafts were accepted, and the accepted ones are computed."""
+    tokens for a sequence must be committed before the next step is scheduled. A sequence with drafts has one token more
+    than drafts were accepted, and the accepted ones are computed."""
     logprobs: list[TokenLogprobs | None] | None = None
     """One entry per token. None if no sequence of the batch requested any."""
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)

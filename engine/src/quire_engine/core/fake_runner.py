@@ -48,8 +48,6 @@ class _Row:
     tables: list[dict[int, int]]  # per group: place -> block
     drawn: int | None = None
     drafts: list[int] = field(default_factory=list)
-    rejected: int = 0
-    """The drafts of the last step that were rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +166,13 @@ class FakeRunner:
         columns = zip(batch.rows, batch.num_computed, batch.num_scheduled, batch.samples, drafts, strict=True)
         for number, start, count, samples, num_drafts in columns:
             row = self.rows[number]
-            if place in feedback:
-                start -= row.rejected
             assert number in admitted or start == row.num_tokens, (
                 f"row {number} goes on at {start}, not {row.num_tokens}"
             )
             inputs = batch.token_ids[place : place + count]
             if place in feedback:
-                assert count == 1 + num_drafts and row.drawn is not None, "nothing was drawn to feed back"
-                inputs = [row.drawn, *inputs[1:]]
+                assert count == 1 and row.drawn is not None, "nothing was drawn to feed back"
+                inputs = [row.drawn]
             place += count
             known = len(inputs) - num_drafts
             assert known >= 1 and (samples or not num_drafts), "drafts of a sequence that does not sample"
@@ -225,7 +221,6 @@ class FakeRunner:
                 if not accepted and (row.drafts or count == self.tokens_at_once):
                     break
             line += 1 + len(row.drafts)
-            row.rejected = max(0, len(row.drafts) - (count - 1))
             row.drafts = []
             counts.append(count)
         wanted = any(entry is not None for entry in logprobs)

@@ -31,8 +31,7 @@ class Runner(Protocol):
     """The runner of the model over batches. It is called from one thread, in step order.
 
     ``execute`` may be called for step n + 1 before ``wait`` on step n: ``Batch.feedback_tokens`` names the inputs that
-    the runner fills with the tokens that it sampled in step n. If step n has drafts, lengths depend on it, too: see
-    ``Batch.num_computed``. Only the runner of a model that ``follows_drafts`` gets such batches.
+    the runner fills with the tokens that it sampled in step n. If step n has drafts, it is waited for first.
 
     Steps take effect in order, and within a step every layer stores the keys and values of all rows before any row
     attends: the scheduler reuses a block as soon as the step that fills it (or reads it last) was issued.
@@ -110,8 +109,6 @@ class LoadedModel:
     """The rate of copies of blocks between the cache and the swap space, in either direction."""
     seconds_per_draft: float | None = None
     """The first estimate of the time that a draft model takes for a draft; None if there is no draft model."""
-    follows_drafts: bool = False
-    """True if the runner runs steps whose lengths depend on drafts in flight: see ``Batch.num_computed``."""
     block_bytes: tuple[int, ...] = ()
     """The bytes of one block, keys and values of all its layers, per KV cache group; empty if unknown."""
     adapters: AdapterStore | None = None

@@ -51,8 +51,6 @@ class Preemptor:
     def preempt_last(self) -> Sequence:
         """Preempt and return the last running sequence: release its row and blocks, and put it back into the queue."""
         victim = self._running.pop()
-        # It computes the drafts in flight again: what is moved or kept must be known to be part of its text.
-        victim.assume_accepted(-victim.num_assumed)
         loss = self._kv.prepare_to_lose(victim)
         preemption = decide(self._mode, room=self._kv.swap_room(loss.blocks_out), costs=self._rates.costs(loss))
         if preemption.kind == "swap":

@@ -6,8 +6,7 @@ is a sequence that lacks one token; a preempted sequence lacks all its tokens ag
 computed. ``Engine.step`` calls ``schedule``, lets the runner execute the batch, and calls ``commit``. ``schedule`` may
 run once ahead of the previous commit, and then counts pending samples as unknown tokens. With several stages it runs
 ahead by as many steps, and no sequence is in a step while its sample is pending. With speculation it runs ahead while
-no sequence has drafts, or counts those in flight as accepted for a runner that knows better: ``awaits_commit`` says
-when a step depends on the one in flight.
+no sequence has drafts: ``awaits_commit`` says when a step depends on the one in flight.
 
 Nothing here knows tensors, messages or the clock.
 """
@@ -46,7 +45,7 @@ from quire_engine.core.refusal import refuse
 from quire_engine.core.rows import Rows
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
-from quire_engine.core.speculation.step import add_drafts, assume_accepted, grown, observe_speculation
+from quire_engine.core.speculation.step import add_drafts, grown, observe_speculation
 from quire_engine.core.stall_bound import StallBound
 from quire_engine.core.stats import Counters, Gauges
 
@@ -93,8 +92,6 @@ class Scheduler:
         speculation: Speculation | None = None,
     ) -> None:
         assert 0 < config.max_num_seqs <= config.max_num_batched_tokens
-        # Blocks outside a window are released by lengths that count drafts in flight as accepted.
-        assert speculation is None or not speculation.runs_ahead or all(group.window is None for group in layout.groups)
         self._config = config
         self._layout = layout
         self._kv = KVManager(
@@ -206,11 +203,9 @@ class Scheduler:
         """True if the steps in flight must be committed before the next one is scheduled.
 
         That is so if one of them has drafts, because only its output says how far sequences advance, and if the next
-        one may have drafts, because these continue known tokens. It is never so if speculation ``runs_ahead``.
+        one may have drafts, because these continue known tokens.
         """
         if self._speculation is None or not self._in_flight or self._config.stages > 1:
-            return False
-        if self._speculation.runs_ahead:
             return False
         return bool(self._in_flight[-1].batch.num_drafts) or self._speculation.awaits_commit(len(self._running))
 
@@ -264,9 +259,7 @@ class Scheduler:
     def _plan_drafts(self, speculation: Speculation, running: list[Sequence], plan: Plan) -> dict[int, list[int]]:
         """Return the drafts that running sequences may get in the next step, by their key."""
         ahead = self._config.stages == 1 and bool(self._in_flight)
-        if ahead and self._in_flight[-1].batch.num_drafts:
-            assert speculation.runs_ahead, "a step with drafts must be committed first"
-            assume_accepted(self._in_flight[-1])
+        assert not ahead or not self._in_flight[-1].batch.num_drafts, "a step with drafts must be committed first"
         if speculation.passes(len(running), self.counters):
             return {}
         has_prompts = not speculation.is_paused(len(running)) and self._expects_prompts(running)

@@ -60,8 +60,6 @@ class Sequence:
     num_pending: int = 0
     num_computed: int = 0
     """The tokens whose keys and values are in the cache, or will be after the steps in flight."""
-    num_assumed: int = 0
-    """The drafts in flight that these three count as accepted, because the next step is scheduled."""
     num_cached: int = 0
     num_preemptions: int = 0
     num_lost: int = 0
@@ -139,13 +137,6 @@ class Sequence:
         if self.token_ids[-1] in self.stop_ids and self.num_output > self.min_tokens:
             return "stop"
         return "length" if len(self.token_ids) >= self.limit else None
-
-    def assume_accepted(self, drafts: int) -> None:
-        """Count so many drafts in flight as accepted; a negative number takes that back."""
-        self.num_assumed += drafts
-        self.num_computed += drafts
-        self.num_tokens += drafts
-        self.num_pending += drafts
 
     def admission(self) -> Admission:
         """Return what the runner needs to assign a row to this sequence."""

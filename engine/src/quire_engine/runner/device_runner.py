@@ -27,7 +27,6 @@ from quire_engine.runner.device.drafting import DeviceDrafter, Drafting, Propose
 from quire_engine.runner.device.eagle import DeviceEagle, place_head
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device.lengths import DeviceLengths, LengthPlan
 from quire_engine.runner.device.passes import PassResult, StagedPass
 from quire_engine.runner.device.pending import GpuClock, PassMarks, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
@@ -79,7 +78,6 @@ class DeviceRunner(DeviceSteps):
             max_rows=parts.max_rows, most_draws=parts.most_draws, vocab_size=vocab_size, device=parts.device
         )
         own = len(parts.caches)
-        self._lengths: DeviceLengths | None = None
         self._drafter: DeviceDrafter | None = None
         if draft is not None:
             own -= draft.layers
@@ -93,17 +91,9 @@ class DeviceRunner(DeviceSteps):
         self._clock = GpuClock()
 
     def _make_drafter(self, draft: DeviceDraft, caches: tuple[KVCache, ...], graph_sizes: GraphSizes) -> DeviceDrafter:
-        """Return the source of drafts, and create the lengths that a draft model needs."""
+        """Return the source of drafts."""
         parts, layout = self._parts, self._layout
         placed = place_head(draft.model, pass_tokens(parts.max_tokens)) if isinstance(draft.model, EagleHead) else None
-        if placed is None:
-            self._lengths = DeviceLengths(
-                self._rows,
-                max_rows=parts.max_rows,
-                max_drafts=draft.max_tokens,
-                block_size=layout.block_size,
-                device=parts.device,
-            )
         drafting = Drafting(
             cast("CausalLM", draft.model) if placed is None else placed,
             caches,
@@ -111,7 +101,6 @@ class DeviceRunner(DeviceSteps):
             accelerator=self._accelerator,
             workspace=self._workspace,
             sampler=self._sampler,
-            lengths=self._lengths,
             max_rows=parts.max_rows,
             max_tokens=parts.max_tokens,
             max_model_len=parts.max_model_len,
@@ -145,11 +134,6 @@ class DeviceRunner(DeviceSteps):
         self._accelerator.close()
 
     @property
-    def follows_drafts(self) -> bool:
-        """True if the draft model proposes tokens after drafts in flight, of which the host knows no result yet."""
-        return self._lengths is not None
-
-    @property
     def gpu_seconds(self) -> float:
         """The seconds that finished steps took on the device, from the model's first launch to the sampling."""
         return self._clock.seconds
@@ -163,9 +147,6 @@ class DeviceRunner(DeviceSteps):
             self._adapters.apply(batch)  # after the steps before, which may still use the slot
         started = self._accelerator.mark()
         proposed = None
-        if self._lengths is not None and issued.lengths is not None and issued.lengths.moved is not None:
-            self._lengths.begin(issued.lengths.moved)
-            self._passes.move_back(issued.staged, self._lengths)
         if self._drafter is not None:
             proposed = self._drafter.propose(batch, self._rows.host.tables[0], issued.staged.inputs.token_ids)
         drafted = started if self._drafter is None else self._accelerator.mark()
@@ -199,11 +180,9 @@ class DeviceRunner(DeviceSteps):
         if issued.prompts is not None:
             prompts = issued.prompts.launch(logits).download(self._accelerator)
         drawn = self._draw(issued, logits, masks)
-        inputs = issued.staged.inputs
         if drawn is not None and not forward.batch.num_drafts:
-            self._rows.remember(inputs.drawn_rows[: issued.draw.count], drawn.token_ids)
-        elif drawn is not None and self._lengths is not None and issued.lengths is not None:
-            self._lengths.verify(issued.lengths, drawn.token_ids, inputs.token_ids)
+            # After drafts the next step waits for this one, because only then its lengths are known.
+            self._rows.remember(issued.staged.inputs.drawn_rows[: issued.draw.count], drawn.token_ids)
         report = drawn.report if drawn is not None else None
         return PendingStep(
             batch=forward.batch,
@@ -236,7 +215,6 @@ class DeviceRunner(DeviceSteps):
             adapted=group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None,
             all_hidden=self._drafter is not None and self._drafter.wants_all(batch),
         )
-        lengths = None if self._lengths is None else self._lengths.stage(batch, columns, transfer)
         draw = self._sampler.stage(batch, draws.rows, transfer)
         prompts = stage_prompt_report(batch, wanted.reported, transfer)
         transfer.send()
@@ -247,7 +225,6 @@ class DeviceRunner(DeviceSteps):
         return _Issued(
             staged=staged,
             draw=draw,
-            lengths=lengths,
             all_drawn=np.array_equal(wanted.sampled, np.arange(draw.count)),
             prompts=prompts,
         )
@@ -268,7 +245,6 @@ class _Issued:
 
     staged: StagedPass
     draw: DrawPlan
-    lengths: LengthPlan | None
     all_drawn: bool
     """True if the sampled lines are the first lines of the logits, in order."""
     prompts: PromptReport | None

@@ -109,7 +109,6 @@ def start_on_device(
         runner=runner,
         # With several stages, steps in flight have different sequences, whose tokens are known.
         asynchronous=config.parallel.pipeline == 1,
-        follows_drafts=group is None and isinstance(own, DeviceRunner) and own.follows_drafts,
         layout=layout,
         size=size,
         measured=measured,

@@ -11,7 +11,7 @@ Legend: B scheduled sequences, T tokens, R rows of a pass, S block size, M block
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ MOST_MISSED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftColumns:
-    """The columns of a batch for drafts, [B] int64 each unless they say otherwise."""
+    """The columns of a batch for drafts, [B] int64 each."""
 
     rows: np.ndarray
     computed: np.ndarray
@@ -36,10 +36,6 @@ class DraftColumns:
     drafts: np.ndarray
     begins: np.ndarray
     """The place of each sequence's first token among all of the batch."""
-    fed_back: np.ndarray
-    """[B] bool, the sequences whose first token is not known yet."""
-    follows: np.ndarray
-    """[B] bool, those of them that follow drafts in flight, all of which ``computed`` counts as accepted."""
 
     @property
     def known_ends(self) -> np.ndarray:
@@ -73,14 +69,6 @@ class DraftedRows:
         self._noted: deque[tuple[Batch, list[int] | None, list[int] | None]] = deque(maxlen=2 * MOST_MISSED)
         """The most recent steps of which ``history`` has no tokens yet, in the order in which they became known: with
         their sampled tokens and the number of each sequence's, if that is not one, or None for their inputs."""
-        self._drafts, self._rejected = (np.zeros(max_rows, dtype=np.int64) for _ in range(2))
-        """The drafts of each row in the last step that had any, and those rejected in the last such step that was read.
-        """
-        self._drafted_step: int | None = None
-        self._read_step: int | None = None
-        """The numbers of these two steps, until one without drafts comes, or is read."""
-        self._unsettled: tuple[DraftColumns, np.ndarray] | None = None
-        """The columns of a step, and its block tables, of whose rows some follow drafts that were not read yet."""
         self._admitted = np.full(max_rows, -1, dtype=np.int64)
         """The step that admitted the sequence of each row."""
         self._idle = False
@@ -105,41 +93,11 @@ class DraftedRows:
         return True
 
     def note_sampled(self, batch: Batch, token_ids: list[int], counts: list[int] | None = None) -> None:
-        """Note what a batch has sampled: the next one may have been issued before, without its tokens.
+        """Note what a batch has sampled; a batch after one without drafts may have been issued before.
 
-        Without drafts this costs next to nothing, as ``skip``. With drafts, the rows of the next batch that follow them
-        have their true lengths then.
+        This costs next to nothing, as ``skip``.
         """
-        if batch.feedback_tokens and batch.step - 1 == self._read_step:
-            batch = self._moved_back(batch)
         self._noted.append((batch, token_ids, counts))
-        self._read_step = None if counts is None else batch.step
-        if counts is None:
-            return
-        samples = np.asarray(batch.samples)
-        rows, drafts = np.asarray(batch.rows)[samples], np.asarray(batch.num_drafts)[samples]
-        self._rejected[rows] = drafts - np.asarray(counts) + 1
-        self._settle()
-
-    def _moved_back(self, batch: Batch) -> Batch:
-        """Return a batch with the true lengths of rows that follow drafts; these were read since."""
-        rows, scheduled = np.asarray(batch.rows), np.asarray(batch.num_scheduled)
-        fed_back = np.isin(np.cumsum(scheduled) - scheduled, batch.feedback_tokens)
-        computed = np.asarray(batch.num_computed) - np.where(fed_back, self._rejected[rows], 0)
-        return replace(batch, num_computed=computed.tolist())
-
-    def _settle(self) -> None:
-        """Note what the passes of the last issued step stored of rows that follow drafts."""
-        if self._unsettled is None:
-            return
-        (columns, table), self._unsettled = self._unsettled, None
-        own = columns.follows
-        rows, scheduled, drafts = columns.rows[own], columns.scheduled[own], columns.drafts[own]
-        computed = columns.computed[own] - self._rejected[rows]
-        self._forget(rows, computed, scheduled, table)
-        drafted = drafts > 0
-        ends = computed[drafted] + 1
-        self.store(table, rows[drafted], ends - 2, ends + drafts[drafted] - 1)
 
     def _read_notes(self) -> None:
         """Add the noted tokens to ``history``; rows may have another sequence since."""
@@ -176,51 +134,38 @@ class DraftedRows:
         rows = np.asarray(batch.rows, dtype=np.int64)
         computed = np.asarray(batch.num_computed, dtype=np.int64)
         scheduled = np.asarray(batch.num_scheduled, dtype=np.int64)
-        begins = np.cumsum(scheduled) - scheduled
-        fed_back = np.isin(begins, batch.feedback_tokens) if batch.feedback_tokens else np.zeros(len(rows), np.bool_)
         columns = DraftColumns(
             rows=rows,
             computed=computed,
             scheduled=scheduled,
             drafts=np.asarray(batch.num_drafts, dtype=np.int64) if batch.num_drafts else np.zeros_like(rows),
-            begins=begins,
-            fed_back=fed_back,
-            follows=fed_back & (self._drafts[rows] > 0) & (batch.step - 1 == self._drafted_step),
+            begins=np.cumsum(scheduled) - scheduled,
         )
-        self._drafted_step = batch.step if batch.num_drafts else None
-        if batch.num_drafts:
-            self._drafts[rows] = columns.drafts
-        if columns.follows.any():
-            self._unsettled = (columns, table)
         self._overwrite(columns, np.asarray(batch.token_ids, dtype=np.int64), table)
         return columns
 
     def _overwrite(self, columns: DraftColumns, token_ids: np.ndarray, table: np.ndarray) -> None:
-        """Note the tokens that the target computes, where they are known, and forget what their slots held."""
-        begins = columns.begins
-        known_ends = columns.known_ends
-        known = ~columns.fed_back
-        single = known & (known_ends - columns.computed == 1)
-        self.history[columns.rows[single], columns.computed[single]] = token_ids[begins[single]]
-        several = np.flatnonzero(known & (known_ends - columns.computed > 1))
-        for row, start, end, begin in zip(
-            *(column[several].tolist() for column in (columns.rows, columns.computed, known_ends, begins)), strict=True
-        ):
-            self.history[row, start:end] = token_ids[begin : begin + end - start]
-        own = ~columns.follows
-        self._forget(columns.rows[own], columns.computed[own], columns.scheduled[own], table)
+        """Note the tokens that the target computes, and forget what their slots held of other tokens.
 
-    def _forget(self, rows: np.ndarray, computed: np.ndarray, scheduled: np.ndarray, table: np.ndarray) -> None:
-        """Forget what is stored in the slots of tokens that the target computes: it belongs to other tokens."""
-        size = self._block_size
+        A token that is fed back is not known: ``note_sampled`` replaces it before it is read.
+        """
+        rows, computed, size = columns.rows, columns.computed, self._block_size
         blocks = table[rows, computed // size]
         self._filled[blocks] = np.minimum(self._filled[blocks], computed % size)
         # Rejected drafts of the step before are not part of the text.
         self.stored[rows] = np.minimum(self.stored[rows], computed)
-        several = np.flatnonzero(scheduled > 1)
-        for row, start, count in zip(
-            *(column[several].tolist() for column in (rows, computed, scheduled)), strict=True
+        single = columns.scheduled - columns.drafts == 1
+        self.history[rows[single], computed[single]] = token_ids[columns.begins[single]]
+        several = np.flatnonzero(columns.scheduled > 1)
+        for row, start, count, drafts, begin in zip(
+            *(
+                column[several].tolist()
+                for column in (rows, computed, columns.scheduled, columns.drafts, columns.begins)
+            ),
+            strict=True,
         ):
+            known = count - drafts
+            self.history[row, start : start + known] = token_ids[begin : begin + known]
             self._filled[table[row, start // size + 1 : (start + count - 1) // size + 1]] = 0
 
     def starts(self, table: np.ndarray, rows: np.ndarray, ends: np.ndarray, lowest: np.ndarray) -> np.ndarray:
@@ -258,11 +203,6 @@ class DraftedRows:
             first, last = start // size, (end - 1) // size
             self._filled[table[row, first:last]] = size
             self._filled[table[row, last]] = end - last * size
-
-    def first_tokens(self, rows: np.ndarray) -> np.ndarray:
-        """Return the positions at which the attention of ``rows`` [T] begins, [T] int64."""
-        found: np.ndarray = self.firsts[rows] * self._block_size
-        return found
 
     def tokens(self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Return tokens ``starts`` to ``ends`` of some rows, one row after the other, [T] int64."""

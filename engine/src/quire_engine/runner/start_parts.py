@@ -43,8 +43,6 @@ class ModelInMemory:
 class WarmRunner:
     runner: Runner
     asynchronous: bool
-    follows_drafts: bool = False
-    """See ``LoadedModel.follows_drafts``."""
     layout: KVCacheLayout
     size: CacheSize
     measured: Measured

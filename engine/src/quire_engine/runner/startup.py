@@ -165,7 +165,6 @@ def _loaded(
         weights=arithmetic.backend.weights,
         phase_seconds=phases,
         asynchronous=warm.asynchronous,
-        follows_drafts=warm.follows_drafts,
         stages=config.parallel.pipeline,
         step_costs=warm.measured.step_costs,
         seconds_per_draft=_seconds_per_draft(model, warm.measured.step_costs),

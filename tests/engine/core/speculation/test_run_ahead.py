@@ -136,7 +136,6 @@ def guessing(make_world: Callable[..., Any], expected_tokens: Callable[..., list
             most_drafts=256,
             costs=CHEAP,
             seconds_per_pass=1e-9,
-            runs_ahead=True,
         )
         speculation._trials = FixedTrials()  # type: ignore[assignment]
         here = make_world(speculation=speculation, overlap=True, **world)
@@ -153,17 +152,15 @@ def guessing(make_world: Callable[..., Any], expected_tokens: Callable[..., list
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
 
 
-@pytest.mark.parametrize("wrong", [1, 2, 5, 1000])
-@pytest.mark.parametrize("drafts", [1, 3, 7])
-def test_steps_with_drafts_run_ahead_of_each_other(guessing: Callable[..., Any], wrong: int, drafts: int) -> None:
+@pytest.mark.parametrize("wrong", [1, 2, 1000])
+@pytest.mark.parametrize("drafts", [1, 7])
+def test_drafts_of_a_model_wait_for_the_commit(guessing: Callable[..., Any], wrong: int, drafts: int) -> None:
     here, expected = guessing(LONG, wrong=wrong, drafts=drafts, budget=40)
     found = depths(here)
     assert here.tokens == expected
     counters = here.engine.counters
     assert counters.num_drafts > 10 and (counters.accepted_tokens > 60 or wrong == 1)
-    # The host waits only where an answer may have reached its end.
-    assert found.count(0) <= 6
-    assert counters.scheduled_tokens - counters.discarded_tokens < sum(map(len, [*PROMPTS, *expected.values()]))
+    assert found.count(0) >= len(found) // 2 - 1, "each second call waits for the drafts of the one before"
 
 
 @pytest.mark.parametrize(
@@ -185,18 +182,6 @@ def test_answers_end_where_they_do_without_drafts(guessing: Callable[..., Any], 
     assert here.tokens == expected
 
 
-@pytest.mark.parametrize("mode", ["swap", "recompute"])
-def test_preempted_sequences_compute_drafts_in_flight_again(guessing: Callable[..., Any], mode: str) -> None:
-    here, expected = guessing(LONG, num_blocks=20, num_swap_blocks=40, preemption_mode=mode, drafts=6)
-    for _ in range(8):
-        here.step()
-    here.engine.cancel(1)
-    here.run()
-    assert +here.engine.counters.preemptions
-    assert here.tokens[0] == expected[0] and here.tokens[2] == expected[2]
-    assert here.tokens[1] == expected[1][: len(here.tokens[1])]
-
-
 def test_sequences_that_take_no_drafts_run_with_those_that_do(
     guessing: Callable[..., Any], expected_tokens: Callable[..., list[int]]
 ) -> None:
@@ -204,8 +189,8 @@ def test_sequences_that_take_no_drafts_run_with_those_that_do(
     edited = replace(LONG, repetition_penalty=1.5)
     assert here.add(9, [4, 4, 4], params=edited) is None
     expected[9] = expected_tokens([4, 4, 4], edited, vocab_size=50, max_model_len=200)
-    found = depths(here)
-    assert here.tokens == expected and found.count(0) <= 8
+    here.run()
+    assert here.tokens == expected
     assert here.engine.counters.undrafted_sequences["penalties"] >= 50
 
 

@@ -6,8 +6,7 @@ tokens up to the first that differs from its draft. So the answer is the one wit
 many steps it takes.
 
 The scheduler calls ``plan`` before each step and ``verified`` after it. A step without drafts may be planned while the
-one before it runs, and one with drafts if speculation ``runs_ahead``; ``awaits_commit`` says when not. Nothing here
-knows tensors or the clock.
+one before it runs; ``awaits_commit`` says when not. Nothing here knows tensors or the clock.
 """
 
 from collections import Counter
@@ -85,8 +84,7 @@ class Speculation:
     """The drafts of all sequences.
 
     ``most_drafts`` bounds those of one step, whose logits all exist at once. ``seconds_per_pass`` is the first estimate
-    of the time in which a draft model computes one draft of all sequences; without a draft model it is None. With
-    ``runs_ahead`` the runner fills in drafts after tokens that the host does not know yet.
+    of the time in which a draft model computes one draft of all sequences; without a draft model it is None.
     """
 
     def __init__(
@@ -97,10 +95,8 @@ class Speculation:
         most_drafts: int,
         costs: StepCosts | None,
         seconds_per_pass: float | None = None,
-        runs_ahead: bool = False,
     ) -> None:
         self._seconds_per_pass = seconds_per_pass
-        self.runs_ahead = runs_ahead
         self._proposers = proposers
         self._max_tokens = max_tokens
         self._most_drafts = most_drafts
@@ -167,16 +163,15 @@ class Speculation:
     ) -> dict[int, list[int]]:
         """Return the drafts that the next step, of this number, should verify, by the key of their sequence.
 
-        A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none unless speculation
-        ``runs_ahead``: then there is room for them after all drafts in flight. ``has_prompts`` says that the step is
-        known to compute prompts; see ``holds_prompts``.
+        A step that is planned ``ahead``, while its sequences' last tokens are sampled, has none. ``has_prompts`` says
+        that the step is known to compute prompts; see ``holds_prompts``.
         """
         if not running:
             self._loads[step] = self._trials.load
             self._trials.holds_prompts = False  # the sequences for which prompts waited have ended
             return {}
         # The step after one that is ahead decides. It may be ahead if no sequence had a proposal.
-        undecided = ahead and not self.runs_ahead and self._trials.may_draft(len(running))
+        undecided = ahead and self._trials.may_draft(len(running))
         if undecided:
             mode = Mode.OFF
             self._trials.holds_prompts = False
@@ -185,7 +180,7 @@ class Speculation:
             mode = self._trials.mode(len(running), has_prompts=True, decodes=decodes)
         else:
             mode = self._trials.mode(len(running))
-        if ahead and not self.runs_ahead and mode is Mode.ON:
+        if ahead and mode is Mode.ON:
             undecided = True  # in a measurement without drafts, in which steps with prompts take no part
         self._loads[step] = self._trials.load
         if self._seconds_per_pass is not None and mode in (Mode.OFF, Mode.PLAIN) and not undecided:
@@ -215,9 +210,7 @@ class Speculation:
         """
         candidates: list[_Candidate] = []
         for sequence in running:
-            if sequence.num_pending - sequence.num_assumed > ahead or not sequence.decodes:
-                continue
-            if sequence.num_tokens - sequence.num_computed != 1:
+            if sequence.num_pending > ahead or not sequence.decodes or sequence.num_tokens - sequence.num_computed != 1:
                 continue
             state = self._state(sequence)
             if state.proposer is None:

@@ -23,16 +23,6 @@ def add_drafts(plan: Plan, kv: KVManager, sequence: Sequence, drafts: list[int],
     return len(drafts)
 
 
-def assume_accepted(flight: Plan) -> None:
-    """Count all drafts of a step in flight as accepted, so that the next step has room for its sequences in any case.
-
-    ``grown`` and ``observe_speculation`` correct this when the step is committed.
-    """
-    for sequence, drafts in zip(flight.sampled, flight.drafts_of_sampled(), strict=True):
-        if drafts and sequence.row is not None and not sequence.num_assumed:
-            sequence.assume_accepted(drafts)
-
-
 def drafted_lines(batch: Batch, token_ids: list[int]) -> list[DraftedLines]:
     """Return the lines of each sequence that samples in a batch with drafts, whose inputs are ``token_ids``."""
     found: list[DraftedLines] = []
@@ -51,10 +41,9 @@ def grown(sampled: list[Sequence], counts: list[int], waiting: Policy) -> list[S
     Those that were preempted while the step was in flight are in ``waiting``.
     """
     for sequence, count in zip(sampled, counts, strict=True):
-        assumed = sequence.num_assumed
-        assert 1 <= count <= assumed + 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
-        sequence.num_tokens += count - 1 - assumed
-        sequence.num_pending += count - 1 - assumed
+        assert count == 1 or (count > 1 and (sequence.finished or sequence.num_pending == 1))
+        sequence.num_tokens += count - 1
+        sequence.num_pending += count - 1
         if count > 1 and sequence.row is None and not sequence.finished:
             waiting.grew(sequence, count - 1)
     return [sequence for sequence, count in zip(sampled, counts, strict=True) for _ in range(count)]
@@ -76,8 +65,7 @@ def observe_speculation(
             counters.scheduled_tokens += count - 1
             if drafts and not sequence.finished:
                 if sequence.row is not None:  # else it was preempted meanwhile, and computes these tokens again
-                    sequence.num_computed += count - 1 - sequence.num_assumed
-                sequence.num_assumed = 0
+                    sequence.num_computed += count - 1
                 speculation.verified(sequence, drafts, count - 1)
                 counters.count_drafts(drafts, count - 1)
     passes = max(flight.batch.num_drafts, default=0)

@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from quire_engine.core.batch import Batch
-from quire_engine.runner.device.drafting import Drafting, Proposed, UnknownEnds
+from quire_engine.runner.device.drafting import Drafting, Proposed
 from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns
 
@@ -32,48 +32,25 @@ class DeviceDraftModel:
             return None
         rows, ends, guessing = columns.rows[chosen], columns.known_ends[chosen], columns.drafts[chosen] > 0
         lowest = np.where(guessing, ends, columns.computed[chosen]) - MOST_MISSED
-        unknown = UnknownEnds(fed_back=columns.fed_back[chosen], follows=columns.follows[chosen])
-        settled = ~unknown.follows
-        # Of drafts in flight only the last one was not computed, and the token after those accepted.
-        starts = ends - 2
-        starts[settled] = drafting.starts(table, rows[settled], ends[settled], lowest[settled])
+        starts = drafting.starts(table, rows, ends, lowest)
         for part in drafting.portions(starts, ends):
             guess, end = guessing[part], ends[part]
-            drafting.run(
-                table,
-                rows[part],
-                starts[part],
-                end,
-                token_ids=self._rows.tokens(rows[part], starts[part], end),
-                guessing=guess,
-                positions=end[guess],
-                unknown=unknown.of(part) if unknown.any else None,
-            )
-        self._rows.store(table, rows[settled], starts[settled], ends[settled])
+            tokens = self._rows.tokens(rows[part], starts[part], end)
+            drafting.run(table, rows[part], starts[part], end, token_ids=tokens, guessing=guess, positions=end[guess])
+        self._rows.store(table, rows, starts, ends)
         return self._guess_on(table, columns, token_ids) if guessing.any() else None
 
     def _guess_on(self, table: np.ndarray, columns: DraftColumns, token_ids: Tensor) -> Proposed:
         """Issue the passes after the first one, of a token each."""
         still = np.flatnonzero(columns.drafts)
         rows, ends, drafts = columns.rows[still], columns.known_ends[still], columns.drafts[still]
-        unknown = UnknownEnds(fed_back=columns.fed_back[still], follows=columns.follows[still])
         self._drafting.keep_guesses(0)
         for number in range(1, int(drafts.max())):
             going_on = drafts > number
             own, starts = rows[going_on], ends[going_on] + number - 1
             every = np.ones(len(own), dtype=np.bool_)
-            self._drafting.run(
-                table,
-                own,
-                starts,
-                starts + 1,
-                token_ids=None,
-                guessing=every,
-                positions=starts + 1,
-                unknown=unknown.of(going_on) if unknown.any else None,
-            )
-            settled = ~unknown.follows[going_on]
-            self._rows.store(table, own[settled], starts[settled], starts[settled] + 1)
+            self._drafting.run(table, own, starts, starts + 1, token_ids=None, guessing=every, positions=starts + 1)
+            self._rows.store(table, own, starts, starts + 1)
             self._drafting.keep_guesses(number)
         places = columns.begins[still] + columns.scheduled[still] - drafts
         return self._drafting.fill_in(token_ids, rows=rows, drafts=drafts, places=places)

@@ -21,12 +21,11 @@ from quire_engine.model.family import CausalLM
 from quire_engine.runner.device.accelerator import Accelerator, Mark
 from quire_engine.runner.device.graphs import GraphSizes
 from quire_engine.runner.device.inputs import DeviceRows
-from quire_engine.runner.device.lengths import DeviceLengths
 from quire_engine.runner.device.passes import DevicePasses, PassResult, PassSizes, StagedPass
 from quire_engine.runner.device.sampler import DeviceSampler
-from quire_engine.runner.device.staging import HostToDeviceBatch, Item
+from quire_engine.runner.device.staging import HostToDeviceBatch
 from quire_engine.runner.drafted_rows import MOST_MISSED, DraftColumns, DraftedRows, positions_of
-from quire_engine.runner.inputs import StepColumns, table_blocks
+from quire_engine.runner.inputs import table_blocks
 from quire_engine.runner.logprobs import LogitsRows
 from quire_engine.runner.verification import Draws
 from quire_kernels.kv_cache import KVCache
@@ -60,35 +59,6 @@ class Proposed:
         token_ids = np.asarray(batch.token_ids, dtype=np.int64)
         token_ids[self.places] = self.token_ids.numpy()
         return token_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownEnds:
-    """The rows of a pass that end with tokens which the device has sampled, and the host has not read; [R] bool."""
-
-    fed_back: np.ndarray
-    """True if the last token is one."""
-    follows: np.ndarray
-    """True if the one before it is another: the row follows drafts in flight, which count as accepted in the pass."""
-
-    @property
-    def any(self) -> bool:
-        return bool(self.fed_back.any())
-
-    def of(self, chosen: np.ndarray | slice) -> "UnknownEnds":
-        """Return those of some of the rows."""
-        return UnknownEnds(fed_back=self.fed_back[chosen], follows=self.follows[chosen])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Correction:
-    """The changes that the device makes to the inputs of a pass."""
-
-    tokens: list[tuple[Item, Item]]
-    """Places and rows: of the last tokens, and of those before them."""
-    moves: bool
-    """True if rows follow drafts in flight."""
-    first_tokens: Item | None
 
 
 class DeviceDrafter(Protocol):
@@ -162,7 +132,6 @@ class Drafting:
         accelerator: Accelerator,
         workspace: Workspace,
         sampler: DeviceSampler,
-        lengths: DeviceLengths | None,
         max_rows: int,
         max_tokens: int,
         max_model_len: int,
@@ -173,7 +142,7 @@ class Drafting:
         own = replace(layout, groups=(replace(group, layers=tuple(range(len(caches)))),))
         self.rows = DraftedRows(layout, max_rows=max_rows, max_model_len=max_model_len)
         self.room = pass_tokens(max_tokens)
-        self.accelerator, self._sampler, self._lengths = accelerator, sampler, lengths
+        self.accelerator, self._sampler = accelerator, sampler
         self._device_rows = ShiftedRows(
             layout=own,
             max_rows=max_rows,
@@ -190,8 +159,7 @@ class Drafting:
             workspace=workspace,
             sizes=PassSizes(rows=max_rows, tokens=self.room, logits=max_rows, draws=max_rows),
             graph_sizes=draft_graph_sizes(graph_sizes),
-            # Two steps may be in flight if the second need not wait for the drafts of the first.
-            in_flight=(max_drafts + 2) * (1 if lengths is None else 2),
+            in_flight=max_drafts + 2,
         )
         self.note_sampled = self.rows.note_sampled
         self._guesses = torch.zeros((max_drafts, max_rows + 1), dtype=torch.int64, device=accelerator.device)
@@ -230,59 +198,27 @@ class Drafting:
         token_ids: np.ndarray | None,
         guessing: np.ndarray,
         positions: np.ndarray,
-        unknown: UnknownEnds | None = None,
     ) -> PassResult:
         """Issue a pass over tokens ``starts`` to ``ends`` of some rows, and the guesses of those ``guessing``.
 
         token_ids  [T] int64; None reads the guesses of the pass before, one for each row
         guessing   [R] bool
         positions  int64, of the guessed tokens in their sequences
-        unknown    the rows whose end the host does not know; None if it knows all
         """
         wanted = np.cumsum(ends - starts)[guessing] - 1
         transfer = HostToDeviceBatch(self.accelerator)
-        columns = self.rows.columns(table, rows, starts, ends, token_ids)
-        correction = None if unknown is None else self._stage_correction(unknown, columns, transfer)
         staged: StagedPass = self._passes.stage(
-            columns,
+            self.rows.columns(table, rows, starts, ends, token_ids),
             LogitsRows(rows=wanted, sampled=np.arange(len(wanted)), reported=np.zeros(0, dtype=np.int64)),
             Draws(rows=rows[guessing], positions=positions),
             transfer,
         )
         transfer.send()
-        if correction is not None:
-            self._correct(staged, correction)
         result = self._passes.run(staged)
         if len(wanted):
             guessed = self._sampler.guess(result.logits, staged.inputs, rows[guessing])
             self._device_rows.remember(staged.inputs.drawn_rows[: len(wanted)], guessed)
         return result
-
-    def _stage_correction(self, unknown: UnknownEnds, columns: StepColumns, transfer: HostToDeviceBatch) -> _Correction:
-        """Stage what the device needs to fill in the end of rows; a pass that is fed back has no such tokens."""
-        last = columns.ends - 1
-        kinds = () if len(columns.feedback) else (unknown.fed_back, unknown.follows)
-        moves = bool(unknown.follows.any())
-        firsts = moves and self.rows.firsts[columns.rows].any()
-        return _Correction(
-            tokens=[
-                (transfer.add(last[chosen] - back), transfer.add(columns.rows[chosen]))
-                for back, chosen in enumerate(kinds)
-            ],
-            moves=moves,
-            first_tokens=transfer.add(self.rows.first_tokens(columns.token_rows)) if firsts else None,
-        )
-
-    def _correct(self, staged: StagedPass, correction: _Correction) -> None:
-        """Fill in the end of rows in the inputs of a pass, and move back those that follow drafts in flight."""
-        lengths = self._lengths
-        assert lengths is not None, "a step that follows drafts needs their lengths"
-        sources = (lengths.last_tokens, lengths.previous_tokens)
-        for (places, rows), source in zip(correction.tokens, sources, strict=False):
-            staged.inputs.token_ids.index_copy_(0, places.on_device, source.index_select(0, rows.on_device))
-        if correction.moves:
-            first = correction.first_tokens
-            self._passes.move_back(staged, lengths, None if first is None else first.on_device)
 
     def keep_guesses(self, number: int) -> None:
         """Keep the guesses that all passes for draft ``number`` made."""

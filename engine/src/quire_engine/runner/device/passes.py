@@ -29,7 +29,6 @@ from quire_engine.runner.device.inputs import (
     write_inputs,
     write_padding,
 )
-from quire_engine.runner.device.lengths import DeviceLengths
 from quire_engine.runner.device.staging import HostToDeviceBatch, InputSizes, Item, StepInputs, StepStaging
 from quire_engine.runner.inputs import StepColumns
 from quire_engine.runner.logprobs import LogitsRows
@@ -58,8 +57,6 @@ class StagedPass:
     """A pass whose inputs are being uploaded."""
 
     inputs: StepInputs[Tensor]
-    sizes: InputSizes
-    """The sizes without padding."""
     graph: GraphKey | None
     """The captured graph to replay; None runs launch by launch."""
     hidden_places: np.ndarray
@@ -159,16 +156,11 @@ class DevicePasses:
         self._staging.upload(sizes)
         return StagedPass(
             inputs=self._captured_inputs[graph] if graph is not None else self._staging.on_device(sizes),
-            sizes=sizes_of(columns, logits=len(computed), draws=len(draws.rows)),
             graph=graph,
             hidden_places=computed,
             lines=transfer.add(wanted.rows) if len(computed) != len(wanted.rows) else None,
             query_lens=QueryLens.of(columns.scheduled),
         )
-
-    def move_back(self, staged: StagedPass, lengths: DeviceLengths, first_tokens: Tensor | None = None) -> None:
-        """Correct the inputs of a pass by the drafts in flight that were rejected; see ``DeviceLengths.move_back``."""
-        lengths.move_back(staged.inputs, staged.sizes, self._rows.tables, first_tokens)
 
     def run(self, staged: StagedPass) -> PassResult:
         """Issue a pass."""
