@@ -225,7 +225,9 @@ def bounds(schema: Schema) -> Iterator[str]:
 
 def shown_type(schema: Schema) -> str:
     if "enum" in schema:
-        return " \\| ".join(f"`{value}`" for value in schema["enum"])
+        rules = {rule["rule"] for rule in schema.get("x-kubernetes-validations", ())}
+        words = [value for value in schema["enum"] if f"self != '{value}'" not in rules]  # without removed ones
+        return " \\| ".join(f"`{value}`" for value in words)
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "items" in schema:

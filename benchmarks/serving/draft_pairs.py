@@ -1,10 +1,10 @@
-"""The demo model as target, with its draft model or its draft head, for ``benchmarks.serving.speculation``.
+"""The demo model as target, with its draft model, for ``benchmarks.serving.speculation``.
 
 Prompts are questions that the models know, and each answer is as long as the measurement needs. The target is the demo
 model itself, or the same with further layers of no effect, so that its step costs a multiple of the draft's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -14,14 +14,13 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.models.padded_model import write_padded_model
 from benchmarks.serving.steps import Bench, time_steps
-from quire_engine.config import DType, SpeculationMethod, SpeculationOptions
+from quire_engine.config import DType, SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.engine import make_engine
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
-DRAFTS: Mapping[str, Path] = {"draft_model": MODELS / "quire-demo-draft", "eagle": MODELS / "quire-demo-eagle"}
-"""The folders of draft models by ``--spec-method``."""
+DRAFT = MODELS / "quire-demo-draft"
 SUBJECTS = (
     *("list comprehensions", "the with statement", "generators", "str.split()", "lambda expressions", "dictionaries"),
     *("the try statement", "the for statement", "class definitions", "function definitions", "the import statement"),
@@ -41,19 +40,17 @@ class Pair:
     drafting: Bench
     options: SpeculationOptions
     prompts: list[list[int]]
-    step_ratio: float | None
-    """The time of a target's decode step over the draft model's, of one sequence; None for a head."""
+    step_ratio: float
+    """The time of a target's decode step over the draft model's, of one sequence."""
 
     def some_prompts(self, count: int) -> list[list[int]]:
         return list(islice(cycle(self.prompts), count))
 
 
 @contextmanager
-def demo_pair(
-    method: SpeculationMethod, layers: int, answer: int, drafts: int, *, threads: int, dtype: DType
-) -> Iterator[Pair]:
+def demo_pair(layers: int, answer: int, drafts: int, *, threads: int, dtype: DType) -> Iterator[Pair]:
     """Load the demo pair, with ``layers`` further layers in the target, for answers of ``answer`` tokens."""
-    options = SpeculationOptions(method=method, model=DRAFTS[method], max_tokens=drafts)
+    options = SpeculationOptions(method="draft_model", model=DRAFT, max_tokens=drafts)
     with TemporaryDirectory(prefix="quire-padded-") as name:
         target = Path(name)
         write_padded_model(target, MODELS / "quire-demo", layers)
@@ -67,7 +64,7 @@ def demo_pair(
             drafting=bench(target, options),
             options=options,
             prompts=_prompts(plain, target, answer),
-            step_ratio=_step_seconds(plain) / _step_seconds(bench(DRAFTS[method])) if method == "draft_model" else None,
+            step_ratio=_step_seconds(plain) / _step_seconds(bench(DRAFT)),
         )
 
 

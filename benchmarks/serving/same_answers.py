@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Send the same random requests to engines without and with speculation, and compare their answers byte for byte.
 
-    python -m benchmarks.serving.same_answers [--requests 1000] [--methods ngram draft_model eagle]
+    python -m benchmarks.serving.same_answers [--requests 1000] [--methods ngram draft_model]
 
 The engines serve the demo model with --deterministic and --check-integrity, a KV cache that is too small for the load,
 and swap space, so that sequences are preempted. Layers of no effect make its step so slow that drafts pay. Requests
@@ -29,9 +29,9 @@ from benchmarks.models.padded_model import write_padded_model
 from benchmarks.report import DEMO_MODEL, interrupt_on_terminate, machine, parser, progress, save, show_table
 from benchmarks.serving.comparison.process_tree import ServerError, free_port, running
 from benchmarks.serving.comparison.turns import seconds_to_first_token
-from benchmarks.serving.draft_pairs import DRAFTS
+from benchmarks.serving.draft_pairs import DRAFT
 
-METHODS = ("ngram", *DRAFTS)
+METHODS = ("ngram", "draft_model")
 _CONCURRENCY = 12
 _BLOCKS = 22
 """Blocks of the KV cache: the longest request needs 16 of them, and eight sequences together more than there are."""
@@ -111,7 +111,7 @@ def block_bytes(model: Path) -> int:
 def engine(folder: Path, model: Path, method: str | None, drafts: int) -> Iterator[str]:
     """Run an engine, and yield its address."""
     port = free_port()
-    draft = None if method is None else DRAFTS.get(method)
+    draft = DRAFT if method == "draft_model" else None
     cache_bytes = _BLOCKS * (block_bytes(model) + (0 if draft is None else block_bytes(draft)))
     command = [sys.executable, "-m", "quire_engine", "--model", str(model), "--port", str(port)]
     command += ["--served-model-name", "model", "--dtype", "float32", "--deterministic", "--check-integrity"]

@@ -31,7 +31,7 @@ from time import perf_counter, process_time
 from benchmarks.models.shapes import SHAPES
 from benchmarks.models.successor_model import write_successor_model
 from benchmarks.report import machine, parser, save, show_table, usable_cpus
-from benchmarks.serving.draft_pairs import DRAFTS, demo_pair
+from benchmarks.serving.draft_pairs import demo_pair
 from benchmarks.serving.steps import Bench
 from quire_engine.config import SpeculationOptions
 from quire_engine.core.sampling_params import SamplingParams
@@ -227,14 +227,7 @@ def compare_by_lookup(arguments: argparse.Namespace) -> Iterator[Result]:
 def compare_pair(kind: str, arguments: argparse.Namespace) -> Iterator[Result]:
     """Yield the results of the demo pair. Rounding may differ between steps of other sizes, so answers may, too."""
     layers = arguments.layers if kind == "padded" else 0
-    pair = demo_pair(
-        arguments.method,
-        layers,
-        arguments.answer,
-        arguments.drafts,
-        threads=arguments.threads,
-        dtype=arguments.dtype,
-    )
+    pair = demo_pair(layers, arguments.answer, arguments.drafts, threads=arguments.threads, dtype=arguments.dtype)
     with pair as both:
         for sequences in arguments.sequences:
             prompts = both.some_prompts(sequences * (1 + arguments.rounds))
@@ -264,12 +257,6 @@ def parse_arguments() -> argparse.Namespace:
     options.add_argument(
         "--answer", type=int, default=256, help="the tokens of each answer (default 256; at most about 64 for a pair)"
     )
-    options.add_argument(
-        "--method",
-        choices=tuple(DRAFTS),
-        default="draft_model",
-        help="the source of drafts for demo and padded: the demo draft model (default) or the demo draft head",
-    )
     options.add_argument("--layers", type=int, default=18, help="the further layers of padded (default 18)")
     options.add_argument(
         "--rounds", type=int, default=3, help="the further answers of each sequence of a pair (default 3)"
@@ -289,7 +276,7 @@ def main() -> None:
         print(f"{result.text}, {result.sequences} sequences: {result.ratio:.2f}", file=sys.stderr, flush=True)
         results.append(result)
     show_table(
-        f"speculation, up to {arguments.drafts} drafts; lookup with {arguments.shape}, pairs with {arguments.method}",
+        f"speculation, up to {arguments.drafts} drafts; lookup with {arguments.shape}, pairs with a draft model",
         [
             "text",
             "sequences",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare the speed-up by speculative decoding of quire with that of vLLM, on the same pair of models.
 
-    python -m benchmarks.serving.speculation_peers [--method draft_model] [--layers 18] [--sequences 1 4]
+    python -m benchmarks.serving.speculation_peers [--layers 18] [--sequences 1 4]
 
 Each of the two servers runs without and with speculation, on the demo model, padded with layers of no effect so that
 its step costs several of the draft's. All four answer the same questions greedily, one server at a time and in turns.
@@ -22,7 +22,7 @@ from benchmarks.report import DEMO_MODEL, at_least_one, interrupt_on_terminate
 from benchmarks.serving.comparison.paired import Body, Result, in_turns, peers_parser, report, tokens_per_second
 from benchmarks.serving.comparison.process_tree import ServerError
 from benchmarks.serving.comparison.started import say, start
-from benchmarks.serving.draft_pairs import DRAFTS, SUBJECTS
+from benchmarks.serving.draft_pairs import DRAFT, SUBJECTS
 
 
 def requests(sequences: int, answer: int, rounds: int) -> list[Iterator[Body]]:
@@ -44,11 +44,7 @@ def requests(sequences: int, answer: int, rounds: int) -> list[Iterator[Body]]:
 
 def compare(arguments: argparse.Namespace) -> Iterator[Result]:
     """Yield the speed-up of each server that starts with and without speculation."""
-    draft = {
-        "method": arguments.method,
-        "model": str(DRAFTS[arguments.method]),
-        "num_speculative_tokens": arguments.drafts,
-    }
+    draft = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": arguments.drafts}
     pairs: dict[str, tuple[str, str]] = {}
     with TemporaryDirectory(prefix="quire-padded-") as folder, ExitStack() as stack:
         write_padded_model(Path(folder), DEMO_MODEL, arguments.layers)
@@ -79,7 +75,6 @@ def compare(arguments: argparse.Namespace) -> Iterator[Result]:
 
 def parse_arguments() -> argparse.Namespace:
     options = peers_parser(__doc__)
-    options.add_argument("--method", choices=tuple(DRAFTS), default="draft_model")
     options.add_argument("--layers", type=int, default=18, help="the further layers of the target (default 18)")
     options.add_argument("--drafts", type=at_least_one, default=4, help="num_speculative_tokens (default 4)")
     options.add_argument("--sequences", type=at_least_one, nargs="+", default=[1, 4])
@@ -92,7 +87,7 @@ def main() -> None:
     arguments = parse_arguments()
     interrupt_on_terminate()
     report(
-        f"speed-up by speculation ({arguments.method}, up to {arguments.drafts} drafts)",
+        f"speed-up by speculation (draft model, up to {arguments.drafts} drafts)",
         "speculating",
         list(compare(arguments)),
         f"answers of {arguments.answer} tokens, {arguments.runs} runs",

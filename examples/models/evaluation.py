@@ -143,16 +143,6 @@ def greedy_matches(
     return matches
 
 
-def greedy_answer(
-    target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, question: str, *, max_new_tokens: int
-) -> tuple[list[int], int]:
-    """Return the tokens of a question and its greedy answer, and the place where the answer begins."""
-    prompt = prompt_ids(tokenizer, question)
-    with torch.inference_mode():
-        output: list[int] = _generate(target, prompt, max_new_tokens, _GREEDY).tolist()
-    return output, prompt.shape[1]
-
-
 # The generation settings in the folder enable sampling; transformers warns about a temperature without it.
 _GREEDY: Mapping[str, object] = {"do_sample": False, "temperature": None, "top_p": None}
 

@@ -242,22 +242,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "speculation by an unknown method": (
         speculating(method="Draft"),
         "engine.speculation.method",
-        'supported values: "NGram", "DraftModel", "Eagle"',
+        'supported values: "NGram", "DraftModel"',
+    ),
+    "a removed method of speculation": (
+        speculating(method="Eagle", draft={"source": "hf://a/b"}),
+        "engine.speculation.method",
+        "Eagle was removed: set method to DraftModel",
     ),
     "a draft model without a source": (
         speculating(method="DraftModel"),
         "engine.speculation.draft",
-        "is required with methods DraftModel and Eagle",
+        "is required with method DraftModel",
     ),
     "a draft model for prompt lookup": (
         speculating(method="NGram", draft={"source": "hf://a/b"}),
         "engine.speculation.draft",
-        "applies only to methods DraftModel and Eagle",
+        "applies only to method DraftModel",
     ),
     "prompt lookup that is not required": (
         speculating(method="NGram", required=True),
         "engine.speculation.required",
-        "applies only to methods DraftModel and Eagle",
+        "applies only to method DraftModel",
     ),
     "an optional draft model on a claim": (
         speculating(method="DraftModel", draft={"source": "pvc://c/s"}, required=False),
@@ -633,18 +638,20 @@ def test_served_schema_equals_the_file(crd_server: ControlPlane) -> None:
 
 
 def test_a_removed_field_of_a_stored_object_blocks_no_change(crd_server: ControlPlane, namespace: str) -> None:
-    """The API server keeps the field for the operator to report, and refuses it in new objects only."""
+    """The API server keeps fields and words for the operator to report, and refuses them in new objects only."""
     kind = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmdeployments.quire.dev"
-    windows = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rollout/properties/windows"
-    of_before = [{"op": "remove", "path": f"{windows}/x-kubernetes-validations"}]
-    old = {"rollout": {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}}
+    schema = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties"
+    removed = ("rollout/properties/windows", "engine/properties/speculation/properties/method")
+    of_before = [{"op": "remove", "path": f"{schema}/{path}/x-kubernetes-validations"} for path in removed]
+    eagle = speculating(method="Eagle", draft={"source": "hf://a/b"})
+    old = {"rollout": {"windows": [{"cron": "0 2 * * *", "duration": "2h"}]}, **eagle}
     patched = crd_server.client().request("PATCH", kind, of_before, content_type="application/json-patch+json")
     assert patched.status == 200, patched.body
     try:
         assert eventually(lambda: create(crd_server, namespace, llmdeployment(**old)).status == 201)
     finally:
         crd_server.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    assert eventually(lambda: try_out(crd_server, llmdeployment(**old)).status == 422)
+    assert eventually(lambda: try_out(crd_server, llmdeployment(**eagle)).status == 422)
 
     path = f"{GROUP}/namespaces/{namespace}/llmdeployments/chat"
     for where, change in (("/status", {"status": {"replicas": 1}}), ("", {"spec": {"rollout": {"maxSurge": 2}}})):
@@ -655,7 +662,13 @@ def test_a_removed_field_of_a_stored_object_blocks_no_change(crd_server: Control
     assert changed.body["status"]["replicas"] == 1
     resource = trim_resource(changed.body)
     assert [problem.path for problem in resource.removed] == ["spec.rollout.windows"]
-    parsed = Spec.parse(resource.body)
+    invalid = Spec.parse(resource.body)
+    assert isinstance(invalid, Invalid)
+    assert [problem.path for problem in invalid.problems] == ["spec.engine.speculation.method"]
+    changed = crd_server.client().request(
+        "PATCH", path, {"spec": {"engine": {"speculation": None}}}, content_type="application/merge-patch+json"
+    )
+    parsed = Spec.parse(trim_resource(changed.body).body)
     assert isinstance(parsed, Spec) and parsed.rollout.max_surge == 2
 
 

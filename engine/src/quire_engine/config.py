@@ -18,7 +18,7 @@ KVCacheDType = Literal["auto", "fp8"]
 Quantization = Literal["none", "int8", "fp8"]
 DeviceName = Literal["auto", "cpu", "cuda", "rocm"]
 GPU_DEVICES = ("cuda", "rocm")
-SpeculationMethod = Literal["ngram", "draft_model", "eagle"]
+SpeculationMethod = Literal["ngram", "draft_model"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class SpeculationOptions:
     """Options of speculative decoding."""
 
     method: SpeculationMethod = "ngram"
-    """``ngram`` is prompt lookup; ``eagle`` is a draft head over the model's hidden states."""
+    """``ngram`` is prompt lookup."""
     model: Path | None = None
-    """The draft model or the head: a folder, or the name of a model to download. None for prompt lookup."""
+    """The draft model: a folder, or the name of a model to download. None for prompt lookup."""
     required: bool = True
-    """False lets the engine start without speculation if the draft model or the head cannot be used."""
+    """False lets the engine start without speculation if the draft model cannot be used."""
     max_tokens: int = 8
     """The most drafts of a sequence in a step, less than a block of the KV cache; the engine chooses how many."""
     shortest_match: int = 2

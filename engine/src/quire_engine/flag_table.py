@@ -28,7 +28,7 @@ from quire_common.flags.kinds import (
 from quire_common.flags.table import FlagTable
 from quire_common.names import is_http_url
 from quire_engine.config import SpeculationOptions
-from quire_engine.speculation_flags import MOST_TOKENS
+from quire_engine.speculation_flags import MOST_TOKENS, REMOVED_METHODS
 from quire_engine.text.answers.formats import REASONING_NAMES, TOOL_NAMES
 from quire_engine.vllm_flags import ALIASES, ALWAYS, REFUSED
 
@@ -174,15 +174,15 @@ _GROUPS: dict[str, tuple[Flag, ...]] = {
               "the counts are wrong; slow, for debugging"),
     ),
     "Speculative decoding": (
-        _flag("spec-method", Choice("none", "ngram", "draft_model", "eagle"), "propose tokens and verify several of "
-              "them in one step. The answers are those without it. ngram proposes what followed the most "
-              "recent tokens where they occurred before, in the prompt or the answer; draft_model asks a smaller "
-              "model, and eagle a head over the model's hidden states (EAGLE-1), which --spec-model names. The engine "
-              "verifies as many as the measured cost of steps allows, also none",
+        _flag("spec-method", Choice("none", "ngram", "draft_model", removed=REMOVED_METHODS), "propose tokens and "
+              "verify several of them in one step. The answers are those without it. ngram proposes what followed the "
+              "most recent tokens where they occurred before, in the prompt or the answer; draft_model asks a smaller "
+              "model, which --spec-model names. The engine verifies as many as the measured cost of steps allows, also "
+              "none",
               unset="draft_model with --spec-model, else none"),
-        _flag("spec-model", PathName(), "for --spec-method draft_model, a smaller model with the same tokenizer; for "
-              "eagle, a head that was trained for this model; as a folder or on a hub"),
-        _flag("spec-required", Switch(negatable=True), "stop the start if the draft model or head cannot be used; "
+        _flag("spec-model", PathName(), "for --spec-method draft_model, a smaller model with the same tokenizer, as a "
+              "folder or on a hub"),
+        _flag("spec-required", Switch(negatable=True), "stop the start if the draft model cannot be used; "
               "--no-spec-required serves without speculation instead", "true"),
         _flag("spec-tokens", Integer(1, MOST_TOKENS), "the maximum number of proposed tokens of a sequence that a "
               "step verifies, less than --block-size", unset=str(SpeculationOptions().max_tokens)),

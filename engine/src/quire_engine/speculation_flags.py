@@ -9,13 +9,11 @@ from quire_engine.config import SpeculationMethod, SpeculationOptions
 
 NGRAM: Final = "ngram"
 DRAFT_MODEL: Final = "draft_model"
-EAGLE: Final = "eagle"
-_WITH_MODEL: tuple[SpeculationMethod, ...] = (DRAFT_MODEL, EAGLE)
-_METHODS: tuple[SpeculationMethod, ...] = (NGRAM, *_WITH_MODEL)
+REMOVED_METHODS: Final = {"eagle": "use draft_model with a smaller model that has the same tokenizer, or ngram"}
+_METHODS: tuple[SpeculationMethod, ...] = (NGRAM, DRAFT_MODEL)
 _DEFAULTS = SpeculationOptions()
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "required")
 _PLAIN = ("spec-method", "spec-model", "spec-tokens", "spec-required")
-_NOUNS = {DRAFT_MODEL: "draft model", EAGLE: "draft head"}
 MOST_TOKENS = 127
 """The largest number of drafts with the largest block size."""
 
@@ -42,10 +40,10 @@ def speculation_problems(values: FlagValues) -> Iterator[str]:
 
 def _plain_problems(values: FlagValues) -> Iterator[str]:
     method, model = values["spec-method"], values["spec-model"]
-    if method in _WITH_MODEL and model is None:
-        yield f"--spec-method {method} needs --spec-model: the folder of the {_NOUNS[method]}, or org/name on a hub"
+    if method == DRAFT_MODEL and model is None:
+        yield "--spec-method draft_model needs --spec-model: the folder of the draft model, or org/name on a hub"
     if model is not None and method in (NGRAM, "none") and values.is_set("spec-method"):
-        yield f"--spec-model needs --spec-method draft_model or eagle, and it is {method}: remove one of them"
+        yield f"--spec-model needs --spec-method draft_model, and it is {method}: remove one of them"
     if values.is_set("spec-tokens") and model is None and method in (None, "none"):
         yield "--spec-tokens needs a method: add --spec-method ngram, or --spec-model"
 
@@ -63,14 +61,13 @@ def _config_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if key not in _KEYS:
             yield f"--speculative-config {key}: is not known here; the keys are {', '.join(_KEYS)}"
     method, model = _method_of(config), config.get("model")
-    if method not in _METHODS:
+    if method in REMOVED_METHODS:
+        yield f"--speculative-config method: {method} was removed: {REMOVED_METHODS[method]}"
+    elif method not in _METHODS:
         found = "missing" if method is None else method
-        yield (
-            f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup), "{DRAFT_MODEL}" and'
-            f' "{EAGLE}" (a head over hidden states, EAGLE-1)'
-        )
-    elif method in _WITH_MODEL and not (isinstance(model, str) and model.strip()):
-        yield f"--speculative-config model: is missing; name the folder of the {_NOUNS[method]}, or org/name on a hub"
+        yield (f'--speculative-config method: {found}; the methods are "{NGRAM}" (prompt lookup) and "{DRAFT_MODEL}"')
+    elif method == DRAFT_MODEL and not (isinstance(model, str) and model.strip()):
+        yield "--speculative-config model: is missing; name the folder of the draft model, or org/name on a hub"
     if not isinstance(config.get("required"), bool | None):
         yield f"--speculative-config required: {config['required']!r} is neither true nor false"
     for key in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
@@ -90,7 +87,7 @@ def speculation_options(values: FlagValues) -> SpeculationOptions | None:
         if method in (None, "none") and model is None:
             return None
         return SpeculationOptions(
-            method=EAGLE if method == EAGLE else DRAFT_MODEL if model is not None else NGRAM,
+            method=DRAFT_MODEL if model is not None else NGRAM,
             model=model,
             required=values["spec-required"] is not False,
             max_tokens=values["spec-tokens"] or _DEFAULTS.max_tokens,

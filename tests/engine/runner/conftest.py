@@ -1,6 +1,5 @@
 """Tiny random-weight models in Hugging Face layout, and engines that load them."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 from quire_parity.answering import Answering
-from quire_parity.cases import VOCABULARY, Case, save
+from quire_parity.cases import Case, save
 
 from quire_engine.config import (
     CacheOptions,
@@ -38,59 +37,6 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
             made[name] = tmp_path_factory.mktemp(family)
             save(Case(family=family, fields={"pad_token_id": None, **changes}), made[name])
         return made[name]
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_head(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a factory of random draft heads for the models of ``make_folder``, with changed config fields.
-
-    ``left_out`` tensors are missing; ``prefix`` is that of all names.
-    """
-
-    def make(*, left_out: tuple[str, ...] = (), prefix: str = "", **changes: Any) -> Path:
-        import torch
-        from safetensors.torch import save_file
-
-        config: dict[str, Any] = {
-            "architectures": ["EagleLlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "intermediate_size": 80,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 512,
-            "rms_norm_eps": 1e-6,
-            "hidden_act": "silu",
-            **changes,
-        }
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        kv = config["num_key_value_heads"] * (hidden // config["num_attention_heads"])
-        shapes = {"fc.weight": (hidden, 2 * hidden)}
-        for index in range(config["num_hidden_layers"]):
-            layer = {"q_proj": (hidden, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
-            layer = {f"self_attn.{name}": shape for name, shape in layer.items()} | {
-                "self_attn.o_proj": (hidden, hidden),
-                "mlp.gate_proj": (inner, hidden),
-                "mlp.up_proj": (inner, hidden),
-                "mlp.down_proj": (hidden, inner),
-                "post_attention_layernorm": (hidden,),
-                **({"input_layernorm": (hidden,)} if index else {}),
-            }
-            shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
-        generator = torch.Generator().manual_seed(5)
-        tensors = {
-            f"{prefix}{name}": torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)
-            for name, shape in shapes.items()
-            if name not in left_out
-        }
-        folder = tmp_path_factory.mktemp("head")
-        (folder / "config.json").write_text(json.dumps(config))
-        save_file(tensors, folder / "model.safetensors")
-        return folder
 
     return make
 

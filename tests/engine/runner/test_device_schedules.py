@@ -27,7 +27,6 @@ from quire_engine.core.sequence import Request
 from quire_engine.core.speculation.proposers import OpenProposer
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.engine import Engine
-from quire_engine.model.eagle import EagleHead
 from quire_engine.model.layers import ModelInputs
 from quire_engine.runner.device.accelerator import (
     Accelerator,
@@ -121,21 +120,6 @@ class ReadBackModel:
         return found + wrong * 3_001
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBackHead(EagleHead):
-    """A draft head that stores the own token of each pair's hidden state, so that it knows the text as the model."""
-
-    def __call__(self, inputs: ModelInputs, hidden: Tensor, caches: tuple[KVCache, ...]) -> Tensor:
-        """Return the expected hidden states [R, 2]."""
-        (group,), (cache,) = inputs.groups, caches
-        stored = torch.stack((hidden[:, 1], inputs.positions.float()), dim=1)
-        cache.values.view(-1, cache.values.shape[-1])[:, :2].index_copy_(0, group.slots, stored)
-        total = ReadBackModel().read(0, group.plan, inputs.positions, cache)
-        total += (inputs.token_ids + 1) * weight(inputs.positions + 1, 0)
-        expected = torch.stack((total % PRIME % VOCABULARY, inputs.token_ids), dim=1)
-        return wanted_rows(expected.float(), inputs.logits_rows)
-
-
 def default_sizes(max_rows: int, budget: int, *, verifies: bool) -> GraphSizes:
     """Return the sizes that a start captures by default."""
     return GraphSizes(
@@ -146,10 +130,7 @@ def default_sizes(max_rows: int, budget: int, *, verifies: bool) -> GraphSizes:
 def draft_of(world: "World") -> DeviceDraft | None:
     if world.drafter == "oracle":
         return None
-    target: Any = SimpleNamespace(embedding=torch.zeros((VOCABULARY, 2), device=DEVICE), logits=ReadBackModel().logits)
-    head = ReadBackHead(fuse=lambda x: x, layers=(), target=target)
-    model = ReadBackModel(wrong=world.wrong)
-    return DeviceDraft(model=head if world.drafter == "head" else model, layers=1, max_tokens=max(1, world.drafts))
+    return DeviceDraft(model=ReadBackModel(wrong=world.wrong), layers=1, max_tokens=max(1, world.drafts))
 
 
 @dataclass
@@ -204,7 +185,7 @@ class World:
     plain_steps: int = 0
     """The steps without drafts between two steps with drafts each; 0 has drafts in all steps."""
     drafter: str = "oracle"
-    """The source of drafts; for a draft model or head, there is one group of layers, and the last one is its own."""
+    """The source of drafts; for a draft model, there is one group of layers, and the last one is its own."""
     wrong: int = 0
     """See ``ReadBackModel``."""
 
@@ -393,7 +374,7 @@ worlds = st.builds(
     lambda world: st.builds(
         replace,
         st.just(world),
-        drafter=st.sampled_from(["oracle", "model", "model", "head"] if world.windows == (None,) else ["oracle"]),
+        drafter=st.sampled_from(["oracle", "model"] if world.windows == (None,) else ["oracle"]),
         graph_sizes=st.sampled_from(
             [world.graph_sizes, default_sizes(world.max_rows, world.budget, verifies=world.drafts > 0)]
         ),
@@ -410,9 +391,9 @@ def test_any_schedule_answers_as_alone(world: World, script: list[Any]) -> None:
     play.finish()
 
 
-@pytest.mark.parametrize("drafter", ["oracle", "model", "head"])
+@pytest.mark.parametrize("drafter", ["oracle", "model"])
 def test_steps_without_drafts_run_ahead_between_drafts(drafter: str) -> None:
-    """A draft model and a head that know the text stay right: they learn the tokens that were sampled meanwhile."""
+    """A draft model that knows the text stays right: it learns the tokens that were sampled meanwhile."""
     world = World(
         num_blocks=12,
         num_swap_blocks=0,
@@ -438,12 +419,12 @@ def test_steps_without_drafts_run_ahead_between_drafts(drafter: str) -> None:
     assert (counters.accepted_tokens == counters.draft_tokens) == (drafter != "oracle")
 
 
-@pytest.mark.parametrize("drafter", ["oracle", "model", "head"])
+@pytest.mark.parametrize("drafter", ["oracle", "model"])
 @pytest.mark.parametrize(
     "sizes", [GraphSizes(), GraphSizes(decode=(2, 3), mixed=(3, 8, 40))], ids=["eager", "captured"]
 )
 def test_accepted_drafts_save_steps(drafter: str, sizes: GraphSizes) -> None:
-    """A draft model and a head that know the text are always right, also in chunks of prompts; an oracle often."""
+    """A draft model that knows the text is always right, also in chunks of prompts; an oracle often."""
     counters = []
     for drafts in (0, 4):
         world = World(

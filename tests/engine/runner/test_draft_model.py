@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from adapter_support.folders import linear_shapes, make_adapter, of_kinds
 from fixed_trials import FixedTrials
 from quire_parity.answering import Answering
 from quire_parity.shapes import shape
+from safetensors.torch import save_file
 
 from quire_common.errors import FlagsError
 from quire_engine.config import AdapterOptions, SpeculationOptions
@@ -194,6 +196,45 @@ def test_error_for_missing_draft_model_names_its_own_flag(
         start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=tmp_path / "missing"))
     (problem,) = caught.value.problems
     assert problem.startswith("--spec-model ") and "is not a folder" in problem and "--model takes" not in problem
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "an EAGLE head"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "eagle"}, "an EAGLE head"),
+        ({"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3"}, "an EAGLE-3 head"),
+        ({"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"medusa_num_heads": 5, "model_type": "medusa"}, "Medusa heads"),
+        ({"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}, "an MLP speculator"),
+        (
+            {"architectures": ["DeepSeekMTPModel"], "model_type": "deepseek_mtp"},
+            "layers for multi-token prediction (MTP)",
+        ),
+    ],
+)
+def test_draft_heads_are_refused_by_name(
+    make_folder: Callable[..., Path], start: Callable[..., Any], tmp_path: Path, config: dict[str, Any], kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, **config}))
+    with pytest.raises(FlagsError) as caught:
+        start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=tmp_path))
+    (problem,) = caught.value.problems
+    assert f"{kind}, not a smaller model" in problem
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_eagle_heads_are_known_by_their_weights(
+    make_folder: Callable[..., Path], start: Callable[..., Any], tmp_path: Path, prefix: str
+) -> None:
+    """The first published heads have the config.json of a Llama model of one layer."""
+    head = tmp_path / "head"
+    shutil.copytree(make_folder(num_hidden_layers=1), head)
+    save_file({f"{prefix}fc.weight": torch.zeros(64, 128)}, head / "model.safetensors")
+    with pytest.raises(FlagsError) as caught:
+        start(make_folder(), speculation=SpeculationOptions(method="draft_model", model=head))
+    assert "it is an EAGLE head, not a smaller model" in caught.value.problems[0]
 
 
 @pytest.mark.parametrize("broken", ["vocabulary", "folder", "weights"])

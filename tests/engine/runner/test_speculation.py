@@ -112,17 +112,12 @@ def play(running: Any, requests: list[Any], *, cancelled: set[int], first_key: i
         ("llama", {"preemption_mode": "swap"}),
         ("mistral", {"sliding_window": 24}),
         ("llama", {"draft": True, "preemption_mode": "swap"}),
-        ("llama", {"head": True, "preemption_mode": "swap"}),
     ],
 )
 def test_1000_random_requests_answer_as_without_speculation(
-    make_folder: Callable[..., Path],
-    make_head: Callable[..., Path],
-    start: Callable[..., Any],
-    family: str,
-    changes: dict[str, Any],
+    make_folder: Callable[..., Path], start: Callable[..., Any], family: str, changes: dict[str, Any]
 ) -> None:
-    """Run 200 requests in each of six set-ups, all with preemption: 16 sequences in a cache of 26 blocks."""
+    """Run 200 requests in each of five set-ups, all with preemption: 16 sequences in a cache of 26 blocks."""
     fields = {"sliding_window": 24} if family == "mistral" else {}
     folder = make_folder(family, **fields)
     scheduler = SchedulerOptions(
@@ -147,13 +142,6 @@ def test_1000_random_requests_answer_as_without_speculation(
         speculation = SpeculationOptions(method="draft_model", model=folder, max_tokens=7)
         options["kv_cache_memory_bytes"] *= 2
         drafting = speculating(start, folder, speculation, **options)
-    elif changes.get("head"):
-        # A random head is right by chance, and its drafts are tried although they are not.
-        speculation = SpeculationOptions(method="eagle", model=make_head(), max_tokens=7)
-        options["kv_cache_memory_bytes"] = options["kv_cache_memory_bytes"] * 5 // 4
-        drafting = speculating(start, folder, speculation, **options)
-        chosen = drafting.engine._scheduler._speculation
-        chosen._choose = lambda candidates, mode, *, others: [len(candidate.proposal) for candidate in candidates]
     else:
         drafting = speculating(start, folder, **options)
     for running in (plain, drafting):
@@ -163,8 +151,8 @@ def test_1000_random_requests_answer_as_without_speculation(
     assert [drafting.logprobs.get(key) for key in kept] == [plain.logprobs.get(key) for key in kept]
     counters = drafting.engine.counters
     assert sum(counters.preemptions.values()) > 0
-    assert (0 if changes.get("head") else 160) < counters.accepted_tokens < counters.draft_tokens
-    assert changes.get("head") or counters.steps < plain.engine.counters.steps
+    assert 160 < counters.accepted_tokens < counters.draft_tokens
+    assert counters.steps < plain.engine.counters.steps
     assert {"penalties", "bad_words", "min_tokens"} <= set(counters.undrafted_sequences)
     assert drafting.engine.gauges().blocks_used == 0
 

@@ -1,8 +1,6 @@
 """Drafts on the device runner: verified in graphs of few tokens, with the tokens and logprobs that it has without."""
 
-import json
 import random
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -87,15 +85,11 @@ def engine_of(wanted: EngineConfig) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle"])
-def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> None:
-    """The draft model has the target's weights, and is always right; the head has random ones."""
-    target, head = tmp_path / "target", tmp_path / "head"
+def test_drafts_on_the_device_change_no_answer(tmp_path: Path) -> None:
+    """The draft model has the target's weights, and is always right."""
+    target = tmp_path / "target"
     cases.save(Case(family="llama", fields={"num_hidden_layers": 1}), target)
-    shutil.copytree(target, head)
-    config = json.loads((head / "config.json").read_text())
-    (head / "config.json").write_text(json.dumps({**config, "architectures": ["EagleLlamaForCausalLM"]}))
-    options = SpeculationOptions(method=method, model=head if method == "eagle" else target, max_tokens=2)
+    options = SpeculationOptions(method="draft_model", model=target, max_tokens=2)
     answers = []
     for speculation in (None, options):
         wanted = config_of(target, speculation)
@@ -110,7 +104,7 @@ def test_drafts_on_the_device_change_no_answer(method: Any, tmp_path: Path) -> N
         engine.close()
     assert answers[0] == answers[1]
     assert counters.draft_tokens >= 4
-    assert counters.accepted_tokens == counters.draft_tokens or method == "eagle"
+    assert counters.accepted_tokens == counters.draft_tokens
 
 
 def random_requests(count: int) -> list[tuple[list[int], SamplingParams]]:

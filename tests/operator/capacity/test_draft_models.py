@@ -16,7 +16,6 @@ from quire_operator.domain.capacity.fit import Fits, TooSmall
 from quire_operator.domain.capacity.model_config import ModelFacts
 from quire_operator.domain.capacity.remedies import remedies
 from quire_operator.domain.resource import HubSource, Spec
-from quire_operator.domain.resource.speculation import SpeculationMethod
 from quire_operator.domain.status.capacity_check import draft_hub_source, judge, replica_memory
 
 GIB = 2**30
@@ -56,20 +55,6 @@ def test_weights_and_layers_of_the_draft_are_counted() -> None:
     assert both.kv_bytes_per_token - alone.kv_bytes_per_token == 2 * 8 * 4 * 128 * 2
     assert len(both.kv_groups) == 1, "in the same group"
     assert both.without_draft == alone and alone.without_draft is None
-
-
-def test_head_counts_its_hidden_states_and_no_embeddings() -> None:
-    head = facts_of(TARGET, num_hidden_layers=1)
-    spec = spec_of()
-    assert spec.engine.speculation is not None
-    eagle = replace(spec.engine.speculation, method=SpeculationMethod.EAGLE, max_tokens=100)
-    spec = replace(spec, engine=replace(spec.engine, speculation=eagle, max_sequences=16))
-    needs, _ = measured(replace(head, counted=False), spec)
-    layer = 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336 + 3 * 4096
-    assert needs.draft_bytes == 2 * (layer + 2 * 4096**2) + 16 * 101 * 4096 * 2
-    assert measured(replace(head, parameters=5), spec)[0].draft_bytes == 2 * 5 + 16 * 101 * 4096 * 2
-    (problem,) = draft_problems(spec, facts_of(TARGET).config, facts_of(TARGET, hidden_size=2048).config)
-    assert "2,048 numbers, and the model's have 4,096" in problem
 
 
 def test_int8_counts_for_both_models() -> None:

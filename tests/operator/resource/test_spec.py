@@ -202,7 +202,9 @@ def test_sources(text: str, source: object) -> None:
     assert parsed({"model": {"source": str(read)}}).model.source == source  # the source that pods download
 
 
-@pytest.mark.parametrize("speculation", [{"method": "NGram"}, {"method": "Eagle", "draft": {"source": "hf://a/b"}}])
+@pytest.mark.parametrize(
+    "speculation", [{"method": "NGram"}, {"method": "DraftModel", "draft": {"source": "hf://a/b"}}]
+)
 def test_gpu_replicas_speculate(speculation: dict[str, object]) -> None:
     resources = {"limits": {"nvidia.com/gpu": "1"}}
     spec = parsed({"engine": {"speculation": speculation}, "resources": resources})
@@ -253,15 +255,18 @@ def test_existing_claim_can_be_the_cache() -> None:
         (engine(speculation={}), "engine.speculation.method: is required"),
         (speculating(method="ngram"), "did you mean NGram?"),
         (speculating(method="NGram", maxTokens=16), "engine.speculation.maxTokens: must be less than blockSize"),
-        (speculating(method="DraftModel"), "engine.speculation.draft: is required with methods DraftModel and Eagle"),
-        (speculating(method="Eagle"), "engine.speculation.draft: is required with methods DraftModel and Eagle"),
+        (speculating(method="DraftModel"), "engine.speculation.draft: is required with method DraftModel"),
+        (
+            speculating(method="Eagle", draft={"source": "hf://a/b"}),
+            "engine.speculation.method: Eagle was removed: set method to DraftModel with a smaller model",
+        ),
         (
             speculating(method="NGram", draft={"source": "hf://a/b"}),
-            "engine.speculation.draft: applies only to methods DraftModel and Eagle",
+            "engine.speculation.draft: applies only to method DraftModel",
         ),
         (
             speculating(method="NGram", required=False),
-            "engine.speculation.required: applies only to methods DraftModel and Eagle",
+            "engine.speculation.required: applies only to method DraftModel",
         ),
         (speculating(method="DraftModel", draft={}), "engine.speculation.draft.source: is required"),
         (speculating(method="DraftModel", draft={"source": "a/b"}), "engine.speculation.draft.source: must be"),

@@ -187,10 +187,11 @@ class Number:
 class Choice:
     """One of several words; ``integer`` reads them as numbers, and ``values`` maps each word to its meaning.
 
-    ``metavar`` replaces a list of words that is too long for the help's first column.
+    ``metavar`` replaces a list of words that is too long for the help's first column. ``removed`` words of earlier
+    versions are refused with what to use instead.
     """
 
-    __slots__ = ("integer", "metavar", "options", "values")
+    __slots__ = ("integer", "metavar", "options", "removed", "values")
 
     def __init__(
         self,
@@ -198,8 +199,10 @@ class Choice:
         integer: bool = False,
         values: Mapping[str, Any] | None = None,
         metavar: str | None = None,
+        removed: Mapping[str, str] | None = None,
     ) -> None:
         self.options = tuple(values) if values is not None else options
+        self.removed = removed or {}
         self.integer, self.values = integer, values
         self.metavar = metavar or "{" + ",".join(self.options) + "}"
 
@@ -208,6 +211,8 @@ class Choice:
         return f"one of {', '.join(self.options)}"
 
     def parse(self, text: str) -> Any:
+        if text in self.removed:
+            raise ValueError(f"{text} was removed: {self.removed[text]}")
         if text not in self.options:
             raise ValueError
         if self.values is not None:

@@ -326,7 +326,7 @@ def _build_layer(
     experts = _experts(config, index)
     names = _layer_norms(traits)
     return DecoderLayer(
-        attention_norm=None if traits.bare_first_layer and index == 0 else norm(names.attention),
+        attention_norm=norm(names.attention),
         attention=Attention(
             qkv=linear("self_attn", ("qkv_proj",) if traits.fused else _QKV),
             out=summed("self_attn", "o_proj"),

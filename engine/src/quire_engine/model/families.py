@@ -43,8 +43,6 @@ class Traits:
     """The feed-forward layers' gate uses gelu (with tanh), else silu."""
     experts: ExpertNames | None = None
     """The names of experts, for layers that have them."""
-    bare_first_layer: bool = False
-    """The input of the first layer's attention is not normalized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -182,8 +182,7 @@ class SparseMlp:
 class DecoderLayer:
     """A decoder layer. The ``out`` norms, if a family has them, apply before the addition to the residual stream."""
 
-    attention_norm: Norm | None
-    """None for a first layer whose attention reads its input as it is."""
+    attention_norm: Norm
     attention: Attention
     attention_out_norm: Norm | None
     mlp_norm: Norm
@@ -362,8 +361,6 @@ def _run_last(
 
 
 def _attention_input(layer: DecoderLayer, addend: Tensor | None, residual: Tensor) -> Activations:
-    if layer.attention_norm is None:
-        return residual
     return _normalise_for(layer.attention.qkv, addend, residual, layer.attention_norm)
 
 

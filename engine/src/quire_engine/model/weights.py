@@ -281,13 +281,18 @@ def check_tensors(
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the tensors to read. Raise ModelFolderError that names missing, misshapen and unexpected ones."""
     expected = family.tensor_shapes(config, found.keys())
-    compare_tensors(
-        expected,
-        found,
-        is_ignorable=lambda name: family.is_ignorable(config, name) or is_kv_scale(name),
-        architecture=config.architecture,
-        where=where,
-    )
+    problems = [f"tensor {name} is missing" for name in expected if name not in found]
+    problems += [
+        f"tensor {name} has shape {list(found[name])}; config.json requires {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    problems += [
+        f"tensor {name} is unexpected for {config.architecture}"
+        for name in found
+        if name not in expected and not family.is_ignorable(config, name) and not is_kv_scale(name)
+    ]
+    refuse_tensors(where, problems)
     return expected
 
 
@@ -303,29 +308,6 @@ def are_equal(source: TensorSource, first: str, second: str, dtype: torch.dtype)
         if not torch.equal(one, other):
             return False
     return True
-
-
-def compare_tensors(
-    expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
-    *,
-    is_ignorable: Callable[[str], bool],
-    architecture: str,
-    where: str,
-) -> None:
-    """Raise ModelFolderError that names missing, misshapen and unexpected tensors of a checkpoint."""
-    problems = [f"tensor {name} is missing" for name in expected if name not in found]
-    problems += [
-        f"tensor {name} has shape {list(found[name])}; config.json requires {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    problems += [
-        f"tensor {name} is unexpected for {architecture}"
-        for name in found
-        if name not in expected and not is_ignorable(name)
-    ]
-    refuse_tensors(where, problems)
 
 
 def refuse_tensors(where: str, problems: list[str]) -> None:

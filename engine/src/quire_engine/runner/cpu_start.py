@@ -10,7 +10,7 @@ from quire_engine.core.ports import Runner
 from quire_engine.runner.arithmetic import Arithmetic
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
 from quire_engine.runner.cpu_runner import CpuParts, StageRunner
-from quire_engine.runner.draft_model import Drafter
+from quire_engine.runner.draft_model import DraftModel
 from quire_engine.runner.kv_cache import allocate, make_layout
 from quire_engine.runner.memory import AvailableMemory, available_memory
 from quire_engine.runner.model_runner import ModelRunner
@@ -116,11 +116,16 @@ def _make_runner(
 
 def _make_drafter(
     model: ModelInMemory, caches: tuple[KVCache, ...], layout: KVCacheLayout, size: CacheSize
-) -> Drafter | None:
+) -> DraftModel | None:
     if model.draft is None:
         return None
-    own = caches[model.shape.num_layers :]
-    return model.draft.make_drafter(own, layout, max_rows=model.demand.max_sequences, max_model_len=size.max_model_len)
+    return DraftModel(
+        model.draft.model,
+        caches[model.shape.num_layers :],
+        layout,
+        max_rows=model.demand.max_sequences,
+        max_model_len=size.max_model_len,
+    )
 
 
 def make_threads(threads: int, shared_from: SharedFrom) -> ThreadChooser:

@@ -12,22 +12,18 @@ With Triton's interpreter the same runner works on CPU tensors: see ``device.acc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_engine.core.batch import Batch, TokenMasks
-from quire_engine.model.eagle import EagleHead
 from quire_engine.model.family import CausalLM
 from quire_engine.runner.adapter_store import RunnerAdapters
-from quire_engine.runner.device.draft_model import DeviceDraftModel
-from quire_engine.runner.device.drafting import DeviceDrafter, Drafting, Proposed, pass_tokens
-from quire_engine.runner.device.eagle import DeviceEagle, place_head
+from quire_engine.runner.device.draft_model import DeviceDraftModel, Proposed, pass_tokens
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.graphs import GraphSizes
-from quire_engine.runner.device.passes import PassResult, StagedPass
+from quire_engine.runner.device.passes import StagedPass
 from quire_engine.runner.device.pending import GpuClock, PassMarks, PendingStep
 from quire_engine.runner.device.reports import PromptReport, stage_prompt_report
 from quire_engine.runner.device.sampler import DeviceDraw, DeviceSampler, DrawPlan
@@ -48,9 +44,9 @@ _FULL_IN_CAPTURE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDraft:
-    """A draft model or a draft head for the device runner, whose caches are the last ``layers``."""
+    """A draft model for the device runner, whose caches are the last ``layers``."""
 
-    model: CausalLM | EagleHead
+    model: CausalLM
     layers: int
     max_tokens: int
     """The most drafts of a sequence."""
@@ -78,26 +74,21 @@ class DeviceRunner(DeviceSteps):
             max_rows=parts.max_rows, most_draws=parts.most_draws, vocab_size=vocab_size, device=parts.device
         )
         own = len(parts.caches)
-        self._drafter: DeviceDrafter | None = None
+        self._drafter: DeviceDraftModel | None = None
         if draft is not None:
             own -= draft.layers
             self._drafter = self._make_drafter(draft, parts.caches[own:], graph_sizes)
-        self._passes = self._make_passes(
-            parts.caches[:own],
-            graph_sizes,
-            adapter_slots=self._adapter_slots,
-            all_hidden=self._drafter is not None and self._drafter.reads_hidden,
-        )
+        self._passes = self._make_passes(parts.caches[:own], graph_sizes, adapter_slots=self._adapter_slots)
         self._clock = GpuClock()
 
-    def _make_drafter(self, draft: DeviceDraft, caches: tuple[KVCache, ...], graph_sizes: GraphSizes) -> DeviceDrafter:
-        """Return the source of drafts."""
-        parts, layout = self._parts, self._layout
-        placed = place_head(draft.model, pass_tokens(parts.max_tokens)) if isinstance(draft.model, EagleHead) else None
-        drafting = Drafting(
-            cast("CausalLM", draft.model) if placed is None else placed,
+    def _make_drafter(
+        self, draft: DeviceDraft, caches: tuple[KVCache, ...], graph_sizes: GraphSizes
+    ) -> DeviceDraftModel:
+        parts = self._parts
+        return DeviceDraftModel(
+            draft.model,
             caches,
-            layout,
+            self._layout,
             accelerator=self._accelerator,
             workspace=self._workspace,
             sampler=self._sampler,
@@ -107,9 +98,6 @@ class DeviceRunner(DeviceSteps):
             max_drafts=draft.max_tokens,
             graph_sizes=graph_sizes,
         )
-        if placed is None:
-            return DeviceDraftModel(drafting)
-        return DeviceEagle(drafting, placed, self._accelerator, max_rows=parts.max_rows, max_drafts=draft.max_tokens)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> "IssuedForward":
@@ -150,21 +138,15 @@ class DeviceRunner(DeviceSteps):
         if self._drafter is not None:
             proposed = self._drafter.propose(batch, self._rows.host.tables[0], issued.staged.inputs.token_ids)
         drafted = started if self._drafter is None else self._accelerator.mark()
-        result = self._passes.run(issued.staged)
-        ran = observed = self._accelerator.mark()
-        if self._drafter is not None and self._drafter.reads_hidden:
-            assert result.hidden is not None, "heads are refused for other models"
-            places = issued.staged.hidden_places
-            self._drafter.observe(batch, self._rows.host.tables[0], result.hidden, places)
-            observed = self._accelerator.mark()
+        logits = self._passes.run(issued.staged)
         return IssuedForward(
             runner=self,
             batch=batch,
             issued=issued,
-            result=result,
+            logits=logits,
             proposed=proposed,
             copies=copies,
-            marks=PassMarks(started=started, drafted=drafted, ran=ran, observed=observed),
+            marks=PassMarks(started=started, drafted=drafted, ran=self._accelerator.mark()),
             prepare_seconds=prepared - began,
         )
 
@@ -175,7 +157,7 @@ class DeviceRunner(DeviceSteps):
             return self._sample(forward, masks)
 
     def _sample(self, forward: "IssuedForward", masks: TokenMasks | None) -> PendingStep:
-        issued, logits = forward.issued, forward.result.logits
+        issued, logits = forward.issued, forward.logits
         prompts = None
         if issued.prompts is not None:
             prompts = issued.prompts.launch(logits).download(self._accelerator)
@@ -213,7 +195,6 @@ class DeviceRunner(DeviceSteps):
             draws,
             transfer,
             adapted=group_tokens(self._rows.slot_of_row[columns.token_rows]) if self._adapter_slots else None,
-            all_hidden=self._drafter is not None and self._drafter.wants_all(batch),
         )
         draw = self._sampler.stage(batch, draws.rows, transfer)
         prompts = stage_prompt_report(batch, wanted.reported, transfer)
@@ -257,7 +238,7 @@ class IssuedForward:
     runner: DeviceRunner
     batch: Batch
     issued: _Issued
-    result: PassResult
+    logits: Tensor  # [R, V]
     proposed: Proposed | None
     copies: list[TimedCopy]
     marks: PassMarks

@@ -19,7 +19,7 @@ from quire_engine.core.plan import MAX_PROMPT_LOGPROBS_POSITIONS
 from quire_engine.core.ports import Runner
 from quire_engine.model.kv_scales import set_kv_scales
 from quire_engine.runner.cache_size import CacheSize, CacheTooSmall, size_cache
-from quire_engine.runner.device.drafting import draft_graph_sizes
+from quire_engine.runner.device.draft_model import draft_graph_sizes
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device.graphs import GraphSizes, default_decode_sizes, default_mixed_sizes
 from quire_engine.runner.device_budget import DeviceUse, graphs_bytes, size_device_cache
@@ -293,7 +293,7 @@ def _verify_once(
 
 
 def _num_graphs(model: ModelInMemory, sizes: GraphSizes) -> int:
-    """Return the number of graphs, those of a draft model or head included."""
+    """Return the number of graphs, those of a draft model included."""
     drafting = 0 if model.draft is None else len(draft_graph_sizes(sizes).in_order())
     return len(sizes.in_order()) + drafting
 

@@ -70,12 +70,7 @@ class DeviceSteps:
         )
 
     def _make_passes(
-        self,
-        caches: tuple[KVCache, ...],
-        graph_sizes: GraphSizes,
-        *,
-        adapter_slots: int = 0,
-        all_hidden: bool = False,
+        self, caches: tuple[KVCache, ...], graph_sizes: GraphSizes, *, adapter_slots: int = 0
     ) -> DevicePasses:
         """Return the passes of the model over its ``caches``; see ``PassSizes``."""
         parts = self._parts
@@ -92,7 +87,6 @@ class DeviceSteps:
                 logits=parts.most_draws,
                 draws=parts.most_draws,
                 adapter_slots=adapter_slots,
-                all_hidden=all_hidden,
             ),
             graph_sizes=graph_sizes,
             in_flight=parts.in_flight,

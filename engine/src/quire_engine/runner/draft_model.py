@@ -9,7 +9,6 @@ What it computes decides only which tokens are proposed: stale keys and values c
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -30,28 +29,8 @@ _LOGITS_OF_ALL = 2
 """
 
 
-class Drafter(Protocol):
-    """The runner's source of drafts."""
-
-    @property
-    def recorded(self) -> int:
-        """The number of its steps that were recorded; see ``model.recordings``."""
-        ...
-
-    def record(self, layout: KVCacheLayout, threads: ThreadChooser) -> None:
-        """Record the passes that can be recorded ahead, so that none takes longer when it first occurs."""
-        ...
-
-    def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
-        """Return the batch with drafts in place of the tokens that it leaves open, before the target runs.
-
-        ``table`` [rows, M] are the block tables, which include the batch.
-        """
-        ...
-
-
 class DraftModel:
-    """A ``Drafter`` that is a model of its own."""
+    """The runner's source of drafts."""
 
     def __init__(
         self, model: CausalLM, caches: tuple[KVCache, ...], layout: KVCacheLayout, *, max_rows: int, max_model_len: int
@@ -61,10 +40,11 @@ class DraftModel:
 
     @property
     def recorded(self) -> int:
+        """The number of its steps that were recorded; see ``model.recordings``."""
         return recorded_steps(self._model)
 
     def record(self, layout: KVCacheLayout, threads: ThreadChooser) -> None:
-        """See ``Drafter``."""
+        """Record the passes that can be recorded ahead, so that none takes longer when it first occurs."""
         if not isinstance(self._model, DecoderStack):
             return
         for tokens in range(min(MOST_RECORDED_TOKENS, _LOGITS_OF_ALL * self._max_rows), 0, -1):
@@ -75,7 +55,10 @@ class DraftModel:
                     self._model.record_guesses(inputs, self._caches)
 
     def propose(self, batch: Batch, table: np.ndarray, sampler: Sampler) -> Batch:
-        """See ``Drafter``; this also computes the batch's prompts."""
+        """Return the batch with drafts in place of the tokens that it leaves open, before the target runs.
+
+        This also computes the batch's prompts. ``table`` [rows, M] are the block tables, which include the batch.
+        """
         if self._rows.skip(batch):
             return batch
         columns = self._rows.begin(batch, table)

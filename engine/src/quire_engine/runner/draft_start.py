@@ -1,62 +1,50 @@
-"""The draft model or head at start-up: whether it suits a target, its weights, and the layers of both together."""
+"""The draft model at start-up: whether it suits a target, its weights, and the layers of both together."""
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, Final
 
 from quire_common.errors import FlagsError
-from quire_engine.config import EngineConfig, SpeculationOptions
-from quire_engine.core.kv_layout import KVCacheLayout
+from quire_engine.config import EngineConfig
 from quire_engine.errors import ModelFolderError
-from quire_engine.model.candidate import BuildOptions, BuiltModel, Candidate
-from quire_engine.model.eagle import EagleHead, HeadCandidate, find_head, head_problems, is_head, unsupported_head
+from quire_engine.model.candidate import BuildOptions, Candidate
 from quire_engine.model.family import CausalLM
-from quire_engine.model.layers import DecoderStack
 from quire_engine.model.loader import find_candidate
 from quire_engine.model.shape import ModelShape
-from quire_engine.runner.draft_model import Drafter, DraftModel
-from quire_engine.runner.eagle_drafts import EagleDrafts, kept_bytes
-from quire_kernels.kv_cache import KVCache
+from quire_engine.model.weights import open_checkpoint
+from quire_engine.model_folder import read_config
 
 _log = logging.getLogger(__name__)
 
-DraftCandidate = Candidate | HeadCandidate
+_HEADS: Final[Mapping[str, str]] = {
+    "eagle3": "an EAGLE-3 head",
+    "eagle": "an EAGLE head",
+    "medusa": "Medusa heads",
+    "mlpspeculator": "an MLP speculator",
+    "mtp": "layers for multi-token prediction (MTP)",
+}
+"""The kinds of published draft heads, which read a target's hidden states, by a part of their architecture or model
+type without separators."""
+_FUSES = ("fc.weight", "model.fc.weight")
+"""The tensor of EAGLE heads that joins hidden states and embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A draft model or a draft head in memory."""
+    """A draft model in memory."""
 
-    model: CausalLM | EagleHead
+    model: CausalLM
     weight_bytes: int
     shape: ModelShape
     max_tokens: int
     """The most drafts of a sequence in a step."""
-    state_bytes: int = 0
-    """The memory of what is kept of each row."""
-    pass_bytes: int
-    """The bytes of all weights that one pass reads."""
-
-    def make_drafter(
-        self, caches: tuple[KVCache, ...], layout: KVCacheLayout, *, max_rows: int, max_model_len: int
-    ) -> Drafter:
-        """Return the runner's source of drafts; ``caches`` are those of its own layers."""
-        if isinstance(self.model, EagleHead):
-            return EagleDrafts(
-                self.model,
-                caches,
-                layout,
-                max_rows=max_rows,
-                max_model_len=max_model_len,
-                max_drafts=self.max_tokens,
-            )
-        return DraftModel(self.model, caches, layout, max_rows=max_rows, max_model_len=max_model_len)
 
 
-def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> DraftCandidate | None:
-    """Return the draft model or head that the options name, for sequences of at most ``longest`` tokens.
+def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> Candidate | None:
+    """Return the draft model that the options name, for sequences of at most ``longest`` tokens.
 
     Return None without one, or if it cannot be used and is not required. Raise FlagsError if it is.
     """
@@ -64,18 +52,10 @@ def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> Draf
     if options is None or options.model is None:
         return None
     try:
-        found: DraftCandidate
-        if options.method == "eagle":
-            found = find_head(options.model)
-            problems = head_problems(target, found.shape)
-        elif is_head(options.model):
-            raise ModelFolderError("it is a draft head, not a model: use --spec-method eagle")
-        elif (kind := unsupported_head(options.model)) is not None:
-            raise ModelFolderError(f"it is {kind}, not a model; heads of this kind are not supported")
-        else:
-            found = find_candidate(options.model, impl="native", trust_remote_code=False)
-            problems = []
-        problems = [*draft_problems(target.shape, found.shape, longest=longest), *problems]
+        if (kind := head_kind(options.model)) is not None:
+            raise ModelFolderError(f"it is {kind}, not a smaller model with the same tokenizer")
+        found = find_candidate(options.model, impl="native", trust_remote_code=False)
+        problems = draft_problems(target.shape, found.shape, longest=longest)
         if not problems and not same_tokens(config.text.tokenizer or config.model.path, options.model):
             problems = ["its tokenizer gives texts other token ids than the target's"]
     except ModelFolderError as error:
@@ -88,6 +68,22 @@ def find_draft(config: EngineConfig, target: Candidate, *, longest: int) -> Draf
         raise FlagsError([f"{message}. {remedy}"])
     _log.warning("serves without speculation: %s", message)
     return None
+
+
+def head_kind(folder: Path) -> str | None:
+    """Return the kind of draft head in a folder; None if it contains a model."""
+    raw: Mapping[str, Any] = read_config(folder)
+    named = raw.get("architectures")
+    names = [*(named if isinstance(named, list) else ()), raw.get("model_type"), raw.get("speculators_model_type")]
+    plain = [name.lower().replace("_", "").replace("-", "") for name in names if isinstance(name, str)]
+    for part, kind in _HEADS.items():
+        if any(part in name for name in plain):
+            return kind
+    # Some heads have the architecture of their layers. Only EAGLE-3 heads have a vocabulary of their own.
+    if "draft_vocab_size" in raw:
+        return _HEADS["eagle3"]
+    has_weights = any(folder.glob("*.safetensors"))
+    return _HEADS["eagle"] if has_weights and not set(_FUSES).isdisjoint(open_checkpoint(folder).shapes()) else None
 
 
 def draft_problems(target: ModelShape, draft: ModelShape, *, longest: int) -> list[str]:
@@ -123,16 +119,12 @@ def _token_ids(path: Path) -> object:
         raise ModelFolderError(f"{path} is not a tokenizer: {error}") from error
 
 
-def build_draft(
-    config: EngineConfig, candidate: DraftCandidate | None, options: BuildOptions, target: BuiltModel
-) -> Draft | None:
-    """Read the weights of the draft model or head; return None if that fails and it is not required."""
+def build_draft(config: EngineConfig, candidate: Candidate | None, options: BuildOptions) -> Draft | None:
+    """Read the weights of the draft model; return None if that fails and it is not required."""
     speculation = config.speculation
     if candidate is None or speculation is None:
         return None
     try:
-        if isinstance(candidate, HeadCandidate):
-            return _build_head(config, speculation, candidate, options, target)
         built = candidate.build(options)
     except ModelFolderError as error:
         if speculation.required:
@@ -142,34 +134,8 @@ def build_draft(
     return Draft(
         model=built.model,
         weight_bytes=built.weight_bytes,
-        pass_bytes=built.weight_bytes,
         shape=candidate.shape,
         max_tokens=speculation.max_tokens,
-    )
-
-
-def _build_head(
-    config: EngineConfig,
-    speculation: SpeculationOptions,
-    candidate: HeadCandidate,
-    options: BuildOptions,
-    target: BuiltModel,
-) -> Draft:
-    built = candidate.build(options, cast("DecoderStack", target.model))
-    shape = candidate.shape
-    lm_head_bytes = shape.vocab_size * shape.hidden_size * options.backend.bytes_per_weight
-    return Draft(
-        model=built.head,
-        weight_bytes=built.weight_bytes,
-        pass_bytes=built.weight_bytes + lm_head_bytes,
-        shape=shape,
-        max_tokens=speculation.max_tokens,
-        state_bytes=kept_bytes(
-            max_rows=config.scheduler.max_num_seqs,
-            max_drafts=speculation.max_tokens,
-            hidden_size=shape.hidden_size,
-            dtype=options.dtype,
-        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The tokens of each row for a draft model or a draft head, and which of their keys and values it has stored.
+"""The tokens of each row for a draft model, and which of their keys and values it has stored.
 
 A draft model's layers share blocks with the target's, but it does not compute all tokens that the target computes: it
 skips prompts while drafts do not pay, and tokens of sequences without drafts. A block remembers how many of its first

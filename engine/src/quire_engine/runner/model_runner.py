@@ -5,17 +5,15 @@
 """
 
 import time
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenMasks
-from quire_engine.model.layers import MOST_RECORDED_TOKENS, DecoderStack, ModelInputs, recorded_steps
+from quire_engine.model.layers import MOST_RECORDED_TOKENS, DecoderStack, recorded_steps
 from quire_engine.runner.cpu_runner import CpuParts, CpuRunner
-from quire_engine.runner.draft_model import Drafter
-from quire_engine.runner.eagle_drafts import EagleDrafts, HiddenRows
+from quire_engine.runner.draft_model import DraftModel
 from quire_engine.runner.inputs import blank_inputs
 from quire_engine.runner.logprobs import LogitsRows, logits_rows, report_prompts
 from quire_engine.runner.sampler import NOTHING_DRAWN, Drawn, Sampler
@@ -34,7 +32,7 @@ class FinishedStep:
 
 class ModelRunner(CpuRunner):
     def __init__(
-        self, parts: CpuParts, *, vocab_size: int, drafter: Drafter | None = None, draft_layers: int = 0
+        self, parts: CpuParts, *, vocab_size: int, drafter: DraftModel | None = None, draft_layers: int = 0
     ) -> None:
         """Create the runner. The caches are those of the model's layers, then of the ``drafter``'s ``draft_layers``."""
         super().__init__(parts)
@@ -42,7 +40,6 @@ class ModelRunner(CpuRunner):
         self._caches = parts.caches[: len(parts.caches) - draft_layers]
         self._sampler = Sampler(max_rows=parts.max_rows, vocab_size=vocab_size)
         self._drafter = drafter
-        self._head = drafter if isinstance(drafter, EagleDrafts) else None
 
     @torch.inference_mode()
     def record(self, *, most_drafts: int) -> None:
@@ -52,7 +49,7 @@ class ModelRunner(CpuRunner):
         largest size is first, so that all use its memory.
         """
         parts, model = self._parts, self._model
-        if isinstance(model, DecoderStack) and self._head is None:
+        if isinstance(model, DecoderStack):
             for tokens in range(min(MOST_RECORDED_TOKENS, parts.max_rows * (1 + most_drafts)), 0, -1):
                 for _ in parts.threads.possible(tokens):
                     inputs = blank_inputs(parts.layout, tokens, deterministic=parts.deterministic)
@@ -77,22 +74,15 @@ class ModelRunner(CpuRunner):
         wanted = logits_rows(batch)
         inputs = self._inputs(batch, wanted.rows)
         prepared = time.perf_counter()
-        hidden = None
-        if self._head is None:
-            logits = self._model(inputs, self._caches)  # [R, V]
-        else:
-            logits, hidden = self._run_for_head(self._head, batch, inputs, wanted)
+        logits = self._model(inputs, self._caches)  # [R, V]
         ran = time.perf_counter()
-        if self._head is not None and hidden is not None:
-            self._head.observe(batch, self._rows.tables[0], hidden)
-        observed = time.perf_counter()
         return ComputedLogits(
             runner=self,
             batch=batch,
             wanted=wanted,
             logits=logits,
             prepare_seconds=prepared - drafted + drafting - began,
-            draft_seconds=drafted - drafting + observed - ran,
+            draft_seconds=drafted - drafting,
             run_seconds=ran - prepared,
             swap_seconds=began - arrived,
             is_first=self._recorded() > recorded,
@@ -101,19 +91,6 @@ class ModelRunner(CpuRunner):
     def _recorded(self) -> int:
         """Return the number of steps of the model and of the drafter that were recorded."""
         return recorded_steps(self._model) + (0 if self._drafter is None else self._drafter.recorded)
-
-    def _run_for_head(
-        self, head: EagleDrafts, batch: Batch, inputs: ModelInputs, wanted: LogitsRows
-    ) -> tuple[torch.Tensor, HiddenRows]:
-        """Return the logits [R, V] of a step, and the hidden states that a draft head reads."""
-        model = cast("DecoderStack", self._model)
-        if head.wants_all(batch):
-            every = np.arange(batch.num_tokens)
-            states = model.hidden_states(replace(inputs, logits_rows=torch.from_numpy(every)), self._caches)  # [T, H]
-            return model.logits(states.index_select(0, inputs.logits_rows)), HiddenRows(states=states, places=every)
-        states = model.hidden_states(inputs, self._caches)  # [R, H]
-        sampled = states if not batch.prompt_logprobs else states[torch.from_numpy(wanted.sampled)]
-        return model.logits(states), HiddenRows(states=sampled, places=wanted.rows[wanted.sampled])
 
     def draw(self, batch: Batch, logits: torch.Tensor, masks: TokenMasks | None) -> tuple[Drawn, list[int] | None]:
         """Sample from ``logits`` [R, V] for each sequence that samples, and return its number of tokens.

@@ -25,7 +25,7 @@ class ModelInMemory:
     demand: CacheDemand
     adapters: RunnerAdapters | None = None
     reserved_bytes: int = 0
-    """Host memory that is left to adapters which are not loaded yet, and to the states of a draft head."""
+    """Host memory that is left to adapters which are not loaded yet."""
     draft: Draft | None = None
 
     @property

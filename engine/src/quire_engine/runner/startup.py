@@ -37,7 +37,7 @@ from quire_engine.runner.arithmetic import (
 from quire_engine.runner.cache_size import CacheDemand
 from quire_engine.runner.device.faults import device_faults
 from quire_engine.runner.device_search import Place, find_place
-from quire_engine.runner.draft_start import Draft, DraftCandidate, build_draft, find_draft, with_draft_layers
+from quire_engine.runner.draft_start import Draft, build_draft, find_draft, with_draft_layers
 from quire_engine.runner.kv_cache import cache_groups, largest_groups
 from quire_engine.runner.memory import available_memory
 from quire_engine.runner.profiling import device_memory
@@ -86,7 +86,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
         _log.info("keys and values are stored in fp8 (e4m3) with %s", scales_in_words(built.kv_scales))
     other_bytes = 0 if group is None else group.await_loaded()
     started_adapters = start_adapters(config.adapters, candidate, built, dtype, place.device)
-    drafting = build_draft(config, draft, build_options(config, place.device, dtype, backend), started_adapters.built)
+    drafting = build_draft(config, draft, build_options(config, place.device, dtype, backend))
     model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, drafting)
     start: Callable[[ModelInMemory], WarmRunner]
     if runs_triton(place.device.type):
@@ -104,7 +104,7 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     except FlagsError as error:
         if drafting is None or config.speculation is None or config.speculation.required:
             raise
-        _log.warning("serves without speculation, because with the draft model or head, %s", "; ".join(error.problems))
+        _log.warning("serves without speculation, because with the draft model, %s", "; ".join(error.problems))
         drafting = None  # the next assignment frees its weights
         model = in_memory(config, candidate, place.device, dtype, cache_dtype, started_adapters, None)
     warm = warmed or start(model)
@@ -121,8 +121,8 @@ def _load(config: EngineConfig, import_seconds: float, on_failure: contextlib.Ex
     return _loaded(config, model, warm, arithmetic, other_bytes, phases)
 
 
-def _find_models(config: EngineConfig, place: Place) -> tuple[Candidate, DraftCandidate | None]:
-    """Return the model, as this rank's part of it, and the draft model or head. Raise FlagsError or StartError."""
+def _find_models(config: EngineConfig, place: Place) -> tuple[Candidate, Candidate | None]:
+    """Return the model, as this rank's part of it, and the draft model. Raise FlagsError or StartError."""
     options, parallel = config.model, config.parallel
     candidate = find_candidate(
         options.path,
@@ -229,7 +229,7 @@ def _seconds_per_draft(model: ModelInMemory, costs: StepCosts) -> float | None:
     """Return an estimate until steps were measured: a pass of the draft model costs by the weights that it reads."""
     if model.draft is None:
         return None
-    return costs.fixed * min(1.0, max(0.1, model.draft.pass_bytes / model.built.weight_bytes))
+    return costs.fixed * min(1.0, max(0.1, model.draft.weight_bytes / model.built.weight_bytes))
 
 
 def build_options(
@@ -294,7 +294,7 @@ def in_memory(
             max_batched_tokens=config.scheduler.max_num_batched_tokens,
         ),
         adapters=started.adapters,
-        reserved_bytes=started.host_bytes + (0 if draft is None else draft.state_bytes),
+        reserved_bytes=started.host_bytes,
     )
 
 

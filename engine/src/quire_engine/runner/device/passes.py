@@ -1,6 +1,6 @@
 """The passes of one model on the device: their inputs, and their captured graphs.
 
-A step is a pass of the target; a draft model or a draft head has further ones in the same step. ``stage`` writes and
+A step is a pass of the target; a draft model has further ones in the same step. ``stage`` writes and
 uploads the inputs of a pass, ``run`` replays the graph that it fits into, or launches it kernel by kernel.
 
 Legend: T tokens, R wanted rows of logits, C rows of hidden states, H hidden size, V vocabulary.
@@ -48,8 +48,6 @@ class PassSizes:
     """The tokens that have logits in a captured pass."""
     draws: int
     adapter_slots: int = 0
-    all_hidden: bool = False
-    """True if captured passes compute the hidden states of all their tokens, not only of those with logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +57,11 @@ class StagedPass:
     inputs: StepInputs[Tensor]
     graph: GraphKey | None
     """The captured graph to replay; None runs launch by launch."""
-    hidden_places: np.ndarray
-    """[C] int64, the places in the pass of the tokens that have hidden states."""
+    num_hidden: int
+    """C, the number of tokens that have hidden states."""
     lines: Item | None
     """[R] int64, the rows of hidden states that have logits; None if these are all of them."""
     query_lens: QueryLens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassResult:
-    """The result of a pass, valid until the model's next one."""
-
-    hidden: Tensor | None
-    """[C, H]; None if the model gives none."""
-    wanted: Tensor | None
-    """[R, H], those of the wanted tokens."""
-    logits: Tensor  # [R, V]
 
 
 class DevicePasses:
@@ -130,19 +117,15 @@ class DevicePasses:
         transfer: HostToDeviceBatch,
         *,
         adapted: TokenGroups | None = None,
-        all_hidden: bool = False,
     ) -> StagedPass:
-        """Write and upload the inputs of a pass; it may run once ``transfer`` is sent.
-
-        ``all_hidden`` computes the hidden states of all tokens, not only of the ``wanted`` ones.
-        """
+        """Write and upload the inputs of a pass; it may run once ``transfer`` is sent."""
         tokens = len(columns.token_ids)
         graph = self._graphs.key_for(sequences=len(columns.rows), tokens=tokens)
         padded = None if graph is None else self._padded(graph)
         if padded is not None and len(wanted.rows) > padded.logits:
             graph = padded = None  # Many positions of prompts are reported.
         # With as many rows of hidden states as tokens, a model returns those of all tokens in order.
-        every = all_hidden or (padded is not None and padded.logits == padded.tokens)
+        every = padded is not None and padded.logits == padded.tokens
         computed = np.arange(tokens) if every else wanted.rows
         if padded is not None:
             sizes = padded
@@ -157,28 +140,28 @@ class DevicePasses:
         return StagedPass(
             inputs=self._captured_inputs[graph] if graph is not None else self._staging.on_device(sizes),
             graph=graph,
-            hidden_places=computed,
+            num_hidden=len(computed),
             lines=transfer.add(wanted.rows) if len(computed) != len(wanted.rows) else None,
             query_lens=QueryLens.of(columns.scheduled),
         )
 
-    def run(self, staged: StagedPass) -> PassResult:
-        """Issue a pass."""
+    def run(self, staged: StagedPass) -> Tensor:
+        """Issue a pass; return the logits [R, V], which are valid until the model's next one."""
         model = self._model
         if not isinstance(model, CapturableLM):
             prepared = self._prepared(staged.inputs, staged.query_lens)
             self._rows.fill_in(staged.inputs)
-            return PassResult(hidden=None, wanted=None, logits=model(prepared, self._caches))
+            return model(prepared, self._caches)
         hidden = self._hidden_states(model, staged)
         # The LM head is outside of graphs: it has exactly the wanted rows, and its result is not copied.
         wanted = hidden if staged.lines is None else hidden.index_select(0, staged.lines.on_device)
-        return PassResult(hidden=hidden, wanted=wanted, logits=model.logits(wanted))
+        return model.logits(wanted)
 
     def _hidden_states(self, model: CapturableLM, staged: StagedPass) -> Tensor:
         if staged.graph is not None:
             assert self._hidden is not None
             self._graphs.replay(staged.graph)
-            return self._hidden[: len(staged.hidden_places)]
+            return self._hidden[: staged.num_hidden]
         prepared = self._prepared(staged.inputs, staged.query_lens)
         self._rows.fill_in(staged.inputs)
         return model.hidden_states(prepared, self._caches)
@@ -188,7 +171,7 @@ class DevicePasses:
         return padded_sizes(
             key,
             max_rows=sizes.rows,
-            most_logits=key.size if sizes.all_hidden else sizes.logits,
+            most_logits=sizes.logits,
             most_draws=sizes.draws,
             adapter_slots=sizes.adapter_slots,
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire_engine.core.batch import Batch, RunnerOutput, TokenLogprobs
 from quire_engine.runner.device.accelerator import Mark
-from quire_engine.runner.device.drafting import DeviceDrafter, Proposed
+from quire_engine.runner.device.draft_model import DeviceDraftModel, Proposed
 from quire_engine.runner.device.faults import FULL_IN_STEP, device_faults
 from quire_engine.runner.device.reports import PendingReport, read_prompts, spread
 from quire_engine.runner.device.sampler import DrawPlan
@@ -28,11 +28,9 @@ class PassMarks:
 
     started: Mark
     drafted: Mark
-    """The mark after the passes of a draft model or head."""
+    """The mark after the passes of a draft model."""
     ran: Mark
     """The mark after the model."""
-    observed: Mark
-    """The mark after a draft head has read the hidden states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,8 @@ class PendingStep:
     report: PendingReport | None
     prompts: PendingReport | None
     proposed: Proposed | None
-    """The drafts of a draft model or head."""
-    drafter: DeviceDrafter | None
+    """The drafts of a draft model."""
+    drafter: DeviceDraftModel | None
     """It takes the drafts, and what was sampled, when they have arrived."""
     copies: list[TimedCopy]
     marks: PassMarks
@@ -60,9 +58,9 @@ class PendingStep:
             marks = self.marks
             self.done.wait()
             swap_seconds = sum(copy.wait() for copy in self.copies)
-            draft_seconds = marks.drafted.seconds_since(marks.started) + marks.observed.seconds_since(marks.ran)
+            draft_seconds = marks.drafted.seconds_since(marks.started)
             run_seconds = marks.ran.seconds_since(marks.drafted)
-            sample_seconds = self.done.seconds_since(marks.observed)
+            sample_seconds = self.done.seconds_since(marks.ran)
         self.clock.seconds += draft_seconds + run_seconds + sample_seconds
         sampled = self._sampled()
         return RunnerOutput(

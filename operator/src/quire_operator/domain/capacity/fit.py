@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from quire_common.kv_size import CacheLimits, kv_bytes_per_token
-from quire_operator.domain.capacity.drafts import draft_parameters, head_state_bytes
 from quire_operator.domain.capacity.kv_groups import (
     KVGroup,
     group_layers,
@@ -158,9 +157,7 @@ def footprint(
         dtype=dtype,
         parameters=parameters,
         weight_bytes=weights(config, parameters) + _second_table(spec, config, width),
-        draft_bytes=0
-        if draft is None
-        else weights(draft.config, draft_parameters(spec, draft)) + head_state_bytes(spec, draft.config, width),
+        draft_bytes=0 if draft is None else weights(draft.config, draft.parameters),
         without_draft=None
         if draft is None
         else footprint(spec, config, parameters=parameters, dtype=dtype, device=device),

@@ -1,8 +1,8 @@
 """The kinds of values of the resource's fields: text, numbers, durations, sizes, choices, content passed on."""
 
 import re
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar
 
 from quire_common.names import object_name_problem
@@ -122,8 +122,17 @@ class Boolean(Kind):
 class Choice(Kind):
     """One of the words of an enumeration, which the engine takes in lower case."""
 
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """The words of earlier versions, and what to do instead. The schema keeps them, as ``Removed`` fields: a stored
+    object may have one, and a new one is refused with this message."""
+
     def schema(self, value_type: Any) -> JSON:
-        return {"type": "string", "enum": [word.value for word in value_type]}
+        rules = [
+            Rule(cel=f"self != '{word}'", message=f"{word} was removed: {advice}").schema
+            for word, advice in self.removed.items()
+        ]
+        words = {"type": "string", "enum": [*(word.value for word in value_type), *self.removed]}
+        return {**words, "x-kubernetes-validations": rules} if rules else words
 
     def read(self, document: Fields, name: str, value_type: Any, default: Any) -> Any:
         value, words = document.raw(name), [word.value for word in value_type]
@@ -131,7 +140,10 @@ class Choice(Kind):
             return default
         if value in words:
             return value_type(value)
-        document.problem(name, f"must be {one_of(words)}, got {shown(value)}{near_word(value, words)}")
+        if isinstance(value, str) and value in self.removed:
+            document.problem(name, f"{value} was removed: {self.removed[value]}")
+        else:
+            document.problem(name, f"must be {one_of(words)}, got {shown(value)}{near_word(value, words)}")
         return default
 
     def in_yaml(self, value: Any) -> Any:

@@ -15,7 +15,6 @@ from quire_operator.domain.resource.schema import Rule, Section
 class SpeculationMethod(StrEnum):
     NGRAM = "NGram"
     DRAFT_MODEL = "DraftModel"
-    EAGLE = "Eagle"
 
     @property
     def needs_draft(self) -> bool:
@@ -23,11 +22,7 @@ class SpeculationMethod(StrEnum):
         return self is not SpeculationMethod.NGRAM
 
 
-_ENGINE_METHODS = {
-    SpeculationMethod.NGRAM: "ngram",
-    SpeculationMethod.DRAFT_MODEL: "draft_model",
-    SpeculationMethod.EAGLE: "eagle",
-}
+_ENGINE_METHODS = {SpeculationMethod.NGRAM: "ngram", SpeculationMethod.DRAFT_MODEL: "draft_model"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +35,14 @@ class Method(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """The draft model or head; ``engine_args`` gets its path from the pod or from ``quire up``."""
+    """The draft model; ``engine_args`` gets its path from the pod or from ``quire up``."""
 
     source: Annotated[
         Source,
         ModelSource(
             "Location of the draft model: a smaller model with the same tokenizer and vocabulary as spec.model and at "
-            "least the same context. With method Eagle, location of a draft head that was trained for spec.model, in "
-            "the layout of EagleLlamaForCausalLM. The forms are those of spec.model.source. Downloads share the "
-            "volume of spec.model if it takes downloads, else each pod has a volume of its own.",
+            "least the same context. The forms are those of spec.model.source. Downloads share the volume of "
+            "spec.model if it takes downloads, else each pod has a volume of its own.",
             max_length=1024,
             example=EXAMPLES,
             flags=("spec-model",),
@@ -77,18 +71,15 @@ class Speculation:
         SpeculationMethod,
         Method(
             "Source of the proposed tokens. NGram proposes what followed the most recent tokens where they occurred "
-            "before, in the prompt or the answer. DraftModel proposes the tokens of a smaller model (draft), and Eagle "
-            "those of a head over the model's hidden states (draft).",
+            "before, in the prompt or the answer. DraftModel proposes the tokens of a smaller model (draft).",
             flags=("spec-method", "speculative-config"),
-            example="NGram, DraftModel or Eagle",
+            example="NGram or DraftModel",
+            removed={"Eagle": "set method to DraftModel with a smaller model as draft.source, or to NGram"},
         ),
     ]
     draft: Annotated[
         Draft | None,
-        Section(
-            "The draft model of method DraftModel, or the draft head of method Eagle. Its weights and its share of the "
-            "KV cache need memory."
-        ),
+        Section("The draft model of method DraftModel. Its weights and its share of the KV cache need memory."),
     ] = None
     max_tokens: Annotated[
         int | None,
@@ -103,7 +94,7 @@ class Speculation:
     required: Annotated[
         bool,
         Boolean(
-            "Whether replicas need the draft model or head. True (default) stops a replica whose draft model cannot be "
+            "Whether replicas need the draft model. True (default) stops a replica whose draft model cannot be "
             "fetched or used. False lets it serve without speculation.",
             is_default_stored=False,
             flags=("spec-required", "no-spec-required"),
@@ -115,14 +106,14 @@ class Speculation:
             at="draft",
             cel="self.method == 'NGram' || has(self.draft)",
             holds=lambda speculation, document: not speculation.method.needs_draft or document.has("draft"),
-            message="is required with methods DraftModel and Eagle: set draft.source, or set method to NGram",
+            message="is required with method DraftModel: set draft.source, or set method to NGram",
         ),
         *(
             Rule(
                 at=name,
                 cel=f"self.method != 'NGram' || !has(self.{name})",
                 holds=_only_with_draft(name),
-                message="applies only to methods DraftModel and Eagle: remove it, or set method to one of them",
+                message="applies only to method DraftModel: remove it, or set method to DraftModel",
             )
             for name in ("draft", "required")
         ),
