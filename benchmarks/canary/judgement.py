@@ -4,25 +4,28 @@
     python -m benchmarks.canary.judgement --runs 200 --json out/canary.json
 
 Four stable replicas serve 20 requests per second whose rate swings; a latency grows with the requests that a replica
-already has, and has a long tail. No clock is read: a run is a function of its seed. A false alarm is a good canary that
-is rolled back, a missed one is a bad canary that is promoted.
+already has, and has a long tail. As in the gateway, latencies are recorded only at equal load per replica. No clock is
+read: a run is a function of its seed. A false alarm is a good canary that is rolled back, a missed one is a bad canary
+that is promoted.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
 
 import numpy as np
 
-from quire_common.contract.tracks import INTER_TOKEN_LATENCY, LEVELS, TIME_TO_FIRST_TOKEN, bin_start
+from quire_common.contract.gateway import CanaryRoute
+from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_start
+from quire_gateway.tracks import Tracks as Router
 from quire_operator.domain.canary.figures import Track, Tracks
-from quire_operator.domain.canary.judgement import judge
+from quire_operator.domain.canary.judgement import hang, judge
 from quire_operator.domain.canary.progress import Phase, Situation, advance
 from quire_operator.domain.resource import Canary
-from quire_operator.domain.resource.canary import canary_replicas
+from quire_operator.domain.resource.canary import equal_load
 
 REPLICAS, REQUESTS_PER_SECOND, MEAN_LOAD = 4, 20.0, 6.0
 _STABLE_ERRORS = 0.0005
@@ -41,14 +44,18 @@ class Kind:
     factor_under_load: float = 1.0
     """The additional multiple while a replica has four or more requests."""
     errors: float = _STABLE_ERRORS
+    hangs: bool = False
+    """True if no request gets an answer."""
 
 
 KINDS = (
     Kind(name="same", is_good=True),
     Kind(name="faster", is_good=True, factor=0.9),
+    Kind(name="slower within the limit", is_good=True, factor=1.1),
     Kind(name="slow", is_good=False, factor=1.4),
     Kind(name="slow under load", is_good=False, factor_under_load=1.6),
     Kind(name="1 error in 100", is_good=False, errors=0.01),
+    Kind(name="hangs", is_good=False, hangs=True),
 )
 
 
@@ -66,29 +73,32 @@ class _Counted:
     """The figures of one track, which grow from tick to tick."""
 
     def __init__(self) -> None:
-        self.requests = self.errors = 0
-        self._counts = {name: np.zeros((LEVELS, 321), int) for name in (TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY)}
+        self.requests = self.errors = self.unanswered = 0
+        self._counts = {name: np.zeros(321, int) for name in (TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY)}
 
-    def add(self, rng: np.random.Generator, kind: Kind, *, requests: int, load: float) -> None:
+    def add(self, rng: np.random.Generator, kind: Kind, *, requests: int, load: float, is_compared: bool) -> None:
+        if kind.hangs:
+            # As if each had waited for 30 seconds already.
+            self.unanswered += requests
+            return
         loads = rng.poisson(load, requests)
-        levels = np.minimum(LEVELS - 1, np.ceil(np.log2(loads + 1)).astype(int))
         factor = kind.factor * np.where(loads >= 4, kind.factor_under_load, 1.0)
         errors = rng.random(requests) < kind.errors
         self.requests += requests
         self.errors += int(errors.sum())
+        if not is_compared:
+            return
         for name, base, slope, spread in (
             (TIME_TO_FIRST_TOKEN, 0.08, 0.25, 0.5),
             (INTER_TOKEN_LATENCY, 0.02, 0.06, 0.2),
         ):
             latency = base * (1 + slope * loads) * factor * rng.lognormal(0.0, spread, requests)
             bins = np.searchsorted(_EDGES, latency[~errors], side="right")
-            np.add.at(self._counts[name], (levels[~errors], bins), 1)
+            np.add.at(self._counts[name], bins, 1)
 
     def track(self) -> Track:
-        levels: dict[int, Mapping[str, Mapping[int, int]]] = {
-            level: {name: _nonzero(counts[level]) for name, counts in self._counts.items()} for level in range(LEVELS)
-        }
-        return Track(requests=self.requests, warm_requests=self.requests, errors=self.errors, levels=levels)
+        latencies = {name: _nonzero(counts) for name, counts in self._counts.items()}
+        return Track(requests=self.requests, errors=self.errors, unanswered=self.unanswered, latencies=latencies)
 
 
 def _nonzero(row: "np.ndarray[tuple[int], np.dtype[np.int_]]") -> dict[int, int]:
@@ -107,22 +117,28 @@ def simulate(kind: Kind, *, seed: int, tick_seconds: float = 15.0, policy: Canar
             revision="new",
             differs=True,
             canary_ready=True,
+            replicas=REPLICAS,
+            failure=hang(found, record.weight_percent) if record.weight_percent else None,
             results=judge(policy, found),
             requests=canary.requests,
         )
         record = advance(record, situation, policy, now=now)
         if record.phase in (Phase.PROMOTING, Phase.ROLLED_BACK):
-            return Outcome(phase=record.phase.value, requests=canary.requests, seconds=now)
+            requests = canary.requests + canary.unanswered
+            return Outcome(phase=record.phase.value, requests=requests, seconds=now)
         # The rate wanders, as that of a service does over minutes.
         swing = 0.95 * swing + rng.normal(0.0, 0.1)
         level, weight = float(np.exp(swing)), record.weight_percent / 100
         total = rng.poisson(REQUESTS_PER_SECOND * level * tick_seconds)
         to_canary = round(total * weight)
         stable_load = MEAN_LOAD * level * (1 - weight)
-        stable.add(rng, same, requests=total - to_canary, load=stable_load)
+        count = equal_load(record.current_step(policy).weight_percent, REPLICAS)[0]
+        route = CanaryRoute(revision="new", weight_percent=record.weight_percent)
+        is_equal = Router(route).is_equal_load(stable=REPLICAS, canary=count)
+        stable.add(rng, same, requests=total - to_canary, load=stable_load, is_compared=is_equal)
         if to_canary:
-            count = canary_replicas(record.weight_percent, REPLICAS)
-            canary.add(rng, kind, requests=to_canary, load=MEAN_LOAD * level * weight * REPLICAS / count)
+            load = MEAN_LOAD * level * weight * REPLICAS / count
+            canary.add(rng, kind, requests=to_canary, load=load, is_compared=is_equal)
         now += tick_seconds
     return Outcome(phase="Undecided", requests=canary.requests, seconds=now)
 
@@ -172,12 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--runs: must be at least 1")
     rows = []
     titles = ("runs", "promoted", "rolled back", "undecided", "median req.", "p99 req.")
-    print(f"{'canary':18}" + "".join(f"{title:>13}" for title in titles))
+    print(f"{'canary':24}" + "".join(f"{title:>13}" for title in titles))
     for kind in KINDS:
         rows.append(found := row(kind, runs=options.runs))
         figures = (found.runs, found.promoted, found.rolled_back, found.undecided)
         numbers = (*figures, found.median_requests, found.most_requests)
-        print(f"{found.kind:18}" + "".join(f"{number:13}" for number in numbers))
+        print(f"{found.kind:24}" + "".join(f"{number:13}" for number in numbers))
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(each) | {"wrong": each.wrong} for each in rows], indent=1) + "\n")
 

@@ -16,12 +16,12 @@ def test_at_most_two_percent_of_the_verdicts_are_wrong(kind: Kind) -> None:
 
 
 def test_run_is_a_function_of_its_seed() -> None:
-    assert simulate(KINDS[2], seed=3) == simulate(KINDS[2], seed=3)
-    assert simulate(KINDS[2], seed=3) != simulate(KINDS[2], seed=4)
+    assert simulate(KINDS[3], seed=3) == simulate(KINDS[3], seed=3)
+    assert simulate(KINDS[3], seed=3) != simulate(KINDS[3], seed=4)
 
 
-def test_equal_canary_is_not_decided_by_time() -> None:
-    """A canary that is slower by the limit itself is neither promoted nor rolled back."""
+def test_canary_at_the_limit_is_decided_late() -> None:
+    """A canary that is slower by the limit itself is decided by ``onInconclusive`` in most runs."""
     border = Kind(name="border", is_good=False, factor=1.15)
-    ends = [simulate(border, seed=seed, tick_seconds=120.0).phase for seed in range(10)]
-    assert ends.count("Promoting") <= 1
+    requests = sorted(simulate(border, seed=seed, tick_seconds=120.0).requests for seed in range(10))
+    assert requests[0] > 4000 and requests[4] > 10_000

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute, Endpoint, ModelEndpoints
-from quire_common.contract.tracks import LEVELS, bin_of, bin_start, level_range, load_level
+from quire_common.contract.tracks import bin_of, bin_start
 from quire_common.served_names import NameScope
 from quire_gateway.endpoints.file import parse_endpoints
 from quire_gateway.endpoints.kubernetes_objects import KubeSlice, read_model, snapshot_of
@@ -67,9 +67,14 @@ def test_bins_contain_their_latencies(seconds: float) -> None:
     assert number == 320 or seconds < bin_start(number + 1) * 1.000001
 
 
-def test_load_levels_cover_all_loads() -> None:
-    assert [load_level(count) for count in (0, 1, 2, 3, 4, 7, 8, 63, 64, 1e6)] == [0, 1, 2, 2, 3, 3, 4, 6, 7, 7]
-    assert [level_range(level) for level in range(LEVELS)] == ["0", "1", "2-3", "4-7", "8-15", "16-31", "32-63", "64+"]
+@pytest.mark.parametrize(
+    ("weight", "stable", "canary", "is_equal"),
+    [(50, 1, 1, True), (33, 4, 2, True), (20, 4, 1, True), (8, 12, 1, True), (10, 4, 1, False), (50, 4, 2, False),
+     (50, 1, 0, False), (50, 0, 1, False), (0, 1, 1, False)],
+)  # fmt: skip
+def test_loads_of_replicas_are_equal(weight: int, stable: int, canary: int, is_equal: bool) -> None:
+    tracks = Tracks(CanaryRoute(revision="r", weight_percent=weight))
+    assert tracks.is_equal_load(stable=stable, canary=canary) is is_equal
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,11 @@ async def fail(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "broken", "code": "x"}}, status=500)
 
 
+async def hang(request: web.Request) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 async def unavailable(request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": {"message": "gone", "code": "engine_restarting"}}, status=503)
 
@@ -221,9 +231,9 @@ async def test_answers_name_their_track_and_are_counted(both: Any, monkeypatch: 
     assert page["chat"]["revision"] == "r2"
     for track in (STABLE, CANARY):
         found = page["chat"]["tracks"][track]
-        assert (found["requests"], found["warmRequests"], found["errors"]) == (10, 10, 0)
+        assert (found["requests"], found["errors"], found["unanswered"]) == (10, 0, 0)
         for metric in ("timeToFirstToken", "interTokenLatency"):
-            assert sum(sum(level[metric].values()) for level in found["levels"].values()) == 10
+            assert sum(found["latencies"][metric].values()) == 10
     assert await gateway.metric("quire_gateway_track_requests_total", track=CANARY, result="ok") == 10
     assert await gateway.metric("quire_gateway_track_first_byte_seconds_count", track=CANARY) == 10
     assert await gateway.metric("quire_gateway_canary_weight", model="chat") == 0.5
@@ -234,8 +244,39 @@ async def test_cold_replicas_are_counted_and_not_compared(both: Any) -> None:
     await send(gateway, 4)
     tracks = (await tracks_page(gateway))["chat"]["tracks"]
     assert [tracks[name]["requests"] for name in (STABLE, CANARY)] == [2, 2]
-    assert [tracks[name]["levels"] for name in (STABLE, CANARY)] == [{}, {}]
-    assert [tracks[name]["warmRequests"] for name in (STABLE, CANARY)] == [0, 0]
+    assert [tracks[name]["latencies"] for name in (STABLE, CANARY)] == [{}, {}]
+
+
+async def test_replicas_with_unequal_load_are_counted_and_not_compared(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire_gateway.fleet.WARM_UP_SECONDS", 0.0)
+    gateway, stable, canary = both
+    gateway.discovery.canary = CanaryRoute(revision="r3", weight_percent=25)
+    await gateway.push(chat=[stable.endpoint(), canary.endpoint(track=CANARY)])
+    await send(gateway, 4)
+    tracks = (await tracks_page(gateway))["chat"]["tracks"]
+    assert [tracks[name]["requests"] for name in (STABLE, CANARY)] == [3, 1]
+    assert [tracks[name]["latencies"] for name in (STABLE, CANARY)] == [{}, {}]
+
+
+async def test_requests_of_a_hung_canary_count_as_unanswered(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both while they wait, and when their clients have left."""
+    monkeypatch.setattr("quire_gateway.fleet.WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr("quire_gateway.tracks.PATIENCE_SECONDS", 0.05)
+    gateway, _, canary = both
+    canary.behaviour = hang
+    waiting = [asyncio.create_task(send(gateway, 1, stream=True)) for _ in range(6)]
+    await asyncio.sleep(0.3)
+    tracks = (await tracks_page(gateway))["chat"]["tracks"]
+    assert tracks[STABLE] == {"requests": 3, "errors": 0, "unanswered": 0, "latencies": tracks[STABLE]["latencies"]}
+    assert tracks[CANARY]["unanswered"] >= 3 * 3 and tracks[CANARY]["requests"] == 0
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(5):
+        while (await tracks_page(gateway))["chat"]["tracks"][CANARY]["unanswered"] != 3:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("behaviour", "status"), [(fail, 500), (unavailable, 200)])

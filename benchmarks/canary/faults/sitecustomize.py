@@ -3,8 +3,8 @@
     PYTHONPATH=benchmarks/canary/faults CANARY_FAULT=errors quire-engine …
 
 ``errors`` answers every hundredth request with status 500, ``layer`` multiplies the weights of one decoder layer by
-1.5, and ``leak`` keeps 8 MiB for every request. Used by ``benchmarks.canary.live`` on loopback and by the end-to-end
-scenario of canaries in pods, which mount this file. The engine itself knows nothing of it.
+1.5, and ``leak`` keeps 8 MiB for every request. The pods of the end-to-end scenario of canaries mount this
+file. The engine itself knows nothing of it.
 """
 
 import os

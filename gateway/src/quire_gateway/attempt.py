@@ -90,7 +90,11 @@ class Attempts:
         tracked = call.pool.tracked(backend)
         if call.charge is not None:
             call.charge.start_attempt()
-        outcome = await self._send(call, backend, tracked)
+        try:
+            outcome = await self._send(call, backend, tracked)
+        finally:
+            if tracked is not None:
+                tracked.stop_waiting(monotonic())
         if call.charge is not None and _is_refusal(outcome):
             call.charge.record_refusal()
         if tracked is not None and isinstance(outcome, web.StreamResponse):

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from quire_common.contract.adapters_file import AdapterState
-from quire_common.contract.gateway import SCRAPE_SECONDS, STABLE, CanaryRoute, Endpoint, HoldPolicy
-from quire_common.contract.tracks import load_level
+from quire_common.contract.gateway import CANARY, SCRAPE_SECONDS, STABLE, CanaryRoute, Endpoint, HoldPolicy
 from quire_common.routing.balance import Candidate, Hold, Load, pick
 from quire_common.routing.prefixes import PrefixIndex, PrefixIndexes
 from quire_gateway.endpoints import Snapshot
@@ -114,12 +113,6 @@ class Backend:
         """Record the load it reported, and how many tokens it had been sent when the scrape started."""
         self.load, self.load_time, self.load_sent_tokens, self.kv_tokens = load, now, sent_tokens, kv_tokens
 
-    def requests_now(self, now: float) -> float:
-        """Return the requests that it has, by its last scrape and this gateway's own requests."""
-        if self.load is None or now - self.load_time > _MAX_LOAD_AGE_SECONDS:
-            return self.in_flight
-        return self.load.requests + max(0, self.in_flight - self.load.in_flight)
-
     def note_ready(self, now: float) -> None:
         """Record since when it is ready."""
         if not self.is_ready:
@@ -212,12 +205,13 @@ class Pool:
         """Return the measurement of an attempt that starts now; None while the model has no canary."""
         if self.tracks is None:
             return None
-        now, since = monotonic(), backend.ready_since
+        now = monotonic()
+        ready = [each for each in self.backends.values() if each.is_ready]
+        canary = sum(each.endpoint.track == CANARY for each in ready)
+        is_equal = self.tracks.is_equal_load(stable=len(ready) - canary, canary=canary)
+        is_warm = all(each.ready_since is not None and now - each.ready_since >= WARM_UP_SECONDS for each in ready)
         return TrackedAttempt(
-            self.tracks.figures[backend.endpoint.track],
-            level=load_level(backend.requests_now(now)),
-            is_warm=since is not None and now - since >= WARM_UP_SECONDS,
-            now=now,
+            self.tracks.figures[backend.endpoint.track], is_warm=is_warm, is_compared=is_equal and is_warm, now=now
         )
 
     def pick(

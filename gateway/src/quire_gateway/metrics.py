@@ -3,7 +3,8 @@
 Series of replicas that left are removed. Only a served model becomes a label, so clients cannot create series.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -72,7 +73,9 @@ class Metrics:
 
     def tracks(self) -> dict[str, dict[str, object]]:
         """Return the figures of the tracks of each model with a canary."""
-        return {model: pool.tracks.page() for model, pool in self._fleet.pools.items() if pool.tracks is not None}
+        return {
+            model: pool.tracks.page(monotonic()) for model, pool in self._fleet.pools.items() if pool.tracks is not None
+        }
 
     def forget(self, backend: Backend) -> None:
         """Remove the series of a replica that left."""
@@ -150,20 +153,20 @@ class _Tracks(Collector):
                 requests.add_metric((model, track, "error"), figures.errors)
                 requests.add_metric((model, track, "ok"), figures.requests - figures.errors)
                 for metric, family in latencies:
-                    found: list[Mapping[int, int]] = [each.get(metric, {}) for each in figures.levels.values()]
+                    found = figures.latencies[metric]
                     family.add_metric((model, track), _buckets(found), _total(found))
         yield from (weight, requests, *(family for _, family in latencies))
 
 
-def _buckets(histograms: Sequence[Mapping[int, int]]) -> list[tuple[str, float]]:
+def _buckets(histogram: Mapping[int, int]) -> list[tuple[str, float]]:
     """Return cumulative counts at the bounds; a bin counts below a bound if it starts below it."""
-    counts = [(bin_start(number), count) for histogram in histograms for number, count in histogram.items()]
+    counts = [(bin_start(number), count) for number, count in histogram.items()]
     below = [
         (str(float(bound)), float(sum(count for start, count in counts if start < bound))) for bound in _FIRST_BYTE
     ]
     return [*below, ("+Inf", float(sum(count for _, count in counts)))]
 
 
-def _total(histograms: Sequence[Mapping[int, int]]) -> float:
+def _total(histogram: Mapping[int, int]) -> float:
     """Return the sum of the latencies, each as the middle of its bin."""
-    return sum(bin_start(number + 0.5) * count for each in histograms for number, count in each.items())
+    return sum(bin_start(number + 0.5) * count for number, count in histogram.items())

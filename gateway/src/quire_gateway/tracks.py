@@ -4,19 +4,21 @@ Between ``fleet``, which has the replicas of both, and ``proxy``. Requests of on
 decides. All other requests are divided one by one, so that the shares are those of the weight after any number of
 requests. A weight that rises leaves the sessions of the canary there.
 
-The figures start again with each revision of the canary. A replica that has just become ready is not compared: its
-caches are empty and its kernels may still be compiled.
+The figures start again with each revision of the canary. Latencies are recorded only while the replicas of both tracks
+have equal load, and while none of them has just become ready: its caches are empty.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from quire_common.contract.gateway import CANARY, STABLE, CanaryRoute
-from quire_common.contract.tracks import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_of
+from quire_common.contract.tracks import EQUAL_LOAD, INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOKEN, bin_of
 from quire_gateway.answers import Result
 
 WARM_UP_SECONDS = 60.0
+PATIENCE_SECONDS = 30.0
+"""A request counts as unanswered after such a time without a first byte, and again each time while it still waits."""
 _BUCKETS = 10_000
 _MOST_DEBT = 50.0
 """The number of requests by which sessions may distort the shares before the others stop making up for it."""
@@ -27,25 +29,19 @@ class TrackFigures:
     """The requests that one track has served since the canary's revision began."""
 
     requests: int = 0
-    warm_requests: int = 0
-    """The number of them whose latencies are recorded."""
     errors: int = 0
-    levels: dict[int, dict[str, Counter[int]]] = field(default_factory=dict)
-    """Histograms of latencies by load level and metric."""
+    latencies: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """Histograms by metric."""
+    late: int = 0
+    """The requests that ended, or got their first byte, after they had counted as unanswered."""
+    waiting: dict[int, float] = field(default_factory=dict)
+    """The times at which requests without a first byte were sent, by an id of the attempt."""
 
-    def record(self, metric: str, level: int, seconds: float) -> None:
-        """Add one latency of a request that met this load."""
-        self.levels.setdefault(level, {}).setdefault(metric, Counter())[bin_of(seconds)] += 1
-
-    def page(self) -> dict[str, object]:
+    def page(self, now: float) -> dict[str, object]:
         """Return the figures as they are sent."""
-        levels = {str(level): metrics for level, metrics in sorted(self.levels.items())}
-        return {
-            "requests": self.requests,
-            "warmRequests": self.warm_requests,
-            "errors": self.errors,
-            "levels": levels,
-        }
+        unanswered = self.late + sum(int((now - sent) // PATIENCE_SECONDS) for sent in self.waiting.values())
+        counts = {"requests": self.requests, "errors": self.errors, "unanswered": unanswered}
+        return {**counts, "latencies": self.latencies}
 
 
 @dataclass(slots=True)
@@ -107,18 +103,26 @@ class Tracks:
         self._uncompared -= 1.0
         return True
 
-    def page(self) -> dict[str, object]:
+    def is_equal_load(self, *, stable: int, canary: int) -> bool:
+        """Return whether a replica of the canary gets as many requests as a stable one, with so many ready replicas."""
+        weight = self.route.weight_percent
+        expected = (100 - weight) * canary
+        return weight > 0 and abs(weight * stable - expected) <= EQUAL_LOAD * expected
+
+    def page(self, now: float) -> dict[str, object]:
         """Return the figures of both tracks as they are sent."""
-        tracks = {name: figures.page() for name, figures in self.figures.items()}
+        tracks = {name: figures.page(now) for name, figures in self.figures.items()}
         return {"revision": self.route.revision, "tracks": tracks, "answers": self.answers.page()}
 
 
 class TrackedAttempt:
     """The measurement of one attempt at one replica: an answer or an error, and its latencies."""
 
-    def __init__(self, figures: TrackFigures, *, level: int, is_warm: bool, now: float) -> None:
-        self._figures, self._level, self._is_warm, self._sent = figures, level, is_warm, now
+    def __init__(self, figures: TrackFigures, *, is_warm: bool, is_compared: bool, now: float) -> None:
+        self._figures, self._is_compared, self._sent = figures, is_compared, now
         self._first: float | None = None
+        if is_warm:
+            figures.waiting[id(self)] = now
         self._last = 0.0
         self._events = 0
         self._is_done = False
@@ -127,10 +131,16 @@ class TrackedAttempt:
         """Record that a part of the answer arrived, with so many whole events of a stream."""
         if self._first is None:
             self._first = now
-            if self._is_warm:
-                self._figures.record(TIME_TO_FIRST_TOKEN, self._level, now - self._sent)
+            self.stop_waiting(now)
+            if self._is_compared:
+                self._figures.latencies[TIME_TO_FIRST_TOKEN][bin_of(now - self._sent)] += 1
         self._events += events
         self._last = now
+
+    def stop_waiting(self, now: float) -> None:
+        """Record that the attempt has a first byte, or that it ended without one."""
+        sent = self._figures.waiting.pop(id(self), now)
+        self._figures.late += now - sent >= PATIENCE_SECONDS
 
     def end(self, *, is_error: bool) -> None:
         """Count the request once: as answered, or as an error of this track."""
@@ -138,11 +148,10 @@ class TrackedAttempt:
             return
         self._is_done = True
         self._figures.requests += 1
-        self._figures.warm_requests += self._is_warm
         self._figures.errors += is_error
-        if not is_error and self._is_warm and self._first is not None and self._events >= _LEAST_EVENTS:
+        if not is_error and self._is_compared and self._first is not None and self._events >= _LEAST_EVENTS:
             gap = (self._last - self._first) / (self._events - 1)
-            self._figures.record(INTER_TOKEN_LATENCY, self._level, gap)
+            self._figures.latencies[INTER_TOKEN_LATENCY][bin_of(gap)] += 1
 
 
 _LEAST_EVENTS = 4

@@ -142,6 +142,16 @@ def test_message_estimates_the_time_until_a_verdict() -> None:
     assert "ErrorRate: Waiting" in last.message
 
 
+def test_share_is_lowered_to_equal_load_and_follows_the_replicas() -> None:
+    started = advance(STARTING, seen(replicas=4), POLICY, now=T)
+    assert started.weight_percent == 20
+    last = advance(replace(FIRST, step=1), seen(replicas=4), POLICY, now=T + 70)
+    assert (last.weight_percent, last.step_started) == (33, T + 70)
+    fewer = advance(last, seen(replicas=5, canary_ready=False), POLICY, now=T + 80)
+    assert (fewer.weight_percent, fewer.step_started) == (33, T + 70)
+    assert advance(last, seen(replicas=5), POLICY, now=T + 80).weight_percent == 38
+
+
 def test_shortened_list_of_steps_is_accepted() -> None:
     one = replace(POLICY, steps=STEPS[:1])
     after = advance(LAST, seen(verdict=Verdict.PASSED), one, now=T + 70)
@@ -180,14 +190,14 @@ def test_record_is_consistent_after_any_sequence(steps: list[tuple[Situation, fl
         if before is not None and record.rejected != before.rejected:
             assert record.rejected == before.canary
         # A record is the same after it was written and read again, but for fractions of seconds.
-        again = read({"rollout": section(record, None, ())})
+        again = read({"rollout": section(record, None)})
         assert again is not None
         assert replace(again, started=0, step_started=0) == replace(record, started=0, step_started=0)
 
 
 def test_figures_stay_after_a_rollback_until_the_next_canary() -> None:
-    stored = {"rollout": {**section(FIRST, None, ()), "gates": [{"metric": "ErrorRate"}]}}
-    after = section(ROLLED_BACK, None, ())
+    stored = {"rollout": {**section(FIRST, None), "gates": [{"metric": "ErrorRate"}]}}
+    after = section(ROLLED_BACK, None)
     assert with_gates(after, stored, record=ROLLED_BACK)["gates"] == [{"metric": "ErrorRate"}]
     other = replace(STARTING, canary="c")
-    assert "gates" not in with_gates(section(other, None, ()), stored, record=other)
+    assert "gates" not in with_gates(section(other, None), stored, record=other)

@@ -25,7 +25,7 @@ OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}
 
 def track(requests: int, seconds: float = 0.1) -> dict[str, Any]:
     spread = {str(bin_of(seconds * (0.7 + 0.02 * step))): requests // 30 + 1 for step in range(30)}
-    return {"requests": requests, "warmRequests": requests, "errors": 0, "levels": {"2": {"timeToFirstToken": spread}}}
+    return {"requests": requests, "errors": 0, "latencies": {"timeToFirstToken": spread}}
 
 
 GOOD = {"stable": track(4000), "canary": track(2000)}

@@ -22,8 +22,8 @@ OTHER: dict[str, Any] = {**OLD, "engine": {"maxSequences": 32}}
 
 def track(requests: int, *, seconds: float = 0.1, errors: int = 0) -> Track:
     spread = {bin_of(seconds * (0.7 + 0.02 * step)): requests // 30 + 1 for step in range(30)}
-    levels = {2: {"timeToFirstToken": spread, "interTokenLatency": spread}}
-    return Track(requests=requests, warm_requests=requests, errors=errors, levels=levels)
+    latencies = {"timeToFirstToken": spread, "interTokenLatency": spread}
+    return Track(requests=requests, errors=errors, latencies=latencies)
 
 
 async def pass_time(world: World, seconds: float, *, tracks: Tracks | None = None) -> None:
@@ -125,13 +125,13 @@ async def test_good_canary_is_promoted_step_by_step(world: World) -> None:
     assert phase(world) == ("Canary", 20), "50 % need two replicas"
     world.run_replicas(CANARY)
     await pass_time(world, 15, tracks=GOOD)
-    assert phase(world) == ("Canary", 50)
+    assert phase(world) == ("Canary", 33)
     await pass_time(world, 61, tracks=GOOD)
-    assert phase(world) == ("Promoting", 50)
+    assert phase(world) == ("Promoting", 33)
     assert max_sequences(world, DEPLOYMENT) == "16" and CANARY in world.cluster.children
     world.change_deployment(updated=2, replicas=4)
     await pass_time(world, 15, tracks=GOOD)
-    assert phase(world) == ("Promoting", 50)
+    assert phase(world) == ("Promoting", 33)
     world.run_replicas()
     await world.settle()
     assert phase(world) == ("Stable", 0)
@@ -149,7 +149,7 @@ async def test_bad_canary_is_rolled_back_and_not_retried(world: World, tracks: T
     assert max_sequences(world, DEPLOYMENT) == "8" and len(revisions(world)) == 1
     assert world.condition("Degraded") == "True CanaryRolledBack" and world.condition("Ready") == "True Serving"
     gates = {gate["metric"]: gate for gate in world.status["rollout"]["gates"]}
-    assert gates["TimeToFirstToken"]["canary"]["count"] == sum(tracks.canary.levels[2]["timeToFirstToken"].values())
+    assert gates["TimeToFirstToken"]["canary"]["count"] == sum(tracks.canary.histogram("timeToFirstToken").values())
     before = len(world.cluster.asked)
     await pass_time(world, 600)
     world.restart()
@@ -257,6 +257,14 @@ async def test_restarted_replica_fails_the_canary(world: World, pod: Any) -> Non
     await pass_time(world, 15, tracks=Tracks())
     assert phase(world) == ("RolledBack", 0)
     assert "restarted: OOMKilled with exit code 137" in world.status["rollout"]["message"]
+
+
+async def test_hung_canary_is_rolled_back(world: World) -> None:
+    """No request is answered, so that none is counted: minRequests must not be waited for."""
+    await serving(world)
+    await pass_time(world, 60, tracks=Tracks(stable=track(4000), canary=Track(unanswered=12)))
+    assert phase(world) == ("RolledBack", 0)
+    assert "wait for their first byte: 12 times" in world.status["rollout"]["message"]
 
 
 async def test_other_strategy_applies_the_spec_at_once(world: World) -> None:

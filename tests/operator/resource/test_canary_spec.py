@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from specs import parsed
 
 from quire_operator.domain.resource import Canary, GateMetric, Invalid, OnFailure, OnInconclusive, Spec
+from quire_operator.domain.resource.canary import equal_load
 
 
 def parse(rollout: Mapping[str, object], **spec: object) -> Spec | Invalid:
@@ -107,11 +110,27 @@ def test_mistake_is_named_with_its_path(fields: dict[str, object], start: str) -
     assert any(str(problem).startswith(f"spec.rollout.canary{start}") for problem in found.problems), str(found)
 
 
-def test_too_few_replicas_for_a_weight_are_refused() -> None:
-    found = parse(canary(steps=[step(5)]), replicas=1)
-    assert str(found) == (
-        "spec.rollout.canary.steps[0].weightPercent: is too small for 1 replica: a canary replica would have 5 % of a "
-        "stable replica's load, and its latency would say nothing. Set at least 10, or more replicas"
-    )
-    assert isinstance(parse(canary(steps=[step(10)]), replicas=1), Spec)
-    assert isinstance(parse(canary(steps=[step(5)]), replicas=2), Spec)
+@pytest.mark.parametrize(
+    ("weight", "replicas", "expected"),
+    [
+        (50, 1, (1, 50)),
+        (10, 1, (1, 10)),  # too small a share for equal load
+        (90, 1, (1, 50)),
+        (25, 4, (1, 20)),
+        (50, 4, (2, 33)),
+        (10, 12, (1, 8)),
+        (25, 10, (3, 23)),
+        (90, 4, (4, 50)),
+        (3, 60, (2, 3)),  # 1.6 % would be rounded to 2
+        (20, 0, (0, 20)),
+    ],
+)
+def test_replicas_and_share_of_a_step(weight: int, replicas: int, expected: tuple[int, int]) -> None:
+    assert equal_load(weight, replicas) == expected
+
+
+@given(st.integers(1, 90), st.integers(1, 200))
+def test_no_canary_replica_has_more_load_than_a_stable_one(weight: int, replicas: int) -> None:
+    count, share = equal_load(weight, replicas)
+    assert 1 <= count <= replicas and 1 <= share <= weight
+    assert share * replicas <= 1.1 * (100 - share) * count

@@ -1,4 +1,4 @@
-"""The part of ``quire explain`` about a canary: both tracks at equal load, gate by gate. Pure.
+"""The part of ``quire explain`` about a canary: both tracks, gate by gate. Pure.
 
 ``explain_view`` shows it; the figures are those of ``status.rollout``, which the operator writes.
 """
@@ -24,12 +24,11 @@ def canary_of(status: Mapping[str, object]) -> JSON | None:
 
 
 def render_canary(canary: JSON) -> RenderableType:
-    """Return the state of the canary, the verdict of each gate, and the latencies by load."""
+    """Return the state of the canary and the verdict of each gate."""
     parts: list[RenderableType] = [_state(canary)]
     gates = [gate for gate in canary.get("gates", ()) if isinstance(gate, Mapping)]
     if gates:
         parts += [Text(), _gates(gates)]
-    parts += [part for gate in gates if gate.get("curve") for part in (Text(), _curve(gate))]
     return Group(*parts)
 
 
@@ -41,24 +40,13 @@ def _state(canary: JSON) -> Text:
 
 
 def _gates(gates: Sequence[JSON]) -> Table:
-    table = Table(title="Gates, at equal load", title_justify="left", title_style="bold", expand=False)
+    table = Table(title="Gates", title_justify="left", title_style="bold", expand=False)
     for name in ("Gate", "Stable", "Canary", "Verdict"):
         table.add_column(name, no_wrap=name != "Verdict")
     for gate in gates:
         verdict = str(gate.get("verdict"))
         why = Text.assemble((verdict, _STYLES.get(verdict, "")), f"  {gate.get('message', '')}")
-        if gate.get("remainingRequests"):
-            why.append(f" (about {gate['remainingRequests']} more requests)", "dim")
         table.add_row(_name(gate), _figures(gate, "stable"), _figures(gate, "canary"), why)
-    return table
-
-
-def _curve(gate: JSON) -> Table:
-    table = Table(title=f"{_name(gate)} by load", title_justify="left", title_style="bold", expand=False)
-    for name in ("Requests at the replica", "Stable", "Canary"):
-        table.add_column(name, no_wrap=True)
-    for point in gate["curve"]:
-        table.add_row(str(point.get("load")), _figures(point, "stable"), _figures(point, "canary"))
     return table
 
 

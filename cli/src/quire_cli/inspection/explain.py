@@ -55,7 +55,7 @@ def explain(
 
     Shows the demand per signal and the limiting signal, the windows and limits in effect, and the source and age of the
     figures; then the history. Uses the live run of quire up on this machine that serves the name, else the cluster that
-    kubectl would use. With rollout.strategy Canary, it also compares both revisions at equal load.
+    kubectl would use. With rollout.strategy Canary, it also compares both revisions.
 
       quire explain chat
 

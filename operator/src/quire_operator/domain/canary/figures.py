@@ -1,6 +1,7 @@
-"""The requests, errors and latencies by load of both tracks of a model, summed over gateways. Pure."""
+"""The requests, errors and latencies of both tracks of a model, summed over gateways. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -12,19 +13,29 @@ Histogram = Mapping[int, int]
 """Counts by bin of ``quire_common.contract.tracks``."""
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class Track(msgspec.Struct, frozen=True, kw_only=True):
     """The requests that one track has served since the canary's revision began."""
 
     requests: int = 0
-    warm_requests: int = 0
-    """The number of them whose latencies count: their replicas were not just started."""
     errors: int = 0
-    levels: Mapping[int, Mapping[str, Histogram]] = {}
-    """Histograms by load level and metric."""
+    unanswered: int = 0
+    """The requests that waited very long for their first byte, more than once if they still wait."""
+    latencies: Mapping[str, Histogram] = {}
+    """Histograms by metric, of the requests that met the same load on both tracks."""
 
-    def histogram(self, metric: str, level: int) -> Histogram:
-        """Return the latencies at a load level; empty without any."""
-        return self.levels.get(level, {}).get(metric, {})
+    def histogram(self, metric: str) -> Histogram:
+        """Return the latencies; empty without any."""
+        return self.latencies.get(metric, {})
+
+    def __add__(self, other: "Track") -> "Track":
+        """Return the sum."""
+        metrics = {*self.latencies, *other.latencies}
+        return Track(
+            requests=self.requests + other.requests,
+            errors=self.errors + other.errors,
+            unanswered=self.unanswered + other.unanswered,
+            latencies={name: Counter(self.histogram(name)) + Counter(other.histogram(name)) for name in metrics},
+        )
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -86,27 +97,11 @@ def summed(pages: Iterable[TracksPage]) -> TracksPage:
         for key, tracks in page.items():
             before = total.get(key, Tracks())
             total[key] = Tracks(
-                stable=_sum(before.stable, tracks.stable),
-                canary=_sum(before.canary, tracks.canary),
+                stable=before.stable + tracks.stable,
+                canary=before.canary + tracks.canary,
                 answers=before.answers + tracks.answers,
             )
     return total
-
-
-def _sum(one: Track, other: Track) -> Track:
-    levels: dict[int, dict[str, dict[int, int]]] = {}
-    for track in (one, other):
-        for level, metrics in track.levels.items():
-            for metric, histogram in metrics.items():
-                counts = levels.setdefault(level, {}).setdefault(metric, {})
-                for number, count in histogram.items():
-                    counts[number] = counts.get(number, 0) + count
-    return Track(
-        requests=one.requests + other.requests,
-        warm_requests=one.warm_requests + other.warm_requests,
-        errors=one.errors + other.errors,
-        levels=levels,
-    )
 
 
 def count(histogram: Histogram) -> int:
@@ -114,20 +109,16 @@ def count(histogram: Histogram) -> int:
     return sum(histogram.values())
 
 
-def quantile(weighted: Sequence[tuple[Histogram, float]], share: float) -> float | None:
-    """Return a quantile in seconds of several histograms, each with a weight per latency; None without any."""
-    counts: dict[int, float] = {}
-    for histogram, weight in weighted:
-        for number, amount in histogram.items():
-            counts[number] = counts.get(number, 0.0) + amount * weight
-    left = share * sum(counts.values())
+def quantile(histogram: Histogram, share: float) -> float | None:
+    """Return a quantile in seconds; None without latencies."""
+    left = share * count(histogram)
     if not left:
         return None
-    for number in sorted(counts):
-        if left <= counts[number]:
-            return bin_start(number + left / counts[number])
-        left -= counts[number]
-    return bin_start(max(counts) + 1)
+    for number in sorted(histogram):
+        if left <= histogram[number]:
+            return bin_start(number + left / histogram[number])
+        left -= histogram[number]
+    return bin_start(max(histogram) + 1)
 
 
 def above(histogram: Histogram, seconds: float) -> float:

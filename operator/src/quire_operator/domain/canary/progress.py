@@ -12,6 +12,7 @@ from enum import StrEnum
 from quire_common.quantities import format_duration
 from quire_operator.domain.canary.judgement import GateResult, Verdict
 from quire_operator.domain.resource import Canary, CanaryStep, OnFailure, OnInconclusive
+from quire_operator.domain.resource.canary import equal_load
 
 
 class Phase(StrEnum):
@@ -64,6 +65,8 @@ class Situation:
     """The revision of the spec."""
     differs: bool
     """True if it replaces replicas: its pods are not those of the stable revision."""
+    replicas: int = 0
+    """The target of the stable replicas; 0 keeps the weights of the steps."""
     canary_ready: bool = False
     """True if the canary's replicas are ready for the weight of its step."""
     failure: str | None = None
@@ -134,7 +137,7 @@ def _starting(before: Record, seen: Situation, policy: Canary, *, now: float) ->
         return _failed(before, seen.failure, policy)
     if not seen.canary_ready or seen.is_paused:
         return before
-    weight = before.current_step(policy).weight_percent
+    weight = _weight(before, seen, policy)
     return replace(
         before, phase=Phase.CANARY, weight_percent=weight, started=now, step_started=now, message=_where(before, policy)
     )
@@ -147,17 +150,17 @@ def _canary(before: Record, seen: Situation, policy: Canary, *, now: float) -> R
         reasons.insert(0, seen.failure)
     if reasons:
         return _failed(before, "; ".join(reasons), policy)
-    step = before.current_step(policy)
+    step, weight = before.current_step(policy), _weight(before, seen, policy)
     if seen.is_paused:
         # The time of a pause does not count for the step. It moves seldom: each change is a write that causes a pass.
         is_late = now - before.step_started >= _PAUSE_GRAIN_SECONDS
         started = now if is_late else before.step_started
         return replace(before, step_started=started, message="spec.paused is true: the weight stays, and no step ends")
-    if before.weight_percent != step.weight_percent:
+    if before.weight_percent != weight:
         if not seen.canary_ready:
             return replace(before, message=f"{_where(before, policy)}: more replicas of the canary start")
-        # Also when the spec changes the weight of the step.
-        before = replace(before, weight_percent=step.weight_percent, step_started=now)
+        # Also when the spec changes the weight of the step, or the autoscaler the number of stable replicas.
+        before = replace(before, weight_percent=weight, step_started=now)
     left = before.step_started + step.duration_seconds - now
     results = seen.results
     if results is None:
@@ -184,6 +187,12 @@ def _canary(before: Record, seen: Situation, policy: Canary, *, now: float) -> R
         stable=before.canary,
         message=f"the canary passed{passed}; its revision replaces the stable replicas",
     )
+
+
+def _weight(record: Record, seen: Situation, policy: Canary) -> int:
+    """Return the share of the requests that the canary gets in its step."""
+    weight = record.current_step(policy).weight_percent
+    return equal_load(weight, seen.replicas)[1] if seen.replicas else weight
 
 
 def _counts_as_passed(result: GateResult, policy: Canary) -> bool:
@@ -216,8 +225,6 @@ def _progress(record: Record, seen: Situation, policy: Canary, *, left: float, n
     needed = max(policy.min_requests - seen.requests, 0)
     open_gates = [result for result in seen.results or () if result.verdict is Verdict.WAITING]
     is_last = record.step >= len(policy.steps) - 1
-    if is_last and not needed:
-        needed = max((result.remaining or 0 for result in open_gates), default=0)
     if not seen.requests:
         text = f"no request has reached the canary in {_rounded(elapsed)}; {policy.min_requests} are needed"
     elif needed:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from quire_operator.domain.canary.judgement import CurvePoint, Figures, GateResult
+from quire_operator.domain.canary.judgement import Figures, GateResult
 from quire_operator.domain.canary.progress import Phase, Record
 from quire_operator.domain.resource import GateMetric
 from quire_operator.domain.resource.canary import LATENCIES
@@ -14,11 +14,7 @@ _MAX_MESSAGE = 2000
 
 
 def section(
-    record: Record,
-    results: Sequence[GateResult] | None,
-    curves: Sequence[tuple[GateResult, Sequence[CurvePoint]]],
-    *,
-    compared_percent: float = 0.0,
+    record: Record, results: Sequence[GateResult] | None, *, compared_percent: float = 0.0
 ) -> dict[str, object]:
     """Return ``status.rollout``. Without results, ``with_gates`` adds the last ones.
 
@@ -38,8 +34,7 @@ def section(
     if record.rejected:
         found["rejectedRevision"] = record.rejected
     if results is not None:
-        points = {id(result): curve for result, curve in curves}
-        found["gates"] = [_gate(result, points.get(id(result), ())) for result in results]
+        found["gates"] = [_gate(result) for result in results]
     return found
 
 
@@ -73,7 +68,7 @@ def with_gates(wanted: dict[str, object], status: JSON, *, record: Record) -> di
     return {**wanted, "gates": stored["gates"]} if is_same else wanted
 
 
-def _gate(result: GateResult, curve: Sequence[CurvePoint]) -> dict[str, object]:
+def _gate(result: GateResult) -> dict[str, object]:
     gate = result.gate
     found: dict[str, object] = {
         "metric": gate.metric.value,
@@ -84,13 +79,6 @@ def _gate(result: GateResult, curve: Sequence[CurvePoint]) -> dict[str, object]:
     }
     if gate.metric in LATENCIES:
         found["percentile"] = gate.percentile or 95
-    if result.remaining:
-        found["remainingRequests"] = result.remaining
-    if curve:
-        found["curve"] = [
-            {"load": p.load, "stable": _figures(p.stable, gate.metric), "canary": _figures(p.canary, gate.metric)}
-            for p in curve
-        ]
     return found
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from quire_operator.domain.canary.figures import Tracks
-from quire_operator.domain.canary.judgement import CurvePoint, GateResult, curve, judge
+from quire_operator.domain.canary.judgement import GateResult, hang, judge
 from quire_operator.domain.canary.progress import HAS_CANARY, Phase, Record, Situation, advance
 from quire_operator.domain.canary.record import read, section, with_gates
 from quire_operator.domain.cluster_state.observed import Child, DeploymentState, Pod, Ref, Resource, own_deployment
 from quire_operator.domain.convergence.target import Target
 from quire_operator.domain.manifests.canary import Revision, kept_revisions
 from quire_operator.domain.resource import Canary, Invalid, Spec
-from quire_operator.domain.resource.canary import LATENCIES, canary_replicas
+from quire_operator.domain.resource.canary import equal_load
 from quire_operator.domain.resource.times import parse_time
 from quire_operator.domain.status.conditions import BlockingCondition
 from quire_operator.domain.status.rollout import is_overdue
@@ -82,11 +82,15 @@ def tracks(
     differs = stable_name != current.name and wanted != template_digest(spec)
     found = figures(current.name)
     results = None if found is None else judge(policy, found)
+    failure = _failure(before, canary_pods, own_deployment(resource, children, of_canary=True))
+    if failure is None and found is not None and before is not None and before.phase is Phase.CANARY:
+        failure = hang(found, before.weight_percent)
     situation = Situation(
         revision=current.name,
         differs=differs,
+        replicas=replicas,
         canary_ready=_is_ready(before, resource, children, policy=policy, replicas=replicas),
-        failure=_failure(before, canary_pods, own_deployment(resource, children, of_canary=True)),
+        failure=failure,
         results=results,
         requests=0 if found is None else found.canary.requests,
         is_promoted=_is_promoted(own_deployment(resource, children), wanted),
@@ -100,7 +104,7 @@ def tracks(
         canary=canary,
         canary_replicas=0 if canary is None else _wanted(record, policy, replicas),
         record=record,
-        section=_section(record, results, found, resource, current.name, policy),
+        section=_section(record, results, resource, current.name, policy),
         revisions={name: known[name] for name in {record.stable, *([record.canary] if canary else [])}},
     )
 
@@ -108,23 +112,18 @@ def tracks(
 def _section(
     record: Record,
     results: Sequence[GateResult] | None,
-    found: Tracks | None,
     resource: Resource,
     revision: str,
     policy: Canary,
 ) -> Mapping[str, object]:
     # The figures of another revision are not those of this canary.
     is_about = revision in (record.canary, record.rejected) and record.phase is not Phase.STARTING
-    shown = results if is_about and found is not None else None
-    curves: list[tuple[GateResult, Sequence[CurvePoint]]] = []
-    if shown is not None and found is not None:
-        curves = [(r, curve(r.gate, found)) for r in shown if r.gate.metric in LATENCIES]
-    found_section = section(record, shown, curves, compared_percent=policy.compared_percent)
-    return with_gates(found_section, resource.status, record=record)
+    found = section(record, results if is_about else None, compared_percent=policy.compared_percent)
+    return with_gates(found, resource.status, record=record)
 
 
 def _wanted(record: Record, policy: Canary, replicas: int) -> int:
-    return canary_replicas(record.current_step(policy).weight_percent, replicas)
+    return equal_load(record.current_step(policy).weight_percent, replicas)[0]
 
 
 def _is_ready(

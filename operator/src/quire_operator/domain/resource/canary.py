@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Annotated, Any, ClassVar
 
+from quire_common.contract.tracks import EQUAL_LOAD
 from quire_operator.domain.resource.field_kinds import Choice, Duration, Integer
 from quire_operator.domain.resource.fields import Fields, shown
 from quire_operator.domain.resource.schema import JSON, Kind, Rule, SectionList
@@ -14,8 +15,6 @@ _MAX_STEPS, _MAX_GATES, _MAX_WEIGHT = 10, 8, 90
 _MOST_REQUESTS = 40
 """The default of maxRequests, as a multiple of minRequests."""
 _ANSWER_SAMPLE_PERCENT = 10.0
-_LEAST_RELATIVE_LOAD = 0.1
-"""A canary replica with a smaller share of a stable replica's load would be idle, so that its latency says nothing."""
 
 
 class GateMetric(StrEnum):
@@ -74,7 +73,8 @@ class CanaryStep:
     weight_percent: Annotated[
         int,
         Integer(
-            "Share of the requests that the canary gets in this step.",
+            "Largest share of the requests that the canary gets in this step. It is lowered so that a replica of the "
+            "canary gets as many requests as a stable one.",
             minimum=1,
             maximum=_MAX_WEIGHT,
             example="a whole number from 1 to 90",
@@ -96,7 +96,8 @@ class Gate:
     metric: Annotated[
         GateMetric,
         Choice(
-            "What is compared: TimeToFirstToken and InterTokenLatency at equal load, ErrorRate over all requests. "
+            "What is compared: TimeToFirstToken and InterTokenLatency while a replica of the canary has the load of a "
+            "stable one, ErrorRate over all requests. "
             "Answers repeats a sample of the requests with temperature 0 on both tracks and compares the tokens and "
             "their logprobs: use it only where the gateway may keep prompts in memory for a moment.",
             example="TimeToFirstToken, InterTokenLatency, ErrorRate or Answers",
@@ -109,7 +110,7 @@ class Gate:
     max_increase_percent: Annotated[
         int | None,
         Integer(
-            "By how much the canary's latency may exceed the stable revision's at equal load. Default is 15.",
+            "By how much the canary's latency may exceed the stable revision's. Default is 15.",
             minimum=1,
             maximum=1000,
         ),
@@ -198,8 +199,9 @@ class Canary:
     min_requests: Annotated[
         int,
         Integer(
-            "Number of requests of the canary before a gate can pass or a latency can fail. Restarts and failed "
-            "starts of its replicas, and an error rate far above its limit, fail the canary earlier.",
+            "Number of requests of the canary before a gate can pass or a latency can fail; for a latency, those at "
+            "equal load per replica count. Restarts and failed starts of its replicas, requests without an answer, and "
+            "an error rate far above its limit fail the canary earlier.",
             minimum=50,
             maximum=1_000_000,
         ),
@@ -274,29 +276,18 @@ class Canary:
                     "order the steps by rising weights",
                 )
 
-    def too_few(self, replicas: int) -> tuple[int, str] | None:
-        """Return the step whose canary would be nearly idle with so many stable replicas, and what to do; or None."""
-        for place, step in enumerate(self.steps):
-            if replicas and relative_load(step.weight_percent, replicas) < _LEAST_RELATIVE_LOAD:
-                return place, (
-                    f"is too small for {replicas} replica{'s' if replicas > 1 else ''}: a canary replica would have "
-                    f"{100 * relative_load(step.weight_percent, replicas):.0f} % of a stable replica's load, and its "
-                    f"latency would say nothing. Set at least {_least_weight(replicas)}, or more replicas"
-                )
-        return None
 
+def equal_load(weight_percent: int, stable_replicas: int) -> tuple[int, int]:
+    """Return the canary's number of replicas in a step, and its share of the requests in percent.
 
-def canary_replicas(weight_percent: int, stable_replicas: int) -> int:
-    """Return how many replicas the canary needs, so that none has more load than a stable one would have alone."""
-    return ceil(weight_percent * stable_replicas / 100)
-
-
-def relative_load(weight_percent: int, stable_replicas: int) -> float:
-    """Return the load of a canary replica as a multiple of a stable replica's."""
-    count = canary_replicas(weight_percent, stable_replicas)
-    return weight_percent * stable_replicas / (count * (100 - weight_percent))
-
-
-def _least_weight(replicas: int) -> int:
-    weights = range(1, _MAX_WEIGHT + 1)
-    return next(weight for weight in weights if relative_load(weight, replicas) >= _LEAST_RELATIVE_LOAD)
+    The share is at most that of the step, and as large as gives a replica of the canary the load of a stable one. If
+    that of one replica is larger, the replica has less load than a stable one.
+    """
+    if not stable_replicas:
+        return 0, weight_percent
+    most, load = ceil(weight_percent * stable_replicas / 100), weight_percent * stable_replicas
+    count = max(1, min(most, load // (100 - weight_percent)))
+    share = min(weight_percent, round(100 * count / (stable_replicas + count)))
+    # A share of few percent may be rounded up by much.
+    is_more = share * stable_replicas > (1 + EQUAL_LOAD) * (100 - share) * count
+    return (most, weight_percent) if is_more else (count, share)

@@ -214,12 +214,7 @@ class Spec:
     )
 
     def check(self, document: Fields) -> None:
-        """Note a canary whose weight is too small for the number of replicas, and a name too long for a group."""
-        policy = self.rollout.canary_policy
-        found = None if policy is None else policy.too_few(self.max_replicas)
-        if found is not None:
-            place, message = found
-            document.problem(f"rollout.canary.steps[{place}].weightPercent", message)
+        """Note a name too long for a group."""
         if self.parallelism.is_group and len(self.name) > names.MAX_GROUP_NAME_LENGTH:
             document.problem(
                 "parallelism.nodes",

@@ -26,7 +26,7 @@ class Rollout:
         Choice(
             "RollingUpdate replaces replicas step by step. Recreate stops all replicas before it starts new ones, for "
             "clusters without a spare GPU. Canary gives a changed spec a share of the requests first, compares it with "
-            "the stable revision at equal load, and then promotes it by a rolling update or rolls it back."
+            "the stable revision, and then promotes it by a rolling update or rolls it back."
         ),
     ] = RolloutStrategy.ROLLING_UPDATE
     max_surge: Annotated[
