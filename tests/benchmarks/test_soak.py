@@ -47,8 +47,11 @@ LATE = Answers(server="gateway", longest_ms=150, late_ms=80, num_over_100_ms=1)
 SLOW = replace(LATE, late_ms=10)
 
 
-def test_successful_soak_meets_every_expectation() -> None:
-    assert {each.verdict for each in judge(GOOD)} == {"held"}
+@pytest.mark.parametrize("errors", [{}, {"502 replica_failed": 3}])
+def test_successful_soak_meets_every_expectation(errors: dict[str, int]) -> None:
+    assert {each.verdict for each in judge(replace(GOOD, tally=replace(GOOD.tally, errors=Counter(errors))))} == {
+        "held"
+    }
 
 
 def test_the_details_are_json_with_their_counts() -> None:
@@ -60,7 +63,15 @@ def test_the_details_are_json_with_their_counts() -> None:
 @pytest.mark.parametrize(
     ("changes", "place"),
     [
-        ({"tally": tally(errors=Counter({"502 replica_failed": 1}))}, 0),
+        ({"tally": tally(errors=Counter({"503 no_replica_ready": 1}))}, 0),
+        (
+            {
+                "tally": tally(errors=Counter({"502 replica_failed": 1})),
+                "deaths": GOOD.deaths[:1],
+                "num_engine_restarts": 1,
+            },
+            0,
+        ),
         ({"tally": tally(errors=Counter({"429 queue_full": 1}))}, 1),
         ({"tally": tally(broken=Counter({"ServerDisconnectedError": 1}))}, 1),
         ({"tally": tally(cuts=[Cut(replica="chat-2", seconds=12, code="engine_stopped")])}, 2),

@@ -1,11 +1,12 @@
-"""Requests that were lost with a replica are tried once more, one at a time per replica."""
+"""Requests that were lost with a replica are retried once; a body that met two deaths is refused for a while."""
 
 import asyncio
 
+import aiohttp
 import pytest
 from aiohttp import web
 
-from quire_common.contract.engine import ENGINE_STOPPED, TRIAL_HEADER, TRIAL_RUNNING
+from quire_common.contract.engine import ENGINE_STOPPED
 
 POISON = "poison"
 
@@ -15,119 +16,178 @@ def refusal(status: int, code: str) -> web.Response:
 
 
 class Engine:
-    """The behaviour of an engine that answers on demand, and that a prompt kills."""
+    """The behaviour of an engine that answers and dies on demand."""
 
     def __init__(self) -> None:
-        self.running: set[asyncio.Future[web.Response]] = set()
-        self.changed = asyncio.Event()
-        self.deaths = 0
-        self.most_lost_at_once = 0
-        self._num_lost = 0
+        self.running: dict[asyncio.Future[web.Response], str] = {}
+        """The prompts of the requests that wait for an answer."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
         answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
-        self.running.add(answer)
-        self._num_lost += TRIAL_HEADER in request.headers
-        self.most_lost_at_once = max(self.most_lost_at_once, self._num_lost)
-        self.changed.set()
-        if TRIAL_HEADER in request.headers:
-            asyncio.get_running_loop().call_later(0.01, self.kill if body["prompt"] == POISON else self.finish)
+        self.running[answer] = (await request.json())["prompt"]
         try:
             return await answer
         finally:
-            self.running.discard(answer)
-            self._num_lost -= TRIAL_HEADER in request.headers
+            del self.running[answer]
 
-    def kill(self) -> None:
-        self.deaths += 1
-        self._answer_all(lambda: refusal(503, ENGINE_STOPPED))
+    def kill(self) -> list[str]:
+        """End all requests, and return their prompts."""
+        return self._answer_all(lambda: refusal(503, ENGINE_STOPPED))
 
     def finish(self) -> None:
         self._answer_all(lambda: web.json_response({"object": "text_completion"}))
 
-    def _answer_all(self, make) -> None:
+    def _answer_all(self, make) -> list[str]:
+        prompts = list(self.running.values())
         for answer in self.running:
             if not answer.done():
                 answer.set_result(make())
-
-    async def until_running(self, count: int) -> None:
-        while len(self.running) != count:
-            self.changed.clear()
-            await self.changed.wait()
+        return prompts
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 3])
-async def test_requests_lost_with_a_poisonous_one_succeed(start_gateway, replicas, num_replicas):
+async def ask(gateway, prompt: str = "x", *, stream: bool = True) -> tuple[int, bytes, str | None]:
+    """Send a request over a connection of its own, because the end of a broken answer closes it."""
+    body = {"model": "chat", "prompt": prompt, "stream": stream}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{gateway.url}/v1/completions", json=body) as response,
+    ):
+        return response.status, await response.read(), response.headers.get("x-should-retry")
+
+
+async def until_running(count: int, *engines: Engine) -> None:
+    while sum(len(engine.running) for engine in engines) != count:
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 4])
+async def test_requests_fail_only_if_they_were_lost_twice(start_gateway, replicas, num_replicas):
     gateway = await start_gateway(hold_limit=0, hold_timeout_seconds=60.0)
     fleet = [await replicas(f"chat-{number}") for number in range(num_replicas)]
     engines = [Engine() for _ in fleet]
     for replica, engine in zip(fleet, engines, strict=True):
         replica.behaviour = engine
     await gateway.push(chat=[fleet[0].endpoint()])
-    poisonous = asyncio.create_task(gateway.complete(prompt=POISON))
-    harmless = [asyncio.create_task(gateway.complete(prompt="x")) for _ in range(12)]
-    await engines[0].until_running(13)
+    prompts = [POISON, *map(str, range(12))]
+    calls = {prompt: asyncio.create_task(gateway.complete(prompt=prompt)) for prompt in prompts}
+    await until_running(13, engines[0])
     await gateway.push(chat=[replica.endpoint() for replica in fleet])
 
     engines[0].kill()
+    await until_running(0, engines[0])
+    await until_running(13, *engines)
+    (second,) = (engine for engine in engines if POISON in engine.running.values())
+    lost_twice = second.kill()
+    for engine in engines:
+        engine.finish()
 
-    status, body = await poisonous
-    assert (status, body["error"]["code"]) == (502, "replica_failed")
-    assert [status for status, _ in await asyncio.gather(*harmless)] == [200] * 12
-    assert sum(engine.deaths for engine in engines) == 2
-    assert max(engine.most_lost_at_once for engine in engines) == 1
-    assert gateway.gateway.metrics.held["chat"] == 0
+    answers = {prompt: await call for prompt, call in calls.items()}
+    assert {prompt for prompt, (status, _) in answers.items() if status != 200} == set(lost_twice)
+    assert {answers[prompt][1]["error"]["code"] for prompt in lost_twice} == {"replica_failed"}
+    assert sum(len(replica.bodies) for replica in fleet) == 26
+    assert not any(gateway.gateway.metrics.held.values())
 
 
-async def test_trial_refused_for_another_gateway_is_repeated(gateway, replicas):
-    chat = await replicas("chat-0")
-    answers = [refusal(503, ENGINE_STOPPED), refusal(429, TRIAL_RUNNING), refusal(429, "queue_full")]
+def abort(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+
+
+DEATHS = {
+    "before the answer": None,
+    "connection": b'data: {"t":1}\n\n',
+    "error event": b'data: {"t":1}\n\nevent: error\ndata: {"error":{"message":"x","code":"engine_stopped"}}\n\n',
+    "error event of a response": b'event: error\ndata: {"type":"error","code":"engine_stopped"}\n\n',
+}
+"""The part of a stream that arrives before its engine dies."""
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("start", DEATHS.values(), ids=DEATHS.keys())
+async def test_client_that_repeats_a_poisonous_request_ends_two_engines(
+    gateway, replicas, start: bytes | None, closes: bool
+):
+    fleet = [await replicas(name) for name in "abcdef"]
+    deaths = []
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        return answers.pop(0) if answers else await chat.say_name(request)
-
-    chat.behaviour = behave
-    await gateway.push(chat=[chat.endpoint()])
-
-    assert (await gateway.complete())[0] == 200
-    assert [TRIAL_HEADER in headers for headers in chat.headers] == [False, True, True, True]
-    assert await gateway.metric("quire_gateway_retries_total", reason="trial_running") == 1
-
-
-async def test_stream_ends_its_trial_with_its_first_byte(gateway, replicas):
-    chat = await replicas("chat-0")
-    ends, lost = asyncio.Event(), asyncio.Event()
-    num_lost = 0
-
-    async def behave(request: web.Request) -> web.StreamResponse:
-        nonlocal num_lost
-        if TRIAL_HEADER not in request.headers:
-            num_lost += 1
-            if num_lost == 2:
-                lost.set()
-            await lost.wait()
+        body = await request.json()
+        if body["prompt"] != POISON:
+            return web.json_response({"object": "text_completion"})
+        deaths.append(body)
+        if start is None:
             return refusal(503, ENGINE_STOPPED)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        await response.write(start)
+        if closes or b"error" not in start:
+            await asyncio.sleep(0.01)
+            abort(request)
+        return response
+
+    for replica in fleet:
+        replica.behaviour = behave
+    await gateway.push(chat=[replica.endpoint() for replica in fleet])
+
+    answers = [await ask(gateway, POISON, stream=start is not None) for _ in range(6)]
+
+    assert len(deaths) == 2
+    assert [(status, should_retry) for status, _, should_retry in answers[2:]] == [(502, "false")] * 4
+    assert (await gateway.complete(prompt="x"))[0] == 200
+
+
+async def test_complete_answer_between_two_deaths_prevents_a_quarantine(gateway, replicas):
+    chat = await replicas("chat-0")
+    ends = ["dies", "ends", "dies", "ends"]
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
         await response.write(b"data: {}\n\n")
-        await ends.wait()
+        await asyncio.sleep(0.01)
+        if ends.pop(0) == "dies":
+            abort(request)
         return response
 
     chat.behaviour = behave
     await gateway.push(chat=[chat.endpoint()])
 
-    async def stream() -> None:
-        async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}) as response:
-            await response.content.readline()
-            await response.release()
-
-    # Both begin although neither ends.
-    await asyncio.gather(stream(), stream())
-    ends.set()
+    for _ in range(4):
+        assert (await ask(gateway))[0] == 200
+    assert not ends
 
 
-async def test_lost_request_that_no_replica_can_try_is_502(start_gateway, replicas):
+@pytest.mark.parametrize("code", [b"internal_error", b"shutting_down"])
+async def test_stream_that_ends_with_another_error_met_no_death(gateway, replicas, code):
+    chat = await replicas("chat-0")
+    chat.break_after(b'event: error\ndata: {"error":{"code":"%b"}}\n\n' % code)
+    await gateway.push(chat=[chat.endpoint()])
+
+    for _ in range(4):
+        assert code in (await ask(gateway))[1]
+    assert len(chat.bodies) == 4
+
+
+@pytest.mark.parametrize(("num_refusals", "status"), [(2, 200), (99, 429)])
+async def test_lost_request_waits_for_a_full_replica(start_gateway, replicas, num_refusals, status):
+    gateway = await start_gateway(hold_timeout_seconds=0.7)
+    one, two = await replicas("one"), await replicas("two")
+
+    async def die(request: web.Request) -> web.StreamResponse:
+        await gateway.push(chat=[two.endpoint()])
+        return refusal(503, ENGINE_STOPPED)
+
+    async def behave(request: web.Request) -> web.StreamResponse:
+        return refusal(429, "queue_full") if len(two.bodies) <= num_refusals else await two.say_name(request)
+
+    one.behaviour, two.behaviour = die, behave
+    await gateway.push(chat=[one.endpoint()])
+
+    assert (await gateway.complete())[0] == status
+    assert len(two.bodies) <= 4
+
+
+async def test_lost_request_that_no_replica_can_retry_is_503(start_gateway, replicas):
     gateway = await start_gateway(hold_timeout_seconds=0.3)
     chat = await replicas("chat-0")
 
@@ -140,7 +200,7 @@ async def test_lost_request_that_no_replica_can_try_is_502(start_gateway, replic
 
     status, body = await gateway.complete()
 
-    assert (status, body["error"]["code"]) == (502, "replica_failed")
+    assert (status, body["error"]["code"]) == (503, "no_replica_ready")
     assert "within 0.3 s" in body["error"]["message"]
     assert len(chat.bodies) == 1
 
@@ -161,34 +221,30 @@ async def test_lost_request_of_a_removed_model_is_404(gateway, replicas):
     assert (await call)[0] == 404
 
 
-async def test_clients_cannot_request_a_trial(gateway, replicas):
-    chat = await replicas("chat-0")
-    await gateway.push(chat=[chat.endpoint()])
-    headers = {TRIAL_HEADER: "1"}
-    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}, headers=headers) as answer:
-        assert answer.status == 200
-    assert TRIAL_HEADER not in chat.headers[0]
-
-
-async def test_other_requests_avoid_the_replica_of_a_trial(gateway, replicas):
-    one, two = await replicas("one"), await replicas("two")
-    waiting, go_on = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize(("num_terminating", "status"), [(1, 200), (2, 200), (3, 502)])
+async def test_planned_end_of_a_replica_counts_as_no_death_once(gateway, replicas, num_terminating, status):
+    fleet = [await replicas(f"chat-{number}") for number in range(4)]
 
     async def behave(request: web.Request) -> web.StreamResponse:
-        if TRIAL_HEADER not in request.headers:
-            return refusal(503, ENGINE_STOPPED)
-        waiting.set()
-        await go_on.wait()
-        return web.json_response({"object": "text_completion"})
+        gone = sum(len(replica.bodies) for replica in fleet)
+        if gone > num_terminating:
+            return web.json_response({"object": "text_completion"})
+        await gateway.push(
+            chat=[replica.endpoint(terminating=bool(replica.bodies)) for replica in fleet[: num_terminating + 1]]
+        )
+        return refusal(503, ENGINE_STOPPED)
 
-    one.behaviour = behave
-    await gateway.push(chat=[one.endpoint()])
-    lost = asyncio.create_task(gateway.complete())
-    await waiting.wait()
-    await gateway.push(chat=[one.endpoint(), two.endpoint()])
+    for replica in fleet:
+        replica.behaviour = behave
+    await gateway.push(chat=[replica.endpoint() for replica in fleet[: num_terminating + 1]])
 
-    answers = [await gateway.complete() for _ in range(6)]
-    go_on.set()
+    assert (await gateway.complete())[0] == status
 
-    assert {body["served_by"] for _, body in answers} == {"two"}
-    assert (await lost)[0] == 200
+
+async def test_engines_of_older_releases_get_no_trial_header(gateway, replicas):
+    chat = await replicas("chat-0")
+    await gateway.push(chat=[chat.endpoint()])
+    headers = {"X-Quire-Trial": "1"}
+    async with gateway.client.post(f"{gateway.url}/v1/completions", json={"model": "chat"}, headers=headers) as answer:
+        assert answer.status == 200
+    assert "X-Quire-Trial" not in chat.headers[0]

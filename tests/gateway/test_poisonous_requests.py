@@ -1,4 +1,4 @@
-"""A request that kills engine processes costs at most two of them, with real engines behind two gateways.
+"""A request that kills engine processes ends two of them, with real engines behind two gateways.
 
 The engines are whole processes with the fake runner. A token in the prompt makes the engine process die.
 """
@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -104,15 +105,15 @@ async def stream(gateway, begun: asyncio.Event) -> tuple[str, int, str]:
         return response.headers["X-Quire-Replica"], tokens, last
 
 
-async def whole(gateway) -> tuple[int, int]:
+async def whole(gateway, prompt: str) -> tuple[int, int]:
     """Get a whole answer through the gateway: its status and the tokens in its usage."""
-    status, body = await gateway.complete(prompt="x", max_tokens=STREAM_TOKENS, ignore_eos=True)
+    status, body = await gateway.complete(prompt=prompt, max_tokens=STREAM_TOKENS, ignore_eos=True)
     return status, (body.get("usage") or {}).get("completion_tokens", 0)
 
 
 @pytest.mark.slow
 async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engines):
-    """The streams of the replica that did not get the request run to their end, and every whole answer arrives."""
+    """The streams of the replica that did not get the request run to their end; whole answers survive one death."""
     for kind, token in (
         ("crash", poisonable_engine.CRASH),
         ("hang", poisonable_engine.HANG),
@@ -127,17 +128,20 @@ async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engine
         streams = [asyncio.create_task(stream(gateway, each)) for each in begun]
         for each in begun:
             await each.wait()
-        answers = [asyncio.create_task(whole(each)) for each in [gateway, second] * 6]
+        answers = [asyncio.create_task(whole(each, f"x{n}")) for n, each in enumerate([gateway, second] * 6)]
         while sum(b.in_flight for each in (gateway, second) for b in each.gateway.fleet.backends()) < 9 + len(answers):
             await asyncio.sleep(0.01)
 
         status, body = await gateway.complete(prompt=[5, token, 6], max_tokens=4)
 
         assert (status, body["error"]["code"]) == (502, "replica_failed"), kind
-        assert await asyncio.gather(*answers) == [(200, STREAM_TOKENS)] * len(answers), kind
+        assert (await gateway.complete(prompt=[5, token, 6], max_tokens=4))[0] == 502, kind
+        found = Counter(await asyncio.gather(*answers))
+        # Those that were on both engines fail too.
+        assert set(found) <= {(200, STREAM_TOKENS), (502, 0)} and found[200, STREAM_TOKENS] > 0, kind
         ends = await asyncio.gather(*streams)
         died = {engine.name for engine in engines if engine.deaths > before[engine.name]}
-        # The trial may be on the engine that died, once it runs again.
+        # The retry may be on the engine that died, once it runs again.
         assert sum(engine.deaths for engine in engines) - sum(before.values()) == 2, kind
         undisturbed = [end for end in ends if end[0] not in died]
         assert undisturbed and all(last == "[DONE]" and tokens == STREAM_TOKENS for _, tokens, last in undisturbed), (
@@ -147,7 +151,7 @@ async def test_poisonous_request_kills_at_most_two_engines(start_gateway, engine
         cut = [end for end in ends if end[2] != "[DONE]"]
         assert cut and {end[0] for end in cut} <= died, kind
         assert all(json.loads(last)["error"]["code"] == "engine_stopped" for *_, last in cut), kind
-        print(f"{kind}: {len(died)} engines died; {len(undisturbed)} streams went on, {len(cut)} were cut")
+        print(f"{kind}: {len(died)} engines died; {len(undisturbed)} streams went on, {len(cut)} were cut; {found}")
         await asyncio.gather(*(until_ready(gateway, engine) for engine in engines))
         # The replicas are suspect for a while; a request that no replica accepts is held until one does.
         assert (await gateway.complete(prompt="x", max_tokens=1))[0] == 200

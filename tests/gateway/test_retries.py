@@ -246,6 +246,45 @@ async def test_dropped_idle_connection_is_retried_at_once(start_gateway):
     server.close()
 
 
+async def test_replica_that_is_gone_after_it_closed_a_reused_connection_died(gateway):
+    """Two such replicas make the request fail, though neither left a trace on a new connection."""
+    servers: dict[str, asyncio.Server] = {}
+
+    class DiesAtTheSecond(asyncio.Protocol):
+        """A protocol that answers one request, and stops its server at the next on the same connection."""
+
+        def __init__(self, name: str) -> None:
+            self.name, self.answered = name, False
+
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            if data.startswith(b"GET") or not data.rstrip().endswith(b"}"):
+                return
+            if self.answered:
+                servers[self.name].close()
+                self.transport.close()
+                return
+            self.answered = True
+            self.transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}")
+
+    endpoints = []
+    for name in ("one", "two"):
+        server = await asyncio.get_running_loop().create_server(lambda name=name: DiesAtTheSecond(name), "127.0.0.1", 0)
+        servers[name] = server
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        endpoints.append(Endpoint(id=name, url=url, ready=True, serving=True, terminating=False))
+        await gateway.push(chat=[endpoints[-1]])
+        assert (await gateway.complete())[0] == 200
+    await gateway.push(chat=endpoints)
+
+    status, body = await gateway.complete()
+
+    assert (status, body["error"]["code"]) == (502, "replica_failed")
+    assert not any(server.is_serving() for server in servers.values())
+
+
 async def test_attempts_per_request_are_limited(start_gateway, replicas):
     gateway = await start_gateway(max_attempts=2)
     fleet = [await replicas(name) for name in "abcd"]

@@ -95,7 +95,8 @@ class Clients:
                 await asyncio.sleep(0.2)
             if self.stop.is_set():
                 return
-            body = {"model": MODEL, "prompt": [POISONS[kind]] * REPEATS, "max_tokens": 4}
+            # The gateway refuses a body that it knows.
+            body = {"model": MODEL, "prompt": [POISONS[kind]] * REPEATS, "max_tokens": 4, "seed": place}
             # A poisonous request is finished even if the soak ends meanwhile.
             await asyncio.shield(self._poison(kind, body))
 

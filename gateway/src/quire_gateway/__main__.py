@@ -34,13 +34,12 @@ from quire_gateway.endpoints import Discovery, Snapshot
 from quire_gateway.endpoints.file import FileDiscovery
 from quire_gateway.endpoints.kubernetes import KubernetesDiscovery
 from quire_gateway.endpoints.kubernetes_access import access_of
-from quire_gateway.fleet import Fleet, Pool
+from quire_gateway.fleet import Fleet
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import gateway_allowances
 from quire_gateway.metrics import Metrics
 from quire_gateway.proxy import Proxy
 from quire_gateway.scrape import Scraper
-from quire_gateway.trial_queue import TrialQueue
 
 # Below the five seconds after which uvicorn closes an idle connection, so that a request seldom meets a closed one.
 _KEEPALIVE_SECONDS = 4.0
@@ -56,11 +55,12 @@ class Gateway:
     def __init__(self, config: Config, discovery: Discovery) -> None:
         self._config, self._discovery = config, discovery
         self._stack = AsyncExitStack()
-        self.fleet = Fleet(on_gone=lambda backend: self.metrics.forget(backend), on_wake=self._wake)
+        self.fleet = Fleet(
+            on_gone=lambda backend: self.metrics.forget(backend), on_wake=lambda pool: self._queue.release(pool)
+        )
         self.body_memory = BodyMemory(config.proxy.body_memory_bytes)
         self.metrics = Metrics(self.fleet, self.body_memory)
         self._queue = HoldQueue(self.fleet, config.proxy, self.metrics)
-        self._trials = TrialQueue(self._queue, self.metrics)
         self.site = Site(fleet=self.fleet, metrics=self.metrics, hides_names=config.proxy.hides_names)
         self._logged: dict[str, int] | None = None
 
@@ -76,7 +76,6 @@ class Gateway:
             options=options,
             metrics=self.metrics,
             queue=self._queue,
-            trials=self._trials,
             memory=self.body_memory,
             limits=gateway_allowances(monotonic, self._num_gateways),
         )
@@ -148,10 +147,6 @@ class Gateway:
             else "keys have limits, which all gateways share: set --gateway-service or --gateways"
         )
         return KeyFile(self._config.api_key_file, monotonic, no_limits=reason)
-
-    def _wake(self, pool: Pool) -> None:
-        self._queue.release(pool)
-        self._trials.wake(pool)
 
     def _num_gateways(self) -> int:
         return self._config.num_gateways or max(1, self._discovery.num_gateways)

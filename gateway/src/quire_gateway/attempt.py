@@ -15,7 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from quire_common.contract.engine import KEY_LIMIT, RESUMABLE_HEADER, TRIAL_HEADER, TRIAL_TOGETHER, USAGE_HEADER
+from quire_common.contract.engine import ENGINE_STOPPED, KEY_LIMIT, RESUMABLE_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import TRACK_HEADER
 from quire_gateway import headers, sse
 from quire_gateway.bodies import BodyPayload
@@ -177,8 +177,6 @@ class Attempts:
     def _accepted(self, call: Call, backend: Backend, status: int, *, keeps_body: bool = False) -> None:
         """Record that the replica accepted the request: only a resumable stream may go to another one after this."""
         call.ticket.close()
-        if call.trial is not None:
-            call.trial.end()
         if not keeps_body:
             call.body.release()
         self._queue.release(call.pool)
@@ -191,8 +189,6 @@ class Attempts:
         passed = headers.to_replica(call.request, audience=call.pool.audience, request_id=call.id)
         if call.charge is not None:
             passed[USAGE_HEADER] = "1"
-        if call.trial is not None:
-            passed[TRIAL_HEADER] = TRIAL_TOGETHER if call.trial.together else "1"
         passed[RESUMABLE_HEADER] = "1"
         return passed
 
@@ -250,7 +246,8 @@ class Attempts:
             rest = stream.flush() + events.flush() if events else b""
             if rest := _read_usage(call, rest, is_last=True):
                 await response.write(rest)
-            if events and events.has_error:
+            if events and events.error is not None:
+                stream.has_died = error_code(events.error) == ENGINE_STOPPED
                 _note_broken(tracked)
         except ReplicaDied as death:
             lost = lost_stream(stream, death) if stream.is_resumable else None
@@ -259,7 +256,9 @@ class Attempts:
             if lost is not None:
                 backend.record_failure(monotonic(), unreachable=lost.reason == "disconnected")
                 return lost
-            has_ended = events is not None and (events.has_error or stream.is_complete)
+            error = None if events is None else events.error
+            has_ended = error is not None or stream.is_complete
+            stream.has_died = not has_ended or (error is not None and error_code(error) == ENGINE_STOPPED)
             await self._break(call, backend, response, death, has_ended=has_ended)
         except asyncio.CancelledError:
             task = asyncio.current_task()

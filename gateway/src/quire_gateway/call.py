@@ -10,7 +10,6 @@ from quire_gateway.fleet import Pool
 from quire_gateway.hold_queue import HoldTicket
 from quire_gateway.limits import Charge
 from quire_gateway.resumable import OpenStream
-from quire_gateway.trial_queue import Trial
 from quire_gateway.wait_comments import WaitComments
 
 
@@ -23,6 +22,8 @@ class Call:
     ticket: HoldTicket
     """Its right to wait while no replica can serve it."""
     body: Body
+    digest: bytes
+    """The digest of its path and body, by which the quarantine knows it."""
     allowance: Allowance | None
     charge: Charge | None
     """The limits of its tenant, and what it has used of them; None without limits."""
@@ -38,8 +39,6 @@ class Call:
     started: float
     stream: OpenStream
     """The stream to the client."""
-    trial: Trial | None = None
-    """Its place among the requests that were lost; None for one that was not."""
 
     @property
     def current_track(self) -> str:

@@ -172,17 +172,19 @@ class _Error(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    """The body of an error answer or an error event."""
+    """The body of an error answer or an error event; that of the Responses API has the code at its top."""
 
-    error: _Error
+    error: _Error | None = None
+    code: str | None = None
 
 
 def error_code(body: bytes) -> str | None:
     """Return the code of a replica's error in OpenAI's shape; None if the body has another shape."""
     try:
-        return msgspec.json.decode(body, type=_ErrorBody).error.code
+        found = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return found.code if found.error is None else found.error.code
 
 
 def error_response(request: web.BaseRequest, error: GatewayError, *, status: int | None = None) -> web.Response:

@@ -5,7 +5,7 @@ from time import monotonic
 
 from aiohttp import web
 
-from quire_common.contract.engine import ENGINE_STOPPED, TRIAL_RUNNING
+from quire_common.contract.engine import ENGINE_STOPPED
 from quire_gateway.fleet import Backend
 from quire_gateway.resumable import OpenStream
 
@@ -14,12 +14,16 @@ _ENGINE_ENDS = "shutting_down"
 """The code of the error with which an engine ends the streams that its drain leaves."""
 UNSUITED = "unsuited"
 """The reason of the failed attempt of a replica that cannot continue a stream, for example with another tokenizer."""
-NO_FAULT = frozenset({"busy", "moved", "stale", "trial_running", UNSUITED})
+NO_FAULT = frozenset({"busy", "moved", "stale", UNSUITED})
 """The reasons of failed attempts that are no errors of the replica's track: a full queue, a stream that leaves a
-terminating replica, an idle connection that was closed, a trial of another request, a stream of another model version.
+terminating replica, an idle connection that was closed, a stream of another model version.
 """
-REFUSALS = frozenset({"busy", "stale", "trial_running", "unavailable", "unreachable", UNSUITED})
+REFUSALS = frozenset({"busy", "stale", "unavailable", "unreachable", UNSUITED})
 """The reasons of failed attempts in which the replica did not work on the request."""
+LOST = frozenset({"disconnected", "engine_stopped"})
+"""The reasons of attempts that were under way when the replica, or its engine process, died."""
+GONE = frozenset({"stale", "unreachable", "unavailable"})
+"""The reasons of the attempts that follow a stale one if the replica, or its engine process, died at that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +48,7 @@ def disconnected(backend: Backend, error: Exception) -> FailedAttempt:
 
 def refusal(answer: web.Response, code: str | None) -> FailedAttempt:
     """Return the failed attempt of an answer with status 429 or 503 and this code of its error."""
-    if code == TRIAL_RUNNING:
-        reason, cause = "trial_running", "is trying a lost request of another gateway"
-    elif answer.status == BUSY:
+    if answer.status == BUSY:
         reason, cause = "busy", f"answered {answer.status}"
     elif code == ENGINE_STOPPED:
         reason, cause = "engine_stopped", "lost its engine process while it worked on the request"

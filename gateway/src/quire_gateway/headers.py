@@ -6,7 +6,7 @@ from uuid import uuid4
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from quire_common.contract.engine import RESUMABLE_HEADER, TRIAL_HEADER, USAGE_HEADER
+from quire_common.contract.engine import RESUMABLE_HEADER, USAGE_HEADER
 from quire_common.contract.gateway import ENGINE_KEY_HEADER, TENANT_HEADER, WAIT_COMMENTS_HEADER
 from quire_gateway.tenants import TENANT
 
@@ -37,7 +37,7 @@ _REQUEST_ONLY = frozenset(
         TENANT_HEADER.lower(),
         ENGINE_KEY_HEADER.lower(),
         USAGE_HEADER.lower(),
-        TRIAL_HEADER.lower(),
+        "x-quire-trial",  # engines of older releases refuse some requests with it
         RESUMABLE_HEADER.lower(),
         WAIT_COMMENTS_HEADER.lower(),
     }

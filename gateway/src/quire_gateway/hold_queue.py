@@ -65,11 +65,11 @@ class HoldQueue:
         line = self._lines.get(pool)
         return line is not None and bool(line.waiting)
 
-    def count_in(self, pool: Pool) -> None:
-        """Count one more held request, or raise ``NoReplica`` if the queue is full."""
+    def count_in(self, pool: Pool, *, is_retry: bool) -> None:
+        """Count one more held request. Raise ``NoReplica`` if the queue is full, unless the request is a retry."""
         held = self._metrics.held.get(pool.model, 0)
         limit = self._options.hold_limit if pool.hold.max_held is None else pool.hold.max_held
-        if held >= limit:
+        if held >= limit and not is_retry:
             self._metrics.hold_failures.labels(pool.model, "limit").inc()
             raise NoReplica(
                 f"no replica of {pool.model} is ready, and the queue is full: {held} requests already wait for one",
@@ -165,6 +165,17 @@ class HoldTicket:
     def __init__(self, queue: HoldQueue, pool: Pool, *, deadline: float) -> None:
         self._queue, self._pool, self._deadline = queue, pool, deadline
         self._is_held = False
+        self.is_renewed = False
+        """True if a replica had the request and ended."""
+
+    @property
+    def has_time(self) -> bool:
+        """True until the request has waited as long as it may."""
+        return monotonic() < self._deadline
+
+    def renew(self) -> None:
+        """Let a request whose replica ended wait from now on, even in a full queue, and before new requests."""
+        self._deadline, self.is_renewed = monotonic() + self._queue.timeout_seconds(self._pool), True
 
     async def wait(self, *, cause: str | None) -> None:
         """Wait for a turn to choose a replica. Raise when time is up, the queue is full, or the model is gone.
@@ -173,11 +184,11 @@ class HoldTicket:
         """
         was_held = self._is_held
         if not was_held:
-            self._queue.count_in(self._pool)
+            self._queue.count_in(self._pool, is_retry=self.is_renewed)
             self._is_held = True
         left = self._deadline - monotonic()
         has_turn = (left > 0 or self._pool.awaits_start(monotonic())) and await self._queue.turn(
-            self._pool, seconds=max(0.0, left), is_first=was_held
+            self._pool, seconds=max(0.0, left), is_first=was_held or self.is_renewed
         )
         if not self._queue.is_known(self._pool):
             raise UnknownModel(f"the model {self._pool.model!r} is no longer served")

@@ -5,6 +5,7 @@ Under ``app``, which routes to ``Proxy.handle``. A request is held while no repl
 
 import asyncio
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import monotonic
@@ -23,15 +24,14 @@ from quire_gateway.call import Call
 from quire_gateway.comparisons import Comparisons
 from quire_gateway.config import ProxyOptions
 from quire_gateway.errors import BadRequest, GatewayError, ShuttingDown, UnknownModel, UpstreamFailed
-from quire_gateway.failed_attempts import BUSY, UNSUITED, FailedAttempt
+from quire_gateway.failed_attempts import BUSY, GONE, LOST, UNSUITED, FailedAttempt
 from quire_gateway.fleet import Backend, Fleet, Pool
 from quire_gateway.hold_queue import HoldQueue
 from quire_gateway.limits import Charge, admitted, uploading
 from quire_gateway.metrics import Metrics
 from quire_gateway.prompt import PeekedRequest, peek_request
+from quire_gateway.quarantine import MAX_DEATHS, Quarantine, digest_of
 from quire_gateway.resumable import OpenStream
-from quire_gateway.trial_queue import TrialQueue
-from quire_gateway.trials import Losses, Step
 from quire_gateway.wait_comments import WaitComments, wait_seconds
 
 MODEL = web.RequestKey("model", str)
@@ -42,6 +42,10 @@ _COUNTING = frozenset({f"{MESSAGES_PATH}/count_tokens", "/tokenize", "/detokeniz
 """Paths whose requests are not run through the model."""
 
 _OK = 200
+_LARGE_BODY_BYTES = 2**18
+"""The digests of larger bodies are computed in a thread, so that other requests do not wait for them."""
+_PAUSE_SECONDS = 0.25
+"""The pause of a request whose replica ended, before replicas are tried again that did not accept it."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +61,13 @@ class Proxy:
         options: ProxyOptions,
         metrics: Metrics,
         queue: HoldQueue,
-        trials: TrialQueue,
         memory: BodyMemory,
         limits: Allowances,
     ) -> None:
         self._fleet, self._options, self._metrics = fleet, options, metrics
-        self._queue, self._trials, self._memory, self._limits = queue, trials, memory, limits
+        self._queue, self._memory, self._limits = queue, memory, limits
         self._attempts = Attempts(session=session, metrics=metrics, queue=queue, hides_names=options.hides_names)
+        self._quarantine = Quarantine()
         self.comparisons = Comparisons(session, metrics)
         self.running: set[asyncio.Task[object]] = set()
 
@@ -113,6 +117,15 @@ class Proxy:
         )
         pool = self._pool(peeked.model)
         request[MODEL] = pool.model
+        if len(body.data) <= _LARGE_BODY_BYTES:
+            digest = digest_of(request.path, body.data)
+        else:
+            digest = await asyncio.to_thread(digest_of, request.path, body.data)
+        if (refused_seconds := self._quarantine.admit(digest, monotonic())) > 0:
+            raise UpstreamFailed(
+                f"replicas of {pool.model} died while they worked on requests with this body, which may be the cause; "
+                f"for {math.ceil(refused_seconds)} s none is sent to a replica"
+            )
         prompt_tokens = pool.prompt_tokens(peeked.num_bytes)
         request_id = headers.request_id(request)
         seconds = wait_seconds(request, is_stream=peeked.is_stream, usual_seconds=self._options.wait_comments_seconds)
@@ -124,6 +137,7 @@ class Proxy:
                     pool=pool,
                     ticket=ticket,
                     body=body,
+                    digest=digest,
                     allowance=allowance,
                     charge=charge,
                     prompt_tokens=prompt_tokens,
@@ -199,109 +213,103 @@ class Proxy:
     async def _serve(self, call: Call) -> web.StreamResponse:
         """Try one replica after the other until one answers; hold the request while none can.
 
-        A request that was under way on a replica that died may have killed it: it is tried once more, and alone.
+        A request that was under way on a replica that died may have killed it: it is retried only once.
         """
         tried: set[str] = set()
         failure: FailedAttempt | None = None
-        losses, step = Losses(), Step.OTHER_REPLICA
-        backend: Backend | None = None
+        deaths, was_terminating = 0, False
         if self._queue.has_waiting(call.pool):
             # Requests that came first are released first.
             await call.ticket.wait(cause=None)
-        while step not in (Step.TRIAL, Step.RESUME):
-            if step is not Step.SAME_REPLICA or backend is None:
-                choice = self._pick(call, tried)
-                if isinstance(choice, Hold):
-                    if call.stream.response is not None:
-                        # It was moved, and waits with the lost ones for a replica with room.
-                        break
-                    if failure is not None and failure.reason == "busy" and failure.answer is not None:
-                        self._metrics.errors.labels(call.pool.model, str(BUSY), failure.reason).inc()
-                        return failure.answer
-                    await call.ticket.wait(cause=None if failure is None else failure.cause)
-                    tried.clear()
-                    continue
-                backend = choice
-            outcome = await self._attempts.send(call, backend)
+        while True:
+            backend = self._pick(call, tried)
+            if isinstance(backend, Hold):
+                if (answer := await self._hold(call, failure)) is not None:
+                    return answer
+                tried.clear()
+                continue
+            sent = monotonic()
+            outcome = await self._send(call, backend)
             self._queue.release(call.pool)
             if isinstance(outcome, web.StreamResponse):
+                self._record_end(call, backend, outcome, sent)
                 return outcome
-            losses, step = _after(losses, call, backend, outcome)
-            if step is not Step.SAME_REPLICA:
-                failure = outcome
-                tried.add(backend.endpoint.id)
-                self._record_retry(call, backend, outcome)
-        return await self._serve_lost(call, losses)
-
-    async def _serve_lost(self, call: Call, losses: Losses) -> web.StreamResponse:
-        """Try a request that was lost once more, when no other one that was lost is tried on the same replica.
-
-        Streams that had tokens go on together the first time.
-        """
-        call.ticket.close()
-        together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
-        with self._trials.enter(
-            call.pool,
-            track=call.current_track,
-            together=together,
-            unsuited=call.stream.unsuited,
-        ) as trial:
-            call = replace(call, trial=trial)
-            while (backend := await trial.turn()) is not None:
-                call.pool.record_sent(backend, prompt_tokens=call.prompt_tokens, blocks=call.blocks)
-                outcome = await self._attempts.send(call, backend)
-                while not isinstance(outcome, web.StreamResponse):
-                    losses, step = _after(losses, call, backend, outcome)
-                    if step is Step.FAIL:
-                        raise UpstreamFailed(
-                            f"{losses.count} replicas of {call.pool.model} died while they worked on this request; it "
-                            "is not tried again, because it may be the cause"
-                        )
-                    self._record_retry(call, backend, outcome)
-                    if step is not Step.SAME_REPLICA:
-                        break
-                    outcome = await self._attempts.send(call, backend)
+            failure = outcome
+            if failure.reason in LOST:
+                if backend.endpoint.terminating and not was_terminating:
+                    # Its end was planned.
+                    was_terminating = True
                 else:
-                    return outcome
-                together = losses.trial(has_tokens=call.stream.has_tokens) is Step.RESUME
-                trial.refused(backend, together=together, accepts_others=outcome.reason == UNSUITED)
-            raise UpstreamFailed(
-                f"a replica of {call.pool.model} ended while it worked on this request, and none could try it alone "
-                f"within {self._queue.timeout_seconds(call.pool):g} s"
-            )
+                    deaths += 1
+                    if self._record_death(call, backend, sent) or deaths >= MAX_DEATHS:
+                        raise UpstreamFailed(
+                            f"{MAX_DEATHS} replicas of {call.pool.model} died while they worked on requests with this "
+                            "body; it is not tried again, because it may be the cause"
+                        )
+            if failure.reason in LOST or failure.reason == "moved":
+                call.ticket.renew()
+            elif failure.reason == UNSUITED and call.stream.unsuited.issuperset(call.pool.ready_ids()):
+                raise UpstreamFailed(
+                    f"a replica of {call.pool.model} ended while it worked on this request, and no other one can "
+                    f"continue the stream: the last one {failure.cause}"
+                )
+            tried.add(backend.endpoint.id)
+            self._metrics.retries.labels(call.pool.model, failure.reason).inc()
+            _log.info("retrying request %s: replica %s %s", call.id, backend.endpoint.id, failure.cause)
 
-    def _record_retry(self, call: Call, backend: Backend, failure: FailedAttempt) -> None:
-        self._metrics.retries.labels(call.pool.model, failure.reason).inc()
-        _log.info("retrying request %s: replica %s %s", call.id, backend.endpoint.id, failure.cause)
+    async def _send(self, call: Call, backend: Backend) -> web.StreamResponse | FailedAttempt:
+        """Send the request to a replica, and again if an idle connection was closed as it was reused.
+
+        If the replica is gone then, it died with the request.
+        """
+        outcome = await self._attempts.send(call, backend)
+        if isinstance(outcome, FailedAttempt) and outcome.reason == "stale":
+            outcome = await self._attempts.send(call, backend)
+            if isinstance(outcome, FailedAttempt) and outcome.reason in GONE:
+                return replace(outcome, reason="disconnected")
+        return outcome
+
+    async def _hold(self, call: Call, failure: FailedAttempt | None) -> web.Response | None:
+        """Wait until a replica may accept the request; return the refusal of a full one instead.
+
+        A request whose replica ended does not fail for full queues while it may wait.
+        """
+        refusal = failure.answer if failure is not None and failure.reason == "busy" else None
+        if refusal is not None and not (call.ticket.is_renewed and call.ticket.has_time):
+            self._metrics.errors.labels(call.pool.model, str(BUSY), "busy").inc()
+            return refusal
+        if call.ticket.is_renewed:
+            # A replica with room may have a full queue, or be one that cannot continue the stream.
+            await asyncio.sleep(_PAUSE_SECONDS)
+        if refusal is None or not call.pool.has_trusted(monotonic()):
+            await call.ticket.wait(cause=None if failure is None else failure.cause)
+        return None
+
+    def _record_death(self, call: Call, backend: Backend, sent: float) -> bool:
+        """Record that the replica died with the request; return whether requests with its body are refused now."""
+        is_refused = self._quarantine.record_death(call.digest, backend.endpoint.id, sent=sent, now=monotonic())
+        if is_refused:
+            _log.warning(
+                "quarantined the body of request %s: replicas died with it, at last %s", call.id, backend.endpoint.id
+            )
+        return is_refused
+
+    def _record_end(self, call: Call, backend: Backend, answer: web.StreamResponse, sent: float) -> None:
+        """Record the end of an answer: a death that another replica could not make up for, or a complete answer."""
+        if call.stream.has_died:
+            if not backend.endpoint.terminating:
+                self._record_death(call, backend, sent)
+        elif answer.status == _OK:
+            self._quarantine.record_answer(call.digest)
 
     def _pick(self, call: Call, tried: set[str]) -> Backend | Hold:
         unsuited = call.stream.unsuited
         # A replica that cannot continue a stream says so without any work.
         if len(tried - unsuited) >= self._options.max_attempts:
             return Hold()
-        tried = tried | unsuited
-        choice: Backend | Hold = Hold()
-        if avoided := self._trials.avoided(call.pool):
-            choice = self._pick_from(call, tried | avoided)
-        if isinstance(choice, Hold):
-            choice = self._pick_from(call, tried)
-        return choice
-
-    def _pick_from(self, call: Call, exclude: set[str]) -> Backend | Hold:
         return call.pool.pick(
-            prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=exclude, track=call.current_track
+            prompt_tokens=call.prompt_tokens, blocks=call.blocks, exclude=tried | unsuited, track=call.current_track
         )
-
-
-def _after(losses: Losses, call: Call, backend: Backend, failed: FailedAttempt) -> tuple[Losses, Step]:
-    """Return the losses and the next step. Raise ``UpstreamFailed`` if no ready replica can continue the stream."""
-    if failed.reason == UNSUITED and call.stream.unsuited.issuperset(call.pool.ready_ids()):
-        raise UpstreamFailed(
-            f"a replica of {call.pool.model} ended while it worked on this request, and no other one can continue the "
-            f"stream: the last one {failed.cause}"
-        )
-    terminating = backend.endpoint.terminating
-    return losses.after(failed.reason, terminating=terminating, has_tokens=call.stream.has_tokens)
 
 
 async def _started(call: Call) -> web.StreamResponse | None:

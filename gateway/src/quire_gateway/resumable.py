@@ -39,6 +39,8 @@ class OpenStream:
         """The answer to the client, once it has started."""
         self.track = ""
         """The track of the replica that began it; empty before that."""
+        self.has_died = False
+        """True if it ended because its replica, or the engine process there, died."""
         self.unsuited: set[str] = set()
         """The replicas that cannot continue it."""
         self._body = body

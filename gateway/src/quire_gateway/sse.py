@@ -22,8 +22,8 @@ class EventSplitter:
 
     def __init__(self) -> None:
         self._rest = bytearray()
-        self.has_error = False
-        """True if an error event has ended the stream: nothing may follow it."""
+        self.error: bytes | None = None
+        """The data of the error event that has ended the stream, perhaps without its end; nothing may follow it."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Return all events that are complete with this chunk."""
@@ -46,7 +46,8 @@ class EventSplitter:
         return self._checked(data)
 
     def _checked(self, data: bytes) -> bytes:
-        self.has_error |= data.startswith(_ERROR) or b"\n" + _ERROR in data
+        if data.startswith(_ERROR) or b"\n" + _ERROR in data:
+            self.error = data.rpartition(_ERROR)[2].removeprefix(b"data: ")
         return data
 
 
