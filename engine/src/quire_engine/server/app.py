@@ -19,7 +19,6 @@ from quire_engine.server.context import Context
 from quire_engine.server.generation.generation import ClientGone
 from quire_engine.server.http import docs_page
 from quire_engine.server.http.edge import Edge
-from quire_engine.server.http.one_trial import OneTrial
 from quire_engine.server.http.problems import error_response, shortened
 from quire_engine.server.http.root_path import RootPath
 from quire_engine.server.observability.exposition import Exposition
@@ -70,7 +69,7 @@ def create_app(
     app.add_exception_handler(ClientDisconnect, _client_disconnected)
     app.add_exception_handler(ClientGone, _client_disconnected)
     app.add_exception_handler(Exception, _internal_error)
-    edge: ASGIApp = OneTrial(Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing))
+    edge: ASGIApp = Edge(app, access, context.metrics, log_requests=log_requests, tracing=tracing)
     if context.options.root_path:
         edge = RootPath(edge, context.options.root_path)
     origins = context.options.allowed_origins

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire_common.contract.engine import RESUME_FIELD, TRIAL_HEADER, USAGE_COMMENT, USAGE_HEADER
+from quire_common.contract.engine import RESUME_FIELD, USAGE_COMMENT, USAGE_HEADER
 from quire_engine.errors import InternalError, InvalidRequest, RequestError
 from quire_engine.server.generation.choice import Choice, Collected, Delta
 from quire_engine.server.generation.generation import ClientGone, Generation
@@ -77,7 +77,6 @@ async def respond(
     """Return the response of a generation. Raises RequestError, ClientGone as long as nothing has been sent.
 
     A stream without output begins after ``keepalive_seconds``, and has a comment whenever it had no event for so long.
-    That of a trial begins with its first token, which shows that the request does not end the engine.
     """
     watch = DisconnectWatch(request, generation.abandon)
     headers: dict[str, str] = request.state.answer_headers
@@ -87,7 +86,7 @@ async def respond(
     try:
         if resumption is not None:
             _replay(resumption, generation, writer)
-        if stream and keepalive_seconds is not None and TRIAL_HEADER not in request.headers:
+        if stream and keepalive_seconds is not None:
             await asyncio.wait({first}, timeout=keepalive_seconds)
         else:
             await first
