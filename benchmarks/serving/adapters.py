@@ -187,8 +187,8 @@ def measure_traffic(arguments: argparse.Namespace, folders: list[Path]) -> Traff
         seconds = perf_counter() - began
         (with_load if engine.counters.adapter_loads > loads else steps).append(seconds)
         if step is not None:
-            waits += [perf_counter() - started[first] for first in step.output.first_scheduled_keys]
-            for finished in step.output.finished:
+            waits += [perf_counter() - started[first] for first in step.first_scheduled_keys]
+            for finished in step.finished:
                 del started[finished.key]
     engine.close()
     return Traffic(

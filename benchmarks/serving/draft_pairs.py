@@ -85,7 +85,7 @@ def _prompts(bench: Bench, target: Path, answer: int) -> list[list[int]]:
     counted = [0] * len(prompts)
     while engine.has_work:
         done = engine.step()
-        for key in [] if done is None else done.output.keys:
+        for key in [] if done is None else done.keys:
             counted[key] += 1
     long = [prompt for prompt, count in zip(prompts, counted, strict=True) if count == answer]
     if not long:

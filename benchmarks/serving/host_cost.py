@@ -23,8 +23,6 @@ from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
-from quire_engine.engine import Step
-from quire_engine.ipc.loop import outputs_message
 
 BLOCK_SIZE = 16
 PARTS = ("schedule", "inputs", "commit", "encode")
@@ -87,7 +85,7 @@ def measure(case: Case, *, steps: int, caching: bool, with_inputs: bool) -> dict
         marks.append(thread_time())
         output = scheduler.commit(batch, RunnerOutput(token_ids=[SAMPLED] * sum(batch.samples)))
         marks.append(thread_time())
-        encoder.encode(outputs_message(Step(output=output, began=0.0, ended=0.0)))
+        encoder.encode(output)
         marks.append(thread_time())
         if batch.num_tokens == case.running:  # every prompt is computed
             for part, earlier, later in zip(PARTS, marks, marks[1:], strict=False):

@@ -110,9 +110,9 @@ class Clients:
             now = perf_counter()
             if step is None:
                 continue
-            for key in step.output.keys:
+            for key in step.keys:
                 clients[key].times.append(now)
-            for _ in step.output.finished:
+            for _ in step.finished:
                 if waiting:
                     waiting -= 1
                     clients[self.add(load.prompt, load.output)] = _Client(added=perf_counter())
@@ -165,4 +165,4 @@ class Clients:
 
     def _tokens_of_step(self) -> int:
         step = self._engine.step()
-        return 0 if step is None else len(step.output.token_ids)
+        return 0 if step is None else len(step.token_ids)

@@ -146,10 +146,10 @@ def measure(
         """Run a step and return how many answers it ended."""
         done = engine.step()
         assert done is not None
-        for key, token_id in zip(done.output.keys, done.output.token_ids, strict=True):
+        for key, token_id in zip(done.keys, done.token_ids, strict=True):
             if key < len(answers):
                 answers[key].append(token_id)
-        return len(done.output.finished)
+        return len(done.finished)
 
     while (now := engine.gauges()).num_waiting or now.prefilling_tokens:
         step()

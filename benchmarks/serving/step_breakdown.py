@@ -40,9 +40,9 @@ from benchmarks.serving.comparison.floor import Limits, ModelSizes, decode_step_
 from benchmarks.serving.comparison.levels import highest_level
 from benchmarks.serving.probes import Call, Probes
 from benchmarks.serving.steps import Bench
-from quire_engine.engine import Engine, Step
+from quire_engine.core.batch import StepOutput
+from quire_engine.engine import Engine
 from quire_engine.ipc.channel import Channel
-from quire_engine.ipc.loop import outputs_message
 from quire_engine.ipc.messages import FromEngine
 from quire_engine.ipc.process import compute_environment
 
@@ -95,10 +95,10 @@ class _Wire:
         self.receive_seconds: list[float] = []
         self.bytes = 0
 
-    def send(self, step: Step) -> float:
+    def send(self, step: StepOutput) -> float:
         """Send a step's outputs, receive them, and return the seconds of sending."""
         began = perf_counter()
-        self._channel.send(outputs_message(step))
+        self._channel.send(step)
         sent = perf_counter() - began
         self._socket.poll()
         began = perf_counter()
@@ -157,7 +157,7 @@ def break_down(
     )
 
 
-def _step(engine: Engine) -> Step:
+def _step(engine: Engine) -> StepOutput:
     step = engine.step()
     assert step is not None, "a step on a CPU is complete when it returns"
     return step

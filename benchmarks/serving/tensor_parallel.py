@@ -141,7 +141,7 @@ def decode(bench: Bench, sequences: int, steps: int) -> float:
     done = 0
     while engine.has_work:
         step = engine.step()
-        done += 0 if step is None else len(step.output.keys)
+        done += 0 if step is None else len(step.keys)
     return done / (perf_counter() - began)
 
 

@@ -84,7 +84,7 @@ drawn = []
 while engine.has_work:
     step = engine.step()
     if step is not None:
-        drawn += step.output.token_ids
+        drawn += step.token_ids
 engine.close()
 print("drawn", *drawn)
 """

@@ -26,16 +26,6 @@ from quire_engine.grammar.spec import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The output of one step, with its times in monotonic seconds."""
-
-    output: StepOutput
-    began: float
-    """The time at which this step was scheduled."""
-    ended: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Flight:
     batch: Batch
     pending: PendingOutput
@@ -189,7 +179,7 @@ class Engine:
         """True while requests are unfinished, or the output of a step is still to come."""
         return bool(self._flights) or self._scheduler.has_unfinished
 
-    def step(self) -> Step | None:
+    def step(self) -> StepOutput | None:
         """Issue a step and return the output of the oldest one, or None while more may be issued before it ends.
 
         A step that depends on the one in flight is issued by the next call.
@@ -220,11 +210,11 @@ class Engine:
         self.seconds.run += self._now() - scheduled
         return None
 
-    def _finish(self, flight: _Flight, scheduled: float) -> Step:
+    def _finish(self, flight: _Flight, scheduled: float) -> StepOutput:
         drawn = flight.pending.wait()
         ran = self._now()
         elapsed = ran - (flight.began if self._output_time is None else self._output_time) - drawn.swap_seconds
-        output = self._scheduler.commit(flight.batch, drawn, elapsed=elapsed)
+        output = self._scheduler.commit(flight.batch, drawn, began=flight.began, elapsed=elapsed)
         ended = self._now()
         self._output_time = ran if self.has_work else None
         seconds = self.seconds
@@ -242,7 +232,7 @@ class Engine:
             self._matchers.follow(output.keys, output.token_ids)
         seconds.output += ended - ran
         self.last_step_time = ended
-        return Step(output=output, began=flight.began, ended=ended)
+        return output
 
     def _masks(self, batch: Batch, constrained: ConstrainedSequences, forward: ForwardPass) -> TokenMasks | None:
         """Return the masks of a step; a sequence that cannot have one ends, and its token is discarded."""

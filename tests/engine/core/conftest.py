@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire_engine.core.batch import Batch, FinishedSequence
+from quire_engine.core.batch import Batch, FinishedSequence, StepOutput
 from quire_engine.core.fake_runner import FakeForward, FakeRunner, draw, next_digest
 from quire_engine.core.kv_layout import KVCacheGroup, KVCacheLayout
 from quire_engine.core.policy import PolicyName
@@ -20,7 +20,7 @@ from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request, Sequence
 from quire_engine.core.speculation.speculation import Speculation
 from quire_engine.core.stall_bound import StallBound, StepCosts
-from quire_engine.engine import Engine, Step
+from quire_engine.engine import Engine
 
 EOS = 0
 
@@ -75,21 +75,21 @@ class World:
         self.sequences |= self.scheduler._sequences
         return refusal
 
-    def step(self) -> Step | None:
+    def step(self) -> StepOutput | None:
         step = self.engine.step()
         self.engine.check_integrity()
         if step is not None:
-            for report in step.output.prompt_logprobs:
+            for report in step.prompt_logprobs:
                 assert report.key not in self.tokens and report.key not in self.finished, "reported after the prompt"
                 self.reported.setdefault(report.key, []).extend(entry.token_ids[0] for entry in report.entries)
-            for part in step.output.pooled:
+            for part in step.pooled:
                 assert part.key not in self.finished, "pooled after the end"
                 self.pooled.setdefault(part.key, []).append(list(array("f", part.values)))
-            for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
+            for key, token_id in zip(step.keys, step.token_ids, strict=True):
                 assert key not in self.finished
                 self.tokens.setdefault(key, []).append(token_id)
-            self.finished.update({ended.key: ended for ended in step.output.finished})
-            self.cached |= zip(step.output.first_scheduled_keys, step.output.first_scheduled_cached, strict=True)
+            self.finished.update({ended.key: ended for ended in step.finished})
+            self.cached |= zip(step.first_scheduled_keys, step.first_scheduled_cached, strict=True)
         return step
 
     def record(self) -> list[Batch]:

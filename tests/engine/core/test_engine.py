@@ -11,10 +11,11 @@ from quire_engine.config import (
     SchedulerOptions,
     ServerOptions,
 )
+from quire_engine.core.batch import StepOutput
 from quire_engine.core.fake_runner import load_fake_model
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
-from quire_engine.engine import Engine, Step, make_engine
+from quire_engine.engine import Engine, make_engine
 
 
 def engine(**options: Any) -> Engine:
@@ -34,7 +35,7 @@ def request(key: int, *, max_tokens: int = 4, logprobs: int | None = None) -> Re
     return Request(key=key, prompt_token_ids=[1, 2, 3], params=params, seed=0)
 
 
-def run(here: Engine) -> list[Step | None]:
+def run(here: Engine) -> list[StepOutput | None]:
     steps = []
     while here.has_work:
         steps.append(here.step())
@@ -47,7 +48,7 @@ def test_asynchronous_runner_is_scheduled_one_step_ahead(asynchronous: bool, idl
     here.add(request(1))
     steps = run(here)
     assert (steps[0] is None) == idle_first
-    assert [step.output.keys for step in steps if step is not None] == [[1]] * 4
+    assert [step.keys for step in steps if step is not None] == [[1]] * 4
 
 
 def test_discarded_samples_drop_their_logprobs() -> None:
@@ -56,11 +57,9 @@ def test_discarded_samples_drop_their_logprobs() -> None:
         params = SamplingParams(max_tokens=30, logprobs=2)
         here.add(Request(key=key, prompt_token_ids=[key], params=params, seed=0))
     for step in run(here):
-        if step is not None:
-            output = step.output
-            if output.logprobs is not None:
-                drawn = [entry.token_ids[0] for entry in output.logprobs if entry is not None]
-                assert drawn == output.token_ids and len(output.keys) == len(output.token_ids)
+        if step is not None and step.logprobs is not None:
+            drawn = [entry.token_ids[0] for entry in step.logprobs if entry is not None]
+            assert drawn == step.token_ids and len(step.keys) == len(step.token_ids)
     assert here.counters.discarded_tokens > 0
 
 
@@ -78,4 +77,4 @@ def test_steps_have_timestamps() -> None:
     here = engine()
     here.add(request(1))
     step = here.step()
-    assert step is not None and step.began <= step.ended == here.last_step_time
+    assert step is not None and 0.0 < step.began <= here.last_step_time

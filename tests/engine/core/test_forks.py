@@ -63,10 +63,10 @@ def test_forked_sequences_are_admitted_when_the_prompt_ends(make_world: MakeWorl
     gauges = world.engine.gauges()
     assert (gauges.num_waiting, gauges.queued_tokens, gauges.parked_tokens) == (4, 92, 60)
     first = world.step()
-    assert first.output.first_scheduled_keys == [1]
+    assert first.first_scheduled_keys == [1]
     assert world.engine.gauges().num_waiting == 3
     # Ten tokens of the prompt are left; two children get two each, and those behind them get the rest.
-    assert world.step().output.first_scheduled_keys == [2, 3, 4]
+    assert world.step().first_scheduled_keys == [2, 3, 4]
     world.run()
 
 

@@ -280,9 +280,9 @@ def test_tenants_with_a_backlog_get_equal_service(
         step = here.step()
         if step is None:
             continue
-        for key in step.output.first_scheduled_keys:
+        for key in step.first_scheduled_keys:
             served[tenant_of[key]] += PROMPT_WEIGHT * prompts[key]
             waiting[tenant_of[key]] -= 1
-        for key in step.output.keys:
+        for key in step.keys:
             served[tenant_of[key]] += OUTPUT_WEIGHT
         assert abs(served["a"] - served["b"]) <= 2 * weight

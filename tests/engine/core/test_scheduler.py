@@ -332,7 +332,7 @@ def test_first_scheduled_requests_are_named_once(make_world: MakeWorld) -> None:
     world.add(8, [1] * 2, max_tokens=2)
     named = []
     while world.engine.has_work:
-        named.append(world.step().output.first_scheduled_keys)
+        named.append(world.step().first_scheduled_keys)
     assert named == [[7], [], [8], []] or named == [[7], [], [8], [], []]
 
 

@@ -59,9 +59,9 @@ class Constrained:
         self.engine.check_integrity()
         self.failed |= self.engine.take_failed()
         if step is not None:
-            for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
+            for key, token_id in zip(step.keys, step.token_ids, strict=True):
                 self.tokens.setdefault(key, []).append(token_id)
-            self.finished |= {each.key: each for each in step.output.finished}
+            self.finished |= {each.key: each for each in step.finished}
 
     def run(self) -> None:
         while self.engine.has_work:

@@ -46,9 +46,9 @@ async def answer(client: EngineClient, adapter: int | None) -> list[int]:
     stream = client.submit([5, 6, 7] * 8, SamplingParams(max_tokens=12, temperature=0.0), adapter=adapter)
     token_ids: list[int] = []
     while True:
-        update = await stream.read()
-        token_ids += update.token_ids
-        if update.finished is not None:
+        await stream.wait()
+        token_ids += stream.read()[0]
+        if stream.finished is not None:
             return token_ids
 
 

@@ -21,7 +21,7 @@ from quire_engine.cpu.limits import CLAIMS, Findings
 from quire_engine.errors import EngineStartError, InvalidRequest, Unavailable
 from quire_engine.ipc.client import EngineClient
 from quire_engine.ipc.messages import Submit
-from quire_engine.ipc.stream import Stream, Update
+from quire_engine.ipc.stream import Stream
 from quire_engine.ipc.supervision import SupervisionOptions, Supervisor
 
 Started = Callable[..., Awaitable[EngineClient]]
@@ -44,17 +44,18 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return answer
 
 
-async def updates_of(stream: Stream) -> list[Update]:
-    updates = [await stream.read()]
-    while updates[-1].finished is None:
-        updates.append(await stream.read())
-    return updates
+async def parts_of(stream: Stream) -> list[list[int]]:
+    """Return the tokens of each read."""
+    parts = []
+    while stream.finished is None:
+        await stream.wait()
+        parts.append(stream.read()[0])
+    assert stream.finished.reason == "length"
+    return parts
 
 
 async def read_all(stream: Stream) -> list[int]:
-    updates = await updates_of(stream)
-    assert updates[-1].finished is not None and updates[-1].finished.reason == "length"
-    return [token_id for update in updates for token_id in update.token_ids]
+    return sum(await parts_of(stream), [])
 
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for processes by pidfd, which is Linux's")
@@ -64,10 +65,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="waits for
 
 async def test_tokens_arrive_step_by_step(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.002)
-    updates = await updates_of(client.submit([1, 2, 3], sampling(20)))
-    assert [token_id for update in updates for token_id in update.token_ids] == expected([1, 2, 3], 20)
-    assert len(updates) > 5
-    assert updates[0].first_scheduled_time is not None
+    stream = client.submit([1, 2, 3], sampling(20))
+    parts = await parts_of(stream)
+    assert sum(parts, []) == expected([1, 2, 3], 20)
+    assert len(parts) > 5
+    assert stream.first_scheduled_time is not None
     await reports.until_idle()
 
 
@@ -97,7 +99,7 @@ async def test_request_without_a_seed_gets_its_own(started: Started, monkeypatch
 async def test_cancelled_stream_frees_its_blocks(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.002)
     stream = client.submit([1] * 100, sampling(3000))
-    await stream.read()
+    await stream.wait()
     assert client.has_work()
     stream.cancel()
     assert not client.has_work()
@@ -110,14 +112,14 @@ async def test_idle_reader_does_not_delay_other_requests(started: Started, repor
     idle_reader = client.submit([1], sampling(2000))
     assert await read_all(client.submit([2], sampling(50))) == expected([2], 50)
     await reports.until_idle()
-    update = await idle_reader.read()
-    assert update.token_ids == expected([1], 2000) and update.finished is not None
+    await idle_reader.wait()
+    assert idle_reader.read()[0] == expected([1], 2000) and idle_reader.finished is not None
 
 
 async def test_request_that_cannot_fit_is_an_invalid_request(started: Started) -> None:
     client = await started(max_model_len=100)
     with pytest.raises(InvalidRequest, match="at most 99"):
-        await client.submit([1] * 100, sampling(1)).read()
+        await client.submit([1] * 100, sampling(1)).wait()
     assert await read_all(client.submit([1], sampling(2))) == expected([1], 2)
 
 
@@ -133,8 +135,9 @@ async def test_prefix_cache_can_be_reset(started: Started, reports: Reports) -> 
     for reset in (False, False, True):
         if reset:
             client.reset_prefix_cache()
-        updates = await updates_of(client.submit([5] * 50, sampling(2)))
-        hits.append(updates[0].num_cached_tokens)
+        stream = client.submit([5] * 50, sampling(2))
+        await read_all(stream)
+        hits.append(stream.num_cached_tokens)
     assert hits == [0, 48, 0]
 
 
@@ -145,7 +148,7 @@ async def test_killed_engine_fails_running_requests_and_is_replaced(started: Sta
     client = await started(step_seconds=0.005)
     streams = [client.submit([key], sampling(3000)) for key in range(1, 6)]
     for stream in streams:
-        await stream.read()
+        await stream.wait()
     assert client.ready is not None
     os.kill(client.ready.pid, signal.SIGKILL)
     for stream in streams:
@@ -163,7 +166,7 @@ async def test_killed_engine_fails_running_requests_and_is_replaced(started: Sta
 async def test_stopped_engine_is_detected_and_replaced(started: Started, reports: Reports) -> None:
     client = await started(step_seconds=0.005, supervision=SupervisionOptions(hang_timeout_seconds=2.0))
     stream = client.submit([1], sampling(3000))
-    await stream.read()
+    await stream.wait()
     assert client.ready is not None
     hung = client.ready.pid
     os.kill(hung, signal.SIGSTOP)
@@ -292,7 +295,8 @@ async def test_engine_that_crashes_repeatedly_is_not_restarted(make_client: Make
 async def test_signal_to_the_group_leaves_draining_to_the_api_process(started: Started, number: signal.Signals) -> None:
     client = await started(step_seconds=0.001)
     stream = client.submit([1], sampling(100))
-    begun = (await stream.read()).token_ids
+    await stream.wait()
+    begun = stream.read()[0]
     assert client.ready is not None
     os.kill(client.ready.pid, number)
     assert begun + await read_all(stream) == expected([1], 100)
@@ -364,7 +368,7 @@ async def test_close_during_start_aborts_the_start(make_client: MakeClient) -> N
 async def test_close_ends_the_process_and_running_requests(started: Started) -> None:
     client = await started(step_seconds=0.005)
     stream = client.submit([1], sampling(3000))
-    await stream.read()
+    await stream.wait()
     assert client.ready is not None
     pid = client.ready.pid
     await client.close()

@@ -3,11 +3,13 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from quire_engine.config import EngineConfig
+from quire_engine.core.batch import StepOutput
 from quire_engine.core.fake_runner import load_fake_model
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
@@ -17,7 +19,6 @@ from quire_engine.ipc.loop import EngineLoop
 from quire_engine.ipc.messages import (
     Cancel,
     FromEngine,
-    Outputs,
     Refused,
     ResetPrefixCache,
     Shutdown,
@@ -78,17 +79,17 @@ Run = Callable[..., tuple[Script, Engine]]
 
 def test_each_step_sends_its_columns(run: Run) -> None:
     script, _ = run(submit(1), submit(2, max_tokens=2))
-    outputs = script.of(Outputs)
+    outputs = script.of(StepOutput)
     assert [message.keys for message in outputs] == [[1, 2], [1, 2], [1], [1]]
     assert [[ended.key for ended in message.finished] for message in outputs] == [[], [2], [], [1]]
     assert [message.first_scheduled_keys for message in outputs] == [[1, 2], [], [], []]
     assert [message.first_scheduled_cached for message in outputs] == [[0, 0], [], [], []]
-    assert outputs[0].first_scheduled_time <= outputs[0].time
+    assert 0.0 < outputs[0].began < outputs[-1].began <= monotonic()
 
 
 def test_arriving_request_joins_the_next_step(run: Run) -> None:
     script, _ = run(submit(1), None, submit(2), None)
-    assert [message.keys for message in script.of(Outputs)][:2] == [[1], [1, 2]]
+    assert [message.keys for message in script.of(StepOutput)][:2] == [[1], [1, 2]]
 
 
 def test_last_report_before_waiting_shows_an_idle_engine(run: Run) -> None:
@@ -121,9 +122,9 @@ def test_reports_are_at_least_twenty_milliseconds_apart(run: Run) -> None:
 def test_steps_that_are_expected_to_be_long_are_announced(run: Run) -> None:
     """A block of tokens takes 32 s here, more than a tenth of the hang timeout; decoding does not."""
     script, _ = run(submit(1, max_tokens=3), costs=StepCosts(fixed=1.0, per_token=2.0, per_pair=1e-9))
-    kinds = [type(message) for message in script.sent if isinstance(message, StepExpected | Outputs)]
+    kinds = [type(message) for message in script.sent if isinstance(message, StepExpected | StepOutput)]
     # 20 tokens are two steps, of which the first samples nothing but starts the request.
-    assert kinds == [StepExpected, Outputs, StepExpected, Outputs, StepExpected, Outputs, Outputs]
+    assert kinds == [StepExpected, StepOutput, StepExpected, StepOutput, StepExpected, StepOutput, StepOutput]
     assert [round(message.seconds, 1) for message in script.of(StepExpected)] == [33.0, 9.0, 0.0]
 
 
@@ -136,12 +137,12 @@ def test_request_that_cannot_fit_is_refused(run: Run) -> None:
     script, _ = run(submit(1, length=5000), submit(2))
     [refused] = script.of(Refused)
     assert refused.key == 1 and "at most 4095" in refused.message
-    assert {key for message in script.of(Outputs) for key in message.keys} == {2}
+    assert {key for message in script.of(StepOutput) for key in message.keys} == {2}
 
 
 def test_cancelled_request_sends_no_more_output(run: Run) -> None:
     script, engine = run(submit(1, max_tokens=100), None, None, Cancel([1, 99]))
-    assert sum(len(message.keys) for message in script.of(Outputs)) == 2
+    assert sum(len(message.keys) for message in script.of(StepOutput)) == 2
     assert not engine.has_work
 
 
@@ -160,7 +161,7 @@ def test_prefix_cache_can_be_reset_by_message(run: Run) -> None:
 def test_shutdown_ends_the_loop_with_running_requests(run: Run) -> None:
     script, engine = run(submit(1, max_tokens=100), None, Shutdown())
     assert engine.has_work
-    assert len(script.of(Outputs)) == 1
+    assert len(script.of(StepOutput)) == 1
 
 
 def test_answers_to_one_prompt_compute_it_once(run: Run) -> None:
@@ -168,13 +169,13 @@ def test_answers_to_one_prompt_compute_it_once(run: Run) -> None:
     others = [sibling(first, key) for key in (2, 3)]
     script, engine = run(first, *others)
     assert engine.counters.scheduled_tokens == 600 + 2 * (600 % 16)
-    assert {ended.key for message in script.of(Outputs) for ended in message.finished} == {1, 2, 3}
+    assert {ended.key for message in script.of(StepOutput) for ended in message.finished} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_prompt_logprobs_are_sent_during_prefill(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, length=600, prompt_logprobs=0), submit(2), asynchronous=asynchronous)
-    reports = [report for message in script.of(Outputs) for report in message.prompt_logprobs]
+    reports = [report for message in script.of(StepOutput) for report in message.prompt_logprobs]
     assert {report.key for report in reports} == {1} and len(reports) >= 3
     assert max(len(report.entries) for report in reports) <= 256
     assert [entry.token_ids for report in reports for entry in report.entries] == [[2]] * 599
@@ -183,7 +184,7 @@ def test_prompt_logprobs_are_sent_during_prefill(run: Run, asynchronous: bool) -
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_logprobs_are_aligned_with_their_tokens(run: Run, asynchronous: bool) -> None:
     script, _ = run(submit(1, logprobs=2), submit(2), asynchronous=asynchronous)
-    for message in script.of(Outputs):
+    for message in script.of(StepOutput):
         if 1 in message.keys:
             assert message.logprobs is not None and len(message.logprobs) == len(message.keys)
             place = message.keys.index(1)

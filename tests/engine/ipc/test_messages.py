@@ -10,7 +10,7 @@ import pytest
 
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_engine.config import EngineConfig, ModelOptions
-from quire_engine.core.batch import FinishedSequence, PromptLogprobs, TokenLogprobs
+from quire_engine.core.batch import FinishedSequence, PooledPart, PromptLogprobs, StepOutput, TokenLogprobs
 from quire_engine.core.sampling_params import Pooling, ReasoningPhase, SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
@@ -24,7 +24,6 @@ from quire_engine.ipc.messages import (
     Failed,
     FromEngine,
     LoadAdapter,
-    Outputs,
     Ready,
     Refused,
     ResetPrefixCache,
@@ -81,16 +80,16 @@ def test_sampling_params_survive_serialization() -> None:
         (SetVocabulary(Vocabulary(tokens=[b"a", b"\xff"], special_tokens={"<e>": 1}, eos_token_ids=(1,))), ToEngine),
         (Shutdown(), ToEngine),
         (
-            Outputs(
+            StepOutput(
+                began=0.5,
                 keys=[1, 2],
                 token_ids=[3, 4],
-                time=1.0,
-                finished=[FinishedSequence(1, "stop", 3)],
                 logprobs=[None, TokenLogprobs([4, 5], [-0.1, -2.0], 1)],
+                finished=[FinishedSequence(1, "stop", 3)],
                 first_scheduled_keys=[2],
-                first_scheduled_time=0.5,
                 first_scheduled_cached=[16],
                 prompt_logprobs=[PromptLogprobs(2, [TokenLogprobs([9, 8], [-0.5, -0.6], 1)])],
+                pooled=[PooledPart(2, b"abcd")],
             ),
             FromEngine,
         ),
@@ -132,7 +131,8 @@ def test_sampling_params_survive_serialization() -> None:
 )
 def test_message_arrives_as_it_was_sent(message: Any, way: Any) -> None:
     assert type(message) in get_args(way)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=way) == message
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=way)
+    assert type(arrived) is type(message) and arrived == message
 
 
 def test_configuration_survives_serialization_to_the_engine(make_config: Callable[..., EngineConfig]) -> None:

@@ -127,8 +127,8 @@ def test_any_of_several_tokens_ends_a_sequence(tmp_path: Path, parity: Any) -> N
     while engine.has_work:
         step = engine.step()
         assert step is not None
-        drawn += step.output.token_ids
-        reasons += [end.reason for end in step.output.finished]
+        drawn += step.token_ids
+        reasons += [end.reason for end in step.finished]
     assert drawn == answer[: place + 1] and reasons == ["stop"]
 
 

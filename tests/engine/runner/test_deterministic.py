@@ -59,9 +59,8 @@ def answers(engine: Engine, batches: list[list[Request]]) -> dict[int, Heard]:
             assert engine.add(request) is None
             heard[request.key] = Heard()
         while engine.has_work:
-            step = engine.step()
-            assert step is not None
-            output = step.output
+            output = engine.step()
+            assert output is not None
             for report in output.prompt_logprobs:
                 heard[report.key].prompt_logprobs += [entry.logprobs for entry in report.entries]
             for i, key in enumerate(output.keys):

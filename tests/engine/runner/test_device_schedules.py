@@ -292,7 +292,7 @@ class Play:
         step = self.engine.step()
         self.engine.check_integrity()
         if step is not None:
-            for key, token in zip(step.output.keys, step.output.token_ids, strict=True):
+            for key, token in zip(step.keys, step.token_ids, strict=True):
                 self.said[key].append(token)
 
     def cancel(self, number: int, index: int) -> None:

@@ -48,7 +48,7 @@ def read(running: Any, prompts: list[list[int]], pooling: Pooling) -> list[torch
     while running.engine.has_work:
         step = running.engine.step()
         running.engine.check_integrity()
-        for part in step.output.pooled:
+        for part in step.pooled:
             values = torch.tensor(array("f", part.values))
             sums[part.key] = sums[part.key] + values if part.key in sums else values
     return [sums[key] for key in range(len(prompts))]

@@ -197,6 +197,13 @@ def config(make_folder: Folder, engine_config: Config) -> EngineConfig:
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 
 
+async def one_token(client: EngineClient) -> list[int]:
+    stream = client.submit([1, 2, 3], replace(LONG, max_tokens=1))
+    while stream.finished is None:
+        await stream.wait()
+    return stream.read()[0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfig, number: signal.Signals) -> None:
     client = EngineClient(config)
@@ -208,17 +215,17 @@ async def test_killed_rank_ends_the_group_and_it_is_replaced(config: EngineConfi
         maps = Path(f"/proc/{rank}/maps").read_text()
         assert "/memfd:quire-ranks (deleted)" in maps and "/dev/shm" not in maps, "no segment can stay behind"
         stream = client.submit([1, 2, 3], LONG)
-        await stream.read()
+        await stream.wait()
         os.kill(rank, number)
         with pytest.raises(Unavailable, match="lost another rank of its group"):
             while True:
-                await stream.read()
+                await stream.wait()
         assert process_ends(engine, 30) and process_ends(rank, 30)
         async with asyncio.timeout(240):
             while client.ready is None or client.ready.pid == engine:
                 await asyncio.sleep(0.05)
         (other,) = children(client.ready.pid)
-        assert (await client.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids
+        assert await one_token(client)
     finally:
         await client.close()
     assert process_ends(other, 30)
@@ -235,11 +242,11 @@ async def test_stopped_rank_is_detected_and_no_process_remains(config: EngineCon
         engine = client.ready.pid
         (rank,) = children(engine)
         stream = client.submit([1, 2, 3], LONG)
-        await stream.read()
+        await stream.wait()
         os.kill(rank, signal.SIGSTOP)
         with pytest.raises(Unavailable, match="made no step"):
             while True:
-                await stream.read()
+                await stream.wait()
         assert process_ends(engine, 30) and process_ends(rank, 30)
     finally:
         await client.close()
@@ -276,21 +283,21 @@ async def test_nodes_live_and_end_together(
     try:
         await asyncio.gather(*(client.start() for client in clients))
         assert first.ready is not None and second.ready is not None
-        expected = (await first.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids
+        expected = await one_token(first)
         (rank,) = children(second.ready.pid)
         assert not list(children(first.ready.pid)), "rank 0 is alone on its node"
         before = [client.ready.pid for client in clients if client.ready is not None]
         stream = first.submit([1, 2, 3], LONG)
-        await stream.read()
+        await stream.wait()
         os.kill(rank, signal.SIGKILL)
         with pytest.raises(Unavailable, match="lost another rank of its group"):
             while True:
-                await stream.read()
+                await stream.wait()
         assert all(process_ends(pid, 30) for pid in (rank, *before))
         async with asyncio.timeout(240):
             while any(client.ready is None or client.ready.pid in before for client in clients):
                 await asyncio.sleep(0.05)
-        assert (await first.submit([1, 2, 3], replace(LONG, max_tokens=1)).read()).token_ids == expected
+        assert await one_token(first) == expected
         (rank,) = children(second.ready.pid)
     finally:
         for client in clients:

@@ -171,7 +171,7 @@ def serve(
     while engine.has_work:
         step = engine.step()
         if step is not None:
-            for key, token in zip(step.output.keys, step.output.token_ids, strict=True):
+            for key, token in zip(step.keys, step.token_ids, strict=True):
                 answers.setdefault(key, []).append(token)
     rehearsal.runner.close()
     return answers, engine.counters

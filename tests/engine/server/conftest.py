@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,7 +25,7 @@ from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.ipc.messages import Ready
-from quire_engine.ipc.stream import Update
+from quire_engine.ipc.stream import Stream
 from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.app import create_app
 from quire_engine.server.auth.access import Access
@@ -70,29 +71,29 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-class FakeStream:
-    """One sequence, whose tokens the test chooses."""
+class FakeStream(Stream):
+    """One sequence, whose tokens the test chooses. A reader gets one report at a time."""
 
     def __init__(self, key: int, prompt: list[int], params: SamplingParams, routing: dict[str, Any]) -> None:
-        self.key = key
+        super().__init__(key, give_up=lambda key: None)
         self.prompt = prompt
         self.params = params
         self.routing = routing
         self.cancelled = asyncio.Event()
-        self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        self.unreported: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
 
-    async def read(self) -> Update:
-        item = await self._updates.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
+    async def wait(self) -> None:
+        while self._token_ids:
+            await asyncio.sleep(0)
+        (await self.unreported.get())()
+        await super().wait()
 
     def cancel(self) -> None:
         self.cancelled.set()
-        self._updates.put_nowait(Update([], None, None, FinishedSequence(0, "abort", None)))
+        self.unreported.put_nowait(partial(self.finish, FinishedSequence(self.key, "abort", None)))
 
-    def starts(self) -> None:
-        self._updates.put_nowait(Update([], None, time.monotonic()))
+    def starts(self, *, cached: int = 0) -> None:
+        self.unreported.put_nowait(partial(self.first_scheduled, time.monotonic(), cached))
 
     def report_prompt(self) -> None:
         """Report prompt logprobs if they were requested: rank 3 for each token."""
@@ -102,7 +103,7 @@ class FakeStream:
                 TokenLogprobs([i, *range(wanted)], [-0.5, *(-1.0 - k for k in range(wanted))], 3)
                 for i in self.prompt[1:]
             ]
-            self._updates.put_nowait(Update(prompt_logprobs=entries))
+            self.unreported.put_nowait(partial(self.take_prompt_logprobs, entries))
 
     def draw(
         self,
@@ -114,16 +115,21 @@ class FakeStream:
         logprob: float = -0.25,
     ) -> None:
         wanted = self.params.logprobs
-        logprobs = None
-        if wanted is not None:
-            logprobs = [
-                TokenLogprobs([i, *range(wanted)], [logprob, *(-1.0 - k for k in range(wanted))], 1) for i in ids
-            ]
-        finished = None if finish is None else FinishedSequence(0, finish, stop_id)  # type: ignore[arg-type]
-        self._updates.put_nowait(Update(list(ids), logprobs, time.monotonic(), finished, None, cached or None))
+        now = time.monotonic()
+
+        def report() -> None:
+            if self.first_scheduled_time is None:
+                self.first_scheduled(now, cached)
+            for i in ids:
+                others = None if wanted is None else [-1.0 - k for k in range(wanted)]
+                self.take(i, None if others is None else TokenLogprobs([i, *range(len(others))], [logprob, *others], 1))
+            if finish is not None:
+                self.finish(FinishedSequence(self.key, finish, stop_id))  # type: ignore[arg-type]
+
+        self.unreported.put_nowait(report)
 
     def breaks(self, error: Exception) -> None:
-        self._updates.put_nowait(error)
+        self.unreported.put_nowait(partial(self.fail, error))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -157,7 +163,7 @@ class FakeEngine:
                 text = self.forced(params.grammar)
             ids = ids_of(text)
             for token_id in ids[: params.max_tokens - 1]:
-                stream.draw([token_id])
+                stream.draw([token_id], cached=3)
             if len(ids) < params.max_tokens:
                 stream.draw([EOS_ID], "stop", stop_id=EOS_ID, cached=3)
             else:

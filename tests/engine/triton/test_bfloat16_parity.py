@@ -77,9 +77,9 @@ def answers(config: EngineConfig, model: LoadedModel, prompts: list[list[int]]) 
     found: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
     while engine.has_work:
         step = engine.step()
-        if step is None or step.output.logprobs is None:
+        if step is None or step.logprobs is None:
             continue
-        for key, token, reported in zip(step.output.keys, step.output.token_ids, step.output.logprobs, strict=True):
+        for key, token, reported in zip(step.keys, step.token_ids, step.logprobs, strict=True):
             assert reported is not None
             found[key][0].append(token)
             found[key][1].append(reported.logprobs[0])

@@ -69,9 +69,9 @@ def ask(config: EngineConfig, prompts: list[list[int]], *, max_tokens: int) -> l
     while engine.has_work:
         if (step := engine.step()) is None:
             continue
-        for i, key in enumerate(step.output.keys):
-            heard[key].token_ids.append(step.output.token_ids[i])
-            assert step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None
+        for i, key in enumerate(step.keys):
+            heard[key].token_ids.append(step.token_ids[i])
+            assert step.logprobs is not None and (entry := step.logprobs[i]) is not None
             heard[key].logprobs.append(entry.logprobs)
     engine.close()
     return heard

@@ -81,9 +81,9 @@ def answers(config: EngineConfig) -> tuple[list[list[int]], list[list[float]], i
         while engine.has_work:
             if (step := engine.step()) is None:
                 continue
-            for place, key in enumerate(step.output.keys):
-                tokens[key].append(step.output.token_ids[place])
-                assert step.output.logprobs is not None and (entry := step.output.logprobs[place]) is not None
+            for place, key in enumerate(step.keys):
+                tokens[key].append(step.token_ids[place])
+                assert step.logprobs is not None and (entry := step.logprobs[place]) is not None
                 logprobs[key] += entry.logprobs
         assert bool(engine.counters.draft_tokens) == (config.speculation is not None)
     finally:

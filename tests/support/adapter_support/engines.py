@@ -65,10 +65,10 @@ def answers(
         if step is None:
             continue
         engine.check_integrity()
-        logprobs = step.output.logprobs or []
-        for key, token_id, logprob in zip(step.output.keys, step.output.token_ids, logprobs, strict=True):
+        logprobs = step.logprobs or []
+        for key, token_id, logprob in zip(step.keys, step.token_ids, logprobs, strict=True):
             assert logprob is not None
             heard[key].token_ids.append(token_id)
             heard[key].logprobs.append(logprob.logprobs[0])
-        ended |= {finished.key for finished in step.output.finished}
+        ended |= {finished.key for finished in step.finished}
     return heard

@@ -18,7 +18,6 @@ from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.scheduler import Scheduler, SchedulerConfig
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine
-from quire_engine.ipc.loop import outputs_message
 from quire_guard.counting import (
     allocated,
     compilations,
@@ -146,7 +145,7 @@ def _message_counts(bench: Bench) -> dict[str, float]:
     for sequences in (1, 64):
         step = engine_steps(bench, sequences)[0].step()
         assert step is not None
-        sizes[sequences] = len(msgspec.msgpack.encode(outputs_message(step)))
+        sizes[sequences] = len(msgspec.msgpack.encode(step))
     return {"IPC: bytes of a step's message, 1 sequence": sizes[1], "IPC: bytes per token at 64": sizes[64] / 64}
 
 

@@ -33,9 +33,9 @@ class Answering:
         self.engine.check_integrity()
         if step is None:
             return
-        for report in step.output.prompt_logprobs:
+        for report in step.prompt_logprobs:
             self.prompt_logprobs.setdefault(report.key, []).extend(report.entries)
-        for i, key in enumerate(step.output.keys):
-            self.tokens[key].append(step.output.token_ids[i])
-            if step.output.logprobs is not None and (entry := step.output.logprobs[i]) is not None:
+        for i, key in enumerate(step.keys):
+            self.tokens[key].append(step.token_ids[i])
+            if step.logprobs is not None and (entry := step.logprobs[i]) is not None:
                 self.logprobs[key].append(entry)

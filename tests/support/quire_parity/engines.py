@@ -105,11 +105,11 @@ def ask(
             continue  # the first of overlapping steps
         running = engine.gauges().num_running
         seen.most_running = max(seen.most_running, running)
-        seen.partial_steps += running > len(step.output.keys)
-        for i, key in enumerate(step.output.keys):
-            assert step.output.logprobs is not None
-            drawn = step.output.logprobs[i]
+        seen.partial_steps += running > len(step.keys)
+        for i, key in enumerate(step.keys):
+            assert step.logprobs is not None
+            drawn = step.logprobs[i]
             assert drawn is not None
-            heard[key].token_ids.append(step.output.token_ids[i])
+            heard[key].token_ids.append(step.token_ids[i])
             heard[key].logprobs.append(drawn.logprobs[0])
     return heard

@@ -219,19 +219,20 @@ class PooledPart(NamedTuple):
     """float32, in the byte order of the machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutput:
-    """The output of one step: parallel columns, one entry per sequence that got a token."""
+class StepOutput(NamedTuple):
+    """The output of one step, and its message to the API process: parallel columns, one entry per sampled token."""
 
+    began: float
+    """The time at which this step was scheduled."""
     keys: list[int]
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None] | None
     finished: list[FinishedSequence]
     first_scheduled_keys: list[int]
-    """The sequences that ran for the first time in this step: the end of their queueing."""
-    first_scheduled_cached: list[int] = field(default_factory=list)
+    """The sequences that ran for the first time in this step, so that their queueing ended when it began."""
+    first_scheduled_cached: list[int]
     """For each of them, the number of prompt tokens that were found in the prefix cache."""
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs]
     """Each position of a prompt once, before the sequence's first token or with it."""
-    pooled: list[PooledPart] = field(default_factory=list)
+    pooled: list[PooledPart]
     """Likewise for the pooled positions."""

@@ -391,11 +391,11 @@ class Scheduler:
         self._parked.admitted(sequence)
         self._release_children()
 
-    def commit(self, batch: Batch, output: RunnerOutput, *, elapsed: float = 0.0) -> StepOutput:
+    def commit(self, batch: Batch, output: RunnerOutput, *, began: float = 0.0, elapsed: float = 0.0) -> StepOutput:
         """Apply the tokens that a step sampled: sequences grow and end.
 
-        Tokens of sequences that have ended are discarded. ``elapsed`` is the time in seconds since the output of the
-        step before, or 0 if it is not known.
+        Tokens of sequences that have ended are discarded. ``began`` is the time at which the step was scheduled,
+        ``elapsed`` the seconds since the output of the step before, or 0 if they are not known.
         """
         plan = self._in_flight.popleft()
         assert plan.batch is batch, "steps are committed in the order they were scheduled"
@@ -430,6 +430,7 @@ class Scheduler:
         self.counters.generation_tokens += 0 if self._config.pools else len(keys)
         self.counters.discarded_tokens += len(discarded)
         return StepOutput(
+            began=began,
             keys=keys,
             token_ids=_without(output.token_ids, discarded),
             logprobs=None if output.logprobs is None else _without(output.logprobs, discarded),

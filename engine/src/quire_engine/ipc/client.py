@@ -11,6 +11,7 @@ from typing import Protocol
 from quire_common.contract.adapters_file import AdapterFailure
 from quire_common.contract.engine import ENGINE_STOPPED
 from quire_engine.config import EngineConfig
+from quire_engine.core.batch import StepOutput
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.core.sequence import Request
 from quire_engine.cpu.choice import CpuChoice
@@ -23,7 +24,6 @@ from quire_engine.ipc.messages import (
     Cancel,
     FromEngine,
     LoadAdapter,
-    Outputs,
     Ready,
     Refused,
     ResetPrefixCache,
@@ -34,7 +34,7 @@ from quire_engine.ipc.messages import (
 )
 from quire_engine.ipc.process import Spawned
 from quire_engine.ipc.start_up import RunnerFactory
-from quire_engine.ipc.stream import Stream, Update
+from quire_engine.ipc.stream import Stream
 from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
 
 _LOST_RETRY_SECONDS = 5
@@ -74,63 +74,6 @@ class AdapterObserver(Protocol):
 
     def adapter_failed(self, adapter: int, reason: AdapterFailure, message: str) -> None:
         """Record that an adapter cannot be served."""
-
-
-class TokenStream(Protocol):
-    """The updates of one sequence that the engine generates."""
-
-    key: int
-
-    async def read(self) -> Update:
-        """Wait for updates and return them.
-
-        Raise InvalidRequest if the engine rejects the request, Unavailable if the engine ended.
-        """
-
-    def cancel(self) -> None:
-        """Stop the sequence; a waiting read ends with the finish reason ``abort``."""
-
-
-class EngineService(Protocol):
-    """The interface of the engine for the server: EngineClient, or a fake in tests."""
-
-    @property
-    def ready(self) -> Ready | None:
-        """The report of the running engine process; None while it starts or is being replaced."""
-
-    @property
-    def state(self) -> str:
-        """The state that /readyz shows: starting, ready, restarting, failed or stopped."""
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why there will be no engine process any more; None while there may be one."""
-
-    @property
-    def cpu(self) -> CpuLimits | None:
-        """The CPU instructions that the engine process may use; None if they were not tried."""
-
-    def submit(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        tenant: str | None = None,
-        gateway_tenant: str | None = None,
-        cache_salt: str | None = None,
-        parent: int | None = None,
-        adapter: int | None = None,
-        output_token_ids: Sequence[int] = (),
-    ) -> TokenStream:
-        """Send a sequence to the engine. Raise Unavailable while there is no engine process.
-
-        ``parent`` is the key of the first stream with the same prompt of the same HTTP request. ``output_token_ids``
-        were sampled by another engine; the stream has those that follow.
-        """
-
-    def reset_prefix_cache(self) -> None:
-        """Make all cached prefixes unusable. Raise Unavailable while there is no engine process."""
 
 
 class EngineClient:
@@ -266,7 +209,7 @@ class EngineClient:
 
     def receive(self, message: FromEngine) -> None:
         match message:
-            case Outputs():
+            case StepOutput():
                 self._take(message)
             case Stats():
                 self.stats = message
@@ -294,23 +237,23 @@ class EngineClient:
             case AdapterFailed(adapter, reason, text):
                 self.adapter_observer.adapter_failed(adapter, reason, text)
 
-    def _take(self, outputs: Outputs) -> None:
-        """Give each stream its outputs. A key without a stream was cancelled while the step ran."""
+    def _take(self, output: StepOutput) -> None:
+        """Give each stream its output. A key without a stream was cancelled while the step ran."""
         streams = self._streams
-        for key, cached in zip(outputs.first_scheduled_keys, outputs.first_scheduled_cached, strict=True):
+        for key, cached in zip(output.first_scheduled_keys, output.first_scheduled_cached, strict=True):
             if (stream := streams.get(key)) is not None:
-                stream.first_scheduled(outputs.first_scheduled_time, cached)
-        for report in outputs.prompt_logprobs:
+                stream.first_scheduled(output.began, cached)
+        for report in output.prompt_logprobs:
             if (stream := streams.get(report.key)) is not None:
                 stream.take_prompt_logprobs(report.entries)
-        for part in outputs.pooled:
+        for part in output.pooled:
             if (stream := streams.get(part.key)) is not None:
                 stream.take_pooled(part.values)
-        logprobs = outputs.logprobs
-        for index, (key, token_id) in enumerate(zip(outputs.keys, outputs.token_ids, strict=True)):
+        logprobs = output.logprobs
+        for index, (key, token_id) in enumerate(zip(output.keys, output.token_ids, strict=True)):
             if (stream := streams.get(key)) is not None:
                 stream.take(token_id, None if logprobs is None else logprobs[index])
-        for finished in outputs.finished:
+        for finished in output.finished:
             if (stream := streams.pop(finished.key, None)) is not None:
                 stream.finish(finished)
 

@@ -23,7 +23,7 @@ from quire_engine import logs
 from quire_engine.config import EngineConfig
 from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sequence import Request
-from quire_engine.engine import Engine, Step, make_engine
+from quire_engine.engine import Engine, make_engine
 from quire_engine.errors import EngineError, StartError
 from quire_engine.ipc import start_up
 from quire_engine.ipc.channel import Channel
@@ -34,7 +34,6 @@ from quire_engine.ipc.messages import (
     Connected,
     Failed,
     LoadAdapter,
-    Outputs,
     Ping,
     Ready,
     Refused,
@@ -129,12 +128,11 @@ class EngineLoop:
 
     def _step(self) -> None:
         self._changed = True
-        step = self._engine.step()
-        if step is not None:
+        output = self._engine.step()
+        if output is not None:
             began = monotonic()
-            output = step.output
             if output.keys or output.first_scheduled_keys or output.prompt_logprobs or output.pooled:
-                self._channel.send(outputs_message(step))
+                self._channel.send(output)
             if began >= self._stats_due:
                 self._stats_due = self._send_stats() + STATS_INTERVAL_SECONDS
             self._engine.seconds.output += monotonic() - began
@@ -162,23 +160,6 @@ class EngineLoop:
         )
         self._channel.send(stats)
         return stats.time
-
-
-def outputs_message(step: Step) -> Outputs:
-    """Return the outputs of a step as a message."""
-    output = step.output
-    return Outputs(
-        keys=output.keys,
-        token_ids=output.token_ids,
-        time=step.ended,
-        finished=output.finished,
-        logprobs=output.logprobs,
-        first_scheduled_keys=output.first_scheduled_keys,
-        first_scheduled_time=step.began,
-        prompt_logprobs=output.prompt_logprobs,
-        first_scheduled_cached=output.first_scheduled_cached,
-        pooled=output.pooled,
-    )
 
 
 def _end_with_parent(parent_pipe: BinaryIO) -> None:

@@ -1,4 +1,6 @@
-"""The messages between the API process and the engine process, as msgspec arrays over ZeroMQ.
+"""The messages between the API process and the engine process, in msgspec's MessagePack over ZeroMQ.
+
+From the engine process, ``StepOutput`` is the only array; the others are objects with a tag, and much rarer.
 
 A request has an integer ``key`` that the API process counts up; the client-visible id stays in the API process. All
 times are ``time.monotonic()`` seconds: both processes are on one host, so they read one clock.
@@ -7,7 +9,7 @@ times are ``time.monotonic()`` seconds: both processes are on one host, so they 
 import msgspec
 
 from quire_common.contract.adapters_file import AdapterFailure
-from quire_engine.core.batch import FinishedSequence, PooledPart, PromptLogprobs, TokenLogprobs
+from quire_engine.core.batch import StepOutput
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
@@ -60,11 +62,11 @@ class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
 # --- engine process -> API process ---
 
 
-class Connected(msgspec.Struct, array_like=True, tag="connected", frozen=True):
+class Connected(msgspec.Struct, tag="connected", frozen=True):
     """The first message, sent before slow imports: the socket's file is no longer needed."""
 
 
-class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=True):
+class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
     """The report that is sent once, after the engine has produced one token."""
 
     pid: int
@@ -82,24 +84,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True, kw_only=T
     max_num_seqs: int | None = None
 
 
-class Outputs(msgspec.Struct, array_like=True, tag="outputs", frozen=True, kw_only=True):
-    """The sampled tokens of one step: parallel columns, one entry per sequence that got a token."""
-
-    keys: list[int]
-    token_ids: list[int]
-    time: float
-    finished: list[FinishedSequence] = []
-    logprobs: list[TokenLogprobs | None] | None = None
-    first_scheduled_keys: list[int] = []
-    """The requests that ran for the first time in this step; the step's start is the end of their queueing."""
-    first_scheduled_time: float = 0.0
-    prompt_logprobs: list[PromptLogprobs] = []
-    first_scheduled_cached: list[int] = []
-    """The prompt tokens of these requests that were found in the prefix cache."""
-    pooled: list[PooledPart] = []
-
-
-class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=True):
+class StepExpected(msgspec.Struct, tag="step_expected", frozen=True):
     """The announcement that steps are now expected to take this long; 0 means within the hang timeout.
 
     It is sent before such a step, and after the last one.
@@ -108,14 +93,14 @@ class StepExpected(msgspec.Struct, array_like=True, tag="step_expected", frozen=
     seconds: float
 
 
-class Refused(msgspec.Struct, array_like=True, tag="refused", frozen=True):
+class Refused(msgspec.Struct, tag="refused", frozen=True):
     """The rejection or the failure of a request; the message gives the reason and what would fit."""
 
     key: int
     message: str
 
 
-class AdapterLoaded(msgspec.Struct, array_like=True, tag="adapter_loaded", frozen=True):
+class AdapterLoaded(msgspec.Struct, tag="adapter_loaded", frozen=True):
     """The report that an adapter was read and can be served; it comes again whenever it is read again."""
 
     adapter: int
@@ -123,7 +108,7 @@ class AdapterLoaded(msgspec.Struct, array_like=True, tag="adapter_loaded", froze
     num_bytes: int
 
 
-class AdapterFailed(msgspec.Struct, array_like=True, tag="adapter_failed", frozen=True):
+class AdapterFailed(msgspec.Struct, tag="adapter_failed", frozen=True):
     """The report that an adapter cannot be served."""
 
     adapter: int
@@ -131,7 +116,7 @@ class AdapterFailed(msgspec.Struct, array_like=True, tag="adapter_failed", froze
     message: str
 
 
-class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=True):
+class Stats(msgspec.Struct, tag="stats", frozen=True, kw_only=True):
     """The state of the engine, and its counters since its process started.
 
     It is sent with each step that ends at least 20 ms after the last report, and once more when the engine becomes
@@ -148,7 +133,7 @@ class Stats(msgspec.Struct, array_like=True, tag="stats", frozen=True, kw_only=T
     """
 
 
-class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+class Failed(msgspec.Struct, tag="failed", frozen=True):
     """The report that the engine process cannot start or continue; it exits after sending it."""
 
     message: str
@@ -157,4 +142,4 @@ class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
 
 
 ToEngine = Submit | Cancel | ResetPrefixCache | SetVocabulary | LoadAdapter | UnloadAdapter | Ping | Shutdown
-FromEngine = Connected | Ready | Outputs | StepExpected | Refused | AdapterLoaded | AdapterFailed | Stats | Failed
+FromEngine = Connected | Ready | StepOutput | StepExpected | Refused | AdapterLoaded | AdapterFailed | Stats | Failed

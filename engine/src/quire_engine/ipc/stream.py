@@ -1,12 +1,11 @@
 """One running sequence, as the API process follows it.
 
-The engine's steps do not wait for readers: outputs are accumulated, and one ``read`` returns all of them. The unread
+The engine's steps do not wait for readers: tokens are accumulated, and one ``read`` returns all of them. The unread
 amount is bounded: the answer of a client that does not read it is ended. Used from the event loop only.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from quire_engine.core.batch import FinishedSequence, TokenLogprobs
 from quire_engine.errors import RequestError, RequestTimeout
@@ -18,42 +17,53 @@ _TOKEN_BYTES, _LOGPROBS_BYTES, _LOGPROB_BYTES = 40, 250, 70
 """The approximate sizes of list entries in CPython."""
 
 
-@dataclass(slots=True)
-class Update:
-    """All outputs of one sequence since the last read."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
-    """One entry per token, if they were requested."""
-    first_scheduled_time: float | None = None
-    """The start of the sequence's first step, reported once."""
-    finished: FinishedSequence | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    """The logprobs of the prompt's tokens from the second on, if requested: all before or with the first token."""
-    num_cached_tokens: int | None = None
-    """The prompt tokens that were found in the prefix cache, reported with ``first_scheduled_time``."""
-    pooled: list[bytes] = field(default_factory=list)
-    """The values of the next parts of a prompt that is pooled, in float32: all before or with the first token."""
-
-
 class Stream:
-    """A stream of outputs, created by ``EngineClient.submit``. ``give_up`` tells the engine to stop the sequence."""
+    """The output of one sequence, created by ``EngineClient.submit``. ``give_up`` tells the engine to stop the sequence.
 
-    __slots__ = ("_ended", "_error", "_give_up", "_news", "_unread", "_update", "_waiter", "key")
+    Tokens are kept until they are read, everything else until the end.
+    """
+
+    __slots__ = (
+        "_ended",
+        "_error",
+        "_give_up",
+        "_logprobs",
+        "_news",
+        "_token_ids",
+        "_unread",
+        "_waiter",
+        "finished",
+        "first_scheduled_time",
+        "key",
+        "num_cached_tokens",
+        "pooled",
+        "prompt_logprobs",
+    )
 
     def __init__(self, key: int, *, give_up: Callable[[int], None]) -> None:
         self.key = key
+        self.first_scheduled_time: float | None = None
+        """The start of the sequence's first step."""
+        self.num_cached_tokens = 0
+        """The prompt tokens that were found in the prefix cache, known from the first step on."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """The logprobs of the prompt's tokens from the second on, if requested: all before or with the first token."""
+        self.pooled: list[bytes] = []
+        """The values of the parts of a prompt that is pooled, in float32: all before or with the first token."""
+        self.finished: FinishedSequence | None = None
+        """The end of the sequence; no token follows those that are unread now."""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None
         self._give_up = give_up
-        self._update = Update()
         self._news = False
         self._unread = 0
-        """The approximate number of unread bytes in the update."""
+        """The approximate number of unread bytes."""
         self._ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    async def read(self) -> Update:
-        """Wait for outputs and return them; the last update has ``finished`` set.
+    async def wait(self) -> None:
+        """Wait for output that was reported after the last wait; the last one sets ``finished``.
 
         Raise InvalidRequest if the engine rejects the request, Unavailable if the engine ended, RequestTimeout if too
         much was left unread.
@@ -68,23 +78,27 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
-        update, self._update, self._news, self._unread = self._update, Update(), False, 0
-        return update
+        self._news = False
+
+    def read(self) -> tuple[list[int], list[TokenLogprobs] | None]:
+        """Return the unread tokens, and one entry for each if logprobs were requested."""
+        unread = self._token_ids, self._logprobs
+        self._token_ids, self._logprobs, self._unread = [], None, 0
+        return unread
 
     def cancel(self) -> None:
-        """Stop the sequence; a waiting read ends with the finish reason ``abort``. No effect after the end."""
+        """Stop the sequence; a reader that waits sees the finish reason ``abort``. No effect after the end."""
         if not self._ended:
             self._give_up(self.key)
             self.finish(FinishedSequence(self.key, "abort", None))
 
     def take(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
-        update = self._update
-        update.token_ids.append(token_id)
+        self._token_ids.append(token_id)
         self._unread += _TOKEN_BYTES
         if logprobs is not None:
-            if update.logprobs is None:
-                update.logprobs = []
-            update.logprobs.append(logprobs)
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs.append(logprobs)
             self._unread += _LOGPROBS_BYTES + _LOGPROB_BYTES * len(logprobs.token_ids)
         self._wake()
         if self._unread > MAX_UNREAD_BYTES:
@@ -92,23 +106,21 @@ class Stream:
             self.fail(RequestTimeout("the answer was read too slowly, so it was ended here", code="slow_reader"))
 
     def take_prompt_logprobs(self, entries: list[TokenLogprobs]) -> None:
-        if self._update.prompt_logprobs is None:
-            self._update.prompt_logprobs = []
-        self._update.prompt_logprobs += entries
+        self.prompt_logprobs += entries
         self._wake()
 
     def take_pooled(self, values: bytes) -> None:
-        self._update.pooled.append(values)
+        self.pooled.append(values)
         self._wake()
 
     def first_scheduled(self, time: float, num_cached_tokens: int) -> None:
-        self._update.first_scheduled_time = time
-        self._update.num_cached_tokens = num_cached_tokens
+        self.first_scheduled_time = time
+        self.num_cached_tokens = num_cached_tokens
         self._wake()
 
     def finish(self, finished: FinishedSequence) -> None:
         self._ended = True
-        self._update.finished = finished
+        self.finished = finished
         self._wake()
 
     def fail(self, error: RequestError) -> None:

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from quire_engine.config import ServerOptions
 from quire_engine.errors import InvalidRequest, NotFound
-from quire_engine.ipc.client import EngineService, unavailable
+from quire_engine.ipc.client import EngineClient, unavailable
 from quire_engine.ipc.messages import Ready
 from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.generation.generation import ServerServices
@@ -53,7 +53,7 @@ class Context:
     """The pooling of this server; None where it generates text."""
 
     @property
-    def engine(self) -> EngineService:
+    def engine(self) -> EngineClient:
         """The engine that generates the answers."""
         return self.services.engine
 

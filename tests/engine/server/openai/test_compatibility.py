@@ -12,7 +12,6 @@ from tokenizers import models, processors
 
 from quire_engine.core.batch import FinishedSequence
 from quire_engine.errors import Unavailable
-from quire_engine.ipc.stream import Update
 from quire_engine.server.generation.choice import Choice, StopRules, new_choice
 from quire_engine.server.openai.limits import ModelLimits, checked_prompt
 from quire_engine.server.openai.schemas import CompletionRequest
@@ -138,7 +137,8 @@ async def test_cached_tokens_are_reported_from_the_first_chunk_on(serving: Servi
         usage = {"include_usage": True, "continuous_usage_stats": True}
         asking = asyncio.create_task(server.complete(stream=True, stream_options=usage, stop="!"))
         stream = await server.engine.stream()
-        stream._updates.put_nowait(Update(token_ids("a"), first_scheduled_time=1.0, num_cached_tokens=32))
+        stream.starts(cached=32)
+        stream.draw(token_ids("a"))
         stream.draw(token_ids("b!"))
         events = [json.loads(block[6:]) for block in (await asking).text.split("\n\n") if block.startswith("data: {")]
         assert {event["usage"]["prompt_tokens_details"]["cached_tokens"] for event in events} == {32}

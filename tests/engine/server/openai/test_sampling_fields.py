@@ -214,7 +214,7 @@ async def test_an_answer_read_before_the_prompts_report_waits_for_it(serving: Se
         leader, other = await server.engine.stream(0), await server.engine.stream(1)
         other.draw(token_ids("x"))
         other.draw(token_ids("y"), "length")
-        while server.engine.streams[1]._updates.qsize():
+        while server.engine.streams[1].unreported.qsize():
             await asyncio.sleep(0.001)
         leader.report_prompt()
         leader.draw(token_ids("z"), "length")

@@ -13,8 +13,8 @@ from typing import Self
 
 from quire_engine.core.sampling_params import SamplingParams
 from quire_engine.errors import RequestError, Unavailable
-from quire_engine.ipc.client import EngineService, TokenStream
-from quire_engine.ipc.stream import Update
+from quire_engine.ipc.client import EngineClient
+from quire_engine.ipc.stream import Stream
 from quire_engine.server.auth.access import ANONYMOUS, Identity
 from quire_engine.server.generation.choice import Choice, Delta
 from quire_engine.server.generation.lifecycle import Lifecycle
@@ -47,7 +47,7 @@ class Routing:
 class ServerServices:
     """The services of the server that every generation uses and reports to."""
 
-    engine: EngineService
+    engine: EngineClient
     metrics: Metrics
     queue: QueueLimit
     lifecycle: Lifecycle
@@ -61,7 +61,7 @@ class _Run:
 
     choice: Choice
     sampling: SamplingParams
-    stream: TokenStream
+    stream: Stream
     times: RequestTimes
     waiting: bool = True
     ended: str | None = None
@@ -166,11 +166,13 @@ class Generation:
 
     async def _deltas(self) -> AsyncIterator[list[Delta]]:
         first, *others = self._runs
-        merged = self._merged_updates() if others else None
+        merged = self._merged_runs() if others else None
         try:
             while True:
-                batch = [(first, await first.stream.read())] if merged is None else await anext(merged)
-                deltas = [delta for run, update in batch if (delta := self._apply(run, update)) is not None]
+                if merged is None:
+                    await first.stream.wait()
+                batch = [first] if merged is None else await anext(merged)
+                deltas = [delta for run in batch if (delta := self._grown(run)) is not None]
                 if deltas:
                     yield deltas
                 if not self._num_unfinished:
@@ -179,9 +181,9 @@ class Generation:
             self._stop = self._stop or error
             raise
 
-    async def _merged_updates(self) -> AsyncIterator[list[tuple[_Run, Update]]]:
-        # Bounded, so that what a slow client does not read waits in the streams, which have a bound of their own.
-        queue: asyncio.Queue[tuple[_Run, Update] | Exception] = asyncio.Queue(len(self._runs))
+    async def _merged_runs(self) -> AsyncIterator[list[_Run]]:
+        # Bounded, because a sequence that a slow client does not read has new output again and again.
+        queue: asyncio.Queue[_Run | Exception] = asyncio.Queue(len(self._runs))
         self._pumps = [asyncio.create_task(_pump(run, queue)) for run in self._runs]
         while True:
             items = [await queue.get()]
@@ -193,42 +195,38 @@ class Generation:
                 if isinstance(item, Exception):
                     raise item
 
-    def _apply(self, run: _Run, update: Update) -> Delta | None:
+    def _grown(self, run: _Run) -> Delta | None:
+        """Return what the unread output of a sequence adds to its answer."""
         if self._stop is not None:
             raise self._stop
         if run.ended:
             return None
-        now = self._services.now()
-        self._record_times(run, update, now)
-        counted = run.choice.num_tokens
-        if update.prompt_logprobs is not None:
-            run.choice.prompt_logprobs += update.prompt_logprobs
-        run.choice.pooled += update.pooled
-        delta = run.choice.append_tokens(update.token_ids, update.logprobs, update.finished)
+        token_ids, logprobs = run.stream.read()
+        self._record_times(run, len(token_ids), self._services.now())
+        counted, finished = run.choice.num_tokens, run.stream.finished
+        delta = run.choice.append_tokens(token_ids, logprobs, finished)
         if self._allowance is not None:
             self._allowance.charge_tokens(run.choice.num_tokens - counted)
         if run.choice.finish_reason is not None:
-            if update.finished is None:  # by a stop string, of which the engine knows nothing
+            if finished is None:  # by a stop string, of which the engine knows nothing
                 run.stream.cancel()
             self._finish(run, run.choice.finish_reason)
-        elif update.finished is not None:
+        elif finished is not None:
             raise Unavailable("the engine aborted this request", code="aborted")
         return delta
 
-    def _record_times(self, run: _Run, update: Update, now: float) -> None:
-        if update.first_scheduled_time is not None:
-            run.times.first_scheduled = update.first_scheduled_time
-        if update.num_cached_tokens is not None:
-            run.choice.num_cached_tokens = update.num_cached_tokens
-        if run.waiting and (update.first_scheduled_time is not None or update.token_ids):
+    def _record_times(self, run: _Run, num_tokens: int, now: float) -> None:
+        if run.waiting and (num_tokens or run.stream.first_scheduled_time is not None):
             run.waiting = False
+            run.times.first_scheduled = run.stream.first_scheduled_time
+            run.choice.num_cached_tokens = run.stream.num_cached_tokens
             self._services.queue.release(len(run.choice.prompt_token_ids), now, ran=True)
-        if not update.token_ids:
+        if not num_tokens:
             return
         if run.times.first_token is None:
             self._services.metrics.first_token(run.times, now)
         else:
-            self._services.metrics.next_tokens(run.times, len(update.token_ids), now)
+            self._services.metrics.next_tokens(run.times, num_tokens, now)
 
     def _finish(self, run: _Run, reason: str) -> None:
         run.ended = reason
@@ -243,12 +241,12 @@ class Generation:
         self._services.metrics.request_finished(run.times, reason, prompt, run.choice.num_tokens, now)
 
 
-async def _pump(run: _Run, queue: "asyncio.Queue[tuple[_Run, Update] | Exception]") -> None:
+async def _pump(run: _Run, queue: "asyncio.Queue[_Run | Exception]") -> None:
     try:
         while not run.ended:
-            update = await run.stream.read()
-            await queue.put((run, update))
-            if update.finished is not None:
+            await run.stream.wait()
+            await queue.put(run)
+            if run.stream.finished is not None:
                 return
     except Exception as error:  # the reader of the queue raises it
         await queue.put(error)
@@ -370,6 +368,8 @@ def _submit_all(
                 output_token_ids=routing.output_token_ids,
             )
             first_of.setdefault(id(choice.prompt_token_ids), stream.key)
+            # The stream appends to them.
+            choice.prompt_logprobs, choice.pooled = stream.prompt_logprobs, stream.pooled
             runs.append(_Run(choice, sampling, stream, RequestTimes(routing.arrival_time)))
     except Exception:
         for run in runs:
