@@ -14,7 +14,7 @@ from quire_engine import flags
 from quire_engine.config import EngineConfig
 from quire_engine.core.batch import Batch
 from quire_engine.core.ports import ForwardPass, LoadedModel, Runner
-from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
 from quire_engine.runner import load_model
 from quire_engine.server.http.listen import listener_of

@@ -22,8 +22,8 @@ from quire_engine.errors import EngineStartError, FetchError, StartError
 from quire_engine.fetch.version_lock import hold
 from quire_engine.flag_table import FLAGS
 from quire_engine.group_secret import check_secret
+from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.ipc.process import Spawned, spawn
-from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import check_model_len, inspect_model_folder, pinned
 from quire_engine.pooling_setup import find_pooling
 from quire_engine.server.http.listen import listener_of

@@ -18,8 +18,7 @@ from quire_engine.config import (
 )
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.ipc.client import EngineClient
-from quire_engine.ipc.messages import Ready, Stats
-from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.messages import Ready, RunnerFactory, Stats
 from quire_engine.ipc.supervision import SupervisionOptions
 
 FAKE = "quire_engine.core.fake_runner:load_fake_model"

@@ -382,7 +382,7 @@ import asyncio
 from pathlib import Path
 from quire_engine.config import *
 from quire_engine.ipc.client import EngineClient
-from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.messages import RunnerFactory
 
 async def main():
     config = EngineConfig(model=ModelOptions(path=Path("m")), cache=CacheOptions(), scheduler=SchedulerOptions(),

@@ -15,7 +15,6 @@ from quire_engine.core.sampling_params import Pooling, ReasoningPhase, SamplingP
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
-from quire_engine.ipc import start_up
 from quire_engine.ipc.messages import (
     AdapterFailed,
     AdapterLoaded,
@@ -27,8 +26,10 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    RunnerFactory,
     SetVocabulary,
     Shutdown,
+    StartUp,
     Stats,
     Submit,
     ToEngine,
@@ -137,14 +138,12 @@ def test_message_arrives_as_it_was_sent(message: Any, way: Any) -> None:
 
 def test_configuration_survives_serialization_to_the_engine(make_config: Callable[..., EngineConfig]) -> None:
     config = make_config(policy="priority")
-    wanted = start_up.StartUp(
-        address="ipc:///tmp/x", began=2.5, config=config, factory=start_up.RunnerFactory(options={"num_blocks": 3})
-    )
-    line = start_up.encode(wanted)
+    wanted = StartUp(address="ipc:///tmp/x", began=2.5, config=config, factory=RunnerFactory(options={"num_blocks": 3}))
+    line = wanted.encode()
     assert line.endswith(b"\n") and line.count(b"\n") == 1
-    assert start_up.decode(line) == wanted
-    assert start_up.decode(line).config.model == ModelOptions(path=Path("/nowhere/model"))
+    assert StartUp.decode(line) == wanted
+    assert StartUp.decode(line).config.model == ModelOptions(path=Path("/nowhere/model"))
 
 
 def test_configuration_selects_the_real_runner_by_default() -> None:
-    assert start_up.RunnerFactory().function == "quire_engine.runner:load_model"
+    assert RunnerFactory().function == "quire_engine.runner:load_model"

@@ -6,8 +6,7 @@ import pytest
 
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.ipc.process import Ended, compute_environment
-from quire_engine.ipc.silence import SilenceWatch
-from quire_engine.ipc.supervision import EngineLoss, RestartBudget, level_after
+from quire_engine.ipc.supervision import EngineLoss, RestartBudget, SilenceWatch, level_after
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    RunnerFactory,
     SetVocabulary,
     Stats,
     Submit,
     UnloadAdapter,
 )
 from quire_engine.ipc.process import Spawned
-from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.ipc.stream import Stream
 from quire_engine.ipc.supervision import State, SupervisionOptions, Supervisor
 

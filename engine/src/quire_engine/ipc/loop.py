@@ -25,7 +25,6 @@ from quire_engine.core.ports import LoadedModel
 from quire_engine.core.sequence import Request
 from quire_engine.engine import Engine, make_engine
 from quire_engine.errors import EngineError, StartError
-from quire_engine.ipc import start_up
 from quire_engine.ipc.channel import Channel
 from quire_engine.ipc.messages import (
     AdapterFailed,
@@ -38,14 +37,16 @@ from quire_engine.ipc.messages import (
     Ready,
     Refused,
     ResetPrefixCache,
+    RunnerFactory,
     SetVocabulary,
     Shutdown,
+    StartUp,
     Stats,
     StepExpected,
     Submit,
     UnloadAdapter,
+    hang_limit,
 )
-from quire_engine.ipc.silence import hang_limit
 
 logger = logging.getLogger(__name__)
 
@@ -177,13 +178,13 @@ def _end_with_parent(parent_pipe: BinaryIO) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL)
 
 
-def _load(factory: start_up.RunnerFactory, config: EngineConfig) -> LoadedModel:
+def _load(factory: RunnerFactory, config: EngineConfig) -> LoadedModel:
     module, _, name = factory.function.partition(":")
     function = cast("Callable[..., LoadedModel]", getattr(importlib.import_module(module), name))
     return function(config, **factory.options)
 
 
-def serve(wanted: start_up.StartUp) -> int:
+def serve(wanted: StartUp) -> int:
     """Load the model, report it, step until the shutdown, and return the exit status."""
     channel = Channel(wanted.address)
     channel.send(Connected())
@@ -252,7 +253,7 @@ def main() -> int:
     if not line.strip():
         print("this is the engine process of quire-engine, which starts it itself; run quire-engine", file=sys.stderr)
         return 2
-    wanted = start_up.decode(line)
+    wanted = StartUp.decode(line)
     _end_with_parent(cast("BinaryIO", parent_pipe))
     logs.set_up_engine(wanted.config.log)
     if wanted.config.parallel.ranks > 1:

@@ -9,10 +9,44 @@ times are ``time.monotonic()`` seconds: both processes are on one host, so they 
 import msgspec
 
 from quire_common.contract.adapters_file import AdapterFailure
+from quire_engine import config_json
+from quire_engine.config import EngineConfig
 from quire_engine.core.batch import StepOutput
 from quire_engine.core.sequence import Request
 from quire_engine.core.stats import Counters, Gauges, StepSeconds
 from quire_engine.grammar.spec import Vocabulary
+
+# --- the start of an engine process ---
+
+
+class RunnerFactory(msgspec.Struct, frozen=True, kw_only=True):
+    """The function that loads the model: ``module:function``, called with the EngineConfig and keywords ``options``."""
+
+    function: str = "quire_engine.runner:load_model"
+    options: dict[str, bool | int | float | str | list[int]] = {}
+
+
+class StartUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The start-up line of an engine process: one line of JSON on its standard input, which then stays open.
+
+    When the input ends, the API process is gone, and the engine process ends too. No flag and no environment variable
+    reaches the ``factory``.
+    """
+
+    address: str
+    """The address on which the API process listens, in ZeroMQ's format."""
+    began: float
+    """The start time of the process on the monotonic clock."""
+    config: EngineConfig
+    factory: RunnerFactory
+
+    def encode(self) -> bytes:
+        return config_json.encode(self) + b"\n"
+
+    @classmethod
+    def decode(cls, line: bytes) -> "StartUp":
+        return config_json.decode(line, cls)
+
 
 # --- API process -> engine process ---
 
@@ -91,6 +125,15 @@ class StepExpected(msgspec.Struct, tag="step_expected", frozen=True):
     """
 
     seconds: float
+
+
+PATIENCE = 10.0
+"""The factor by which a step may exceed its expected time: the machine may be busy or throttled."""
+
+
+def hang_limit(hang_timeout_seconds: float, expected_seconds: float) -> float:
+    """Return the time without a step after which the engine counts as hung, for a step's expected time."""
+    return max(hang_timeout_seconds, PATIENCE * expected_seconds)
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

@@ -25,8 +25,7 @@ import zmq.asyncio
 from quire_engine.config import EngineConfig
 from quire_engine.cpu.limits import CpuLimits
 from quire_engine.errors import GROUP_LOST
-from quire_engine.ipc import start_up
-from quire_engine.ipc.messages import FromEngine, ToEngine
+from quire_engine.ipc.messages import FromEngine, RunnerFactory, StartUp, ToEngine
 
 _STDERR = 2
 
@@ -167,7 +166,7 @@ def _tell_the_end(child: "subprocess.Popen[bytes]", status: "asyncio.Future[int]
         status.get_loop().call_soon_threadsafe(tell)
 
 
-def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
+def spawn(config: EngineConfig, factory: RunnerFactory) -> Spawned:
     """Start an engine process. Raise OSError if that is impossible."""
     folder = Path(tempfile.mkdtemp(prefix="quire-"))
     address = f"ipc://{folder}/engine"
@@ -196,8 +195,6 @@ def spawn(config: EngineConfig, factory: start_up.RunnerFactory) -> Spawned:
         raise
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # The process has already ended; its status gives the reason.
-        child.stdin.write(
-            start_up.encode(start_up.StartUp(address=address, began=began, config=config, factory=factory))
-        )
+        child.stdin.write(StartUp(address=address, began=began, config=config, factory=factory).encode())
         child.stdin.flush()
     return Spawned(child=child, context=context, socket=socket, folder=folder)

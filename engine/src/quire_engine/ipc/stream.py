@@ -18,7 +18,7 @@ _TOKEN_BYTES, _LOGPROBS_BYTES, _LOGPROB_BYTES = 40, 250, 70
 
 
 class Stream:
-    """The output of one sequence, created by ``EngineClient.submit``. ``give_up`` tells the engine to stop the sequence.
+    """The output of one sequence, created by ``EngineClient.submit``; ``give_up`` tells the engine to stop it.
 
     Tokens are kept until they are read, everything else until the end.
     """

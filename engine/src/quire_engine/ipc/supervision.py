@@ -1,7 +1,7 @@
 """The supervisor of the engine process: it starts it, detects when it ends or hangs, and replaces it.
 
-The decisions (``RestartBudget``, ``silence``) are plain values without a clock; ``Supervisor`` acts on them in the API
-process's event loop. It does not know requests: ``Owner`` does.
+The decisions (``RestartBudget``, ``SilenceWatch``) are plain values without a clock; ``Supervisor`` acts on them in the
+API process's event loop. It does not know requests: ``Owner`` does.
 """
 
 import asyncio
@@ -16,10 +16,19 @@ from quire_engine.config import EngineConfig, EngineProcessOptions
 from quire_engine.cpu.choice import CpuChoice
 from quire_engine.cpu.limits import CpuLevel, CpuLimits
 from quire_engine.errors import EngineStartError
-from quire_engine.ipc.messages import Connected, Failed, FromEngine, Ping, Ready, Shutdown, StepExpected, ToEngine
+from quire_engine.ipc.messages import (
+    Connected,
+    Failed,
+    FromEngine,
+    Ping,
+    Ready,
+    RunnerFactory,
+    Shutdown,
+    StepExpected,
+    ToEngine,
+    hang_limit,
+)
 from quire_engine.ipc.process import Ended, EngineProcess, Spawned, spawn
-from quire_engine.ipc.silence import SilenceWatch, hang_limit
-from quire_engine.ipc.start_up import RunnerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +72,30 @@ class RestartBudget:
             return None
         self._past.append(now)
         return self.delays[len(self._past) - 1]
+
+
+@dataclass(slots=True)
+class SilenceWatch:
+    """A count of checks without a message.
+
+    It does not count seconds: if the API process itself was stopped for long, only one check is missed.
+    """
+
+    CHECKS = 10
+    """The number of checks per hang timeout."""
+    hang_timeout_seconds: float
+    _silent: int = 0
+
+    @property
+    def interval_seconds(self) -> float:
+        """The time between two checks."""
+        return self.hang_timeout_seconds / self.CHECKS
+
+    def check(self, *, heard: bool, expected_seconds: float = 0.0) -> bool:
+        """Return whether no message arrived for the limit that applies to the current step."""
+        self._silent = 0 if heard else self._silent + 1
+        timeout = self.hang_timeout_seconds
+        return self._silent >= self.CHECKS * (hang_limit(timeout, expected_seconds) / timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

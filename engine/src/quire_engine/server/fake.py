@@ -13,7 +13,7 @@ import sys
 from dataclasses import replace
 
 from quire_engine import flags
-from quire_engine.ipc.start_up import RunnerFactory
+from quire_engine.ipc.messages import RunnerFactory
 from quire_engine.model_folder import inspect_model_folder
 from quire_engine.pooling_setup import find_pooling
 from quire_engine.server.http.listen import listener_of

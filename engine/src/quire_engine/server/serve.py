@@ -26,9 +26,8 @@ from quire_engine.config import EngineConfig
 from quire_engine.cpu.choice import CpuChoice, log_choice
 from quire_engine.errors import AdapterError, EngineStartError, TracingError, Unavailable
 from quire_engine.ipc.client import EngineClient
-from quire_engine.ipc.messages import Ready
+from quire_engine.ipc.messages import Ready, RunnerFactory
 from quire_engine.ipc.process import Spawned
-from quire_engine.ipc.start_up import RunnerFactory
 from quire_engine.model_folder import ModelFolder
 from quire_engine.server.adapters.service import AdapterService
 from quire_engine.server.adapters.sources import fetch_files
